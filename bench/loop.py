@@ -128,7 +128,7 @@ class Timed(Synthetic):
 
     @property
     def cost(self) -> Cost:
-        """Of the steps after the warm-up."""
+        """Return the cost of the steps after the warm-up."""
         return between(*self.looks)
 
 

@@ -75,14 +75,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def called_by_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that a test runs in this process change how the next one's messages name them."""
+    """Forget how commands were called: the next test's messages would name them likewise."""
     monkeypatch.setattr(_Caller, "by_name", False)
     monkeypatch.setattr(_Caller, "folder", "./")
 
 
 @pytest.fixture(autouse=True)
 def nothing_outlives_its_test() -> Iterator[None]:
-    """Loader workers leave SIGTERM to their rank, so the interpreter's end would wait for them."""
+    """End the loader workers, which ignore SIGTERM: the interpreter would wait for them."""
     yield
     for child in multiprocessing.active_children():
         child.kill()
@@ -104,7 +104,7 @@ class Keys(NamedTuple):
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    """Certificates for 127.0.0.1, made afresh."""
+    """Make new certificates for 127.0.0.1."""
     folder = tmp_path_factory.mktemp("keys")
     authority = certificate(folder, "authority", None)
     stranger = certificate(folder, "stranger", None)
@@ -114,7 +114,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 
 def certificate(folder: Path, name: str, authority: tuple[Path, Path] | None) -> tuple[Path, Path]:
-    """A certificate and its key as files, signed by the authority or by itself."""
+    """Return a certificate and its key as files, signed by the authority or by itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -118,7 +118,7 @@ def lines_of(page: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    """A clone whose user has images, archives, and a trained model."""
+    """Yield a clone whose user has images, archives, and a trained model."""
     made = Clone(tmp_path_factory.mktemp("clone"))
     draw(made)
     write_files(made)

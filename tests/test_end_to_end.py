@@ -25,7 +25,7 @@ DEVICE = ["--device", "cpu", "--batch-size", "8"]
 
 
 def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command of ours, which has to end well."""
+    """Run one of our commands; it must exit with 0."""
     kind = warm.Launcher if words[0] == "launcher" else warm.Python
     done = warm.run("-m", *words, start=kind, cwd=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -48,7 +48,7 @@ def images(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
 
 
 def odd_pictures() -> dict[str, bytes]:
-    """What archives of pictures hold besides proper ones."""
+    """Return the odd files that archives of images hold besides proper ones."""
     cat, dog = draw("cat", 9, 0), draw("dog", 9, 0)
     rotated = Image.Exif()
     rotated[0x0112] = 6
@@ -65,7 +65,7 @@ def odd_pictures() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shards of an archive with some broken and some odd pictures among the good ones."""
+    """Return the shards of an archive with some broken and odd images among good ones."""
     folder = tmp_path_factory.mktemp("end to end")
     with ZipFile(folder / "train.zip", "w") as archive:
         for name, content in (*images(IMAGES), *odd_pictures().items()):
@@ -76,7 +76,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(shards: Path) -> Path:
-    """The folder of a run of two ranks that the launcher started on this machine."""
+    """Return the folder of a run of two ranks that the launcher started on this machine."""
     return train(shards, shards.parent / "runs")
 
 

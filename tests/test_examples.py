@@ -60,7 +60,7 @@ def test_the_manifests_fit_each_other() -> None:
 
 
 def pods() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The pods of the server and of the training, each with its one container."""
+    """Return the pods of the server and of the training, each with its one container."""
     runtime = MANIFESTS[3]["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
     training = runtime["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     both = [MANIFESTS[0]["spec"]["template"]["spec"], training]

@@ -19,7 +19,7 @@ NO_MANUALS = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", 
 
 @pytest.fixture(scope="module")
 def image(daemon: None) -> Iterator[str]:  # noqa: F811
-    """Without PyTorch, which is gigabytes: the tests lend it the libraries of this machine."""
+    """Yield an image without PyTorch's gigabytes: this machine's libraries are mounted into it."""
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
     packages = ["mmdebstrap", "--quiet", "--variant=apt", f"--include={PACKAGES}", *NO_MANUALS]
     with subprocess.Popen([*packages, suite, "-"], stdout=subprocess.PIPE) as making:
@@ -36,7 +36,7 @@ def image(daemon: None) -> Iterator[str]:  # noqa: F811
 
 
 def in_container(image: str, *words: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """A command in a container that may write nowhere but to /tmp."""
+    """Run a command in a container that may only write to /tmp."""
     given = {"PYTHONPATH": "/opt/rackrun:/lent", **variables}
     return docker(
         *("run", "--rm", "--network", "host", "--read-only", "--tmpfs", "/tmp"),

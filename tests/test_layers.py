@@ -386,21 +386,21 @@ MAY_START_A_SHELL = {
 
 
 def is_formatted(node: ast.expr) -> bool:
-    """Whether a string is put together there, so that somebody's words may be in it."""
+    """Return whether a string is formatted there, so that it may hold foreign text."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "format"
     return isinstance(node, (ast.JoinedStr, ast.BinOp))
 
 
 def shells(node: ast.Call) -> bool:
-    """Whether a list of words starts a shell with a line to read."""
+    """Return whether a list of words starts a shell with a command line."""
     lists = [node_ for node_ in node.args if isinstance(node_, ast.List)]
     words = [getattr(word, "value", None) for found in lists for word in found.elts]
     return "-c" in words and bool(SHELLS & {word for word in words if isinstance(word, str)})
 
 
 def offences(nodes: Iterable[ast.AST]) -> list[str]:
-    """What no file of ours may do: hand words to a shell, or pickles to other ranks."""
+    """Return what no file may do: pass words to a shell, or pickles to other ranks."""
     found = []
     for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)):

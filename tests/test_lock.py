@@ -20,7 +20,7 @@ HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 
 def locked(name: str) -> dict[str, list[tuple[str, str]]]:
-    """The packages of a lock: their versions, each with where it is installed."""
+    """Return the packages of a lock: their versions, each with where it is installed."""
     found: dict[str, list[tuple[str, str]]] = {}
     for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
         if match := re.match(r"([\w.-]+)==([^ ]+)(?: ; (.*?))? \\$", line):
@@ -29,7 +29,7 @@ def locked(name: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def here(packages: dict[str, list[tuple[str, str]]], python: str) -> dict[str, str]:
-    """What a lock installs on Linux on a Python of that version."""
+    """Return the packages that a lock installs on Linux on a Python of that version."""
     place = {
         "python_full_version": f"{python}.0",
         "python_version": python,

@@ -84,7 +84,7 @@ ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.na
 
 @pytest.fixture(scope="module")
 def known() -> dict[tuple[str, ...], set[str]]:
-    """The options in the help of each command."""
+    """Return the options in the help of each command."""
     return {command: options_of(words) for command, words in COMMANDS.items()}
 
 
@@ -158,7 +158,7 @@ def test_printed_commands_are_understood(
 
 
 def printed(text: str) -> list[str]:
-    """The commands of ours in the code blocks of a page."""
+    """Return the commands of ours in the code blocks of a page."""
     text = re.sub(r"\\\n *", "", text)  # a command of two lines
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     blocks += re.findall(r"^ {4}(.*)$", text, re.MULTILINE)

@@ -55,7 +55,7 @@ TASK = Task("toy", build, transforms)
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The project with a third task."""
+    """Return the project with a third task."""
     for package in NEEDED:
         without = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, tmp_path / package, ignore=without)

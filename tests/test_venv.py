@@ -27,7 +27,7 @@ PROGRAMS = ("found_torch.py", "pip_settings.py")
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A copy of what a door needs, with no environment made yet."""
+    """Copy the files that a start script needs, without an environment."""
     folder = tmp_path / "a clone"
     programs = folder / "launcher" / "files"
     programs.mkdir(parents=True)
@@ -42,7 +42,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with pip alone, as `python3 -m venv` makes one; its pip is a link to ours."""
+    """Make an environment with pip alone, as `python3 -m venv` does; its pip is a link to ours."""
     folder = tmp_path_factory.mktemp("environment") / ".venv"
     subprocess.run([BASE, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
@@ -84,7 +84,7 @@ include = ["launcher*"]
 
 
 def interpreter(path: Path, body: str) -> Path:
-    """An executable that answers to `python3` with the shell script `body`."""
+    """Write an executable `python3` with the shell script `body`."""
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
@@ -307,7 +307,7 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
 
 
 def answer(clone: Path, asked: str) -> int:
-    """The exit code of functions of venv.sh."""
+    """Run functions of venv.sh; return the exit code."""
     words = ["bash", "-c", f"set -euo pipefail; . launcher/venv.sh; {asked}"]
     return subprocess.run(words, cwd=clone, check=False).returncode
 

@@ -111,7 +111,7 @@ class Round:
         return {name: value, "HOME": str(self.hosts.home)}
 
     def _wait_for_the_moment(self, process: "subprocess.Popen[str]") -> None:
-        """Until a random moment of the start, or of the training."""
+        """Wait until a random moment of the start, or of the training."""
         if self.fault.early:
             time.sleep(self.chance.uniform(0.0, 2.5 * self.slow))
             return
@@ -200,7 +200,7 @@ class DetachedRound(Round):
         return self.hosts.run_ssh(*runs, self.run, verb=(verb,), **words)
 
     def _watched(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
-        """Attach anew where the one that was attached went with the fault."""
+        """Return a new `attach` if the fault has ended the first one."""
         if self.fault.verb:
             stop = self._look(self.fault.verb)
             _, err = stop.communicate(timeout=self._patience())

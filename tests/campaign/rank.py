@@ -53,7 +53,7 @@ def meet():
 
 
 def exchange(peers):
-    """One step: everybody waits for everybody."""
+    """Exchange a byte with every peer: one step."""
     if RANK:
         peers[0].sendall(b"x")
     for peer in peers:

@@ -20,14 +20,14 @@ FEW = ["--pictures", "60"]
 
 
 def demo(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command at its end."""
+    """Run the command, and return it when it has ended."""
     command = [*COMMAND, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small demo set."""
+    """Return a small demo set."""
     out = tmp_path_factory.mktemp("demo")
     assert demo(out, *FEW).returncode == 0
     return out
@@ -143,12 +143,12 @@ def test_bad_input_is_one_line(args: list[str], code: int, what: str, tmp_path: 
 
 
 def partial(folder: Path) -> list[Path]:
-    """An archive that is being written."""
+    """Return an archive that is being written."""
     return [path for path in folder.iterdir() if path.name.startswith(".train")]
 
 
 def alive(group: int) -> list[str]:
-    """The processes of a group that have not ended."""
+    """Return the processes of a group that have not ended."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -159,7 +159,7 @@ def alive(group: int) -> list[str]:
 
 
 def wait_until(holds: Callable[[], object]) -> None:
-    """Return once it holds; a minute is more than any machine needs."""
+    """Wait until it holds, for a minute at most."""
     end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end

@@ -143,13 +143,13 @@ def test_a_pen_within_a_pen() -> None:
 
 
 def children(parent: int) -> list[int]:
-    """The processes whose parent this is, as Linux sees it."""
+    """Return the processes whose parent this is, as Linux sees it."""
     found = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(child) for tasks in found for child in tasks.read_text().split()]
 
 
 def drawing_processes(parent: int) -> list[int]:
-    """Those children that draw: multiprocessing has a helper of its own besides."""
+    """Return those children that draw: multiprocessing has a helper of its own besides."""
     return [child for child in children(parent) if "spawn_main" in command_line(child)]
 
 

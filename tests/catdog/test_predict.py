@@ -47,7 +47,7 @@ Command = Callable[..., Ended]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """`python -m catdog predict` with these words, without the seconds that torch takes to load."""
+    """Return a function that runs `python -m catdog predict` in this process: torch is loaded."""
 
     def run(*words: str | Path) -> Ended:
         try:
@@ -67,7 +67,7 @@ def process(*words: str | Path) -> Any:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step on noise: its weights know nothing, but they are real ones."""
+    """Return a run of one step on noise: weights of a real file that have learned nothing."""
     folder = tmp_path_factory.mktemp("run")
     run = ("-m", "catdog", "--synthetic", "--epochs", "1", "--steps-per-epoch", "1", *SMALL)
     done = warm.run(*run, "--run-folder", folder, cwd=PROJECT)
@@ -82,7 +82,7 @@ def final(run_folder: Path) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder with three pictures, one of them below it, and a file that is none."""
+    """Return a folder with three pictures, one of them below it, and a file that is none."""
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     (folder / "a cat.jpg").write_bytes(jpeg("cat", 0, 0))

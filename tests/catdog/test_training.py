@@ -43,7 +43,7 @@ def catdog(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few drawn cats and dogs as shards."""
+    """Return a few drawn cats and dogs as shards."""
     folder = tmp_path_factory.mktemp("demo")
     done = catdog("demo", str(folder), "--pictures", "60", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -148,7 +148,7 @@ def test_nothing_outlives_a_killed_rank(shards: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def long_run(shards: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A run in its second epoch, in a session of its own, of which nothing is left in the end."""
+    """Yield a run in its second epoch, in a session of its own; end what is left of it."""
     short = tempfile.mkdtemp()  # the path of a socket has 107 bytes
     (folder / "tmp").symlink_to(short)
     rank = warm.Python(
@@ -171,7 +171,7 @@ def long_run(shards: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def session(leader: int) -> dict[int, str]:
-    """The processes that live in a session, by number: their names."""
+    """Return the processes that live in a session, by number: their names."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -182,7 +182,7 @@ def session(leader: int) -> dict[int, str]:
 
 
 def stat(pid: int) -> list[str]:
-    """State, parent, group and session of a process."""
+    """Return state, parent, group and session of a process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
 
 

@@ -22,13 +22,13 @@ Convert = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def train_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kaggle's archive with 150 cats and 150 dogs."""
+    """Return Kaggle's archive with 150 cats and 150 dogs."""
     return write_zip(tmp_path_factory.mktemp("kaggle") / "train.zip", kaggle(150))
 
 
 @pytest.fixture
 def convert(tmp_path: Path) -> Convert:
-    """Runs a conversion in this process and gives its folder."""
+    """Return a function that converts in this process and returns the folder."""
 
     def run(command: str, source: Path, *options: object, out: str = "out") -> Path:
         main([command, str(source), str(tmp_path / out), *map(str, options)])
@@ -44,7 +44,7 @@ class Command:
     process: subprocess.Popen[str]
 
     def end(self) -> tuple[int, str]:
-        """Exit code and everything on its standard error, once it has ended."""
+        """Wait for the end; return the exit code and everything on standard error."""
         _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
 
@@ -55,7 +55,7 @@ class Command:
 
 @pytest.fixture
 def command() -> Callable[..., Command]:
-    """Starts `python -m convert` with these arguments."""
+    """Return a function that starts `python -m convert` with these arguments."""
 
     def start(*args: object, prefix: tuple[str, ...] = ()) -> Command:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -70,7 +70,7 @@ def command() -> Callable[..., Command]:
 
 
 def everything(folder: Path) -> list[Sample]:
-    """Every sample of a shard folder, all verified, in order of splits and shards."""
+    """Return every sample of a shard folder, all verified, in order of splits and shards."""
     source = open_source(str(folder))
     return [
         sample
@@ -81,7 +81,7 @@ def everything(folder: Path) -> list[Sample]:
 
 
 def shown(folder: Path) -> dict[str, bytes]:
-    """What a conversion has made: all files that are not hidden, with their bytes."""
+    """Return the files that a conversion has made, hidden ones left out, with their bytes."""
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())

@@ -14,7 +14,7 @@ ORIENTATION = 0x0112
 def drawn(
     seed: object, size: tuple[int, int] = (48, 36), format: str = "JPEG", **save: Any
 ) -> bytes:
-    """An image of a few shapes; `mode` and what else Pillow's save takes may be given."""
+    """Return an image of a few shapes; `mode` and the arguments of Pillow's save may be given."""
     draw = random.Random(str(seed))
     image = Image.new("RGB", size, _colour(draw))
     for _ in range(6):
@@ -26,14 +26,14 @@ def drawn(
 
 
 def rotated(seed: object, orientation: int = 6) -> bytes:
-    """A JPEG whose EXIF says that it lies on its side."""
+    """Return a JPEG whose EXIF orientation turns it by 90 degrees."""
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     return drawn(seed, exif=exif)
 
 
 def kaggle(count: int) -> dict[str, bytes]:
-    """Names and images as in Kaggle's train.zip, `count` of each class."""
+    """Return names and images as in Kaggle's train.zip, `count` of each class."""
     return {
         f"train/{kind}.{number}.jpg": drawn(f"{kind} {number}")
         for kind in ("cat", "dog")
@@ -42,7 +42,7 @@ def kaggle(count: int) -> dict[str, bytes]:
 
 
 def write_zip(path: Path, files: dict[str, bytes], deflated: bool = False) -> Path:
-    """A zip archive of these files."""
+    """Write a zip archive of these files."""
     how = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
     with zipfile.ZipFile(path, "w", how) as archive:
         for name, data in files.items():
@@ -51,7 +51,7 @@ def write_zip(path: Path, files: dict[str, bytes], deflated: bool = False) -> Pa
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> Path:
-    """The same files in a folder."""
+    """Write the same files into a folder."""
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ TREES = datasets.ClassLabel(names=["oak", "fir"])
 
 
 def rows(images: list[Any], labels: list[Any], kind: Any = TREES, **more: Any) -> Any:
-    """A data set with the columns `picture` and `tree`, and more images under other names."""
+    """Return a data set with the columns `picture`, `tree`, and more images under other names."""
     stored = [{"bytes": each, "path": None} if isinstance(each, bytes) else each for each in images]
     columns = {"picture": stored, "tree": labels, **dict.fromkeys(more, stored)}
     types = {"picture": datasets.Image(), "tree": kind, **more}
@@ -33,7 +33,7 @@ def rows(images: list[Any], labels: list[Any], kind: Any = TREES, **more: Any) -
 
 
 def saved(folder: Path, data: Any) -> Path:
-    """The folder that save_to_disk has made."""
+    """Return a folder that save_to_disk has made."""
     data.save_to_disk(folder)
     return folder
 

@@ -30,7 +30,7 @@ Members = list[tuple[str, bytes]]
 
 
 def write_tar(path: Path, members: Members, format: int = tarfile.GNU_FORMAT) -> Path:
-    """A tar as Python writes it, padded to 10,240 bytes."""
+    """Write a tar as Python does, padded to 10,240 bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=format) as tar:
         for name, data in members:
@@ -41,7 +41,7 @@ def write_tar(path: Path, members: Members, format: int = tarfile.GNU_FORMAT) ->
 
 
 def by_webdataset(folder: Path) -> dict[str, int]:
-    """As webdataset-imagenet writes them: a TarWriter, a number in .cls."""
+    """Write tars as webdataset-imagenet does: with TarWriter, a number in .cls."""
     labels = {}
     for split, counts in (("train", (5, 7)), ("val", (4,))):
         for number, count in enumerate(counts):
@@ -55,7 +55,7 @@ def by_webdataset(folder: Path) -> dict[str, int]:
 
 
 def as_hugging_face(folder: Path) -> dict[str, int]:
-    """As imagenet-1k-wds: four digits, .json beside, dots and folders in keys, three formats."""
+    """Write tars like imagenet-1k-wds: four digits, .json beside, dots and folders in keys."""
     labels = {}
     for split, counts in (("train", (4, 3)), ("validation", (3,))):
         for number, count in enumerate(counts):
@@ -73,7 +73,7 @@ def as_hugging_face(folder: Path) -> dict[str, int]:
 
 
 def by_name(folder: Path) -> dict[str, int]:
-    """Folders are splits, the class is a name in .txt, and the image comes last."""
+    """Write tars whose folders are splits, with class names in .txt and the image last."""
     labels = {}
     for split in ("train", "test"):
         members: Members = [("__readme__.txt", b"hello")]
@@ -132,7 +132,7 @@ def test_tars_in_folders_that_are_only_read(tmp_path: Path) -> None:
 
 @pytest.fixture
 def served() -> Iterator[Path]:
-    """A folder outside pytest's own, which root's nginx may not enter."""
+    """Yield a folder outside pytest's own, which root's nginx may not enter."""
     top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
     top.chmod(0o755)
     (top / "tars").mkdir()

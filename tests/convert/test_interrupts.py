@@ -42,7 +42,7 @@ main(sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def slow_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive whose conversion takes some seconds if its images are decoded."""
+    """Return an archive whose conversion takes some seconds if its images are decoded."""
     large = {f"train/{kind}.0.jpg": drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
     files = {
         f"train/{kind}.{number}.jpg": large[f"train/{kind}.0.jpg"]
@@ -54,7 +54,7 @@ def slow_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow(slow_zip: Path, tmp_path: Path) -> tuple[object, ...]:
-    """Arguments of a conversion that takes some seconds, in small shards."""
+    """Return arguments of a conversion that takes some seconds, in small shards."""
     options = ("--shards", SHARDS, "--val-shards", 1, "--size", 64, "--workers", 2)
     return ("catdog", slow_zip, tmp_path / "out", *options)
 
@@ -67,7 +67,7 @@ def wait_for_a_shard(folder: Path) -> None:
 
 
 def assert_only_whole_files(folder: Path) -> None:
-    """Every tar is whole to its end marker, and there is no manifest."""
+    """Check that every tar is whole to its end marker, and that there is no manifest."""
     assert not (folder / "dataset.json").exists()
     for path in folder.glob("*.tar"):
         with tarfile.open(path) as tar:

@@ -158,7 +158,7 @@ def test_a_png_without_pixels_or_of_a_rare_kind_is_decoded_in_any_case() -> None
 
 
 def of_scans(count: int) -> bytes:
-    """A progressive JPEG that passes over its last details so many times."""
+    """Return a progressive JPEG with this many scans of its last details."""
     last = PROGRESSIVE.rindex(b"\xff\xda")
     return PROGRESSIVE[:last] + PROGRESSIVE[last:-2] * count + PROGRESSIVE[-2:]
 

@@ -48,7 +48,7 @@ Expected = dict[str, tuple[int, str, bytes]]
 
 @pytest.fixture
 def folder(tmp_path: Path, convert: Convert) -> Path:
-    """Shards of both classes, with an image of every other format among them."""
+    """Return shards of both classes, with an image of every other format among them."""
     others = {
         f"train/cat.{90 + number}.jpg": drawn(name, format=name)
         for number, name in enumerate(("PNG", "GIF", "BMP", "WEBP"))
@@ -59,7 +59,7 @@ def folder(tmp_path: Path, convert: Convert) -> Path:
 
 
 def expected(folder: Path) -> Expected:
-    """Label, extension and bytes by key, as our own reader sees them."""
+    """Return label, extension and bytes by key, as our own reader sees them."""
     return {
         sample.key: (sample.label, sample.extension, sample.image) for sample in everything(folder)
     }

@@ -22,13 +22,13 @@ def manifest_of(folder: Path) -> Manifest:
 
 
 def members_of(path: Path) -> dict[str, bytes]:
-    """The regular files of a tar, as Python's tarfile reads them."""
+    """Return the regular files of a tar, as Python's tarfile reads them."""
     with tarfile.open(path) as tar:
         return {each.name: tar.extractfile(each).read() for each in tar if each.isreg()}
 
 
 def by_dali(folder: Path, shard: str) -> dict[str, bytes]:
-    """The members where the index says they are, by the definition of DALI's format v1.2."""
+    """Return the members where the index says they are, by the definition of DALI's format v1.2."""
     head, *lines = (folder / shard).with_suffix(".idx").read_text().splitlines()
     assert head == f"v1.2 {len(lines)}"
     data, found = (folder / shard).read_bytes(), {}
@@ -41,7 +41,7 @@ def by_dali(folder: Path, shard: str) -> dict[str, bytes]:
 
 
 def by_energon(folder: Path, shard: str) -> list[dict[str, bytes]]:
-    """The samples between the offsets of the index, each read as a tar of its own."""
+    """Return the samples between the offsets of the index, each read as a tar of its own."""
     packed = (folder / f"{shard}.idx").read_bytes()
     places = struct.unpack(f"<{len(packed) // 8}Q", packed)
     data, samples = (folder / shard).read_bytes(), []

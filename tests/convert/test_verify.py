@@ -23,7 +23,7 @@ FIRST = "catdog-train-000000.tar"
 
 @pytest.fixture
 def folder(tmp_path: Path, convert: Convert) -> Path:
-    """Three training shards and one of validation."""
+    """Return three training shards and one of validation."""
     source = write_zip(tmp_path / "train.zip", kaggle(20))
     return convert("catdog", source, "--shards", 3, "--val-shards", 1)
 
@@ -158,7 +158,7 @@ def test_the_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def served(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The folder, copied to where nginx may enter, and its address."""
+    """Yield the folder, copied to where nginx may enter, and its address."""
     with tempfile.TemporaryDirectory() as top:
         Path(top).chmod(0o755)
         copy = shutil.copytree(folder, Path(top) / "shards")

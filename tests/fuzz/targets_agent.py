@@ -26,14 +26,14 @@ from launcher.supervision.root_cause import Failure, find_root_cause
 
 @functools.cache
 def plan() -> Plan:
-    """Two hosts with two ranks each."""
+    """Return two hosts with two ranks each."""
     job = Job(Command(("x",)), RunFolder(Path("/x")))
     facts = [PlannedHost(f"node{n}", f"10.0.0.{n}", 2, "python", "/", "/x") for n in range(2)]
     return make_plan(job, facts, 1)
 
 
 def fuzz_agent_frames(data: bytes) -> None:
-    """The bytes that an agent writes, from its marker on, in two pieces."""
+    """Fuzz the bytes that an agent writes, from its marker on, in two pieces."""
     decoder = Decoder(plan().hosts[1])
     with suppress(HostLost):
         for piece in (service.MARKER + data[: len(data) // 2], data[len(data) // 2 :]):
@@ -42,13 +42,13 @@ def fuzz_agent_frames(data: bytes) -> None:
 
 
 def fuzz_agent_reports(data: bytes) -> None:
-    """A datagram that a rank sends: first for the agent, then for the launcher."""
+    """Fuzz a datagram that a rank sends: first for the agent, then for the launcher."""
     json.dumps(reports.report_in(data))
     assert len(json.dumps(valid_fields(data), allow_nan=False)) < 6 * reports.REPORT_BYTES + 100
 
 
 def fuzz_agent_events(data: bytes) -> None:
-    """Lines of JSON as events of two hosts, taken through state, screens and verdict.
+    """Fuzz lines of JSON as events of two hosts, taken through state, screens and verdict.
 
     A line that begins with "r" is a report of a rank.
     """
@@ -78,7 +78,7 @@ def take(event: Event, run: RunState, troubles: list[Failure], now: float) -> No
 
 
 def show(run: RunState) -> None:
-    """Everything that a screen makes of a run, at the narrowest and the widest."""
+    """Draw everything that a screen shows of a run, at the narrowest and at the widest."""
     screen = PlainOutput(run.plan)
     list(progress_words(run.ranks[0], 100.0))
     screen.merger.take(100.0, everything=True)

@@ -26,7 +26,7 @@ EXIF = (
 
 
 def fuzz_zip(data: bytes) -> None:
-    """A zip: its table of contents, each member's own header, its content, an inner archive."""
+    """Fuzz a zip: its table of contents, each member's header, its content, an inner archive."""
     with _file(data, ".zip") as path, contextlib.suppress(Problem):
         archive = Zip(path)
         for number, member in enumerate(archive.members()):
@@ -38,7 +38,7 @@ def fuzz_zip(data: bytes) -> None:
 
 
 def fuzz_tar(data: bytes) -> None:
-    """A tar: its headers, extended ones too, and every member as a tar of its own."""
+    """Fuzz a tar: its headers, extended ones too, and every member as a tar of its own."""
     with _file(data, ".tar") as path, path.open("rb") as file, contextlib.suppress(Problem):
         tar = Tar(path, file.fileno())  # by itself it is open as long as a conversion lasts
         for member in tar.members():
@@ -48,24 +48,24 @@ def fuzz_tar(data: bytes) -> None:
 
 
 def fuzz_picture(data: bytes) -> None:
-    """An image behind each of the first bytes that formats have."""
+    """Fuzz an image after the magic bytes of each format."""
     for header in HEADERS:
         _inspected(header + data)
 
 
 def fuzz_decoded_image(data: bytes) -> None:
-    """The same, decoded."""
+    """Fuzz the decoding of such an image."""
     _inspected(data, decode=True)
 
 
 def fuzz_exif(data: bytes) -> None:
-    """EXIF in a JPEG that is otherwise as it should be."""
+    """Fuzz the EXIF of a JPEG that is otherwise valid."""
     exif = data[:60_000]
     _inspected(EXIF % (struct.pack(">H", len(exif) + 8), exif))
 
 
 def fuzz_matlab(data: bytes) -> None:
-    """A MAT-file, with a header of either byte order or as it comes."""
+    """Fuzz a MAT-file, with a header of either byte order or as it comes."""
     for order in (b"IM", b"MI"):
         for content in (data, bytes(124) + b"\0\1" + order + data):
             with contextlib.suppress(NotMatlab):
@@ -74,23 +74,23 @@ def fuzz_matlab(data: bytes) -> None:
 
 
 def fuzz_solution(data: bytes) -> None:
-    """Kaggle's table of labels, with its header and as it comes."""
+    """Fuzz Kaggle's table of labels, with its header and as it comes."""
     _refused(devkit.solved, data)
     _refused(devkit.solved, b"ImageId,PredictionString\n" + data)
 
 
 def fuzz_mapping(data: bytes) -> None:
-    """Kaggle's table of names."""
+    """Fuzz Kaggle's table of names."""
     _refused(devkit.mapped, data)
 
 
 def fuzz_ground_truth(data: bytes) -> None:
-    """The devkit's labels."""
+    """Fuzz the devkit's labels."""
     _refused(lambda text: devkit.numbered(text, {1: ("n01440764", "tench")}), data)
 
 
 def fuzz_devkit(data: bytes) -> None:
-    """What lies beside the images under the name of the packed devkit."""
+    """Fuzz the file beside the images that has the name of the packed devkit."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / f"{devkit.DEVKIT}.tar.gz").write_bytes(data)
@@ -101,7 +101,7 @@ def fuzz_devkit(data: bytes) -> None:
 
 
 def fuzz_plan(data: bytes) -> None:
-    """What lies in a target under the name of a plan."""
+    """Fuzz the file in a target that has the name of a plan."""
     _refused(ShardPlan.parse, data)
 
 

@@ -23,7 +23,7 @@ MOST_BYTES = 1 << 20
 
 @functools.cache
 def nobody() -> NonBlockingWriter:
-    """A reader who takes everything."""
+    """Return a writer whose output is discarded."""
     return NonBlockingWriter(os.open(os.devnull, os.O_WRONLY))
 
 
@@ -46,7 +46,7 @@ def fetched(attempt: AttemptRecord) -> Path:
 
 
 def fuzz_record(data: bytes) -> None:
-    """The lines of a record, as far as they make sense, shown as `attach` shows them."""
+    """Fuzz the lines of a record, as far as they make sense, shown as `attach` shows them."""
     reader = EntryReader()
     with contextlib.suppress(Misshapen), Replay(screen, True, fetched) as replay:
         for line in data.split(b"\n"):
@@ -55,17 +55,17 @@ def fuzz_record(data: bytes) -> None:
 
 
 def fuzz_found(data: bytes) -> None:
-    """What the run manager of the first host knows of a run."""
+    """Fuzz the first host's facts about a run."""
     decode(data, RunAnswer)
 
 
 def fuzz_listing(data: bytes) -> None:
-    """What of a run is on a host."""
+    """Fuzz the list of a run's processes on a host."""
     decode(data, RunListing)
 
 
 def fuzz_began(data: bytes) -> None:
-    """How a step of the start of a run went."""
+    """Fuzz the answer to a step of the start of a run."""
     decode(data, StartAnswer)
 
 
@@ -75,7 +75,7 @@ def decode(data: bytes, shape: type[Any]) -> None:
 
 
 def fuzz_agent_pid(data: bytes) -> None:
-    """The file by which an agent is found again, in a private folder of this account."""
+    """Fuzz the file that identifies an agent, in a private folder of this account."""
     run = os.urandom(16).hex()
     folder = Path(f"/tmp/rackrun-{run}-0")
     folder.mkdir(0o700)

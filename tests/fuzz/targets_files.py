@@ -49,7 +49,7 @@ class Recorded:
 
 
 def fuzz_results(data: bytes) -> None:
-    """What comes as results ends below our folder, or is refused in one line."""
+    """Fuzz the transfer of results: they end below our folder, or are refused in one line."""
     with tempfile.TemporaryDirectory() as folder:
         ours = Path(folder) / "runs" / "run"
         ours.mkdir(parents=True)
@@ -62,7 +62,7 @@ def fuzz_results(data: bytes) -> None:
 
 
 def fuzz_differences(data: bytes) -> None:
-    """Whatever a host answers while code is brought, it is given that code or refused."""
+    """Fuzz a host's answers during --sync: it is sent that code or refused."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a").write_text("code")
         code = with_files(WorkingTree(Path(folder), {}), ["a"], print)
@@ -71,7 +71,7 @@ def fuzz_differences(data: bytes) -> None:
 
 
 def fuzz_brought(data: bytes) -> None:
-    """A list of files that somebody wrote on a host names files below it, or is refused."""
+    """Fuzz a host's list of files: it names files below its folder, or is refused."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / transfer.MANIFEST).write_bytes(data)
         with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ def fuzz_brought(data: bytes) -> None:
 
 
 def fuzz_stream(data: bytes) -> None:
-    """A stream of files that breaks or lies changes nothing outside of its folder."""
+    """Fuzz a stream of files: it changes nothing outside of its folder."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         root.mkdir()
@@ -94,7 +94,7 @@ def fuzz_stream(data: bytes) -> None:
 
 
 def fuzz_report(data: bytes) -> None:
-    """Whatever came back as results is drawn, or refused in one line with its file."""
+    """Fuzz the results of a run: they are drawn, or refused in one line with the file's name."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
         (run / "config.json").write_text("{}")
@@ -110,7 +110,7 @@ def fuzz_report(data: bytes) -> None:
 
 
 def fuzz_plan(data: bytes) -> None:
-    """A plan.json of somebody else's is not the launcher's."""
+    """Fuzz plan.json: one of another program is not taken for the launcher's."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
         plan.write_bytes(data)
@@ -119,7 +119,7 @@ def fuzz_plan(data: bytes) -> None:
 
 @contextlib.contextmanager
 def one_line_at_most():
-    """An error of ours is the only one, and a terminal can show it."""
+    """Let only Problem pass, with a message that a terminal can show."""
     try:
         yield
     except Problem as error:
@@ -127,6 +127,6 @@ def one_line_at_most():
 
 
 def answer(said: object) -> bytes:
-    """An answer as a program of ours gives it."""
+    """Return an answer as the programs for hosts give it."""
     text = json.dumps(said).encode()
     return b"%d\n%s" % (len(text), text)

@@ -17,14 +17,14 @@ HOME.mkdir()
 
 
 def fuzz_nginx_log_line(data: bytes) -> None:
-    """A line of the access log, by itself."""
+    """Fuzz a line of the access log, by itself."""
     with contextlib.suppress(Misshapen):
         request = request_of(data)
         assert request.bytes >= 0
 
 
 def fuzz_nginx_log(data: bytes) -> None:
-    """A whole access log: it is counted, whatever it holds."""
+    """Fuzz a whole access log: its lines are counted, whatever they hold."""
     (HOME / "access.log").write_bytes(data)
     traffic = Traffic(HOME / "access.log")
     traffic.update()
@@ -32,7 +32,7 @@ def fuzz_nginx_log(data: bytes) -> None:
 
 
 def fuzz_nginx_record(data: bytes) -> None:
-    """The state of a server, which `stop` ends processes and removes folders by."""
+    """Fuzz the record of a server, from which `stop` ends processes and removes folders."""
     (HOME / "record.json").write_bytes(data)
     with contextlib.suppress(RecordError):
         record = read(HOME)

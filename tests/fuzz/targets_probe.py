@@ -39,7 +39,7 @@ VARIABLES = (
 
 
 def fuzz_probe_answer(data: bytes) -> None:
-    """Any answer to any question; what is believed can be judged and shown."""
+    """Fuzz any answer to any question: what is accepted can be judged and shown."""
     question = QUESTIONS[data[0] % len(QUESTIONS)] if data else "look"
     with contextlib.suppress(Misshapen):
         answer = believed(question, parsed_json(data[1:], 1 << 20))
@@ -56,7 +56,7 @@ LOOK: dict[str, Any] = {
 
 
 def shown(question: str, answer: Any) -> str:
-    """The table of a host that has given this answer, beside an honest one."""
+    """Return the table of a host that has given this answer, beside an honest one."""
     honest = {"look": LOOK, "clock": {"offset": 0.0, "uncertainty": 0.0}}
     theirs = honest if question == "clock" else {**honest, question: answer}
     survey = FactGatherer(
@@ -68,7 +68,7 @@ def shown(question: str, answer: Any) -> str:
 
 
 def fuzz_roll_call(data: bytes) -> None:
-    """A hello; and what node 0 says, which is then held against the options."""
+    """Fuzz a node's greeting, and node 0's answer, which is then compared with the options."""
     with contextlib.suppress(Misshapen):
         shaped(parsed_json(data, 1 << 16), Hello)
     with contextlib.suppress(Misshapen, Problem):
@@ -81,13 +81,13 @@ def fuzz_roll_call(data: bytes) -> None:
 
 
 def fuzz_node_list(data: bytes) -> None:
-    """A list of nodes, as Slurm writes it."""
+    """Fuzz a list of nodes, as Slurm writes it."""
     with contextlib.suppress(Problem):
         expand(data.decode("utf-8", "surrogateescape"), "SLURM_JOB_NODELIST")
 
 
 def fuzz_environment(data: bytes) -> None:
-    """Variables of any scheduler: a letter that says which, then the value, up to a NUL."""
+    """Fuzz the variables of any scheduler: a letter chooses one, then its value, up to a NUL."""
     environment = {
         VARIABLES[word[0] % len(VARIABLES)]: word[1:].decode("utf-8", "surrogateescape")
         for word in data.split(b"\0")
@@ -100,13 +100,13 @@ def fuzz_environment(data: bytes) -> None:
 
 
 def fuzz_data_url(data: bytes) -> None:
-    """Any --data of a task."""
+    """Fuzz the --data of a task."""
     with contextlib.suppress(Problem):
         check_url(data.decode("utf-8", "surrogateescape"))
 
 
 def fuzz_command_line(data: bytes) -> None:
-    """Words behind ./run-ssh, up to a NUL each; they are read, and nothing is started."""
+    """Fuzz the arguments of ./run-ssh, up to a NUL each; nothing is started."""
     words = [word.decode("utf-8", "surrogateescape") for word in data.split(b"\0")]
     with contextlib.suppress(Problem, SystemExit):  # SystemExit: --help
         own, rest = hoisted(*split(words, SshOptions, 1))

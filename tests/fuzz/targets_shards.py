@@ -29,14 +29,14 @@ SPLIT_SAMPLES = 3
 
 
 def fuzz_manifest(data: bytes) -> None:
-    """A manifest, whose digest can be told and which can be written again."""
+    """Fuzz a manifest: an accepted one has a digest and can be written again."""
     with contextlib.suppress(DataError):
         manifest = Manifest.parse(data, "here")
         assert Manifest.parse(manifest.serialise(), "here") == manifest
 
 
 def fuzz_index(data: bytes) -> None:
-    """An index whose digest is right: its publisher is not believed, either."""
+    """Fuzz an index whose digest is right: its publisher is not trusted, either."""
     shard = Shard("a-train-000000.tar", SPLIT_SAMPLES, 1 << 20, "0" * 64)
     digest = sha256(data).hexdigest()
     split = Split("train", SPLIT_SAMPLES, "a-train.index.npy", digest, (shard,))
@@ -56,7 +56,7 @@ class _Sent(socket.socket):
 
 
 def fuzz_answer(data: bytes) -> None:
-    """The head of an HTTP answer."""
+    """Fuzz the head of an HTTP answer."""
     with _Sent(data) as sent:
         response = http.client.HTTPResponse(sent)
         try:
@@ -73,19 +73,19 @@ def fuzz_answer(data: bytes) -> None:
 
 
 def fuzz_ledger_page(data: bytes) -> None:
-    """A page of a ledger."""
+    """Fuzz a page of a ledger."""
     with contextlib.suppress(DataError):
         ledger.verdicts([ledger.as_interval(data, HERE)] if len(data) < 1 << 16 else [])
 
 
 def fuzz_checkpoint(data: bytes) -> None:
-    """The bytes of a file of weights, without the digest that our own ones have."""
+    """Fuzz a file of weights without a digest."""
     with contextlib.suppress(SaveError):
         checkpoint.parse(data, HERE)
 
 
 def fuzz_final(data: bytes) -> None:
-    """The values in a final.pt that say how a model is built and pictures are prepared."""
+    """Fuzz the values in a final.pt that describe the model and its transforms."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -98,7 +98,7 @@ def fuzz_final(data: bytes) -> None:
 
 
 def fuzz_picture(data: bytes) -> None:
-    """A picture: eight bytes say where it is cut, and how large the result is."""
+    """Fuzz an image: its first eight bytes choose the crop and the size of the result."""
     head, picture = data[:8].ljust(8, b"\0"), data[8:]
     left, top, across, down = struct.unpack("<4H", head)
     size = 1 + left % 64

@@ -23,7 +23,7 @@ HOSTS = (Host("gpu01"), Host("10.0.0.7", user="jo", port=2222))
 
 
 def fuzz_hosts_txt(data: bytes) -> None:
-    """A host file; of what is accepted, every name is one that may stand in a command line."""
+    """Fuzz a host file: every accepted name is safe in a command line."""
     with suppress(UsageError):
         for host in read_hosts(holding(data)):
             assert host.name
@@ -33,14 +33,14 @@ def fuzz_hosts_txt(data: bytes) -> None:
 
 
 def fuzz_selection(data: bytes) -> None:
-    """`--include` and `--exclude`."""
+    """Fuzz `--include` and `--exclude`."""
     include, _, exclude = data.decode(errors="replace").partition("\n")
     with suppress(UsageError):
         assert select(HOSTS, include, exclude)
 
 
 def fuzz_known_hosts(data: bytes) -> None:
-    """A known_hosts file, asked about two hosts."""
+    """Fuzz a known_hosts file that is asked about two hosts."""
     known = KnownHosts([holding(data)])
     for host in HOSTS:
         known.types(host.name, host.port or 22)
@@ -50,7 +50,7 @@ def fuzz_known_hosts(data: bytes) -> None:
 
 
 def fuzz_host_certificate(data: bytes) -> None:
-    """The bytes of a certificate that a host shows, before anything is known of it."""
+    """Fuzz the certificate of a host that is not yet known."""
     shown = certificate_of(data)
     if shown is not None:
         is_signed(shown)
@@ -59,7 +59,7 @@ def fuzz_host_certificate(data: bytes) -> None:
 
 
 def fuzz_ssh_config(data: bytes) -> None:
-    """An ssh_config file, up to the ways to two hosts; what `Match exec` would run is left out."""
+    """Fuzz an ssh_config file, up to the routes to two hosts; `Match exec` runs nothing."""
     if b"exec" in data.lower():
         return
     with suppress(UsageError):
@@ -69,7 +69,7 @@ def fuzz_ssh_config(data: bytes) -> None:
 
 
 def fuzz_revoked_keys(data: bytes) -> None:
-    """A text for RevokedHostKeys; binary lists are for ssh-keygen to read."""
+    """Fuzz a text for RevokedHostKeys; ssh-keygen reads the binary lists."""
     with suppress(AccessRefused):
         is_revoked(holding(data.removeprefix(MAGIC)), b"", frozenset({data[-32:]}))
 
@@ -82,7 +82,7 @@ def folder() -> Path:
 
 
 def holding(data: bytes) -> Path:
-    """A file with these bytes."""
+    """Write a file with these bytes."""
     file = folder() / "file"
     file.write_bytes(data)
     return file

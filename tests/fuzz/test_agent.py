@@ -45,7 +45,7 @@ REPORT = {
 
 @st.composite
 def lines(draw: st.DrawFn) -> bytes:
-    """Events and reports that are right but for some fields."""
+    """Draw events and reports that are valid but for some fields."""
     said = []
     for _ in range(draw(st.integers(1, 8))):
         name = draw(st.sampled_from([*EVENTS, ""]))

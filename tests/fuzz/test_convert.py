@@ -26,7 +26,7 @@ def zipped(how: int) -> bytes:
 
 
 def headed(kind: bytes) -> bytes:
-    """A tar whose member has an extended header of that kind before it."""
+    """Return a tar whose member has an extended header of that kind before it."""
     form = tarfile.PAX_FORMAT if kind == b"x" else tarfile.GNU_FORMAT
     info = tarfile.TarInfo("long" * 40)
     info.size = 9
@@ -52,7 +52,7 @@ SEEDS: dict[Callable[[bytes], None], tuple[bytes, ...]] = {
 
 @st.composite
 def changed(draw: st.DrawFn, seeds: tuple[bytes, ...]) -> bytes:
-    """One of the seeds with bytes overwritten, cut out, doubled or appended."""
+    """Draw one of the seeds with bytes overwritten, cut out, doubled or appended."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))

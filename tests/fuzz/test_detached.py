@@ -68,7 +68,7 @@ def result() -> Result:
 
 
 def said() -> list[dict[str, Any]]:
-    """A record, as a controller writes it and the run manager passes it on."""
+    """Return a record as a controller writes it and the run manager passes it on."""
     facts = [
         PlannedHost(name, name, ranks, "python3", "/home/me", str(FOLDER))
         for name, ranks in (("node1", 2), ("node2", 1))
@@ -201,7 +201,7 @@ def test_an_answer_with_one_wrong_field_is_refused() -> None:
 
 
 def with_one_wrong(value: Any) -> list[tuple[Any, str]]:
-    """All the ways to put something else in the place of one leaf, and which leaf that was."""
+    """Return the value with each leaf replaced in turn, and the path of that leaf."""
     if isinstance(value, dict):
         pairs = list(value.items())
         return [
@@ -229,7 +229,7 @@ JSON = st.recursive(
 
 @st.composite
 def mutated(draw: st.DrawFn, seeds: list[Any]) -> bytes:
-    """Lines of JSON that are right but for one leaf, or for some bytes."""
+    """Draw lines of JSON that are valid but for one leaf, or for some bytes."""
     lines = copy.deepcopy(seeds)
     target: Any = draw(st.sampled_from(lines))
     while isinstance(target, dict | list) and target:

@@ -14,7 +14,7 @@ from tests.fuzz.targets_files import answer
 
 
 def mutated(place: int, other: bytes) -> bytes:
-    """A grid of predictions as numpy writes it, with other bytes somewhere."""
+    """Return a grid of predictions as numpy writes it, with other bytes somewhere."""
     place %= len(GRID)
     return GRID[:place] + other + GRID[place + len(other) :]
 

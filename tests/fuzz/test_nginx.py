@@ -35,7 +35,7 @@ RECORD: dict[str, Any] = {
 
 @some.composite
 def nearly(draw: Any, good: dict[str, Any]) -> bytes:
-    """JSON in which some fields are others, and of which some bytes are."""
+    """Draw JSON with some fields and some bytes exchanged."""
     changed = good | draw(some.dictionaries(some.sampled_from(sorted(good)), ANYTHING, max_size=2))
     text = json.dumps(changed, ensure_ascii=draw(some.booleans())).encode(errors="surrogatepass")
     place = draw(some.integers(0, len(text)))

@@ -23,14 +23,14 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The ways to all parts of a JSON value."""
+    """Return the paths to all parts of a JSON value."""
     lists = enumerate(value) if isinstance(value, list) else ()
     below = value.items() if isinstance(value, dict) else lists
     return [way, *(place for key, part in below for place in places(part, (*way, key)))]
 
 
 def replaced(value: Any, way: tuple[Any, ...], part: Any) -> Any:
-    """The value with another part there, where there is such a place."""
+    """Return the value with another part at this path, if the path exists."""
     if not way:
         return part
     if isinstance(value, dict):
@@ -41,13 +41,13 @@ def replaced(value: Any, way: tuple[Any, ...], part: Any) -> Any:
 
 
 def changed(honest: Any) -> st.SearchStrategy[Any]:
-    """A JSON value of which up to three parts are odd."""
+    """Draw a JSON value of which up to three parts are odd."""
     change = st.tuples(st.sampled_from([*places(honest), ("more",)]), ODD)
     return st.lists(change, max_size=3).map(lambda changes: all_replaced(honest, changes))
 
 
 def all_replaced(value: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> Any:
-    """The value with all of these parts."""
+    """Return the value with all of these parts replaced."""
     for way, part in changes:
         value = replaced(value, way, part)
     return value

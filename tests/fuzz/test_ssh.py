@@ -45,7 +45,7 @@ MARKS += [
 
 
 def texts(words: Sequence[str]) -> st.SearchStrategy[bytes]:
-    """Bytes of words that mean something there, of marks, and of anything."""
+    """Draw bytes of keywords, of punctuation, and of anything."""
     some = st.sampled_from([word.encode() for word in [*words, *MARKS]])
     return st.lists(some | st.binary(max_size=6), max_size=30).map(b"".join)
 
@@ -114,7 +114,7 @@ def test_any_value_of_any_option_is_followed_or_refused(keyword: str, value: byt
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """Certificates of a host, signed by authorities of three types."""
+    """Return certificates of a host, signed by authorities of three types."""
     folder = tmp_path_factory.mktemp("certificates")
     make_key(folder / "host")
     return [certificate(folder, kind) for kind in ("ed25519", "rsa", "ecdsa")]

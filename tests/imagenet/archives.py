@@ -37,7 +37,7 @@ class SmallImageNet:
         return sorted(self.devkit_numbers)
 
     def archives(self, root: Path, layout: str = "pax") -> Path:
-        """The two official tars and the devkit."""
+        """Write the two official tars and the devkit."""
         train = {
             f"{wnid}.tar": tar(
                 {f"{one.stem}.JPEG": one.data for one in self.train if one.wnid == wnid}, layout
@@ -54,14 +54,14 @@ class SmallImageNet:
         return root
 
     def folders(self, root: Path, flat: bool = False) -> Path:
-        """Class folders; the validation set flat if so wished, with the unpacked devkit."""
+        """Write class folders; with `flat`, the validation set in one, with the devkit."""
         files = self.tree(flat=flat)
         if flat:
             files |= {f"{DEVKIT}/data/{name}": data for name, data in self.devkit().items()}
         return written(root, files)
 
     def kaggle(self) -> dict[str, bytes]:
-        """The files of Kaggle's competition."""
+        """Write the files of Kaggle's competition."""
         solution = "ImageId,PredictionString\n" + "".join(
             f"{one.stem},{one.wnid} 1 2 3 4 {one.wnid} 5 6 7 8 \n" for one in self.val
         )
@@ -87,7 +87,7 @@ class SmallImageNet:
         return files
 
     def devkit(self) -> dict[str, bytes]:
-        """meta.mat with leaves and inner nodes, and the ground truth in the devkit's numbers."""
+        """Return meta.mat with leaves and inner nodes, and the ground truth in its numbers."""
         truth = "".join(f"{self.devkit_numbers[one.wnid]}\n" for one in self.val)
         return {
             "meta.mat": self.meta(),
@@ -107,12 +107,12 @@ class SmallImageNet:
 
     @staticmethod
     def words(wnid: str) -> str:
-        """Names, of which two are the same, as in the real set."""
+        """Return class names, of which two are the same, as in the real set."""
         return "crane" if wnid in ("n02012849", "n03126707") else f"thing {wnid[-3:]}, whatnot"
 
 
 def tar(files: dict[str, bytes], layout: str = "pax") -> bytes:
-    """A tar of these files: official (GNU), or as Python's tarfile makes it with odd dates."""
+    """Return a tar of these files: official (GNU), or as tarfile makes it with odd dates."""
     buffer = io.BytesIO()
     mode = layout if ":" in layout else "w"
     form = tarfile.GNU_FORMAT if layout == "gnu" else tarfile.PAX_FORMAT
@@ -126,7 +126,7 @@ def tar(files: dict[str, bytes], layout: str = "pax") -> bytes:
 
 
 def written(root: Path, files: dict[str, bytes]) -> Path:
-    """The files below the root."""
+    """Write the files below the root."""
     for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
@@ -134,7 +134,7 @@ def written(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def drawn(draw: random.Random, form: str = "JPEG", mode: str = "RGB") -> bytes:
-    """A small image that no other equals."""
+    """Return a small image that is unlike all others."""
     noise = np.random.default_rng(draw.getrandbits(32)).integers(0, 256, (12, 16, 3), np.uint8)
     image = Image.fromarray(noise).resize((40, 30), Image.Resampling.BICUBIC).convert(mode)
     buffer = io.BytesIO()
@@ -147,7 +147,7 @@ HUES = (0, 35, 90, 160, 220)  # of 256
 
 
 def twenty_classes(train: int, val: int) -> SmallImageNet:
-    """Twenty classes that a small model can learn: a hue and a texture each, under noise."""
+    """Return twenty classes that a small model can learn: a hue and a texture each, under noise."""
     draw = np.random.default_rng(1)
     wnids = [f"n{number:08d}" for number in draw.choice(10**8, 20, replace=False)]
     looks = [(hue, texture) for hue in HUES for texture in TEXTURES]
@@ -173,7 +173,7 @@ def twenty_classes(train: int, val: int) -> SmallImageNet:
 
 
 def textured(draw: np.random.Generator, hue: int, texture: str) -> bytes:
-    """A JPEG of 80 x 64 with a texture in a hue."""
+    """Return a JPEG of 80 x 64 with a texture in a hue."""
     down, across = np.mgrid[:64, :80] + draw.integers(0, 64, (2, 1, 1))
     period = int(draw.integers(10, 16))
     light = {

@@ -10,7 +10,7 @@ from tests.imagenet.archives import Original, SmallImageNet, drawn
 
 @pytest.fixture(scope="session")
 def small_imagenet() -> SmallImageNet:
-    """Four classes, among them both cranes; a PNG, CMYK and gray images under JPEG names.
+    """Return four classes, both cranes among them; a PNG, CMYK and gray images under JPEG names.
 
     One image lies on its side by its EXIF.
     """

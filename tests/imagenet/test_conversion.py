@@ -28,7 +28,7 @@ PART = Choice(subset=True)
 
 
 def contents(folder: Path) -> dict[str, Sample]:
-    """Every verified sample of a shard folder."""
+    """Return every verified sample of a shard folder."""
     source = open_source(str(folder))
     return {
         sample.key: sample
@@ -118,7 +118,7 @@ def test_a_preset_and_a_size_of_ones_own_exclude_each_other(tmp_path: Path) -> N
 
 
 def converted(source: Path, out: Path, *options: object) -> Path:
-    """What `python -m convert imagenet` with these options makes of a source."""
+    """Convert a source by `python -m convert imagenet` with these options; return the folder."""
     main(["imagenet", str(source), str(out), "--shards", "3", "--workers", "2", *map(str, options)])
     return out
 

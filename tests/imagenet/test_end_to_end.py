@@ -22,7 +22,7 @@ SMALL = (
 
 
 def command(*words: str) -> str:
-    """What a command of ours says; it must end well."""
+    """Run one of our commands; return its output when it exits with 0."""
     done = warm.run("-m", *words, cwd=ROOT, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout

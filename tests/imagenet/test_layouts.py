@@ -28,7 +28,7 @@ LAYOUTS: dict[str, Callable[[SmallImageNet, Path], Path]] = {
 
 
 def found(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, bytes]]:
-    """Key -> split, label and bytes of every image that the listing names."""
+    """Return key -> split, label and bytes of every image that the listing names."""
     data = listing(source, choice)
     return {
         record.key: (record.split, record.label, data.containers[record.container].read(record))

@@ -24,7 +24,7 @@ RECORDED = Path(scipy.io.__file__).parent / "matlab" / "tests" / "data"  # writt
 
 
 def read(source: Path) -> int:
-    """How many images a source has."""
+    """Return the number of images of a source."""
     return sum(1 for _ in listing(source, PART).records)
 
 

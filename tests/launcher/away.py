@@ -29,7 +29,7 @@ class Away:
         self.run = ""
 
     def machine(self, name: str) -> Path:
-        """Another machine: it has the keys to the hosts, and knows nothing of any run."""
+        """Return another machine's home: with keys for the hosts, without records of any run."""
         home = self.one.folder / name
         home.mkdir()
         return home
@@ -44,7 +44,7 @@ class Away:
         return self.run
 
     def look(self, verb: str, *args: str, home: Path | None = None) -> "subprocess.Popen[str]":
-        """`./run-ssh VERB RUN-ID`, from here or from another machine."""
+        """Start `./run-ssh VERB RUN-ID`, here or on another machine."""
         where = home or self.home
         hosts = ("--hosts", self.hosts) if where != self.home else ()
         env = {"HOME": str(where)}
@@ -63,20 +63,20 @@ class Away:
 
     @property
     def state(self) -> Path:
-        """The folder of the controller on the first host."""
+        """Return the folder of the controller on the first host."""
         return self.one.hosts[0].folder / ".rackrun" / self.run
 
     @property
     def folder(self) -> Path:
-        """The run folder of the newest attempt on the hosts, which share it here."""
+        """Return the run folder of the newest attempt on the hosts, which share it here."""
         return sorted((self.work / "runs").glob("2*"))[-1]
 
     def processes(self) -> dict[int, str]:
-        """All that was started for the run, on whatever host: controller, relays, agents, ranks."""
+        """Return the run's processes on all hosts: controller, relays, agents, ranks."""
         return {pid: line for host in self.one.hosts for pid, line in self.on(host).items()}
 
     def on(self, host: Sshd) -> dict[int, str]:
-        """What was started for the run on one host."""
+        """Return the run's processes on one host."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -96,7 +96,7 @@ class Away:
         return run_manager.controller_of(self.run)
 
     def relays(self) -> list[int]:
-        """Relays and their carriers on all hosts, the elder first."""
+        """Return relays and their carriers on all hosts, the older first."""
         return [pid for pid in run_manager.our_pids() if run_manager.is_relay(pid, self.run)]
 
     def wait_for_ranks(self, count: int) -> None:

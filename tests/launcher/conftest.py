@@ -14,14 +14,14 @@ from tests.launcher.netlab import NetLab
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
-    """A test that fails leaves no launcher behind."""
+    """Yield; then end the launchers that a failed test has left running."""
     yield
     end_all()
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
-    """`lab(4)`: four real sshd on loopback addresses, all of them known to the client."""
+    """Yield `lab(4)`, which starts four real sshd on loopback addresses, known to the client."""
     folder = tmp_path / "lab"
     folder.mkdir()
     one = Lab(folder)
@@ -31,13 +31,13 @@ def lab(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
 
 @pytest.fixture
 def away(lab: Callable[[int], Lab]) -> Iterator[Away]:
-    """Three hosts for a detached run; whatever is left of it is ended."""
+    """Yield three hosts for a detached run; end what is left of it."""
     yield from ended(Away(lab(3)))
 
 
 @pytest.fixture
 def alone(lab: Callable[[int], Lab]) -> Iterator[Away]:
-    """The same with one host."""
+    """Yield the same with one host."""
     yield from ended(Away(lab(1)))
 
 
@@ -49,7 +49,7 @@ def ended(one: Away) -> Iterator[Away]:
 
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
-    """`net(3)`: three hosts behind cables, and a launcher at the switch."""
+    """Yield `net(3)`, which makes three hosts behind cables, and a launcher at the switch."""
     made: list[NetLab] = []
 
     def make(count: int) -> NetLab:
@@ -65,5 +65,5 @@ def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
 
 @pytest.fixture
 def pair(net: Callable[[int], NetLab]) -> NetLab:
-    """Two hosts behind cables."""
+    """Return two hosts behind cables."""
     return net(2)

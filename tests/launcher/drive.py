@@ -96,7 +96,7 @@ def main(
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process had; rusage would add what its parent had when it forked."""
+    """Return the peak memory of a process; rusage would include its parent's at the fork."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -130,7 +130,7 @@ class Terminal:
             os.read(self.ours, 1 << 16)
 
     def text(self) -> str:
-        """What can be read on it now."""
+        """Return the text on the screen."""
         before = len(self.bytes)
         while select.select([self.ours], [], [], 0)[0]:
             data = os.read(self.ours, 1 << 16)
@@ -144,7 +144,7 @@ class Terminal:
         return text in self.text()
 
     def restored(self) -> bool:
-        """Whether cursor and settings are as they were."""
+        """Return True when cursor and settings are as before."""
         self.text()
         return not self.screen.cursor.hidden and termios.tcgetattr(self.theirs) == self.before
 
@@ -153,7 +153,7 @@ STARTED: list["Drive"] = []
 
 
 def end_all() -> None:
-    """Whatever a test that failed has left running."""
+    """End what a failed test has left running."""
     while STARTED:
         drive = STARTED.pop()
         for pid in (*drive.alive(), *marked(drive.canary)):
@@ -203,7 +203,7 @@ class Drive:
         self.code: int | None = None
 
     def wait(self) -> int:
-        """The exit code, once the launcher has ended."""
+        """Wait for the launcher's end; return its exit code."""
         self.out, self.err = self.process.communicate(timeout=PATIENCE_SECONDS)
         return int(self.process.returncode)
 
@@ -218,12 +218,12 @@ class Drive:
 
     @property
     def peak_mib(self) -> float:
-        """The most memory that the launcher had."""
+        """Return the peak memory of the launcher."""
         return float((self.folder / "peak").read_text())
 
     @property
     def processor_seconds(self) -> float:
-        """What the launcher itself took of a processor."""
+        """Return the CPU seconds of the launcher itself."""
         return float((self.folder / "processor").read_text())
 
     @property
@@ -234,16 +234,16 @@ class Drive:
         return self.folder / "logs" / f"127.0.0.{2 + host}" / f"rank-{rank}.{stream}"
 
     def alive(self) -> dict[int, str]:
-        """Process ids and command lines of all that descends from the launcher, without it."""
+        """Return process ids and command lines of the launcher's descendants."""
         return {pid: line for pid, line in marked(self.canary).items() if pid != self.process.pid}
 
     def pid(self, part: str) -> int:
-        """The process of that kind, once there is one."""
+        """Wait for a process of that kind; return its id."""
         return int(until(lambda: [pid for pid, line in self.alive().items() if part in line])[0])
 
 
 def marked(canary: str) -> dict[int, str]:
-    """The living processes that were started with this variable."""
+    """Return the processes that were started with this variable."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -271,7 +271,7 @@ def until(wanted: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
 
 
 def break_down(number: int, frame: object) -> None:
-    """An error of ours, wherever the launcher is just now."""
+    """Raise an error of ours wherever the launcher is just now."""
     raise ZeroDivisionError
 
 

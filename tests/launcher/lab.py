@@ -65,7 +65,7 @@ class Sshd:
 
     @property
     def line(self) -> str:
-        """The host as a line of hosts.txt."""
+        """Return the host as a line of hosts.txt."""
         return f"{getpass.getuser()}@{self.address}:{self.port}"
 
     @property
@@ -77,11 +77,11 @@ class Sshd:
         return (self.folder / "log").read_text()
 
     def sessions(self) -> list[int]:
-        """The pids of the sshd processes that serve a connection."""
+        """Return the pids of the sshd processes that serve a connection."""
         return children(self.process.pid)
 
     def processes(self) -> dict[int, str]:
-        """Everything that runs on this host, by process id: all of it where the host is `APART`."""
+        """Return the processes of this host by id: with `APART`, all of them."""
         lines = {pid: command_line(pid) for pid in children(self.process.pid)}
         return {pid: line for pid, line in lines.items() if line}
 
@@ -122,7 +122,7 @@ class Lab:
         port: int = 0,
         pam: str = "no",
     ) -> Sshd:
-        """One more sshd; `command` goes before it, such as `ip netns exec NAME`."""
+        """Start one more sshd; `command` goes before it, such as `ip netns exec NAME`."""
         number = len(self.hosts) + 2
         address = address or f"127.0.{number >> 8}.{number & 255}"
         folder = self.folder / f"host-{number}"
@@ -144,7 +144,7 @@ class Lab:
         self.known_hosts.write_text("".join(lines))
 
     def write_hosts(self, *settings: str) -> Path:
-        """hosts.txt; the settings are those of the first, second, ... host, then the last again."""
+        """Write hosts.txt: the settings of the first, second, ... host, then the last again."""
         path = self.folder / "hosts.txt"
         padded = [*settings, *[(settings or ("",))[-1]] * len(self.hosts)]
         pairs = zip(self.hosts, padded, strict=False)
@@ -153,11 +153,11 @@ class Lab:
         return path
 
     def line_of(self, host: Sshd) -> str:
-        """How hosts.txt names a host."""
+        """Return the line of a host in hosts.txt."""
         return host.line
 
     def cheap_python(self, torch: str = "2.0", name: str = "python", trains: bool = False) -> Path:
-        """An interpreter whose torchrun is the stand-in, and whose torch is what we say: 0.1 s.
+        """Write an interpreter with a stand-in for torchrun and a given torch; it starts in 0.1 s.
 
         One that `trains` has imported torch when it runs a module.
         """
@@ -177,11 +177,11 @@ class Lab:
     def run_ssh(
         self, *args: str, verb: tuple[str, ...] = (), **more: Any
     ) -> "subprocess.Popen[str]":
-        """`./run-ssh` with the lab's ssh_config."""
+        """Start `./run-ssh` with the lab's ssh_config."""
         return self.launcher(*verb, "--ssh-config", os.fspath(self.config), *args, **more)
 
     def typed(self, *args: str) -> "subprocess.Popen[str]":
-        """The same for people who keep what concerns their hosts in ~/.ssh/config."""
+        """Start the same with the lab's settings in ~/.ssh/config."""
         (self.home / ".ssh").mkdir(parents=True, exist_ok=True)
         shutil.copy(self.config, self.home / ".ssh" / "config")
         return self.launcher(*args)
@@ -189,9 +189,9 @@ class Lab:
     def launcher(
         self, *args: str, cwd: Path | None = None, before: tuple[str, ...] = (), **more: Any
     ) -> "subprocess.Popen[str]":
-        """`./run-ssh` as a child whose output can be read; `before` goes before a fresh Python.
+        """Start `./run-ssh` as a child with readable output; `before` precedes a fresh Python.
 
-        Its home is the lab's: what it remembers of runs is not for the account of the tests.
+        Its home is the lab's, so that no run is remembered in the home of the tests.
         """
         words = ["-m", "launcher", "ssh", *args]
         own = {"PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(self.home)}
@@ -209,7 +209,7 @@ class Lab:
         return warm.Launcher(*words, **options)
 
     def said(self, *args: str, **more: Any) -> tuple[int, str, str]:
-        """Exit code, output and errors of `./run-ssh`."""
+        """Run `./run-ssh`; return exit code, output and errors."""
         process = self.run_ssh(*args, **more)
         out, err = process.communicate(timeout=300)
         return process.returncode, out, err
@@ -228,7 +228,7 @@ class Lab:
 
 
 def make_key(path: Path) -> Path:
-    """An ed25519 key pair without a passphrase."""
+    """Make an ed25519 key pair without a passphrase."""
     generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", os.fspath(path)]
     subprocess.run(generate, check=True)
     return path
@@ -271,7 +271,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) ->
 
 
 def children(pid: int) -> list[int]:
-    """The pids below `pid`, zombies left out."""
+    """Return the pids below `pid`, zombies left out."""
     parents: dict[int, list[int]] = {}
     with os.scandir("/proc") as entries:
         pids = [entry.name for entry in entries if entry.name.isdecimal()]
@@ -294,7 +294,7 @@ def children(pid: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """Who started a process, or has inherited it; 0 when it is gone."""
+    """Return the parent of a process; 0 when it is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -302,7 +302,7 @@ def parent_of(pid: int) -> int:
 
 
 def command_line(pid: int) -> str:
-    """The words of a process; empty when it is gone."""
+    """Return the command line of a process; empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:

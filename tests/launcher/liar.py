@@ -52,5 +52,5 @@ class Liar(Here):
 
 
 def answers(*said: bytes) -> bytes:
-    """Answers with their lengths before them."""
+    """Return answers with their lengths before them."""
     return b"".join(b"%d\n%s" % (len(one), one) for one in said)

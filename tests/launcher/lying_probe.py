@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def told(honest, change):
-    """The honest answer with some of it changed; or another one."""
+    """Send the honest answer with a part changed, or another one."""
 
     def lie(**words):
         return {**honest(**words), **change} if isinstance(change, dict) else change[0]
@@ -39,7 +39,7 @@ def told(honest, change):
 
 
 def raw(text):
-    """Other bytes in place of any answer."""
+    """Send other bytes in place of any answer."""
 
     def tell(answer):
         sys.stdout.buffer.write(text.encode("latin-1"))

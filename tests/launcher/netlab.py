@@ -40,7 +40,7 @@ class NetLab(Lab):
         self.trust()
 
     def run_ssh(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
-        """The launcher, in the bridge's namespace."""
+        """Start the launcher in the bridge's namespace."""
         return super().run_ssh(*args, before=("ip", "netns", "exec", self.bridge), **more)
 
     def pull_cable(self, number: int) -> None:
@@ -56,7 +56,7 @@ class NetLab(Lab):
         self._in(self.names[number - 1], "tc", "qdisc", "add", "dev", "eth0", "root", *slow)
 
     def firewall(self, number: int, *rule: str) -> None:
-        """A rule for what comes in at a host."""
+        """Add a rule for what comes in at a host."""
         self._in(self.names[number - 1], "iptables", "-A", "INPUT", *rule)
 
     def ask(self, address: str) -> None:
@@ -72,7 +72,7 @@ class NetLab(Lab):
             shutil.rmtree(folder)
 
     def _remove_locks(self) -> None:
-        """Those of agents that a test cut off or killed."""
+        """Remove the locks of agents that a test cut off or killed."""
         for path in self.folder.glob("runs/2*/plan.json"):
             for host in json.loads(path.read_text())["hosts"]:
                 for lock, _ in host["locks"]:
@@ -110,7 +110,7 @@ class NetLab(Lab):
         run("ip", "netns", "exec", name, *command)
 
     def trust(self) -> None:
-        """Every host is known by its name as well as by its address."""
+        """Add every host to known_hosts by its name and by its address."""
         lines = [
             f"[{name}]:{host.port} {host.public_key}\n"
             for number, host in enumerate(self.hosts, start=1)
@@ -119,7 +119,7 @@ class NetLab(Lab):
         self.known_hosts.write_text("".join(lines))
 
     def line_of(self, host: Sshd) -> str:
-        """hosts.txt knows the hosts by name; what they call themselves is 127.0.1.1."""
+        """Return the host's line in hosts.txt: a name, which the host resolves to 127.0.1.1."""
         return f"node{self.hosts.index(host) + 1}:{host.port}"
 
 

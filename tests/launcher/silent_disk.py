@@ -12,7 +12,7 @@ MNT_DETACH = 2
 
 @contextmanager
 def silent_disk(folder: Path) -> Iterator[Path]:
-    """Mounted there; whoever looks into it waits until this ends."""
+    """Mount a disk that does not answer: who reads it waits until this ends."""
     assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)

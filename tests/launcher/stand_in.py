@@ -23,7 +23,7 @@ def say(text):
 
 
 def train(epochs=3, epoch_steps=60, step_seconds=0.05):
-    """A whole training, told at the pace of a real one."""
+    """Report a whole training at the pace of a real one."""
     steps = epochs * epoch_steps
     report(phase="start", epochs=epochs, steps=steps)
     time.sleep(1)

@@ -22,7 +22,7 @@ def user() -> str:
 
 @pytest.fixture
 def account() -> Iterator[Lab]:
-    """A lab of which an account of its own on this machine may read what sshd has to."""
+    """Yield a lab with an account of its own, which may read what its sshd has to."""
     assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
     folder = Path(tempfile.mkdtemp(prefix="rackrun-accounts-"))
     folder.chmod(0o755)
@@ -40,7 +40,7 @@ def root(*command: str) -> None:
 
 
 def said_as(one: Lab, host: Sshd) -> tuple[int, str]:
-    """Exit code and words of a launch as that account."""
+    """Launch as that account; return exit code and messages."""
     wait_for_banner(host.address, host.port)
     one.trust()
     hosts = one.folder / "hosts.txt"
@@ -133,7 +133,7 @@ def test_a_start_up_file_that_talks_does_no_harm(lab: Labs) -> None:
 
 @pytest.fixture
 def mounted() -> Iterator[Callable[..., None]]:
-    """`mounted(folder, options)`: a small file system of its own there, until the test is over."""
+    """Yield `mounted(folder, options)`, which mounts a small file system there for the test."""
     assert os.geteuid() == 0, "mounts need root; type: sudo ./run-tests"
     made: list[str] = []
 

@@ -229,7 +229,7 @@ def test_a_sweep_finds_what_a_lost_agent_left(tmp_path: Path) -> None:
 
 
 def locked(tmp_path: Path, *command: str) -> tuple[HostPlan, Path]:
-    """A plan whose agent locks a file."""
+    """Return a plan whose agent locks a file."""
     path = tmp_path / "lock"
     return HostPlan(**{**vars(plan_of(tmp_path, *command)), "locks": ((str(path), False),)}), path
 

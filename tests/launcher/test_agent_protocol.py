@@ -35,7 +35,7 @@ def event(name: str, local: int = frames.NO_RANK, **fields: Any) -> bytes:
 
 
 def heard(*frames: bytes, node: int = 0) -> list[Event]:
-    """What the second of two hosts, or the first, says."""
+    """Return the events that come from the first or the second of two hosts."""
     return list(
         agent_protocol.Decoder(plan_of().hosts[node]).feed(service.MARKER + b"".join(frames))
     )

@@ -56,7 +56,7 @@ LIES: list[tuple[dict[str, Any], str]] = [  # answers, as the host changes them,
 
 
 def host_of_lies(one: Lab, lies: list[dict[str, Any]]) -> Path:
-    """hosts.txt of so many hosts, each of which tells its lie; in truth they are one sshd."""
+    """Write hosts.txt with that many hosts, all of them one sshd, each with a false answer."""
     table = one.folder / "lies.json"
     table.write_text(json.dumps(lies))
     force = f"ForceCommand {sys.executable} -S {LYING} {table}\n"

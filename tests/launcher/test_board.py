@@ -29,7 +29,7 @@ EVIL = "<script>alert(1)</script>"
 
 
 def state() -> dict:
-    """A run of two hosts in which a name is an attack."""
+    """Return the state of a run of two hosts in which a name is an attack."""
     run, curves = RunState(plan_of(2, 1), 0.0), Curves()
     events: list[Event] = [
         RankStarted(0, 0, 5),

@@ -55,7 +55,7 @@ class Clocks:
         return path
 
     def hosts(self, *skews: float) -> str:
-        """hosts.txt with a clock for each host."""
+        """Write hosts.txt with a clock for each host."""
         settings = []
         for number, skew in enumerate(skews):
             pairs = self.set(f"host-{number}", skew).items()
@@ -64,7 +64,7 @@ class Clocks:
         return str(self.one.write_hosts(*settings))
 
     def train(self, *skews: float, then: tuple[float, ...] = (), detach: bool = False) -> str:
-        """Two real ranks from end to end; halfway the clocks are set to other times."""
+        """Train two real ranks from end to end; set their clocks to other times halfway."""
         hosts = self.hosts(*skews)
         words = ("--", str(warm.interpreter()), SKEWED_RANKS, str(self.folder))
         environment = {**self.set("launcher", 0), "HOME": str(self.one.folder)}
@@ -140,7 +140,7 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}
 
 
 def askers(tree: ast.Module) -> Iterator[str]:
-    """The functions that ask for the time of day."""
+    """Yield the functions that read the time of day."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             asked = (node for node in ast.walk(function) if isinstance(node, ast.Attribute))

@@ -37,7 +37,7 @@ SLEEP = (sys.executable, "-c", f"import time; time.sleep(999) # {MARK}")
 
 @pytest.fixture(scope="module")
 def image(daemon: None) -> Iterator[str]:
-    """An image with no file but links: the machine's own folders are mounted into it."""
+    """Yield an image that holds links only: this machine's folders are mounted into it."""
     with rank_image() as name:
         yield name
 
@@ -59,7 +59,7 @@ def rank_image() -> Iterator[str]:
 
 @pytest.fixture
 def hosts(lab: Labs, image: str) -> tuple[Lab, tuple[str, ...]]:
-    """Two hosts that find the Docker daemon, and the words that name the image."""
+    """Return two hosts that find the Docker daemon, and the options that name the image."""
     one = lab(2)
     for host in one.hosts:
         bashrc = host.folder / ".bashrc"
@@ -153,7 +153,7 @@ def ranks() -> list[int]:
 
 
 def processes(*words: str) -> list[int]:
-    """The processes with these words, but for launchers."""
+    """Return the processes with these words, without launchers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -266,7 +266,7 @@ def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str)
 
 
 def hosts_of(one: Lab, image: str) -> tuple[str, ...]:
-    """Two hosts with a folder of the account, whom Docker lets in; and the words of a launch."""
+    """Return the options of a launch on two hosts whose account may use Docker."""
     name = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or "/var/run/docker.sock"
     socket = Path(name)
     root("usermod", "--groups", grp.getgrgid(socket.stat().st_gid).gr_name, user())
@@ -287,7 +287,7 @@ def hosts_of(one: Lab, image: str) -> tuple[str, ...]:
 
 
 def local(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """`./run-local` in a folder."""
+    """Start `./run-local` in a folder."""
     return warm.Launcher(
         *("-m", "launcher", "local", *words),
         cwd=folder,
@@ -298,7 +298,7 @@ def local(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def borrowing(image: str) -> tuple[str, ...]:
-    """The words that name the image, and the Python that it borrows."""
+    """Return the options that name the image, and the Python that it borrows."""
     volumes = [word for folder in BORROWED for word in ("--volume", f"{folder}:{folder}:ro")]
     return ("--image", image, "--python", sys.executable, *volumes, *SHORT[:4])
 

@@ -64,7 +64,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Stage]]:
-    """Boards whose standard output is the terminal of the test."""
+    """Yield dashboards whose standard output is the terminal of the test."""
     made: list[Stage] = []
     before = os.dup(1)
 
@@ -119,7 +119,7 @@ def test_a_script_without_epochs_shows_its_steps(stage: type[Stage]) -> None:
 
 
 def busy(node: int, *gpus: int) -> Usage:
-    """A host whose GPUs are so many percent busy."""
+    """Return a host whose GPUs are this busy, in percent."""
     percent = tuple(Gpu(busy, 60_000, 80_000) for busy in gpus)
     return Usage(node, 0.35, 8 * 10**9, 64 * 10**9, percent)
 

@@ -20,7 +20,7 @@ Labs = Callable[[int], Lab]
 
 
 def shown(public: Path) -> str:
-    """A key's fingerprint."""
+    """Return a key's fingerprint."""
     told = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True)
     return told.stdout.split()[1]
 
@@ -68,7 +68,7 @@ def test_a_name_that_leads_to_another_machine_is_refused(
 
 
 def comes_in(host: Sshd) -> socket.socket:
-    """Somebody who does not log in; the door is free once sshd has seen who came before go."""
+    """Connect without logging in, once sshd has seen the previous connection close."""
     while True:
         somebody = socket.create_connection((host.address, host.port))
         if somebody.recv(4) == b"SSH-":
@@ -119,7 +119,7 @@ REFUSED["a link"] = "Too many levels of symbolic links"
 
 
 def plant(what: str, path: Path, target: Path) -> None:
-    """As another account, which may do so in /tmp."""
+    """Make the folder as another account, which may do so in /tmp."""
     assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
     words = [*PLANTED[what], *([str(target)] * (what == "a link")), str(path)]
     subprocess.run(words, check=True, user=SOMEBODY, group=SOMEBODY, extra_groups=[])

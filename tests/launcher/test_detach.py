@@ -479,7 +479,7 @@ def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(away: Away) 
 
 
 def listening(pid: int) -> bool:
-    """Whether a process listens on a TCP port."""
+    """Return whether a process listens on a TCP port."""
     sockets = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:

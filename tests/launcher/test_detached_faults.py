@@ -46,13 +46,13 @@ def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(
 
 
 def hang(away: Away, *hosts: int) -> None:
-    """From now on, nothing that needs the home directory of these hosts comes back."""
+    """Let everything that reads the home directory of these hosts hang from now on."""
     for number in hosts:
         (away.one.hosts[number].folder / ".bashrc").write_text("exec sleep 999\n")
 
 
 def ended(*processes: "subprocess.Popen[str]") -> list[tuple[int, str]]:
-    """Code and words of each, all of which end."""
+    """Wait for all; return the exit code and messages of each."""
     said = [process.communicate(timeout=120) for process in processes]
     return [(p.returncode, "".join(words)) for p, words in zip(processes, said, strict=True)]
 

@@ -63,7 +63,7 @@ class TakenOver(Away):
         self.wait_until_clean(60)
 
     def says(self, code: str) -> None:
-        """From now on, this goes into every program that is sent there."""
+        """Put this text into every program that is sent there from now on."""
         self.changes.write_text(CHANGES + code)
 
 
@@ -84,7 +84,7 @@ CONFIG = '[core]\n\tfsmonitor = "touch {canary}; true"\n'
 
 
 def entries(folder: str, files: str) -> str:
-    """Another run folder for every attempt, and other files in there."""
+    """Return code that names another run folder for every attempt, and other files in it."""
     return f"""
 def change_entry(entry):
     if "attempt" in entry:
@@ -97,7 +97,7 @@ def change_entry(entry):
 
 @pytest.fixture
 def project(taken: TakenOver) -> Iterator[Path]:
-    """The user's working tree, in which runs/ is, with a run of their own."""
+    """Yield the user's working tree, whose runs/ holds a run of their own."""
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@here"]
     (taken.home / "model.py").write_text("x = 1\n")
     for words in (["init", "-q"], ["add", "model.py"], ["commit", "-qm", "mine"]):
@@ -110,7 +110,7 @@ def project(taken: TakenOver) -> Iterator[Path]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """All that is in the working tree and in git's own folder, but for what git touches itself."""
+    """Return the files of the working tree and of .git, without those that git itself touches."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "index")
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 

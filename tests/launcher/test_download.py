@@ -110,7 +110,7 @@ def test_who_does_not_wait_for_the_results_has_the_result(
 
 
 def porters(one: Lab) -> list[int]:
-    """The programs of ours on all hosts: after a run, that is who sends files."""
+    """Return our programs on all hosts: after a run, those that send files."""
     below = [pid for host in one.hosts for pid in children(host.process.pid)]
     return [pid for pid in below if 'g["serve"]' in command_line(pid)]
 

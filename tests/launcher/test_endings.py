@@ -125,7 +125,7 @@ def test_what_ranks_start_and_forget_ends_with_them(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cramped() -> Iterator[Path]:
-    """A memory cgroup of 64 MB without swap; a process joins it by its `cgroup.procs`."""
+    """Yield a memory cgroup of 64 MB without swap; a process joins it by its `cgroup.procs`."""
     assert os.geteuid() == 0, "memory limits need root; type: sudo ./run-tests"
     old = Path("/sys/fs/cgroup/memory")
     folder = (old if old.exists() else old.parent) / f"rackrun-{os.getpid()}"

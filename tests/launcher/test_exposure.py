@@ -28,7 +28,7 @@ os._exit(0)
 
 
 def recipe(*addresses: str) -> list[list[str]]:
-    """The lines of the docs, for these hosts and the lab's sshd."""
+    """Return the lines of the docs, for these hosts and the lab's sshd."""
     text = (ROOT / "docs" / "security.md").read_text()
     lines = re.findall(r"^ *(iptables .*)$", text, re.MULTILINE)
     assert len(lines) > 3
@@ -39,13 +39,13 @@ def recipe(*addresses: str) -> list[list[str]]:
 
 
 def within(one: NetLab, number: int, *command: str) -> str:
-    """What a command says that runs on a host."""
+    """Return the output of a command on a host."""
     there = ("ip", "netns", "exec", one.names[number - 1])
     return subprocess.run([*there, *command], check=True, capture_output=True, text=True).stdout
 
 
 def listeners(one: NetLab, number: int) -> dict[str, tuple[str, int]]:
-    """Who waits for calls on a host, by TCP or UDP, at which address and port."""
+    """Return the listening processes of a host: protocol, address and port."""
     found = {}
     for line in within(one, number, "ss", "-H", "-t", "-u", "-l", "-n", "-p").splitlines():
         address, _, port = line.split()[4].rpartition(":")
@@ -67,7 +67,7 @@ PROGRAMS = {"sshd": "sshd:", "torchrun": FORKED, "rank": FORKED}
 
 
 def lets_in(one: NetLab, number: int, address: str, port: int) -> bool:
-    """Whether a connection from a host to an address is taken."""
+    """Return whether a connection from a host to an address is accepted."""
     call = f"import socket; socket.create_connection(({address!r}, {port}), timeout=2).close()"
     there = ("ip", "netns", "exec", one.names[number - 1])
     told = subprocess.run([*there, sys.executable, "-c", call], check=False, capture_output=True)

@@ -16,7 +16,7 @@ SCRIPTS = ("run-local", "run-ssh", "run-ray")
 
 
 def begun(folder: Path, *words: str, **more: object) -> "subprocess.Popen[str]":
-    """A launcher as `./run-local` starts it, elsewhere."""
+    """Start a launcher as `./run-local` does, in another folder."""
     (folder / "here").mkdir(exist_ok=True)
     streams = {"stdin": subprocess.DEVNULL} | dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     options: dict[str, object] = {"cwd": folder / "here", "text": True, **streams, **more}

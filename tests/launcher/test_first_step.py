@@ -43,7 +43,7 @@ def test_it_waits_for_the_first_step_of_the_last_rank(away: Away) -> None:
 
 
 def steps(away: Away) -> list[dict[str, int]]:
-    """The newest step of every rank, by host, as the controller has written it down."""
+    """Return the newest step of every rank, by host, as the controller has recorded it."""
     state = away.state / "state.json"
     told = json.loads(state.read_text()) if state.exists() else {"hosts": []}
     return [host["steps"] for host in told["hosts"]]

@@ -20,7 +20,7 @@ Labs = Callable[[int], Lab]
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 kB."""
+    """Yield a disk of 256 kB."""
     assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
     folder = tmp_path / "small"
     folder.mkdir()

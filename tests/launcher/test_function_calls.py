@@ -49,7 +49,7 @@ class Answer:
 
 
 def top_level() -> None:
-    """A function that ranks can import."""
+    """Do nothing: a function that ranks can import."""
 
 
 def test_each_rank_returns_a_value_of_the_declared_shape(lab: Labs) -> None:

@@ -109,17 +109,17 @@ exec {python} "$@"
 
 
 def smi_text(**facts: str) -> str:
-    """A program that prints what nvidia-smi does."""
+    """Return a program that prints what nvidia-smi does."""
     return SMI.format(**{"first": HEALTHY, "second": HEALTHY, "capability": "9.0", **facts})
 
 
 def with_gpus(folder: Path) -> tuple[str, ...]:
-    """What goes before a command, so that its machine has two GPUs."""
+    """Return the words before a command that give its machine two GPUs."""
     return ("unshare", "--mount", "sh", "-c", DEVICES, str(folder / "dev"))
 
 
 def with_path(folder: Path) -> str:
-    """A line for sshd, so that programs in a folder are found."""
+    """Return a line for sshd_config that puts a folder on PATH."""
     return f'ForceCommand PATH={folder}:$PATH; export PATH; eval "$SSH_ORIGINAL_COMMAND"\n'
 
 
@@ -256,7 +256,7 @@ BROKEN = "its broken memory cannot be remapped: replace it"
 
 
 def finding(label: str, **gpu: object) -> HostFacts:
-    """A host with two GPUs, of which the second has these facts."""
+    """Return a host with two GPUs, of which the second has these facts."""
     usual = {"name": "H100", "total": 81559, "used": 4, "power_limit": 700, "temperature": 41}
     answers: dict[str, Any] = {"look": {"gpus": 2, "interpreter": {}}}
     answers["gpus"] = {"gpus": [usual, {**usual, **gpu}], "processes": [], "driver": "550"}

@@ -99,7 +99,7 @@ HANG_SECONDS, KILL_SECONDS = 3.0, 10.0
 
 
 def hung(tmp_path: Path, how: str, rank: int, real: bool = False) -> Drive:
-    """Two hosts in an all-reduce, of which a rank is stopped or gets stuck; its last words."""
+    """Run an all-reduce on two hosts in which a rank is stopped or hangs; return the launch."""
     limits = {"hang_seconds": HANG_SECONDS}
     its_python = sys.executable if how == "stopped" else str(warm.interpreter())
     command = [its_python, "-c", REPORTING + RING]
@@ -118,7 +118,7 @@ def hung(tmp_path: Path, how: str, rank: int, real: bool = False) -> Drive:
 
 
 def blamed(drive: Drive, how: str, rank: int) -> None:
-    """Rank, host, last step and age are said, and the stack of the one that waits is logged."""
+    """Check that rank, host, last step and age are named, and that the waiting stack is logged."""
     assert (drive.result["rank"], drive.result["host"]) == (rank, f"127.0.0.{2 + rank}")
     words = r"no progress for [3-9] s at step \d{2,}"
     words = rf"stopped by a signal: {words}" if how == "stopped" else rf"{words}, at .*:12 in .*"

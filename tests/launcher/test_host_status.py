@@ -25,7 +25,7 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Where a probe listens."""
+    """Yield a port for a probe to listen on."""
     yield ports.listen("127.0.0.1", free_port("127.0.0.1"), TOKEN)["port"]
     ports.hush()
 
@@ -82,7 +82,7 @@ def test_a_silent_master_is_given_up_within_its_time() -> None:
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Two disks; the first file of each has the same inode number."""
+    """Yield two disks; the first file of each has the same inode number."""
     assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
     both = tmp_path / "one", tmp_path / "other"
     for folder in both:

@@ -69,7 +69,7 @@ def test_a_thousand_hostile_words_and_values_arrive_as_they_are(
 
 
 def where_shells_start() -> Path:
-    """sshd goes there, whatever HOME says."""
+    """Return the home of sshd's shells, whatever HOME is."""
     return Path(pwd.getpwuid(os.geteuid()).pw_dir)
 
 

@@ -35,7 +35,7 @@ SAID = {  # what the second host says: why it is lost
 
 
 def hostile(folder: Path, said: bytes) -> str:
-    """An interpreter that says this in place of the agent, until its launcher has enough."""
+    """Return an interpreter that prints this in place of the agent until the launcher closes."""
     path = folder / f"hostile-{hash(said)}"
     path.write_text(
         f"#!{sys.executable}\nimport sys\n"

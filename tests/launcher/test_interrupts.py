@@ -20,7 +20,7 @@ GRACE_BOUND_SECONDS = BUSY * 30.0
 
 
 def interrupted_twice(process: "subprocess.Popen[str]") -> tuple[str, float]:
-    """What a launcher says that gets two Ctrl-C, and how long it takes since the first one."""
+    """Interrupt a launcher twice; return its output and the seconds since the first Ctrl-C."""
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)

@@ -30,7 +30,7 @@ NOBODY = 65534
 
 
 def begun(folder: Path) -> LogFiles:
-    """The journal of a run that goes on."""
+    """Return the log files of a run that goes on."""
     folder.mkdir()
     return LogFiles(RunFolder(folder), Plan("id", 0, ()))
 

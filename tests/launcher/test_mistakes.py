@@ -53,7 +53,7 @@ def answer(typed: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as a new user has it: four hosts, a program, pictures, archives."""
+    """Return a folder as a new user has it: four hosts, a program, images, archives."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.txt").write_text("gpu01\ngpu02\ngpu03\ngpu04\n")
     (tmp_path / "train.py").write_text("print('trains')\n")
@@ -279,7 +279,7 @@ def recipes(task: str) -> list[type[Config]]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One laboratory for all rows: two real sshd on loopback addresses."""
+    """Yield one lab for all rows: two real sshd on loopback addresses."""
     lab = Lab(tmp_path_factory.mktemp("lab")).ready(2)
     yield lab
     lab.stop()

@@ -19,7 +19,7 @@ BOUND_SECONDS = BUSY * (LEASE_SECONDS + 5.0)
 
 
 def ranks_left(one: NetLab) -> list[int]:
-    """The ranks that still sleep."""
+    """Return the ranks that still sleep."""
     plan = json.loads((run_folder(one) / "plan.json").read_text())
     mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
     found = []
@@ -211,7 +211,7 @@ RING = ("--", sys.executable, str(Path(__file__).with_name("ring.py")))
 
 
 def ring(one: NetLab, size: int, steps: int) -> tuple[str, ...]:
-    """A command whose ranks wait for one another over the network, as training does."""
+    """Return a command whose ranks wait for one another over the network, as training does."""
     return (*RING, ",".join(host.address for host in one.hosts), str(size), str(steps))
 
 

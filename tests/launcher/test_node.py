@@ -73,7 +73,7 @@ class Nodes:
     def start(
         self, node: int, nodes: int, *words: str, program: str = "tests.launcher.cheap_node"
     ) -> subprocess.Popen[str]:
-        """One launcher, as a scheduler starts it."""
+        """Start one launcher as a scheduler does."""
         name, _, value = self.canary.partition("=")
         given = {
             "MASTER_ADDR": "127.0.0.1",
@@ -99,17 +99,17 @@ class Nodes:
         return self.started[-1]
 
     def start_all(self, nodes: int, *words: str) -> list[subprocess.Popen[str]]:
-        """As many launchers, the last one first."""
+        """Start this many launchers, the last one first."""
         return [self.start(node, nodes, *words) for node in reversed(range(nodes))][::-1]
 
     @property
     def run(self) -> Path:
-        """The one run folder."""
+        """Return the only run folder."""
         (run,) = self.folder.glob("2*")
         return run
 
     def left(self) -> dict[int, str]:
-        """What still runs."""
+        """Return the processes that still run."""
         return marked(self.canary)
 
     def stop(self) -> None:
@@ -131,7 +131,7 @@ def ready(nodes: Nodes, ranks: int) -> None:
 
 
 def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Code, output and own words of each, once all have ended."""
+    """Wait for all; return the exit code, output and messages of each."""
     return [
         (process.returncode, out, err)
         for process, (out, err) in [(process, process.communicate()) for process in processes]
@@ -321,7 +321,7 @@ def test_a_signal_after_the_end_changes_nothing(nodes: Nodes) -> None:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """A few drawn cats and dogs."""
+    """Return a few drawn cats and dogs."""
     drawn = [sys.executable, "-m", "catdog", "demo", str(tmp_path / "drawn"), "--pictures", "60"]
     subprocess.run(drawn, stdout=subprocess.DEVNULL, check=True)
     return tmp_path / "drawn" / "shards"

@@ -36,7 +36,7 @@ class Case:
 
 
 def config(*lines: str, known: str = "{there} {key}\n") -> Case:
-    """Some lines of ssh_config, and a host that is known."""
+    """Return a case of some lines of ssh_config and a known host."""
     return Case(known, "\n".join(lines))
 
 
@@ -267,7 +267,7 @@ STRICTER: dict[str, Case] = {  # the client accepts, we refuse
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict[str, str]]]:
-    """One sshd with two host keys and a certificate, and the words that the cases use."""
+    """Yield one sshd with two host keys and a certificate, and the words that the cases use."""
     folder = tmp_path_factory.mktemp("oracle")
     one = Lab(folder)
     rsa = ["ssh-keygen", "-q", "-t", "rsa", "-b", "3072", "-N", "", "-f", folder / "rsa"]
@@ -315,14 +315,14 @@ def vocabulary(folder: Path, host: Sshd) -> dict[str, str]:
 
 
 def hashed(file: Path, host: Sshd) -> str:
-    """The host's name as `ssh-keygen -H` hides it."""
+    """Return the host's name as `ssh-keygen -H` hashes it."""
     file.write_text(f"{host.known_as} {host.public_key}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", file], check=True, capture_output=True)
     return file.read_text().split()[0]
 
 
 def write_revocations(folder: Path, words: dict[str, str]) -> None:
-    """Files for RevokedHostKeys: texts and binary lists (KRL)."""
+    """Write files for RevokedHostKeys: texts and binary lists (KRL)."""
     for name in ("revoked", f"revoked_{words['address']}"):
         (folder / name).write_text(f"# stolen\n\n  {words['key']} its comment\n")
     (folder / "others").write_text(f"{words['other']}\n")
@@ -360,7 +360,7 @@ def test_whom_the_ssh_client_refuses_we_refuse(
 
 
 def ssh(one: Lab) -> tuple[str, str]:
-    """Whether the client gets in, and what it says."""
+    """Return whether OpenSSH's client gets in, and its messages."""
     host = one.hosts[0]
     command = ["ssh", "-F", one.config, "-o", "BatchMode=yes", "-p", str(host.port), host.address]
     told = subprocess.run([*command, "true"], capture_output=True, stdin=subprocess.DEVNULL)
@@ -368,7 +368,7 @@ def ssh(one: Lab) -> tuple[str, str]:
 
 
 def ours(one: Lab) -> tuple[str, str]:
-    """Whether we get in; if not, why: one line where the settings cannot be meant."""
+    """Return whether our client gets in, and why not: one line for invalid settings."""
     try:
         network = Network(ConnectSettings(config=one.config))
         network.connect([one.hosts[0].host])

@@ -62,7 +62,7 @@ def pid_of(drive: Drive, kind: str) -> int:
 
 
 def bound_seconds(kind: str, name: str) -> float:
-    """From a fault to the end of all: 1.5 times the promise."""
+    """Return the seconds from a fault to the end of all: 1.5 times the promise."""
     if name == "STOP" and kind in ("rank", "shim", "torchrun"):
         return BUSY * (HANG_SECONDS + 10.0)
     if name == "STOP":

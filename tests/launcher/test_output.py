@@ -23,7 +23,7 @@ KINDS = {"lines": LINE, "one line": b"no newline, ever "}
 
 
 def flooder(folder: Path, megabytes: int, text: bytes = LINE) -> list[str]:
-    """A rank that writes so much of a text."""
+    """Return the command of a rank that writes this many bytes of a text."""
     script = folder / "flood.py"
     script.write_text(
         "import sys\n"
@@ -82,7 +82,7 @@ def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(
 
 
 def watched(pid: int) -> tuple[float, float]:
-    """The most memory of a child of ours, and the processor time it took, when it has ended."""
+    """Wait for a child; return its peak memory and its CPU time."""
     peak = 0.0
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         with contextlib.suppress(IndexError):  # it ended in between

@@ -18,7 +18,7 @@ NAMES = ("n0", "n1", "n2")
 
 
 def line() -> tuple[PeerConnection, socket.socket]:
-    """A connection of ours, and the other end."""
+    """Return a connection of ours, and its other end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         return PeerConnection(listener.accept()[0]), theirs

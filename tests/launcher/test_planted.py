@@ -31,20 +31,20 @@ class Stranger:
         self.folders: list[Path] = []
 
     def process(self, program: str = "sleep", uid: int = NOBODY, **variables: str) -> int:
-        """A process of that account, which it starts with these variables."""
+        """Start a process of that account with these variables; return its id."""
         started = subprocess.Popen([program, "999"], env=variables, user=uid, group=uid)
         self.processes.append(started)
         return started.pid
 
     def program(self, name: str, mode: int) -> str:
-        """`sleep` under another name."""
+        """Return `sleep` under another name."""
         path = self.folder / name
         shutil.copy(str(shutil.which("sleep")), path)
         path.chmod(mode)
         return str(path)
 
     def scratch(self, node: str, uid: int = NOBODY, **files: str) -> Path:
-        """A folder called like that of an agent."""
+        """Make a folder named like that of an agent."""
         path = Path(f"/tmp/rackrun-{self.run}{node}")
         self.folders.append(path)
         path.mkdir(0o700)
@@ -83,7 +83,7 @@ def stranger(alone: Away, tmp_path: Path) -> Iterator[Callable[[], Stranger]]:
 
 
 def identity(pid: int) -> list[Any]:
-    """What an agent writes down of itself, twice as for agent and guard."""
+    """Return the identity that an agent writes down, twice, as for agent and guard."""
     space = str(Path(f"/proc/{pid}/ns/pid").readlink())
     return [*processes.identity(pid), *processes.identity(pid), space]
 

@@ -294,7 +294,7 @@ def test_variables_ask_for_plain_lines(environment: dict[str, str], lines: bool)
 
 @pytest.fixture
 def shard_server() -> Iterator[str]:
-    """A server of one shard, whose second shard is not there."""
+    """Yield a server of one shard whose second shard is missing."""
     shards = [{"name": "toy-train-000000.tar"}, {"name": "toy-train-000001.tar"}]
     dataset = json.dumps({"dataset": "toy", "splits": [{"shards": shards}]}).encode()
 
@@ -431,7 +431,7 @@ def test_ctrl_c_during_the_look_leaves_nothing(lab: Labs) -> None:
 
 
 def started_as(program: Path) -> list[str]:
-    """The processes of a script."""
+    """Return the processes of a script."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ OTHER = ("--", sys.executable, "-c", "print('over')")
 
 
 def written(runs: Path, name: str) -> tuple[Job, LogFiles]:
-    """A run folder as a launcher makes it when a run begins."""
+    """Return a job and a run folder as a launcher makes it when a run begins."""
     work = TaskWork("catdog", ("--epochs", "2"))
     job = Job(work, new_run_folder(runs, name))
     host = PlannedHost("gpu01", "127.0.0.1", 1, sys.executable, "/w", str(job.folder.path))
@@ -44,7 +44,7 @@ def written(runs: Path, name: str) -> tuple[Job, LogFiles]:
 
 
 def ended(job: Job, verdict: str, code: int, step: int) -> Result:
-    """A result as a supervisor returns it."""
+    """Return a result as a supervisor returns it."""
     report = {"step": step}
     nothing = {"host": None, "rank": None, "log": None, "advice": "", "traceback": ""}
     return Result(

@@ -41,7 +41,7 @@ def reset(port: int) -> None:
 
 @contextmanager
 def strangers(port: int) -> Iterator[None]:
-    """Some reset, some say nothing, some talk nonsense, one drips."""
+    """Connect strangers: some reset, some are silent, some send garbage, one byte by byte."""
     enough, opened = threading.Event(), []
     for number in range(SILENT):
         reset(port)
@@ -60,7 +60,7 @@ def strangers(port: int) -> Iterator[None]:
 
 
 def drip(stranger: socket.socket, enough: threading.Event) -> None:
-    """The beginning of a handshake, a byte now and then."""
+    """Send the beginning of a handshake, a byte now and then."""
     for byte in b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500):
         try:
             stranger.sendall(bytes([byte]))
@@ -71,7 +71,7 @@ def drip(stranger: socket.socket, enough: threading.Event) -> None:
 
 
 def met() -> tuple[RelayTransport, ssl.SSLSocket]:
-    """A relay as the controller sees it, and the other end of its connection, among strangers."""
+    """Return a relay as the controller sees it, and the other end, among strangers."""
     door = RelayListener("127.0.0.1", KEY)
     with ThreadPoolExecutor() as pool:
         gathered = pool.submit(door.gather, ["host"], ["word"], 30)

@@ -90,7 +90,7 @@ class Zero:
         return until(lambda: connected(self.port))
 
     def second(self, key: bytes = b"") -> Rendezvous:
-        """The true other node."""
+        """Join as the true other node."""
         return join(NodeInfo(1, 2, 1, "n1", ""), "127.0.0.1", self.port, 60.0, str, key)
 
 
@@ -131,7 +131,7 @@ def test_no_stranger_ends_or_holds_up_the_roll_call(zero: Callable[..., Zero]) -
 
 
 def drip(stream: socket.socket, enough: threading.Event) -> None:
-    """A byte now and then, for ever."""
+    """Send a byte now and then, without end."""
     with contextlib.suppress(OSError):
         while not enough.wait(0.2):
             stream.sendall(b"[")
@@ -259,7 +259,7 @@ def agreed(**changes: Any) -> dict[str, Any]:
 
 
 def answered(greeting: bytes, words: bytes, key: bytes = b"") -> Rendezvous:
-    """What a node makes of such a node 0."""
+    """Return the rendezvous of a node with such a node 0."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:

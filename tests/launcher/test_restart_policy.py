@@ -266,7 +266,7 @@ def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
 
 
 def second_rank(runs: Path) -> int:
-    """The process of rank 1."""
+    """Return the process of rank 1."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             variables = (entry / "environ").read_bytes()

@@ -16,7 +16,7 @@ from tests.nginx.conftest import folder  # noqa: F401 - a fixture
 
 
 def manifest(url: str) -> bytes | None:
-    """What the server answers; None when there is none."""
+    """Return the server's answer; None when no server listens."""
     try:
         with urllib.request.urlopen(f"{url}dataset.json", timeout=10) as answer:
             return bytes(answer.read())

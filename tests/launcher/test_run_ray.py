@@ -20,7 +20,7 @@ FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sl
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A head and one more node, in a process of their own; ended by process id, not by name."""
+    """Yield the address of a Ray head with one more node; they are ended by process id."""
     script = """
 import sys
 from ray.cluster_utils import Cluster
@@ -53,7 +53,7 @@ cluster.shutdown()
 
 
 def start(address: str, folder: Path, *words: str, canary: str = "") -> subprocess.Popen[str]:
-    """`./run-ray` as somebody types it, on hosts that are one machine."""
+    """Start `./run-ray` as a user does, on hosts that are one machine."""
     known = ["--ignore-check", "machine", "--python", warm.interpreter()]
     return warm.Launcher(
         *("-m", "launcher", "ray", "--address", address, *known, *words),

@@ -39,7 +39,7 @@ def cheap_hosts(one: Lab, *settings: str) -> str:
 
 
 def of_the_run(one: Lab) -> dict[int, str]:
-    """Every process of the run on any host: below an sshd, or started with the run's id."""
+    """Return the run's processes on all hosts: below an sshd, or started with the run's id."""
     plan = json.loads((run_folder(one) / "plan.json").read_text())
     mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
     below = {pid for host in one.hosts for pid in children(host.process.pid)}
@@ -55,7 +55,7 @@ def of_the_run(one: Lab) -> dict[int, str]:
 
 
 def started(one: Lab, ranks: int) -> dict[int, str]:
-    """The processes of a run, once that many ranks sleep."""
+    """Wait until that many ranks sleep; return the processes of the run."""
     runs = one.folder / "runs"
     wait_until(lambda: runs.exists() and any(runs.glob("2*")), "a run folder is made")
     wait_until((run_folder(one) / "plan.json").exists, "the plan is written")
@@ -246,7 +246,7 @@ LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = 3.0, 2.0, 2.0
 
 
 def bound_seconds(part: str, name: str) -> float:
-    """From a fault to the launcher's end, and to clean hosts: 1.5 times the promise."""
+    """Return the seconds from a fault to clean hosts: 1.5 times the promise."""
     if (part, name) in {("rank", "STOP"), ("shim", "STOP"), ("torchrun", "STOP")}:
         return BUSY * (HANG_SECONDS + 10.0)
     if name == "STOP" and part != "loader":
@@ -257,7 +257,7 @@ def bound_seconds(part: str, name: str) -> float:
 
 
 def parts_of(host: Sshd) -> dict[str, int]:
-    """The processes of a run on a host, by what they are there for."""
+    """Return the processes of a run on a host, by kind."""
     lines = host.processes()
     torchrun = next(pid for pid, line in lines.items() if "fake_torchrun" in line)
     shim = next(pid for pid in lines if parent_of(pid) == torchrun)
@@ -283,7 +283,7 @@ def hurt(one: Lab, launcher: int, part: str, number: signal.Signals) -> None:
 
 
 def check_last_line(one: Lab, fault: str, line: str) -> None:
-    """The last line names the cause, host and rank, a log that is there, and what to do."""
+    """Check that the last line names cause, host and rank, an existing log, and what to do."""
     part, name = fault.split()
     causes = (CAUSES.get(fault) or CAUSES[part]).format(name).split("|")
     cause = f"({'|'.join(map(re.escape, causes))})"
@@ -300,7 +300,7 @@ def check_last_line(one: Lab, fault: str, line: str) -> None:
 
 @pytest.fixture
 def decoy() -> Iterator[Callable[[Sshd, tuple[str, ...]], "subprocess.Popen[bytes]"]]:
-    """`decoy(host, command)`: somebody else's processes there, which nobody may end."""
+    """Yield `decoy(host, command)`, which starts processes of another user that must survive."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(host: Sshd, command: tuple[str, ...]) -> "subprocess.Popen[bytes]":
@@ -444,7 +444,7 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
     process = one.run_ssh(*SHORT, str(hosts), "--", sys.executable, "-c", code)
 
     def launched(host: Sshd) -> list[str]:
-        """The command lines of torchrun, of the shim if there is one, and of the rank."""
+        """Return the command lines of torchrun, of the shim if there is one, and of the rank."""
         return [
             line
             for line in host.processes().values()

@@ -23,14 +23,14 @@ WORK = Command(("python", "train.py"))
 
 
 def recorded(name: str) -> dict[str, str]:
-    """An environment as a platform sets it; the first line says where it comes from."""
+    """Return an environment as a platform sets it; the file's first line names its origin."""
     lines = (RECORDED / f"{name}.env").read_text().splitlines()
     assert lines[0].startswith("# ")
     return dict(line.split("=", 1) for line in lines[1:])
 
 
 def planned(name: str) -> Any:
-    """What the node finds, and what it would start; or why it starts nothing."""
+    """Return the node's placement and plan, or why it would start nothing."""
     environment = recorded(name)
     try:
         nodes = find_placement(environment).nodes.value
@@ -188,7 +188,7 @@ def test_an_environment_that_cannot_be_is_refused_at_once(
 
 
 def placement_here_or_allocated(environment: dict[str, str], name: str) -> None:
-    """As `--slurm` reads it, or as `node` does."""
+    """Find the placement as `--slurm` does, or as `node` does."""
     if name in ("slurm-salloc", "slurm-uneven-tasks"):
         allocated(environment)
     placement_here(NodeOptions(), environment)
@@ -217,7 +217,7 @@ def test_the_gpus_of_an_allocation_are_slots() -> None:
 
 
 def dry_run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """`node --dry-run` as somebody types it, under a recorded environment."""
+    """Run `node --dry-run` under a recorded environment."""
     command = ("-m", "launcher", "node", "--dry-run", *words, "catdog")
     path = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
     return warm.run(*command, start=warm.Launcher, env={**path, **recorded(name)})

@@ -55,7 +55,7 @@ def test_a_secret_is_in_nothing_that_a_failing_run_leaves(lab: Callable[[int], L
 
 
 def temporary_of(pid: int) -> Iterator[Path]:
-    """The folder for error files that torchrun names to a rank."""
+    """Yield the folder for error files that torchrun names to a rank."""
     with contextlib.suppress(OSError):
         for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = pair.decode(errors="replace").partition("=")
@@ -64,13 +64,13 @@ def temporary_of(pid: int) -> Iterator[Path]:
 
 
 def showing(places: set[Path]) -> list[Path]:
-    """The files below these places that hold the secret."""
+    """Return the files below these folders that hold the secret."""
     files = [path for place in places for path in place.rglob("*") if path.is_file()]
     return [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
 def command_lines() -> Iterator[bytes]:
-    """Of every process on this machine, which is every host's."""
+    """Yield the command line of every process on this machine, which is that of every host."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             yield (entry / "cmdline").read_bytes()

@@ -35,7 +35,7 @@ time.sleep(999) if "--linger" in sys.argv else None
 
 
 def give_shards(folder: Path) -> Path:
-    """A folder that passes for one of shards, and the code that reads it, as the hosts have it."""
+    """Make a folder that passes for shards, and the code that reads it, as the hosts have it."""
     shards, code = folder / "shards", folder / "code" / "training"
     shards.mkdir()
     code.mkdir(parents=True)
@@ -48,12 +48,12 @@ def give_shards(folder: Path) -> Path:
 
 
 def of_folder(shards: Path) -> list[str]:
-    """The URLs at which a folder is served now."""
+    """Return the URLs at which a folder is served now."""
     return [record.url for record in servers() if record.folder == str(shards)]
 
 
 def files_of_server(shards: Path) -> dict[Path, bytes]:
-    """What the server of a folder keeps in files, its log among them."""
+    """Return the files of a folder's server, its log among them."""
     homes = [record.home for record in servers() if record.folder == str(shards)]
     files = [path for home in homes for path in home.rglob("*") if path.is_file()]
     return {path: path.read_bytes() for path in files}
@@ -61,7 +61,7 @@ def files_of_server(shards: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Iterator[Path]:
-    """The shards of the launcher's machine; no server of them outlives its test."""
+    """Yield shards on the launcher's machine; end their servers after the test."""
     folder = give_shards(tmp_path)
     yield folder
     for record in servers():
@@ -70,13 +70,13 @@ def shards(tmp_path: Path) -> Iterator[Path]:
 
 
 def hosts_of(one: Lab, shards: Path) -> str:
-    """hosts.txt of cheap hosts with the stand-in as their code."""
+    """Write hosts.txt of cheap hosts with the stand-in as their code."""
     code = shards.parent / "code"
     return str(one.write_hosts(f"python={one.cheap_python()} workdir={code}"))
 
 
 def said_by_ranks(shards: Path) -> set[str]:
-    """What the ranks of the one run printed."""
+    """Return the lines that the ranks of the only run printed."""
     logs = (shards.parent / "code" / "runs").glob("2*/logs/*/rank-*.out")
     return {line for log in logs for line in log.read_text().splitlines()}
 
@@ -138,7 +138,7 @@ QUICK = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--no-tensorbo
 
 
 def drawn_shards(folder: Path) -> Path:
-    """Real shards of a few pictures."""
+    """Return real shards of a few images."""
     write_archive(folder / "train.zip", 40, poses=["portrait"])
     words = ("-m", "convert", "catdog", str(folder / "train.zip"), str(folder / "drawn"))
     done = warm.run(*words, start=warm.Launcher, cwd=ROOT)

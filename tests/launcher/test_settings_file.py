@@ -49,7 +49,7 @@ def written(folder: Path, text: str = FILE) -> str:
 def merged(
     path: str, *typed: str, settings: type[Options] = LocalOptions, words: int = 0
 ) -> list[str]:
-    """The command line with a settings file."""
+    """Return the command line with a settings file."""
     args = ["--config", path, *typed]
     return with_settings(read_settings(Path(path)), args, settings, words)
 

@@ -17,7 +17,7 @@ WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').w
 
 
 def local(*words: str, cwd: Path, **environment: str) -> str:
-    """`./run-local`, which must end well; what it said."""
+    """Run `./run-local`; return its output when it exits with 0."""
     command = ("-m", "launcher", "local", "--python", str(warm.interpreter()), *words)
     more = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = warm.run(*command, start=warm.Launcher, cwd=cwd, env=more)
@@ -26,7 +26,7 @@ def local(*words: str, cwd: Path, **environment: str) -> str:
 
 
 def readable(folder: Path) -> list[str]:
-    """What another account of this machine can read of a folder."""
+    """Return the files of a folder that another account of this machine can read."""
     program = (
         "import os, pathlib, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "for path in pathlib.Path(sys.argv[1]).rglob('*'):\n"
@@ -40,7 +40,7 @@ def readable(folder: Path) -> list[str]:
 
 @pytest.fixture
 def passable() -> Iterator[Lab]:
-    """A lab in a folder that other accounts can get to; pytest closes its own again and again."""
+    """Yield a lab in a folder that other accounts can enter; pytest closes its own to them."""
     assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
     folder = Path(tempfile.mkdtemp(prefix="rackrun-share-"))
     folder.chmod(0o755)

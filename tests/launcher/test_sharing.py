@@ -22,7 +22,7 @@ KEEP = "import pathlib, sys; pathlib.Path({!r}).write_text(sys.stdin.read()); sy
 
 @pytest.fixture
 def rack(lab: Callable[[int], Lab]) -> Lab:
-    """Two hosts that the user's ssh_config has names for."""
+    """Return two hosts that have names in the user's ssh_config."""
     one = lab(2)
     pairs = enumerate(one.hosts, start=1)
     one.configure(*(f"Host gpu{n}\n  HostName {h.address}\n  Port {h.port}" for n, h in pairs))

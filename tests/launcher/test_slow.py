@@ -18,7 +18,7 @@ RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 
 
 def trained(one: NetLab, sleep_seconds: float) -> str:
-    """What the launcher says while three real ranks train; they must end well."""
+    """Train three real ranks; return the launcher's output when it exits with 0."""
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
     words = ("--", str(warm.interpreter()), RANKS, str(sleep_seconds))
     code, _, err = one.said("--env", f"PYTHONPATH={ROOT}", hosts, *words)

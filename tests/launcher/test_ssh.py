@@ -41,7 +41,7 @@ Labs = Callable[[int], Lab]
 
 @pytest.fixture
 def network(lab: Labs) -> Iterator[Callable[..., Network]]:
-    """A Network over the lab's ssh_config, closed at the end."""
+    """Yield a Network over the lab's ssh_config, closed at the end."""
     made: list[Network] = []
 
     def make(one: Lab, **access: object) -> Network:
@@ -603,7 +603,7 @@ def test_a_proxy_command_that_fails_is_named_with_its_words(lab: Labs, network) 
 
 @pytest.fixture
 def silent() -> Iterator[tuple[str, int]]:
-    """A port that accepts connections and says nothing."""
+    """Yield the address of a server that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()
 

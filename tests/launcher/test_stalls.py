@@ -26,7 +26,7 @@ ONE_SECOND = {
 
 @contextmanager
 def network(one: Lab, **access: float) -> Iterator[Network]:
-    """With a second for each step, where nothing else is said."""
+    """Yield a Network with a second for each step, unless set otherwise."""
     made = Network(ConnectSettings(config=one.config, **{**ONE_SECOND, **access}))  # type: ignore[arg-type]
     try:
         yield made

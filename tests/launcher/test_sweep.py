@@ -27,14 +27,14 @@ FOREVER = "import time; time.sleep(999)"
 
 
 def swept(one: Lab, script: str, *options: str) -> tuple[str, ...]:
-    """The words of a sweep of a script on the hosts of a lab."""
+    """Return the command line of a sweep of a script on the hosts of a lab."""
     (one.folder / "script.py").write_text(script)
     hosts = one.write_hosts(f"python={one.cheap_python()}")
     return (*options, str(hosts), "--", sys.executable, str(one.folder / "script.py"))
 
 
 def results(one: Lab) -> dict[str, str]:
-    """The verdicts of all runs, by the name of their folder without the time."""
+    """Return the verdicts of all runs, by the name of their folder without the time."""
     return {
         path.parent.name[16:]: json.loads(path.read_text())["verdict"]
         for path in (one.folder / "runs").glob("2*/result.json")

@@ -31,7 +31,7 @@ Labs = Callable[[int], Lab]
 
 
 def project(one: Lab) -> Path:
-    """A working tree that git knows: a script, a package, a link, an ignored file."""
+    """Make a working tree under git: a script, a package, a link, an ignored file."""
     folder = one.folder / "project"
     (folder / "package").mkdir(parents=True)
     (folder / "train.py").write_text("from package import words\nprint(words.HELLO)\n")
@@ -246,7 +246,7 @@ def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:
-    """What is in a folder, but for git's own and ours."""
+    """Return the contents of a folder, without git's files and ours."""
     return {
         str(path.relative_to(folder)): str(path.readlink())
         if path.is_symlink()

@@ -55,7 +55,7 @@ ENDLESS = (
 
 
 def one_is_the_cause(drive: Drive, rank: int, cause: str) -> None:
-    """It is named with its host and log; of its peers' noise nothing is on the screen."""
+    """Check that one rank is named with host and log, and that its peers' noise is not shown."""
     assert (drive.result["rank"], drive.result["host"]) == (rank, f"127.0.0.{2 + rank}")
     last = drive.err.splitlines()[-1]
     assert f"failed: rank {rank} on 127.0.0.{2 + rank}: {cause}; log: " in last

@@ -87,7 +87,7 @@ def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
 
 
 def own_repository(one: Lab) -> tuple[Path, list[str]]:
-    """Somebody's own project, without our .gitignore, and two hosts with a clone each."""
+    """Make a user's project without our .gitignore, and two hosts with a clone each."""
     source = one.folder / "project"
     source.mkdir()
     (source / "model.py").write_text("x = 1\n")
@@ -146,7 +146,7 @@ raise SystemExit(3)
 
 
 def edited_meanwhile(one: Lab, source: Path, words: list[str]) -> str:
-    """What is said of a run that fails once model.py has been edited, and is started again."""
+    """Return the messages of a run that fails after model.py is edited, and is started again."""
     mark = one.folder / "edited"
     before = len(list(source.glob(RANK_1)))
     launcher = one.run_ssh("--max-restarts", "1", *words, EDIT.format(str(mark)), cwd=source)

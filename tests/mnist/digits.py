@@ -14,7 +14,7 @@ SIDES = (28, 28)
 
 @cache
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Images, uint8 (1797, 28, 28), and labels, in a fixed random order."""
+    """Return images, uint8 (1797, 28, 28), and labels, in a fixed random order."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -25,7 +25,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def files(train: int = TRAINED_ON, test: int = TESTED_ON) -> dict[str, bytes]:
-    """Names and contents of the four files."""
+    """Return names and contents of the four files."""
     images, labels = digits()
     found = {}
     for part, first, count in (("train", 0, train), ("t10k", TRAINED_ON, test)):
@@ -37,7 +37,7 @@ def files(train: int = TRAINED_ON, test: int = TESTED_ON) -> dict[str, bytes]:
 
 
 def write(folder: Path, contents: dict[str, bytes], packed: bool = False) -> Path:
-    """The files in a folder, as they are or gzipped."""
+    """Write the files into a folder, as they are or gzipped."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in contents.items():
         suffix = ".gz" if packed else ""

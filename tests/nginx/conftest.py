@@ -20,7 +20,7 @@ from nginx.serve import servers, stop
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[None]:
-    """The Docker daemon of this machine, or one of our own for as long as the tests last."""
+    """Yield with this machine's Docker daemon, or with one of our own for the tests."""
     with docker_daemon():
         yield
 
@@ -65,7 +65,7 @@ def docker(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes
 
 @pytest.fixture(scope="session")
 def image(daemon: None, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An image that holds nothing but this machine's nginx and the libraries that it loads."""
+    """Return an image of this machine's nginx and the libraries that it loads."""
     binary = shutil.which("nginx", path=PATHS)
     assert binary
     listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
@@ -94,7 +94,7 @@ def manifest_of(shards: Sequence[str], index: str) -> str:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that passes for one of shards, and things beside them that nobody may have.
+    """Yield a folder that passes for shards, and files beside them that may not be served.
 
     Not under pytest's own folder, which is closed to the user that a root's nginx runs as.
     """

@@ -21,7 +21,7 @@ def credentials(tmp_path: Path) -> Path:
 
 
 def get(server: Server, context: ssl.SSLContext | None = None, secret: str = "") -> int:
-    """The status of asking for the manifest."""
+    """Return the status of a request for the manifest."""
     site = server.site
     connection = (
         http.client.HTTPSConnection(site.address, site.port, context=context)
@@ -63,7 +63,7 @@ def test_a_password_is_asked_for_and_never_logged(
 
 
 def tickets(server: Server) -> bool:
-    """Whether OpenSSL's client is given a session ticket over TLS 1.2."""
+    """Return whether OpenSSL's client is given a session ticket over TLS 1.2."""
     words = ["openssl", "s_client", "-connect", f"127.0.0.1:{server.site.port}", "-tls1_2"]
     said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
     assert b"TLSv1.2" in said

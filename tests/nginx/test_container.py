@@ -110,14 +110,14 @@ def test_a_foreign_container_with_our_name_is_left_alone(folder: Path, image: st
 
 
 def inside(server: Server) -> list[int]:
-    """The processes of the container, by their numbers out here."""
+    """Return the processes of the container, by their ids outside."""
     master = docker.pid(server.record.name)
     children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
     return [master, *map(int, children)]
 
 
 def write_error(path: Path) -> int:
-    """The error number of writing a file there as root; 0 if it works."""
+    """Return the error number of writing a file there as root; 0 if it works."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     except OSError as error:

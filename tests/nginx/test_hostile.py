@@ -29,7 +29,7 @@ AS_NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"
 
 
 def every_byte() -> list[bytes]:
-    """Requests with each byte in the path, raw and encoded, in the query, and in three headers."""
+    """Return requests with each byte in the path, raw and encoded, the query and headers."""
     requests = [b"GET /%%%02x HTTP/1.1\r\nHost: evil.example\r\n" % number for number in range(256)]
     for byte in EVERY_BYTE:
         requests += [
@@ -72,7 +72,7 @@ def test_no_byte_of_a_request_ends_the_server(
 
 
 def answer_over_tls(port: int, context: ssl.SSLContext, request: bytes) -> bytes:
-    """The first bytes that come back over TLS; none where the server has hung up already."""
+    """Return the first bytes that come back over TLS; none when the server has hung up already."""
     with (
         suppress(ssl.SSLEOFError),
         socket.create_connection(("127.0.0.1", port), 10) as plain,
@@ -140,7 +140,7 @@ def test_one_address_cannot_take_every_connection_past_the_firewall(
 
 @pytest.fixture
 def short_logs(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Logs that are full after a few hundred requests: their bytes."""
+    """Limit logs to a few hundred requests; return that size in bytes."""
     monkeypatch.setattr(logs, "LOG_BYTES", 50_000)
     monkeypatch.setattr(logs, "FILE_BYTES", 200_000)
     return 200_000
@@ -251,7 +251,7 @@ def test_an_ordinary_users_container_is_not_that_user(
 
 @contextlib.contextmanager
 def docker_for_all() -> Iterator[None]:
-    """Whatever this machine's daemon is, an ordinary user may speak to it."""
+    """Let an ordinary user speak to this machine's Docker daemon."""
     sock = Path(
         os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
     )
@@ -266,7 +266,7 @@ def docker_for_all() -> Iterator[None]:
 
 
 def as_nobody(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """What a command says to the account `nobody`."""
+    """Run a command as the account `nobody`."""
     environment = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
     return subprocess.run(
         [*AS_NOBODY, *words],

@@ -26,7 +26,7 @@ CLOSED = "closed"  # without an answer
 def raw(
     line: str, *headers: str, host: str = "127.0.0.1", body: str = "", connection: str = "close"
 ) -> bytes:
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     fields = [f"Host: {host}"] if host else []
     return "\r\n".join([line, *fields, f"Connection: {connection}", *headers, "", body]).encode()
 
@@ -94,7 +94,7 @@ REQUESTS: dict[str, tuple[bytes, str]] = {
 
 
 def answer(address: str, port: int, request: bytes) -> bytes:
-    """All that comes back until the server hangs up."""
+    """Send it; return all that comes back until the server hangs up."""
     with socket.create_connection((address, port), 10) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough
             connection.sendall(request)
@@ -114,12 +114,12 @@ def _all(connection: socket.socket) -> bytes:
 
 
 def status(reply: bytes) -> str:
-    """The status code of a reply, or CLOSED."""
+    """Return the status code of a reply, or CLOSED."""
     return reply.split(b" ", 2)[1].decode() if reply.startswith(b"HTTP/") else CLOSED
 
 
 def statuses(address: str, port: int) -> dict[str, str]:
-    """What every request of the table comes to."""
+    """Return the status of every request of the table."""
     return {name: status(answer(address, port, request)) for name, (request, _) in REQUESTS.items()}
 
 
@@ -174,7 +174,7 @@ QUANTITIES = (  # any will do as long as it is large, or only hours would show t
 
 
 def changed(line: str) -> list[str]:
-    """The line with each of its numbers and switches another one."""
+    """Return the line with each of its numbers and switches changed."""
     return [
         line[: found.start()] + other(found.group()) + line[found.end() :]
         for found in re.finditer(r"(?<![\w$])(\d+|on|off)(?![\w$])", line)
@@ -182,7 +182,7 @@ def changed(line: str) -> list[str]:
 
 
 def other(word: str) -> str:
-    """Half the number, the opposite switch."""
+    """Return half the number, or the opposite switch."""
     return {"on": "off", "off": "on", "0": "1", "1": "0"}.get(word) or str(int(word) // 2)
 
 
@@ -243,7 +243,7 @@ def test_a_reader_may_pause_for_a_minute_and_half_a_request_may_not(
 
 
 def hangs_up(connection: socket.socket, seconds: float) -> bool:
-    """Whether the server closes within the time."""
+    """Return whether the server closes in time."""
     return bool(select.select([connection], [], [], seconds)[0]) and not connection.recv(1)
 
 
@@ -259,7 +259,7 @@ def statuses_are_right(server: Server) -> bool:
 
 
 def a_refusal_says_no_more(server: Server) -> bool:
-    """Nothing but the status, unless it was no HTTP: no page that names the program."""
+    """Return whether a refusal is a bare status: no page that names the program."""
     refused = [request for request, expected in REQUESTS.values() if expected in REFUSED]
     replies = [answer(server.site.address, server.site.port, request) for request in refused]
     return all(reply.partition(b"\r\n\r\n")[2] == b"" for reply in replies)
@@ -269,7 +269,7 @@ REFUSED = ("404", "405", "413", "416")
 
 
 def headers_are_right(server: Server) -> bool:
-    """No version, no type to guess at, and how long a pause may be."""
+    """Return whether headers hide the version, forbid guessing types and limit pauses."""
     lasting = raw("HEAD /dataset.json HTTP/1.1", connection="keep-alive")
     closing = raw("HEAD /dataset.json HTTP/1.1")
     reply = answer(server.site.address, server.site.port, lasting + closing)
@@ -283,14 +283,14 @@ def headers_are_right(server: Server) -> bool:
 
 
 def a_connection_lasts(server: Server) -> bool:
-    """More requests than nginx's own limit of 1,000 go over one connection."""
+    """Return whether one connection serves more requests than nginx's default of 1,000."""
     many = raw("HEAD /dataset.json HTTP/1.1", connection="keep-alive") * 1100
     reply = answer(server.site.address, server.site.port, many + raw("HEAD /dataset.json HTTP/1.1"))
     return reply.count(b"HTTP/1.1 200") == 1101
 
 
 def requests_are_logged(server: Server) -> bool:
-    """A line for each request says who asked for what, what was sent and how long it took."""
+    """Return whether each request is logged with client, path, bytes and duration."""
     only = str(time.monotonic_ns())[-9:]
     answer(
         server.site.address, server.site.port, raw(f"GET {SHARD} HTTP/1.1", f"Range: bytes=-{only}")
@@ -309,7 +309,7 @@ def requests_are_logged(server: Server) -> bool:
 
 
 def files_go_straight_to_the_socket(server: Server) -> bool:
-    """The kernel sends a file in few and large pieces; nginx does not read it into buffers."""
+    """Return whether the kernel sends files in few large pieces (sendfile)."""
     before = sum(map(reads, workers(server)))
     size = len(answer(server.site.address, server.site.port, raw(f"GET {SHARD} HTTP/1.1")))
     return sum(map(reads, workers(server))) - before < size / 32768 / 2
@@ -325,7 +325,7 @@ def many_files_may_be_open(server: Server) -> bool:
 
 
 def one_host_cannot_take_every_connection(server: Server) -> bool:
-    """Of 1,100 requests at once from one address 512 are served, the others told to come later."""
+    """Return whether 512 of 1,100 concurrent requests of an address are served, others refused."""
     big = sparse_shard(server, 1 << 30)
     replies = at_once(server, raw(f"GET {big} HTTP/1.1"), 1100)
     return replies == {"200": 512, "503": 588}
@@ -345,20 +345,20 @@ LOOKS = [
 
 
 def workers(server: Server) -> list[int]:
-    """The process numbers of nginx's workers."""
+    """Return the process numbers of nginx's workers."""
     master = server.record.process.pid
     children = Path(f"/proc/{master}/task/{master}/children").read_text()
     return [int(pid) for pid in children.split()]
 
 
 def reads(pid: int) -> int:
-    """How often a process has asked the kernel to read."""
+    """Return the number of read calls of a process."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["syscr"])
 
 
 def sparse_shard(server: Server, size: int) -> str:
-    """The path of a shard of nothing, too large for the buffers of a socket."""
+    """Make a sparse shard, too large for the buffers of a socket; return its path."""
     name = "cats-train-000005.tar"
     with (server.site.folder / name).open("wb") as file:
         file.truncate(size)
@@ -366,7 +366,7 @@ def sparse_shard(server: Server, size: int) -> str:
 
 
 def at_once(server: Server, request: bytes, number: int) -> Counter[str]:
-    """How many get which status when nobody reads further than the first line."""
+    """Count the statuses of concurrent requests of which only the first line is read."""
     with contextlib.ExitStack() as stack:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
@@ -379,7 +379,7 @@ def at_once(server: Server, request: bytes, number: int) -> Counter[str]:
 
 
 def narrow_connection(server: Server) -> socket.socket:
-    """A connection with a small receive buffer, so that little lies in the kernel."""
+    """Return a connection with a small receive buffer, so that little waits in the kernel."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(10)

@@ -30,7 +30,7 @@ COMMAND = [sys.executable, "-m", "nginx"]
 
 @pytest.fixture(params=["container", "native"])
 def how(request: pytest.FixtureRequest, image: str) -> list[str]:
-    """The options of a container and of a native nginx."""
+    """Return the options of a container and of a native nginx."""
     return ["--image", image] if request.param == "container" else ["--native"]
 
 
@@ -60,7 +60,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 def foreground(*words: str | Path) -> tuple["subprocess.Popen[bytes]", Callable[[str], str]]:
-    """The command on a terminal, and a function that reads it until a pattern is seen."""
+    """Start the command on a terminal; return it and a function that reads up to a pattern."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs,
@@ -263,7 +263,7 @@ def test_bad_options_end_with_64_and_one_line() -> None:
 
 @pytest.fixture
 def without(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
-    """Words to put before a command so that it does not find some programs of this machine."""
+    """Yield a function: words before a command that hide some programs of this machine."""
 
     def hide(*programs: str) -> list[str]:
         folders = native.PATHS.split(":")

@@ -92,7 +92,7 @@ Program = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program as a file: the help of a setting stands in its source."""
+    """Return the program as a file: the help of a setting is in its source."""
     written = tmp_path_factory.mktemp("program") / "count.py"
     written.write_text(PROGRAM)
     return written
@@ -100,7 +100,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def program(path: Path) -> Program:
-    """Runs the program with these arguments."""
+    """Return a function that runs the program with these arguments."""
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, path, *args]
@@ -283,7 +283,7 @@ def test_completion_knows_what_may_come_next(
 
 
 def rackrun_in(folder: Path) -> dict[str, str]:
-    """An environment with the command `rackrun`, as an installation has it."""
+    """Return an environment with the command `rackrun`, as an installation has it."""
     (folder / "rackrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m rackrun "$@"\n')
     (folder / "rackrun").chmod(0o755)
     path = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """The launcher's end of the reports, for a rank that has not reported."""
+    """Yield the launcher's end of the reports, for a rank that has not reported."""
     path = tmp_path / "reports"
     monkeypatch.setenv("RACKRUN_REPORTS", str(path))
     monkeypatch.setenv("RANK", "3")

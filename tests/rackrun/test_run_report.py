@@ -31,7 +31,7 @@ MOMENT = 1_795_000_000.0
 
 
 def run_folder(folder: Path, **settings: Any) -> Path:
-    """A run of two epochs on two hosts, in which every name is an attack on the page."""
+    """Make a run of two epochs on two hosts in which every name is an attack on the page."""
     folder.mkdir()
     train = [
         {"kind": "train", "step": step, "epoch": step / 50, "loss": 100 / step, "rate": 0.1,

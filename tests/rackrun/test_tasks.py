@@ -22,7 +22,7 @@ TASK = f"{IMPORTED}TASK = None\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with tasks, and scripts that are none; and an installed package."""
+    """Yield the current folder, with tasks, scripts that are none, and an installed package."""
     for name, text in {
         "here/my_task.py": TASK,
         "here/my-task.py": TASK,

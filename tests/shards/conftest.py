@@ -15,20 +15,20 @@ from tests.shards.tiny import Tiny, write_tiny
 
 @pytest.fixture
 def fresh() -> Iterator[Tiny]:
-    """A shard folder that a test may change; outside pytest's own, which root's nginx may not
+    """Yield a shard folder that a test may change; outside pytest's own, which root's nginx may not
     enter."""
     yield from _tiny()
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Iterator[Tiny]:
-    """The same for tests that only read."""
+    """Yield the same for tests that only read."""
     yield from _tiny()
 
 
 @pytest.fixture(scope="session")
 def large() -> Iterator[Tiny]:
-    """Two shards of several blocks each, only to be read."""
+    """Yield two shards of several blocks each, only to be read."""
     yield from _tiny(shards=2, samples=40, size=300_000)
 
 
@@ -41,27 +41,27 @@ def _tiny(**sizes: int) -> Iterator[Tiny]:
 
 @pytest.fixture(scope="session")
 def server(tiny: Tiny) -> Iterator[Server]:
-    """A native nginx over the folder that is only read."""
+    """Yield a native nginx over the folder that is only read."""
     with serving(Site(tiny.folder, port=0, native=True)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def large_server(large: Tiny) -> Iterator[Server]:
-    """A native nginx over the large folder."""
+    """Yield a native nginx over the large folder."""
     with serving(Site(large.folder, port=0, native=True)) as server:
         yield server
 
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
-    """A proxy before the small folder; it passes everything on until it is told otherwise."""
+    """Yield a proxy before the small folder; it passes everything on unless a fault is set."""
     yield from _proxy(server)
 
 
 @pytest.fixture
 def large_proxy(large_server: Server) -> Iterator[Proxy]:
-    """The same before the large folder."""
+    """Yield a proxy before the large folder."""
     yield from _proxy(large_server)
 
 

@@ -39,7 +39,7 @@ class Lab:
 
     @contextlib.contextmanager
     def spoilt(self, mutation: Mutation) -> Iterator[str]:
-        """The URL of a server that shows the mutation; all is well again afterwards."""
+        """Yield the URL of a server that shows the mutation, until the block ends."""
         dice = random.Random(mutation.number)
         if mutation.kind in FILES:
             for path, data in FILES[mutation.kind](self.shards, mutation.number, dice).items():
@@ -58,7 +58,7 @@ class Lab:
 
 @contextlib.contextmanager
 def lab() -> Iterator[Lab]:
-    """A lab for as long as the block lasts."""
+    """Yield a lab for the block."""
     top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
     top.chmod(0o755)
     tiny = write_tiny(top / "shards")
@@ -77,7 +77,7 @@ def lab() -> Iterator[Lab]:
 
 
 def corpus() -> list[Mutation]:
-    """Every mutation there is."""
+    """Return all mutations."""
     kinds = [kind for kind in (*FILES, *ANSWERS) if kind != "cut"]
     seeded = [Mutation(CUTS + n, kinds[n % len(kinds)]) for n in range(TOTAL - CUTS)]
     return [Mutation(number, "cut") for number in range(CUTS)] + seeded
@@ -129,7 +129,7 @@ def garbage_behind(
 def sample_missing(
     shards: dict[Path, bytes], number: int, dice: random.Random
 ) -> dict[Path, bytes]:
-    """A whole member or two taken out: what is left is a faultless tar."""
+    """Remove a whole member or two: the rest is a valid tar."""
     path = dice.choice(sorted(shards))
     data = shards[path]
     headers = [at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"]
@@ -162,7 +162,7 @@ def sometimes(fault: Fault, dice: random.Random) -> Fault:
 
 
 def part_of(answer: Answer, dice: random.Random) -> bytes:
-    """The beginning of a body; half of the time up to the end of a member."""
+    """Return the beginning of a body; half of the time up to the end of a member."""
     end = dice.randrange(max(len(answer.body), 1))
     return answer.body[: end // 512 * 512 if dice.random() < 0.5 else end]
 
@@ -192,7 +192,7 @@ def stall(dice: random.Random) -> Fault:
 
 
 def shorter_than_it_is(dice: random.Random) -> Fault:
-    """A proxy that announces less, and sends that: nothing looks broken off."""
+    """Return the fault of a proxy that announces and sends less, so that nothing seems cut."""
 
     def fault(answer: Answer) -> None:
         body = part_of(answer, dice)
@@ -210,7 +210,7 @@ def longer_than_it_is(dice: random.Random) -> Fault:
 
 
 def other_bytes(dice: random.Random) -> Fault:
-    """The right head, and the bytes of something else."""
+    """Return the fault of a right head with other bytes."""
 
     def fault(answer: Answer) -> None:
         answer.send(body=dice.randbytes(len(answer.body)))
@@ -219,7 +219,7 @@ def other_bytes(dice: random.Random) -> Fault:
 
 
 def shifted(dice: random.Random) -> Fault:
-    """The right bytes, a block too late: as from a proxy that mixes up its ranges."""
+    """Return the fault of a proxy that mixes up ranges: the right bytes, a block too late."""
 
     def fault(answer: Answer) -> None:
         by = 512 * dice.randint(1, 4)

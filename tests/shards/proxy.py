@@ -56,7 +56,7 @@ Fault = Callable[[Answer], None]
 
 
 def pass_on(answer: Answer) -> None:
-    """No fault."""
+    """Change nothing."""
     answer.send()
 
 
@@ -123,7 +123,7 @@ class Proxy:
 
 
 def _head(stream: object) -> bytes:
-    """The lines of a request or an answer up to the empty one."""
+    """Return the lines of a request or an answer up to the empty one."""
     lines = []
     while line := stream.readline():  # type: ignore[attr-defined]
         lines.append(line)

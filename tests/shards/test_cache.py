@@ -44,7 +44,7 @@ def everything(source: Source) -> list[Sample]:
 
 
 def asked_for(proxy: Proxy) -> Counter[str]:
-    """What was asked for how often, the manifest left out."""
+    """Return how often each file was requested, the manifest left out."""
     lines = (request.decode() for request in proxy.requests)
     found = (re.search(r"GET /(\S+) .*Range: bytes=(\S+)", line, re.DOTALL) for line in lines)
     return Counter(f"{each[1]} {each[2]}" for each in found if each and "json" not in each[1])
@@ -147,7 +147,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """The blocks in a cache."""
+    """Return the blocks in a cache."""
     return sorted(path for path in folder.glob("rackrun-cache-*/??/*"))
 
 
@@ -199,7 +199,7 @@ def read_through(tiny: Tiny, folder: Path) -> int:
 
 
 def power_cuts(whole: dict[Path, bytes], dice: random.Random) -> Iterator[dict[Path, bytes]]:
-    """What some files hold instead of what was written to them."""
+    """Yield what some files hold after a power cut instead of what was written."""
     for path, data in whole.items():
         for end in {*range(min(len(data), 20)), *range(0, len(data), 512), len(data) - 1}:
             yield {path: data[:end]}

@@ -21,7 +21,7 @@ from tests.shards.tiny import Tiny
 
 @pytest.fixture(params=["folder", "http", "cache"])
 def opened(request: pytest.FixtureRequest, fresh: Tiny, tmp_path: Path) -> Iterator[Source]:
-    """The folder that may be changed, opened in each of the ways there are."""
+    """Yield the folder that may be changed, opened in each possible way."""
     if request.param == "folder":
         yield FolderSource(str(fresh.folder))
         return
@@ -41,7 +41,7 @@ def damage(tiny: Tiny, shard: int, samples: list[int]) -> None:
 
 
 def by_portions(source: Source, number: int) -> list[Sample]:
-    """The samples of a shard, three at a time."""
+    """Return the samples of a shard, three at a time."""
     rows = source.index("train")
     rows = rows[rows["shard"] == number]
     shard = source.manifest.split("train").shards[number]

@@ -37,7 +37,7 @@ SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_se
 
 
 def everything(source: Source) -> list[Sample]:
-    """Every sample of the split, in the order of the shards."""
+    """Return every sample of the split, in the order of the shards."""
     shards = source.manifest.split("train").shards
     return [sample for number in range(len(shards)) for sample in samples(source, "train", number)]
 
@@ -110,7 +110,7 @@ def drip(answer: Answer) -> None:
 
 
 def status(line: str, *fields: str) -> Fault:
-    """An answer of another status."""
+    """Return the fault of another status."""
     head = "\r\n".join([f"HTTP/1.1 {line}", *fields, "Content-Length: 5", "", ""]).encode()
     return lambda answer: answer.send(head=head, body=b"sorry")
 
@@ -276,7 +276,7 @@ def whole(answer: Answer) -> None:
 
 
 def field(name: str, value: str) -> Fault:
-    """The same answer with another value of a header field."""
+    """Return the fault of another value in a header field."""
 
     def fault(answer: Answer) -> None:
         line = re.compile(rf"(?i)\r\n{name}: [^\r]*".encode())
@@ -596,7 +596,7 @@ def reached(value: "Synchronized[int]", wanted: int) -> bool:
 
 
 def begin_epoch(value: "Synchronized[int]") -> None:
-    """In a reader: count samples for the test, and bytes as they leave the kernel."""
+    """Prepare a reader to count samples for the test, and bytes as they leave the kernel."""
     global done, received
     done, received = value, 0
     receive = connection._StallTimeout.recv_into
@@ -611,7 +611,7 @@ def begin_epoch(value: "Synchronized[int]") -> None:
 
 
 def read_slowly(url: str) -> tuple[list[Sample], int, int]:
-    """Everything, at the pace of training steps; the bytes that came, the troubles."""
+    """Read everything at the pace of training; return samples, received bytes and errors."""
     source = HttpSource(url)
     found = []
     for number in range(2):

@@ -117,7 +117,7 @@ def test_a_manifest_comes_back_as_it_went(tiny: Tiny) -> None:
 
 
 def without_digest(text: bytes) -> bytes:
-    """A manifest as it was written before manifests had a digest of their own."""
+    """Return a manifest as it was written before manifests had a digest of their own."""
     fields = json.loads(text)
     del fields["sha256"]
     return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()

@@ -39,7 +39,7 @@ def rackrun(url: str, tiny: Tiny) -> list[Sample]:
 
 
 def by_hand(url: str, tiny: Tiny) -> list[Sample]:
-    """As one would write it: Python's own HTTP client and its own tar reader."""
+    """Read a shard with Python's own HTTP client and tar reader."""
     found = []
     for path in sorted(tiny.folder.glob("*.tar")):
         data = urllib.request.urlopen(url + path.name, timeout=1).read()
@@ -55,7 +55,7 @@ def by_hand(url: str, tiny: Tiny) -> list[Sample]:
 
 
 def webdataset(url: str, tiny: Tiny) -> list[Sample]:
-    """Stock webdataset, as its examples do it."""
+    """Read a shard with webdataset as its examples do."""
     import webdataset as wds
 
     urls = [url + path.name for path in sorted(tiny.folder.glob("*.tar"))]
@@ -68,7 +68,7 @@ def webdataset(url: str, tiny: Tiny) -> list[Sample]:
 
 
 def judge(reader: Reader, url: str, tiny: Tiny) -> str:
-    """What comes of reading everything."""
+    """Return the outcome of reading everything."""
     try:
         with at_most(HANG_SECONDS):
             found = reader(url, tiny)
@@ -108,7 +108,7 @@ def end_curl() -> None:
 
 
 def outcomes(reader: Reader, mutations: list[Mutation]) -> list[Outcome]:
-    """What comes of each, in four labs at once: most of the time is spent waiting."""
+    """Return the outcome of each, in four labs at once: most of the time is spent waiting."""
     with FORK.Pool(4) as pool:
         shares = [(reader, mutations[number::4]) for number in range(4)]
         return [outcome for share in pool.map(in_one_lab, shares) for outcome in share]
@@ -150,7 +150,7 @@ def test_how_stock_webdataset_fares(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def table(scores: dict[str, list[Outcome]]) -> str:
-    """Outcomes by kind of mutation, a column for each reader."""
+    """Return a table of outcomes by kind of mutation, with a column for each reader."""
     kinds = list(dict.fromkeys(kind for found in scores.values() for kind, _ in found))
     lines = ["", f"{'':24}" + "".join(f"{name:40}" for name in scores)]
     for kind in [*kinds, "all"]:

@@ -133,7 +133,7 @@ def _tell_what_is_known(source: Source, answers: "SimpleQueue[object]") -> None:
 
 
 def _memory_of(index: np.ndarray) -> str:
-    """The inode of the file that an array is a view of."""
+    """Return the inode of the file that an array is a view of."""
     address = index.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, _, end = line.split()[0].partition("-")

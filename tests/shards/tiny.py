@@ -20,14 +20,14 @@ class Tiny:
 
     @property
     def all(self) -> list[Sample]:
-        """Every sample, in the order of the shards."""
+        """Return every sample, in the order of the shards."""
         return [sample for shard in self.samples for sample in shard]
 
 
 def write_tiny(
     folder: Path, shards: int = 3, samples: int = 10, size: int = 2000, seed: int = 0
 ) -> Tiny:
-    """A folder of random "pictures" of about so many bytes, readable by everyone."""
+    """Write a folder of random "images" of about this many bytes, readable by everyone."""
     dice = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)

@@ -13,7 +13,7 @@ from tests.slurm.lab import SlurmLab
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    """Three nodes, idle."""
+    """Yield three nodes, idle."""
     lab = SlurmLab(tmp_path_factory.mktemp("slurm"))
     try:
         lab.start()
@@ -24,14 +24,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
 
 @pytest.fixture(autouse=True)
 def no_job_is_left(slurm: SlurmLab) -> Iterator[None]:
-    """A test that fails leaves its job to nobody."""
+    """Yield; then cancel the jobs that a failed test has left."""
     yield
     slurm.cancel_all()
 
 
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `train.zip`, 240 drawn cats and dogs, and their shards."""
+    """Return a folder with `train.zip`, 240 drawn cats and dogs, and their shards."""
     folder = tmp_path_factory.mktemp("drawn")
     subprocess.run(
         [sys.executable, "-m", "catdog", "demo", str(folder), "--pictures", "240"],

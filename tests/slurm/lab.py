@@ -66,7 +66,7 @@ class SlurmLab:
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Until every node is idle."""
+        """Start the daemons, and wait until every node is idle."""
         for name in ("munge", "state"):
             (self.folder / name).mkdir(mode=0o700)
         first = free_ports(NODES + 1)
@@ -91,7 +91,7 @@ class SlurmLab:
         until(lambda: self.idle() == NODES)
 
     def start_munge(self) -> None:
-        """The daemon that vouches for users, with a key of its own."""
+        """Start munged, which authenticates users, with a key of its own."""
         munge = self.folder / "munge"
         key = munge / "key"
         key.touch(mode=0o600)
@@ -102,7 +102,7 @@ class SlurmLab:
         until((munge / "socket").exists)
 
     def start_node(self, name: str) -> None:
-        """One slurmd; or that of a node that died."""
+        """Start the slurmd of a node, also of one that died."""
         self.daemon(name, "-D", "-f", str(self.configuration), "-N", name, program="slurmd")
 
     def daemon(self, name: str, *options: str, program: str = "") -> None:
@@ -129,7 +129,7 @@ class SlurmLab:
         until(lambda: not self.run("squeue", "--noheader"))
 
     def kill_node(self, name: str) -> None:
-        """What a power failure does: everything that runs there is gone at once."""
+        """Kill everything on a node at once, as a power failure does."""
         self.daemons[name].kill()
         self.daemons[name].wait()
         for pid in with_variable(f"SLURMD_NODENAME={name}"):
@@ -138,7 +138,7 @@ class SlurmLab:
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=power")
 
     def run(self, *command: str, folder: Path | None = None) -> str:
-        """The output of one of Slurm's commands, which has to end well."""
+        """Run one of Slurm's commands; return its output when it exits with 0."""
         done = subprocess.run(
             command, env=self.environment, cwd=folder, capture_output=True, text=True, check=False
         )
@@ -146,7 +146,7 @@ class SlurmLab:
         return done.stdout.strip()
 
     def idle(self) -> int | None:
-        """How many nodes wait for work; None when nobody answers."""
+        """Return the number of idle nodes; None when Slurm does not answer."""
         done = subprocess.run(
             ["sinfo", "--noheader", "--states=idle", "--format=%D"],
             env=self.environment,
@@ -157,19 +157,19 @@ class SlurmLab:
         return None if done.returncode else sum(map(int, done.stdout.split()))
 
     def submit(self, folder: Path, *words: str, **variables: str) -> str:
-        """`sbatch` in a folder; the number of the job."""
+        """Submit a job from a folder; return its number."""
         given = [f"{name}={value}" for name, value in variables.items()]
         exported = ",".join(["ALL", *given])
         told = self.run("sbatch", "--parsable", f"--export={exported}", *words, folder=folder)
         return told.split(";")[0]
 
     def job(self, number: str) -> Mapping[str, str]:
-        """What Slurm says about a job."""
+        """Return what Slurm reports about a job."""
         told = self.run("scontrol", "--oneliner", "show", "job", number).splitlines()[0]
         return dict(word.partition("=")[::2] for word in told.split())
 
     def ended(self, number: str) -> Mapping[str, str]:
-        """The same when it is over."""
+        """Wait for the job's end; return what Slurm reports about it."""
         running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
         return until(lambda: (job := self.job(number))["JobState"] not in running and job)
 
@@ -184,7 +184,7 @@ def until(wanted: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
+    """Return the first of this many free ports in a row."""
     for first in range(17000, 32000, count):
         try:
             for port in range(first, first + count):
@@ -197,7 +197,7 @@ def free_ports(count: int) -> int:
 
 
 def with_variable(pair: str) -> list[int]:
-    """The living processes that have this variable."""
+    """Return the processes that have this variable."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -211,7 +211,7 @@ def with_variable(pair: str) -> list[int]:
 
 
 def below(root: int) -> list[int]:
-    """Everything that a process started, and what that started in turn."""
+    """Return the descendants of a process."""
     found = []
     for task in Path(f"/proc/{root}/task").glob("*/children"):
         try:
@@ -224,7 +224,7 @@ def below(root: int) -> list[int]:
 
 
 def end(pid: int) -> None:
-    """SIGKILL; it may be gone already."""
+    """Kill a process; it may be gone already."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -31,7 +31,7 @@ EXACT = ("--exact-epochs", *TINY)
 
 @pytest.fixture
 def home(tmp_path: Path, drawn: Path) -> Path:
-    """The folder that somebody types sbatch in."""
+    """Return the folder in which sbatch is typed."""
     (tmp_path / "data").symlink_to(drawn)
     return tmp_path
 
@@ -44,18 +44,18 @@ def train(slurm: SlurmLab, home: Path, *options: str, **variables: str) -> str:
 
 
 def output(home: Path, job: str) -> str:
-    """What the job wrote so far."""
+    """Return what the job has written so far."""
     file = home / f"slurm-{job}.out"
     return file.read_text() if file.exists() else ""
 
 
 def runs(home: Path) -> list[Path]:
-    """The run folders, the oldest first."""
+    """Return the run folders, the oldest first."""
     return sorted((home / "runs").glob("2*"))
 
 
 def checkpoints(run: Path) -> list[int]:
-    """The steps at which a run has saved."""
+    """Return the steps at which a run has saved."""
     return sorted(int(path.stem.split("-")[1]) for path in run.glob("checkpoints/step-*.pt"))
 
 
@@ -106,14 +106,14 @@ def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> No
 
 
 def last_step(run: Path) -> int:
-    """The step of the last line of a run's metrics."""
+    """Return the step of the last line of a run's metrics."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     step: int = json.loads(lines[-1])["step"] if lines else 0
     return step
 
 
 def plan_of(run: Path) -> dict[str, Any]:
-    """What the first node started."""
+    """Return the plan of the first node."""
     host: dict[str, Any] = json.loads((run / "plan.json").read_text())["hosts"][0]
     return host
 
@@ -156,7 +156,7 @@ def test_four_tasks_convert_to_the_bytes_of_one(slurm: SlurmLab, home: Path, dra
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Every file of a folder of shards."""
+    """Return the digest of every file of a folder of shards."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())

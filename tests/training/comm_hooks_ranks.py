@@ -17,7 +17,7 @@ STEPS = 60
 
 
 def batches(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Another part of the same problem on each rank."""
+    """Yield batches of the same problem, other ones on each rank."""
     torch.manual_seed(100)
     truth = torch.randn(64, 5)
     torch.manual_seed(rank)
@@ -27,7 +27,7 @@ def batches(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def trained(gradients: str, rank: int) -> tuple[float, torch.Tensor]:
-    """The mean loss of the last steps, and all weights."""
+    """Train; return the mean loss of the last steps, and all weights."""
     torch.manual_seed(7)
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 5))
     model = DistributedDataParallel(net)

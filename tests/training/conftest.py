@@ -33,7 +33,7 @@ MakeShards = Callable[..., Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Two threads wait for one another actively, for ages where the cores are busy."""
+    """Use one thread: two of them spin while they wait, for long on busy cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -42,15 +42,17 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def torch_as_it_was() -> Iterator[None]:
-    """Runs in this process set torch up; the next test must not notice."""
+    """Restore torch's settings, which a run in this process changes."""
     yield
     torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")
 def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
-    """Makes a shard folder: sizes of the train and val shards, classes, bytes to pack instead, and
-    labels that the samples have in turn.
+    """Return a function that makes a shard folder.
+
+    It takes the sizes of the train and val shards, the number of classes, bytes to pack instead of
+    images, and labels that the samples have in turn.
     """
 
     def make(
@@ -77,7 +79,7 @@ def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
 
 @pytest.fixture(scope="session")
 def shapes(make_shards: MakeShards) -> Path:
-    """200 training and 37 validation pictures of two shapes."""
+    """Return shards of 200 training and 37 validation images of two shapes."""
     return make_shards()
 
 
@@ -107,7 +109,7 @@ def pack(
 
 
 def draw(label: int, seed: int) -> bytes:
-    """A JPEG of a shape on noise."""
+    """Return a JPEG of a shape on noise."""
     random = np.random.default_rng(seed)
     noise = random.integers(0, 120, (SIDE, SIDE, 3), dtype=np.uint8)
     picture = Image.fromarray(noise)

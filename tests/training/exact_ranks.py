@@ -150,7 +150,7 @@ class Synced(nn.SyncBatchNorm):
 
 
 def synced(exchanging: bool) -> Task:
-    """A task whose model exchanges statistics in its forward pass."""
+    """Return a task whose model exchanges statistics in its forward pass."""
 
     def model(config: Config, classes: int) -> nn.Module:
         double = Double()
@@ -195,7 +195,7 @@ def settings(samples: int, name: str, **options: Any) -> Config:
 
 
 def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
-    """The state at the end of a run."""
+    """Run; return the state at the end."""
     with StopRequests(config.save_minutes) as stops:
         compute = set_up(config, ranks)
         earlier = resumed(config.resume, task.name, ranks) if config.resume else None
@@ -210,7 +210,7 @@ def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
 
 
 def tensors(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a state with its path."""
+    """Yield every leaf of a state with its path."""
     if isinstance(state, dict | list | tuple):
         for key, value in state.items() if isinstance(state, dict) else enumerate(state):
             yield from tensors(value, f"{name}.{key}")
@@ -231,7 +231,7 @@ def equal_on_all(ranks: Ranks, state: dict[str, Any]) -> bool:
 
 
 def far(found: dict[str, Any], expected: dict[str, Any]) -> float:
-    """The largest difference between two states, relative to the largest number of its tensor."""
+    """Return the largest difference of two states, relative to its tensor's largest number."""
     worst, others = 0.0, dict(tensors(expected))
     for name, value in tensors(found):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -249,7 +249,7 @@ def alone(ranks: Ranks) -> Ranks:
 def compared(
     ranks: Ranks, samples: int, name: str, task: Task = TASK, **options: Any
 ) -> tuple[bool, float]:
-    """Whether all ranks end equal, and how far rank 0 is from one process on the same batches."""
+    """Return whether all ranks end equal, and how far rank 0 is from one process."""
     state = ran(settings(samples, f"{name}-many", **options), ranks, task)
     equal = equal_on_all(ranks, state)
     distance = 0.0
@@ -265,7 +265,7 @@ def exact_everywhere(run: str) -> None:
 
 
 def sizes(ranks: Ranks) -> tuple[int, ...]:
-    """Data sets with tails of one sample, of 4, and of 13 where 4 are fewer than the ranks."""
+    """Return sizes of data sets with a last step of one sample, and of 4 or 13."""
     return (49, 52) if ranks.world == 3 else (49, 52, 61)
 
 
@@ -408,7 +408,7 @@ def a_compiled_model_ends_equal(ranks: Ranks) -> None:
 
 @contextmanager
 def mean_loss() -> Iterator[None]:
-    """The known mistake: each rank takes the mean over the samples it happens to have."""
+    """Put a known mistake in place: each rank takes the mean over its own samples."""
 
     def mean(
         answers: Any, labels: Any, weight: None, reduction: str, label_smoothing: float
@@ -427,7 +427,7 @@ def wrong_ways_are_seen(ranks: Ranks) -> None:
         assert far(state, ran(settings(49, "sum"), alone(ranks))) > 1e-3
 
     def parameters_only(state: TrainingState, ranks: Ranks, source: int) -> None:
-        """What Join does by itself, and the step count, without which nothing would go on."""
+        """Broadcast parameters and the step count only, as torch's Join does."""
         state.step = ranks.all_reduce_max(state.step)
 
     with patch.object(uneven_inputs, "broadcast_state", parameters_only):

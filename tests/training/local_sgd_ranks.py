@@ -24,7 +24,7 @@ from training.state import TrainingState
 
 
 def trained(config: Config, ranks: Ranks, data: Halves) -> tuple[int, TrainingState]:
-    """The exit code of a run, and the state of this rank at its end."""
+    """Run; return the exit code, and the state of this rank at the end."""
     config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
     schedule = make_schedule(config, data.epoch_steps, ranks.world)
     earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
@@ -41,7 +41,7 @@ def weights(state: TrainingState) -> torch.Tensor:
 
 
 def alike(state: TrainingState) -> bool:
-    """Whether both ranks have the same weights, momenta and average, bit for bit."""
+    """Return whether both ranks have the same weights, momenta and average, bit for bit."""
     packed = torch.tensor(list(checkpoint.pack(state.state_dict())), dtype=torch.uint8)
     seen = [torch.empty_like(packed) for _ in range(2)]
     dist.all_gather(seen, packed)

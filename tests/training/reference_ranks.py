@@ -80,13 +80,13 @@ class Double(nn.Module):
 
 
 def model() -> Double:
-    """The same fresh weights each time."""
+    """Return a model with the same initial weights each time."""
     torch.manual_seed(11)
     return Double()
 
 
 def samples(number: int, count: int) -> Samples:
-    """Random images, whose labels are to be seen in them."""
+    """Return random images whose labels can be seen in them."""
     random = torch.Generator().manual_seed(number)
     labels = torch.randint(PLAIN.classes, (count,), generator=random)
     images = torch.randint(200, (count, 3, SIZE, SIZE), dtype=torch.uint8, generator=random)
@@ -95,7 +95,7 @@ def samples(number: int, count: int) -> Samples:
 
 
 def judged_samples() -> Samples:
-    """Samples of which some have another label than they seem to: not all are among five."""
+    """Return samples of which some have a wrong label, so that top-5 is not 1."""
     images, labels = samples(10_000, JUDGED)
     return images, torch.cat([labels[:30], labels[30:].roll(1)])
 
@@ -141,7 +141,7 @@ TASK = Task(
 
 
 def settings(recipe: Recipe, world: int, folder: Path) -> ImageNet:
-    """The recipe as options of the product."""
+    """Return the recipe as settings of the product."""
     return ImageNet(
         run_folder=str(folder), image_size=SIZE, epochs=recipe.epochs, lr=recipe.lr,
         lr_schedule="cosine", warmup_epochs=recipe.warmup / recipe.epoch_steps, seed=recipe.seed,

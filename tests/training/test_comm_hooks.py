@@ -10,7 +10,7 @@ from training.sync.comm_hooks import register_comm_hook
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[float, float]]:
-    """By way of exchange, from two real ranks with equal weights: loss, distance to float32."""
+    """Return loss and distance to float32 by kind of exchange, from two real ranks."""
     rows = [
         line.split() for line in said("comm_hooks_ranks.py").splitlines() if line.count(" ") == 2
     ]

@@ -25,7 +25,7 @@ enter(main)
 
 
 def met(second: dict[str, str], code: Path) -> list[tuple[int, str]]:
-    """Exit codes and words of two ranks, of which the second is as given."""
+    """Run two ranks, the second as given; return exit codes and messages."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

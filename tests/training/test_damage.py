@@ -25,7 +25,7 @@ NAMED = (
 
 @pytest.fixture
 def damaged(make_shards: Callable[..., Path]) -> Path:
-    """200 training pictures in three shards, ten of them with a flipped bit in their pixels."""
+    """Return 200 training images in three shards, ten with a flipped bit in their pixels."""
     folder = make_shards()
     source = open_source(str(folder))
     shards = source.manifest.split("train").shards

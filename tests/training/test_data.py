@@ -38,7 +38,7 @@ def walk(config: CatDog, rank: int = 0, world: int = 1) -> Data:
 
 
 def fingerprints(batches: Iterator[Batch]) -> list[bytes]:
-    """Each picture as the model sees it; no two pictures of the set are alike."""
+    """Return each image as the model sees it; no two images of the set are alike."""
     return [image.numpy().tobytes() for batch in batches for image in batch.images]
 
 

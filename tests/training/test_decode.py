@@ -36,7 +36,7 @@ CROP_SIZES = [(375, 500), (500, 333), (333, 500), (97, 101), (1, 40), (231, 17),
 
 
 def photograph(seed: int, height: int, width: int) -> Image.Image:
-    """A picture with the spectrum of a photograph, in colour, with a few hard edges."""
+    """Return an image with the spectrum of a photograph, in colour, with a few hard edges."""
     draw = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = 1
@@ -51,19 +51,19 @@ def photograph(seed: int, height: int, width: int) -> Image.Image:
 
 
 def encoded(image: Image.Image, form: str = "JPEG", **options: object) -> bytes:
-    """The picture as the bytes of a file."""
+    """Return the image as the bytes of a file."""
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return buffer.getvalue()
 
 
 def reference(data: bytes) -> Image.Image:
-    """The picture as torchvision's ImageFolder loads it."""
+    """Return the image as torchvision's ImageFolder loads it."""
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
 def difference(ours: NDArray[np.uint8], image: Image.Image) -> float:
-    """The mean absolute difference in gray levels."""
+    """Return the mean absolute difference in gray levels."""
     return float(np.abs(ours.astype(int) - np.asarray(image).astype(int)).mean())
 
 
@@ -94,13 +94,13 @@ def test_a_thousand_random_crops_are_those_of_torchvision(kind: str) -> None:
 
 
 def crop_difference(data: bytes, image: Image.Image, box: Box, size: int) -> float:
-    """How far our crop is from torchvision's crop and resize of the same box."""
+    """Return the distance of our crop from torchvision's crop and resize of the same box."""
     ours = resized_crop(data, lambda width, height: box, size)
     return difference(ours, torchvision_crop(image, box, size))
 
 
 def torchvision_crop(image: Image.Image, box: Box, size: int) -> Image.Image:
-    """The box out of a picture, resized as torchvision does it."""
+    """Return the box of an image, resized as torchvision does it."""
     return reference_crop(
         image, box.top, box.left, box.height, box.width, [size, size], antialias=True
     )
@@ -184,7 +184,7 @@ def test_drawn_boxes_have_the_areas_and_shapes_that_were_asked_for() -> None:
 
 
 def sixteen_bits(height: int, width: int) -> bytes:
-    """A gray PNG of 16 bits whose upper bytes count the pixels."""
+    """Return a gray PNG of 16 bits whose upper bytes count the pixels."""
     pixels = (np.arange(height * width, dtype=">u2").reshape(height, width) % 256) << 8
     return encoded(Image.fromarray(pixels.astype(np.uint16)), "PNG")
 
@@ -249,7 +249,7 @@ def test_a_truncated_picture_is_an_error_not_a_gray_area(kind: str, share: float
 
 
 def png_that_claims(width: int, height: int) -> bytes:
-    """A PNG of a few bytes with a huge size in its header."""
+    """Return a PNG of a few bytes with a huge size in its header."""
     fields = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     header = b"IHDR" + fields
     chunk = struct.pack(">I", len(fields)) + header + struct.pack(">I", zlib.crc32(header))
@@ -257,7 +257,7 @@ def png_that_claims(width: int, height: int) -> bytes:
 
 
 def jpeg_that_claims(width: int, height: int) -> bytes:
-    """A JPEG of a few bytes with a huge size in its header."""
+    """Return a JPEG of a few bytes with a huge size in its header."""
     data = bytearray(encoded(PICTURE))
     frame = decoder.jpeg_frame(bytes(data))
     assert frame is not None
@@ -276,7 +276,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(
 
 
 def with_scans(count: int, progressive: bool) -> bytes:
-    """A JPEG that goes through its picture so many times more than it should."""
+    """Return a JPEG with this many additional scans."""
     data = encoded(PICTURE, quality=90, progressive=progressive)
     last = data.rindex(b"\xff\xda")
     scan = data[last:-2]

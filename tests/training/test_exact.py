@@ -31,7 +31,7 @@ SIZES = {49: (1, 30, 18), 52: (50, 1, 1), 61: (20, 20, 21), 2: (2,)}
 
 @pytest.fixture(scope="module")
 def folder(make_shards: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shard folders named by their samples, of shards as uneven as can be."""
+    """Return shard folders named by their samples, with the most uneven shards."""
     folder = tmp_path_factory.mktemp("exact")
     for samples, shards in SIZES.items():
         (folder / str(samples)).symlink_to(make_shards(train=shards, val=(3, 2)))
@@ -50,7 +50,7 @@ def free_port() -> int:
 def started(
     ranks: int, folder: Path, *args: str, nodes: tuple[str, ...] = ()
 ) -> list[subprocess.Popen[str]]:
-    """The ranks of a job, as torchrun would start them, without importing torch in each of them.
+    """Start the ranks of a job as torchrun would, without importing torch in each of them.
 
     With nodes, each rank is a node of its own, and these are the last words of their commands.
     """
@@ -75,7 +75,7 @@ def started(
 
 
 def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Code and output of each rank."""
+    """Wait for all ranks; return exit code and output of each."""
     results = []
     for rank in job:
         output, _ = rank.communicate(timeout=240)
@@ -212,7 +212,7 @@ def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
 
 
 def wait_for(checkpoints: Path, step: int, job: list[subprocess.Popen[str]]) -> None:
-    """Until the checkpoint of this step, or of a later one, is there."""
+    """Wait for the checkpoint of this step, or of a later one."""
     deadline = time.monotonic() + 120
     while not any(path.name >= f"step-{step:08d}" for path in checkpoint.steps_in(checkpoints)):
         assert time.monotonic() < deadline and all(rank.poll() is None for rank in job), ended(job)
@@ -220,7 +220,7 @@ def wait_for(checkpoints: Path, step: int, job: list[subprocess.Popen[str]]) -> 
 
 
 def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
-    """The weights of a small run of cats and dogs in this process."""
+    """Train a small run of cats and dogs in this process; return its weights."""
     from catdog.model import TASK
     from catdog.recipes import RECIPES
 

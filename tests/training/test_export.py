@@ -24,7 +24,7 @@ CLASSES = ["disc", "box", "cross"]
 
 @pytest.fixture(scope="module")
 def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A final.pt of random weights."""
+    """Return a final.pt of random weights."""
     path = tmp_path_factory.mktemp("run") / "final.pt"
     model = TASK.model(CONFIG, len(CLASSES))
     described = {"task": "catdog", "classes": CLASSES, "config": asdict(CONFIG)}

@@ -32,7 +32,7 @@ PUBLISHED = re.compile(r"(denselayer\d+\.(?:norm|conv))([12])\.")
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """The address of a folder on a web server, and what was asked of it."""
+    """Yield the address of a folder on a web server, and the requests that it got."""
     asked: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):
@@ -52,7 +52,7 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def published(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
-    """A file of weights in DenseNet's published layout; its name, and the same by today's names."""
+    """Write weights in DenseNet's old layout; return the name, and the weights by new names."""
     torch.manual_seed(5)
     state = models.densenet121().state_dict()
     weights = {name: one for name, one in state.items() if not name.endswith("_tracked")}

@@ -27,7 +27,7 @@ def net() -> nn.Sequential:
 
 
 def stepped(state: TrainingState) -> set[str]:
-    """The tensors that a step changes."""
+    """Return the names of the tensors that a step changes."""
     before = {name: one.clone() for name, one in state.model.state_dict().items()}
     state.set_lr(0.1)
     torch.manual_seed(1)
@@ -95,7 +95,7 @@ def test_each_stage_has_a_course_of_its_own() -> None:
 
 
 def judged(state: TrainingState, *evaluations: tuple[int, float]) -> list[tuple[bool, bool, float]]:
-    """For each (right answers, loss): is it the best, does the run end, the rate's factor."""
+    """Return for each (accuracy, loss): whether it is the best, whether to stop, the lr factor."""
     return [
         (
             state.finish_epoch(Counts(loss=loss * 10, top1=right, samples=10)),

@@ -36,13 +36,13 @@ CONFIG = CatDog(image_size=24, width=4, device="cpu")
 
 @pytest.fixture(scope="module")
 def three(make_shards: Callable[..., Path]) -> Path:
-    """Shards of three classes."""
+    """Return shards of three classes."""
     return make_shards(classes=3)
 
 
 @pytest.fixture(scope="module")
 def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A final.pt of random weights, which answer anything."""
+    """Return a final.pt of random weights."""
     path = tmp_path_factory.mktemp("run") / "final.pt"
     with torch.random.fork_rng():
         torch.manual_seed(3)

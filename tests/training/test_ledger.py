@@ -34,7 +34,7 @@ SAMPLES, STEPS = 10, 3  # an epoch of steps of 4, 4 and 2 samples
 
 
 def page(first: int, batches: list[list[list[int]]]) -> ledger.Interval:
-    """An interval from its batches, by step and rank."""
+    """Return an interval of the ledger from its batches, by step and rank."""
     by_rank = list(zip(*batches, strict=True))
     return ledger.Interval(
         first=first,
@@ -107,7 +107,7 @@ def npy(descr: object, shape: tuple[int, ...], numbers: bytes = b"") -> bytes:
 
 
 def zipped(method: int = ZIP_STORED, **parts: bytes) -> bytes:
-    """The bytes of a page, with these parts in place of the right ones."""
+    """Return the bytes of a page, with these parts in place of the right ones."""
     with ZipFile(io.BytesIO(ledger.as_file(page(0, EPOCH)))) as archive:
         whole = {name: archive.read(name) for name in archive.namelist()}
     buffer = io.BytesIO()
@@ -165,7 +165,7 @@ MakeShards = Callable[..., Path]
 
 @pytest.fixture
 def weighted(make_shards: MakeShards, tmp_path: Path) -> Path:
-    """A run on a mixture: one class twice, the other in every other epoch, of two folders."""
+    """Return a run on a mixture of two folders: one class twice, the other every other epoch."""
     words = [
         "--data", str(make_shards(train=(11, 2), val=(2, 2))),
         "--extra-data", f"{make_shards(train=(7,), val=(2, 2))}=0.5", "--class-weights",
@@ -215,7 +215,7 @@ def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> Non
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[tuple[Path, Server]]:
-    """A server of a copy of the folder, outside pytest's own, which root's nginx may not enter."""
+    """Yield a server of a copy of the folder, outside pytest's, which nginx may not enter."""
     with tempfile.TemporaryDirectory(prefix="rackrun-test-") as top:
         Path(top).chmod(0o755)
         shutil.copytree(folder, Path(top) / "shards")

@@ -15,7 +15,7 @@ from training.sync.local_sgd import _learned, is_local_step
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What two real ranks under torchrun and gloo said."""
+    """Run two real ranks under torchrun and gloo; return their output."""
     return said("local_sgd_ranks.py", tmp_path_factory.mktemp("two"))
 
 

@@ -54,7 +54,7 @@ def settings(data: Path, folder: Path, **options: Any) -> CatDog:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Whether the final weights of two runs are the same, bit for bit."""
+    """Return whether the final weights of two runs are the same, bit for bit."""
     first, second = (checkpoint.read(folder / "final.pt")["model"] for folder in (one, other))
     assert first.keys() == second.keys()
     return all(torch.equal(first[name], second[name]) for name in first)
@@ -62,7 +62,7 @@ def same_weights(one: Path, other: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run of four epochs."""
+    """Return an uninterrupted run of four epochs."""
     folder = tmp_path_factory.mktemp("runs") / "20260101-000000-catdog"
     assert loop.run(TASK, settings(shapes, folder, tensorboard=True)) == 0
     return folder

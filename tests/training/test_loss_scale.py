@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def stepped(scale: LossScale, factors: list[float], clip: float, fused: bool | None) -> list[float]:
-    """The weights after steps whose loss is so many times the sum of weights, which begin at 1."""
+    """Return the weights, 1 at first, after steps whose loss is each factor times their sum."""
     weights = nn.Parameter(torch.ones(2))
     optimizer = SGD([weights], lr=0.5, momentum=0.5, fused=fused)
     for factor in factors:

@@ -41,7 +41,7 @@ NEEDY = "import a_library_that_is_missing"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with models of a user."""
+    """Return the current folder, with models of a user."""
     (tmp_path / "own_models.py").write_text(MODELS)
     (tmp_path / "needy_models.py").write_text(NEEDY)
     monkeypatch.chdir(tmp_path)

@@ -101,20 +101,20 @@ def test_readers_of_a_pool_share_one_manifest_and_one_index(
 
 
 def opened(config: CatDog) -> Data:
-    """The data set, for one process."""
+    """Return the data set, for one process."""
     transforms = partial(TASK.transforms, config)
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     return open_data(config, alone, transforms, TASK.name, TASK.synthetic_classes)
 
 
 def read_everything(config: CatDog) -> None:
-    """Ten epochs, and the validation set."""
+    """Read ten epochs, and the validation set."""
     data = opened(config)
     assert len(list(islice(data.training(0), 10 * data.epoch_steps))) > 100
     assert len(list(data.evaluation())) > 1
 
 
 def asked_for(server: Server) -> Counter[str]:
-    """How often each file was asked for; the two looks of the start are in it."""
+    """Return how often each file was requested; the two requests of the start are included."""
     lines = map(json.loads, server.traffic.log.read_text().splitlines())
     return Counter(line["path"] for line in lines)

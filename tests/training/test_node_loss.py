@@ -37,7 +37,7 @@ SECONDS = 240
 
 @pytest.fixture
 def net(tmp_path: Path, shapes: Path) -> Iterator[Callable[[int], NetLab]]:
-    """`net(3)`: three hosts behind cables, each with a working folder of its own."""
+    """Yield `net(3)`, which makes three hosts behind cables, each with its own working folder."""
     made: list[NetLab] = []
 
     def make(count: int) -> NetLab:
@@ -55,7 +55,7 @@ def net(tmp_path: Path, shapes: Path) -> Iterator[Callable[[int], NetLab]]:
 
 
 def disk(one: NetLab, number: int) -> Path:
-    """The working folder of a host, which no other host sees."""
+    """Return the working folder of a host, which no other host sees."""
     return one.folder / f"disk-{number}"
 
 
@@ -65,7 +65,7 @@ def hosts(one: NetLab, python: Path) -> str:
 
 
 def attempts(one: NetLab, number: int) -> list[RunFiles]:
-    """The runs that a host took part in, in order."""
+    """Return the runs that a host took part in, in order."""
     return [RunFiles(path) for path in sorted(disk(one, number).glob("runs/*-net*"))]
 
 
@@ -85,13 +85,13 @@ def cut_off(
 
 
 def losses(run: RunFiles) -> list[float]:
-    """The loss on the validation set after each epoch."""
+    """Return the loss on the validation set after each epoch."""
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     return [line["loss"] for line in lines if line["kind"] == "evaluate"]
 
 
 def exact(run: RunFiles) -> list[int]:
-    """Every epoch is the data set; on how many ranks, one after the other."""
+    """Check that every epoch is the data set; return the world sizes, in order."""
     verdicts = ledger.verdicts(ledger.read(run.ledger))
     assert [verdict.exact and verdict.steps for verdict in verdicts] == [STEPS] * EPOCHS, verdicts
     worlds = [world for verdict in verdicts for world in verdict.ranks]
@@ -99,7 +99,7 @@ def exact(run: RunFiles) -> list[int]:
 
 
 def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFiles:
-    """The run of so many ranks that nothing happens to."""
+    """Return an undisturbed run of this many ranks."""
     port = str(free_port("127.0.0.1"))
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     words = (warm.interpreter(), "-m", "catdog", "--data", shapes, "--run-folder", run, *OPTIONS)

@@ -24,7 +24,7 @@ IMAGENET = 1_281_167
 
 
 def index_of(lengths: np.ndarray, shards: np.ndarray) -> np.ndarray:
-    """An index of samples of these lengths, in these shards."""
+    """Return an index of samples of these lengths, in these shards."""
     index = np.zeros(lengths.size, INDEX_FIELDS)
     index["shard"], index["length"] = shards, lengths
     ends = np.cumsum(lengths)
@@ -53,7 +53,7 @@ class Case:
         return orders.shuffled(self.index, range(self.lengths.size), self.seed, epoch, self.batch)
 
     def parts(self, order: Order, start: int = 0) -> list[list[Part]]:
-        """By rank, by worker."""
+        """Return the parts by rank and worker."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reading, "PORTION", self.portion)
             return [
@@ -66,7 +66,7 @@ class Case:
 
 
 def whole(order: Order, start: int, batch: int, reader: Reader = Reader()) -> Part:  # noqa: B008
-    """All that a reader has of an epoch, its parts put together."""
+    """Return a reader's whole part of an epoch."""
     parts = list(Reading(order, start, batch, reader).parts())
     joined = {
         name: np.concatenate([getattr(part, name) for part in parts])
@@ -100,7 +100,7 @@ def steps_of(order: Order, start: int, batch: int) -> list[list[int]]:
 
 
 def dealt(parts: list[list[Part]]) -> list[list[list[int]]]:
-    """The rows that the workers of each rank put into its batches: by step, by rank, by place."""
+    """Return the rows of each batch: by step, by rank, in order."""
     steps = parts[0][0].ends.size
     batches: list[list[dict[int, int]]] = [[{} for _ in parts] for _ in range(steps)]
     for rank, workers in enumerate(parts):
@@ -182,7 +182,7 @@ def test_evening_out_goes_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def imagenet() -> np.ndarray:
-    """An index like ImageNet's: 140 GB in shards of about 1 GB, classes one after the other."""
+    """Return an index like ImageNet's: 140 GB in shards of about 1 GB, sorted by class."""
     random = np.random.default_rng(0)
     lengths = (random.lognormal(11.4, 0.5, IMAGENET).astype(np.int64) // 512 + 3) * 512
     index = index_of(lengths, np.arange(IMAGENET) // 9000)
@@ -196,7 +196,7 @@ def large() -> np.ndarray:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """What this allocates on the way."""
+    """Return the peak of the bytes that a call allocates."""
     tracemalloc.start()
     work()
     peak = tracemalloc.get_traced_memory()[1]
@@ -227,7 +227,7 @@ def test_reads_are_blocks(large: np.ndarray) -> None:
 
 
 def clumping(labels: np.ndarray, batch: int) -> float:
-    """Variance of the number of samples per class and batch, as a multiple of random batches'."""
+    """Return the variance of samples per class and batch, as a multiple of random batches'."""
     batches = labels[: labels.size // batch * batch].reshape(-1, batch)
     counts = np.stack([np.bincount(part, minlength=1000) for part in batches])
     share = counts.mean()

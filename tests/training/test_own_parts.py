@@ -28,7 +28,7 @@ def words(step, steps): return "a half"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a user's own parts."""
+    """Return the current folder, with a user's own modules."""
     (tmp_path / "own_parts_here.py").write_text(PARTS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

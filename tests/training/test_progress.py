@@ -17,7 +17,7 @@ from training.schedule import make_schedule
 
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """The launcher's end of the reports."""
+    """Yield the launcher's end of the reports."""
     path = tmp_path / "reports"
     monkeypatch.setenv("RACKRUN_REPORTS", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:

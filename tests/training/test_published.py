@@ -23,7 +23,7 @@ ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a folder on a web server."""
+    """Yield the address of a folder on a web server."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever)
@@ -35,7 +35,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where torch.hub keeps its files, elsewhere."""
+    """Return a new folder for the files of torch.hub."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "hub" / "checkpoints"
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What two real ranks under torchrun and gloo said."""
+    """Run two real ranks under torchrun and gloo; return their output."""
     return said("two_ranks.py", tmp_path_factory.mktemp("two"))
 
 

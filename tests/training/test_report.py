@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder of a run of three epochs with six pictures, one of them judged wrongly."""
+    """Return the folder of a run of three epochs with six predictions, one of them wrong."""
     folder = tmp_path / "20260102-030405-catdog"
     folder.mkdir()
     lines = [train(step) for step in range(10, 310, 10)] + [evaluate(epoch) for epoch in (1, 2, 3)]
@@ -52,7 +52,7 @@ def save_predictions(folder: Path, count: int = 6, channels: int = 3, **other: A
 
 
 def words(folder: Path) -> list[str]:
-    """Every text on the page."""
+    """Return every text on the page."""
     found: list[str] = []
     figure = report.drawn(report.read_story(folder))
     for part in [*figure.subfigs]:

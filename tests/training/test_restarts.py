@@ -25,7 +25,7 @@ RUN = (
 
 @pytest.fixture
 def heavy(make_shards: MakeShards) -> Path:
-    """More bytes than two ranks read ahead: small pictures with something behind their end."""
+    """Return more bytes than two ranks read ahead: small images with data after their end."""
     random = np.random.default_rng(0)
     pictures = {
         f"train_{number:05d}": draw(number % 2, number) + random.bytes(PICTURE_BYTES)
@@ -42,7 +42,7 @@ def two_ranks(url: str, folder: Path) -> list[warm.Python]:
 
 
 def sent(server: Server) -> int:
-    """Bytes of all answers so far, by nginx's own log."""
+    """Return the bytes of all answers so far, by nginx's log."""
     traffic = Traffic(server.traffic.log)
     traffic.update()
     return traffic.bytes

@@ -7,7 +7,7 @@ from training.monitor.slow_links import WORTH_NAMING, judge
 
 
 def times(hosts: int) -> np.ndarray:
-    """Links that are alike: 10 ms from either side, and a little noise."""
+    """Return times of links that are alike: 10 ms in either direction, and a little noise."""
     return 0.01 + np.random.default_rng(0).uniform(0, 5e-4, (hosts, 2))
 
 

@@ -127,7 +127,7 @@ def test_momentum_is_nesterovs_or_plain(nesterov: bool) -> None:
 
 
 def lamb(weight: list[float], **options: float) -> tuple[TrainingState, nn.Parameter]:
-    """A layer of two weights, which LAMB trains at a rate of 0.1."""
+    """Return a layer of two weights, which LAMB trains with a lr of 0.1."""
     model = nn.Linear(2, 1, bias=False).double()
     model.weight.data = torch.tensor([weight], dtype=torch.float64)
     state = TrainingState(model, Config(optimizer="lamb", **options))  # type: ignore[arg-type]

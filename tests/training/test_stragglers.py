@@ -11,7 +11,7 @@ from training.monitor.stragglers import judge
 
 
 def times(ranks: int, steps: int = 100) -> np.ndarray:
-    """Ranks that are alike: 2 ms of data, 30 of arithmetic, 3 of network, and a little noise."""
+    """Return times of ranks that are alike: 2 ms of data, 30 of compute, 3 of network, noise."""
     noise = np.random.default_rng(0).uniform(0, 2e-4, (ranks, steps, 3))
     return np.array([0.002, 0.030, 0.003]) + noise
 
@@ -61,7 +61,7 @@ def test_ranks_that_keep_step_are_no_news() -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
-    """By what rank 1 sleeps in, the lines about waiting that two real ranks wrote."""
+    """Return the lines about stragglers of two real ranks, by the phase in which rank 1 sleeps."""
     folder = tmp_path_factory.mktemp("waits")
     words = said("straggler_ranks.py", folder)
     reports = {}

@@ -28,7 +28,7 @@ NUMBERLESS = torch.device("meta")  # tensors without values: whoever asks for on
 
 
 def numbered(asked: list[int]) -> Iterator[Batch]:
-    """Batches 0, 1, …; notes when each is asked for."""
+    """Yield batches 0, 1, …; note when each is requested."""
     for number in range(5):
         asked.append(number)
         yield Batch(torch.full((2, 3, 4, 4), number, dtype=torch.uint8), torch.full((2,), number))

@@ -21,7 +21,7 @@ from training.track.sent import read_sent
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key and no server of the machine; no look at its hardware."""
+    """Hide the machine's keys and servers from trackers; collect no hardware metrics."""
     for name in ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_X_DISABLE_STATS", "true")
@@ -30,7 +30,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def deaf() -> Iterator[str]:
-    """The address of a server that takes calls and never answers."""
+    """Yield the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -68,7 +68,7 @@ def test_two_trackers_get_a_run_and_what_goes_on_from_it(
 
 
 def curves(folder: Path) -> list[int]:
-    """The steps of a curve as TensorBoard reads them."""
+    """Return the steps of a curve as TensorBoard reads them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))

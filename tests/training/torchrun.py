@@ -31,7 +31,7 @@ def said(script: str, *words: object, ranks: int = 2) -> str:
 
 
 def prove(config: Config, *cases: Callable[[Config, Ranks, Path], None]) -> NoReturn:
-    """What such a script does: its cases in the folder it was given, a line for each that holds."""
+    """Run the cases of a script in its folder, and print a line for each that holds."""
     with joined(config) as ranks:
         for case in cases:
             case(config, ranks, Path(sys.argv[1]))

@@ -99,7 +99,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def curve(folder: Path) -> list[float]:
-    """The training losses that a run has noted."""
+    """Return the training losses that a run has recorded."""
     lines = map(json.loads, RunFiles(folder).metrics.read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
