@@ -12,7 +12,6 @@ The launcher (`launcher.errors`) and nginx (`nginx.errors`) add leaves: 69, 75, 
 An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.
 """
 
-
 import shlex
 import shutil
 import sys

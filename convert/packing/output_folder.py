@@ -142,6 +142,7 @@ class Target:
         return {name for name in names | {MANIFEST_NAME, REPORT_NAME} if OURS.fullmatch(name)}
 
     def read(self) -> Manifest:
+        """Return the manifest of the finished folder."""
         return Manifest.parse(self.manifest.read_bytes(), str(self.manifest))
 
     def _of(self, manifest: Manifest) -> set[str]:

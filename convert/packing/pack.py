@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from convert.options import Packing
-from convert.packing.finalize import close_folder, print_use, objection
+from convert.packing.finalize import close_folder, objection, print_use
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
 from convert.packing.shard_job import ReportProgress, write_one
