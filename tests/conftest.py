@@ -1,4 +1,4 @@
-"""What the tests of several areas need."""
+"""Fixtures and settings of all tests."""
 
 import datetime
 import ipaddress
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from rackrun.commands import _Caller
 
-# A machine may be as slow as it likes: what an example costs is nobody's promise.
+# No example has a deadline: the machine may be slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("short", settings.get_profile("patient"), max_examples=40)
 settings.load_profile("patient")
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("short" if config.option.markexpr == "not long" else "patient")
 
 
-# What tests start hears Ctrl-C and a closed terminal, whoever ignores them for the tests (nohup).
+# What tests start gets SIGINT and SIGHUP, also where the caller ignores them (nohup).
 for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(ignored) == signal.SIG_IGN:
         signal.signal(ignored, lambda number, frame: None)
@@ -90,8 +90,8 @@ def nothing_outlives_its_test() -> Iterator[None]:
 
 
 class Keys(NamedTuple):
-    """Files of an authority of our own, of a server and a client that it vouches for, and of a
-    stranger that it does not know."""
+    """Files of an authority, of a server and a client with its certificates, and of a
+    stranger without one."""
 
     authority: Path
     certificate: Path

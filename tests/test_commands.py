@@ -159,7 +159,7 @@ def draw(clone: Clone) -> None:
 
 
 def write_files(clone: Clone) -> None:
-    """Write the other files that pages speak of, those that they print as they are printed."""
+    """Write the other files that pages name, those that they print as they are printed."""
     Image.fromarray(digits.digits()[0][0]).save(clone.folder / "digit.png")
     for folder in (clone.folder, clone.home):
         digits.write(folder / "mnist-raw", digits.files(60, 20), packed=True)

@@ -1,4 +1,4 @@
-"""From an archive of pictures to a model that knows unseen ones, as a user would do it."""
+"""From an archive of images to a model that knows unseen ones, as a user would do it."""
 
 import io
 import json
@@ -89,8 +89,8 @@ def train(shards: Path, runs: Path, *options: str | Path) -> Path:
     return folder
 
 
-def test_broken_pictures_are_left_out_and_named(shards: Path) -> None:
-    """The converter names every odd file, and leaves out those that are no pictures."""
+def test_broken_images_are_left_out_and_named(shards: Path) -> None:
+    """The converter names every odd file, and leaves out those that are no images."""
     report = json.loads((shards / "report.json").read_text())
     found = {finding["file"]: finding["done"] for finding in report["findings"]}
     left_out = {name for name, done in found.items() if done == "left out"}
@@ -113,8 +113,8 @@ def test_training_ends_with_everything(run: Path) -> None:
     assert json.loads((run / "config.json").read_text())["recipe"] == "demo"
 
 
-def test_the_model_knows_unseen_pictures(run: Path, tmp_path: Path) -> None:
-    """`predict` is right about more than nine in ten of pictures that nobody has seen before."""
+def test_the_model_knows_unseen_images(run: Path, tmp_path: Path) -> None:
+    """`predict` is right about more than nine in ten unseen images."""
     for name, content in images(100, seed=10_000):
         (tmp_path / Path(name).name).write_bytes(content)
     said = json.loads(command("catdog", "predict", run / "final.pt", tmp_path, "--json").stdout)

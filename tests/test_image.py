@@ -47,7 +47,7 @@ def in_container(image: str, *words: str, **variables: str) -> subprocess.Comple
     )
 
 
-def test_the_image_runs_as_nobody_in_particular(image: str) -> None:
+def test_the_image_does_not_run_as_root(image: str) -> None:
     """Not as root, and nothing of the project is its user's to change."""
     told = in_container(image, "sh", "-c", "id -u; touch /opt/rackrun/x 2>/dev/null || echo no")
     assert told.stdout.split() == [b"1000", b"no"], told.stderr

@@ -194,7 +194,7 @@ ONE_DOOR = {  # a foreign library -> the only places that may know it
 MOST_FILES = 16  # in a folder, with its __init__.py
 MOST_LINES = 600  # of a file
 MOST_CLASS_LINES = 250
-MOST_IMPORTS = 16  # of other files of ours
+MOST_IMPORTS = 16  # of other files of the project
 MOST_SHARED_NAMES = 5  # of classes
 
 
@@ -315,7 +315,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 
 
 def test_no_rank_imports_matplotlib() -> None:
-    """Also lazily: to draw a report as a picture took a rank's last second."""
+    """Also lazily: drawing a report took a rank's last second."""
     arrows, reached = all_arrows(), set[str]()
     following = {"training.loop"}
     while following:
@@ -343,7 +343,7 @@ def lines_of_classes() -> Iterator[tuple[str, int]]:
 
 
 def test_a_file_imports_only_what_its_package_may() -> None:
-    """Arrows go one way, and each foreign library has one door."""
+    """Arrows go one way, and one place imports each foreign library."""
     wrong = {name: found for path, name in NAMES.items() if (found := not_allowed(path))}
     assert not wrong
 
@@ -460,7 +460,7 @@ def test_files_and_classes_have_one_thing_to_know() -> None:
 
 
 def test_no_file_needs_many_others() -> None:
-    """A file that imports more of ours than this ties together what belongs apart."""
+    """A file that imports more than this many of ours does too much."""
     counts = {file: len(needs) for file, needs in all_arrows().items()}
     assert not {file: count for file, count in counts.items() if count > MOST_IMPORTS}
 
@@ -513,7 +513,7 @@ def other_openings(nodes: Iterable[ast.AST]) -> list[str]:
         ('def hosts():\n  """Return, in order, the hosts."""\ndef _bare(): ...', []),
     ],
 )
-def test_the_lint_tells_an_order_from_a_description(text: str, found: list[str]) -> None:
+def test_the_lint_distinguishes_imperatives_from_descriptions(text: str, found: list[str]) -> None:
     """A noun and a third person are found; properties and functions without a word pass."""
     assert other_openings(ast.walk(ast.parse(text))) == found
 

@@ -1,4 +1,4 @@
-"""The lock that everybody installs from, and what is said of it."""
+"""The lock of the environment, and what the documentation says about it."""
 
 import json
 import platform

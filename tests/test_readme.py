@@ -143,7 +143,7 @@ def test_the_readme_is_short() -> None:
 def test_printed_commands_are_understood(
     page: Path, known: dict[tuple[str, ...], set[str]]
 ) -> None:
-    """Every command of ours in a code block exists, and knows the options that stand behind it."""
+    """Every command of ours in a code block exists, and has the options that follow it."""
     for line in printed(page.read_text()):
         words = shlex.split(line, comments=True)
         own = words[: words.index("--")] if "--" in words else words

@@ -1,4 +1,4 @@
-"""The environment that the doors make on first use."""
+"""The environment that the start scripts make on first use."""
 
 import os
 import re

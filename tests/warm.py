@@ -31,7 +31,7 @@ def server(kind: str) -> socket.socket:
         pass_fds=[theirs.fileno()],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
-    ).returncode = 0  # nobody waits for it
+    ).returncode = 0  # not waited for
     theirs.close()
     atexit.register(ours.close)
     return ours
@@ -120,7 +120,7 @@ def shell() -> Path:
             while not listening.exists():
                 assert server.poll() is None, "the server of tests/warm_shell.py has ended"
                 time.sleep(0.05)
-            server.returncode = 0  # nobody waits for it
+            server.returncode = 0  # not waited for
     return listening
 
 

@@ -51,7 +51,7 @@ def libraries(kind: str) -> list[str]:
 
 
 def serve(connection: socket.socket) -> Request | None:
-    """Return the request in each forked process, and None once nobody asks any more."""
+    """Return the request in each forked process, and None after the last client."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
         if not data:

@@ -83,7 +83,7 @@ class Child:
             os.kill(self.pid, int(data or signal.SIGKILL))
 
     def close(self) -> None:
-        """Tell the script how the process ended."""
+        """Send the script the exit status of the process."""
         status = os.waitpid(self.pid, 0)[1]
         with contextlib.suppress(OSError):
             self.connection.send(str(os.waitstatus_to_exitcode(status)).encode())

@@ -39,7 +39,7 @@ class LogFiles:
                 self.plan = folder.plan.open("r+")  # NFS locks alone only what may be written
         except SaveError as error:
             raise SaveError(f"{error}; or type: --runs FOLDER") from error
-        with suppress(OSError):  # a file system without locks costs no more than an obituary
+        with suppress(OSError):  # without locks, an unfinished run goes unnoticed
             fcntl.flock(self.plan, fcntl.LOCK_EX)  # as long as this process lives
 
     def record(self, event: Output) -> None:

@@ -65,7 +65,7 @@ class Round:
         self.err = ""
 
     def play(self) -> Outcome:
-        """Start a run, hurt it, wait for its end, and look."""
+        """Start a run, inject the fault, wait for the end, and check the outcome."""
         process = self._start()
         scene = Scene(self.hosts, process.pid, self.chance)
         hurt_at = time.monotonic()
@@ -85,7 +85,7 @@ class Round:
         return outcome
 
     def _start(self) -> "subprocess.Popen[str]":
-        """Start the run; return the process that is hurt as the launcher."""
+        """Start the run; return the process that stands for the launcher."""
         return self._launch(*self.fault.options, *self._command())
 
     def _watched(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
@@ -185,7 +185,7 @@ class Round:
 
 
 class DetachedRound(Round):
-    """A run that was let go: what is hurt are its hosts, and `attach` gives its exit code."""
+    """A detached run: faults happen on its hosts, and `attach` gives its exit code."""
 
     def _start(self) -> "subprocess.Popen[str]":
         process = self._launch("--detach", *self.fault.options, *self._command())

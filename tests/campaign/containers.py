@@ -50,7 +50,7 @@ class ContainerRound:
         self.runs = labs.folder / f"round-{number}"
 
     def play(self) -> Outcome:
-        """Start a run, hurt it, wait for its end, and look."""
+        """Start a run, inject the fault, wait for the end, and check the outcome."""
         process = self._launch("python", "-S", RANK, str(self.fault.rank_seconds))
         deadline = time.monotonic() + 60 * self.slow
         while len(list(self.runs.glob("2*/step-*"))) < 2 and time.monotonic() < deadline:

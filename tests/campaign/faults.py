@@ -1,4 +1,4 @@
-"""What can happen to a run, and what has to come of it: the table that a campaign draws from."""
+"""The faults of a campaign and their required outcomes, as a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOON, LOST, STOP, HANG = 5.0, LEASE_SECONDS + 5.0, CHECKPOINT_SECONDS + 5.0, HAN
 
 
 class Scene:
-    """A run in the middle of its life: the launcher, the hosts, and one of them to be hurt."""
+    """A run in progress: the launcher, the hosts, and the host of the fault."""
 
     def __init__(self, hosts: Hosts, launcher: int, chance: random.Random) -> None:
         self.hosts, self.launcher, self.chance = hosts, launcher, chance
@@ -34,15 +34,15 @@ class Scene:
 
     @property
     def victim(self) -> str:
-        """Return the name of the host to be hurt."""
+        """Return the name of the host of the fault."""
         return f"node{self.number}"
 
     def processes(self, kind: str) -> list[int]:
-        """Return the processes of one kind on the host to be hurt."""
+        """Return the processes of one kind on the host of the fault."""
         return [pid for pid, line in self.all().items() if kind_of(pid, line) == kind]
 
     def all(self) -> dict[int, str]:
-        """Return all processes of the run on the host to be hurt."""
+        """Return all processes of the run on the host of the fault."""
         found = self.hosts.hosts[self.number - 1].processes()
         return {pid: line for pid, line in found.items() if kind_of(pid, line) != "daemon"}
 
@@ -88,7 +88,7 @@ def kind_of(pid: int, line: str) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that happens, and what has to come of it."""
+    """One fault, and its required outcome."""
 
     name: str
     codes: tuple[int, ...]
@@ -313,7 +313,7 @@ ATTACHED = [
     ),
 ]
 BEFORE_PYTHON = {"INT": (-2, 1), "TERM": (-15,), "HUP": (-1,)}
-"""How Python itself ends at a signal before it runs a line of ours; 1: with its own traceback."""
+"""How Python itself ends at a signal before it runs our code; 1: with its own traceback."""
 START = [
     *(
         Fault(

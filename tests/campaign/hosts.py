@@ -50,7 +50,7 @@ class Hosts(NetLab):
         wait_until(lambda: "Server listening" in host.log, "sshd listens", 60)
 
     def cut_power(self, number: int) -> None:
-        """End everything on a host at once, and its link: no goodbye reaches anybody."""
+        """End everything on a host at once, and its link: no connection is closed."""
         self.pull_cable(number)
         host = self.hosts[number - 1]
         with_signal(self.first(host), signal.SIGKILL)  # and with it all of its list, at once

@@ -1,4 +1,4 @@
-"""What came of a round, and the looks that every kind of run has in common."""
+"""The outcome of a round, and the checks that all kinds of runs share."""
 
 import json
 from collections import defaultdict
@@ -14,7 +14,7 @@ OURS = ("rackrun-", "torchelastic", "pymp-")
 
 @dataclass
 class Outcome:
-    """What came of a round; no violation: every promise was kept."""
+    """The outcome of a round; without violations, every promise was kept."""
 
     number: int
     fault: Fault

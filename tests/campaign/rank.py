@@ -86,7 +86,7 @@ def garbage_reports():
 
 
 def hang():
-    """Compute for ever, as a deadlock or an endless loop does."""
+    """Compute without end, as a deadlock or an endless loop does."""
     while True:
         time.sleep(1)
 

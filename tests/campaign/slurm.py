@@ -48,7 +48,7 @@ class SlurmRound:
         self.canary = uuid.uuid4().hex
 
     def play(self) -> Outcome:
-        """Submit a job, hurt it, wait for its end, and look."""
+        """Submit a job, inject the fault, wait for the end, and check the outcome."""
         job = self._submit(sys.executable, "-S", RANK, str(self.fault.rank_seconds))
         until(lambda: len(list(self.folder.glob("runs/2*/step-*"))) == 2)
         time.sleep(self.chance.uniform(0.0, 1.0))
@@ -111,7 +111,7 @@ class SlurmRound:
 
 
 def line(pid: int) -> str:
-    """Return the words of a process."""
+    """Return the command line of a process."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:

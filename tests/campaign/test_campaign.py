@@ -1,4 +1,4 @@
-"""Whatever happens to a run, its end is true, in time, and leaves nothing behind."""
+"""After any fault a run's exit code is right, its end is in time, and nothing is left."""
 
 import pytest
 

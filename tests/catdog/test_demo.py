@@ -64,7 +64,7 @@ def test_what_is_missing_is_made(made: Path, tmp_path: Path) -> None:
     assert manifest.read_bytes() == (made / "shards" / "dataset.json").read_bytes()
 
 
-def test_an_archive_of_somebody_else_is_not_touched(made: Path, tmp_path: Path) -> None:
+def test_a_foreign_archive_is_not_touched(made: Path, tmp_path: Path) -> None:
     """A train.zip that is another one, or no zip at all, is named and kept."""
     other = demo(made, *FEW, "--seed", "1")
     assert other.returncode == 64

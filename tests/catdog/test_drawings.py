@@ -1,4 +1,4 @@
-"""The drawn images: they repeat, they differ, and no short cut tells the kinds apart."""
+"""The drawn images are reproducible, varied, and not separable by mean colour."""
 
 import io
 import os
@@ -104,7 +104,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 
 
 def test_a_lost_process_is_named() -> None:
-    """A drawing process that somebody ends is a Problem with one line, not a hang."""
+    """A drawing process that is killed is a Problem with one line, not a hang."""
     images = drawn(100_000, processes=1)
     next(images)
     (process,) = drawing_processes(os.getpid())

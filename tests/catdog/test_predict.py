@@ -1,4 +1,4 @@
-"""`python -m catdog predict`: what a trained model says about a user's pictures."""
+"""`python -m catdog predict`: what a trained model says about a user's images."""
 
 import csv
 import json
@@ -82,7 +82,7 @@ def final(run_folder: Path) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Return a folder with three pictures, one of them below it, and a file that is none."""
+    """Return a folder with three images, one of them below it, and a file that is none."""
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     (folder / "a cat.jpg").write_bytes(jpeg("cat", 0, 0))
@@ -95,7 +95,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_table_for_people(command: Command, final: Path, photos: Path) -> None:
-    """Each picture has a line with its name, a class and a probability."""
+    """Each image has a line with its name, a class and a probability."""
     done = command(final, photos / "a cat.jpg", photos / "dog.PNG")
     assert (done.returncode, done.stderr) == (0, "")
     head, cat, dog = done.stdout.splitlines()
@@ -148,14 +148,14 @@ def test_the_file_names_the_task(
 
 
 def test_folders_and_patterns(command: Command, final: Path, photos: Path) -> None:
-    """A folder stands for the pictures in and below it, a quoted pattern for what it matches."""
+    """A folder stands for the images in and below it, a quoted pattern for what it matches."""
     rows = json.loads(command(final, photos, f"{photos}/*.jpg", "--json").stdout)
     names = [Path(row["image"]).name for row in rows]
     assert names == ["a cat.jpg", "dog.PNG", "gray.jpeg", "a cat.jpg"]
 
 
 def test_batches_change_nothing(command: Command, final: Path, photos: Path) -> None:
-    """A picture gets the same answer alone and among many more than a batch."""
+    """An image gets the same answer alone and among many more than a batch."""
     alone = json.loads(command(final, photos / "dog.PNG", "--json").stdout)[0]
     many = [photos / "a cat.jpg"] * 70 + [photos / "dog.PNG"]
     among = json.loads(command(final, *many, "--json").stdout)
@@ -163,7 +163,7 @@ def test_batches_change_nothing(command: Command, final: Path, photos: Path) -> 
     assert among[-1]["classes"] == pytest.approx(alone["classes"], abs=1e-5)
 
 
-def test_broken_pictures_are_named_after_the_others(
+def test_broken_images_are_named_after_the_others(
     command: Command, final: Path, photos: Path
 ) -> None:
     """What can be read is answered; every broken or missing one is a line, and the code is 65."""
@@ -253,7 +253,7 @@ def test_a_damaged_checkpoint_is_refused(
 def test_nothing_to_look_at_is_a_usage_error(
     command: Command, pictures: list[str], tmp_path: Path
 ) -> None:
-    """No picture, a pattern without a match, an empty folder: one line at once, and code 64."""
+    """No image, a pattern without a match, an empty folder: one line at once, and code 64."""
     given = [str(tmp_path) if name == "EMPTY" else name for name in pictures]
     refused = command("final.pt", *given)
     assert refused.returncode == 64
@@ -262,7 +262,7 @@ def test_nothing_to_look_at_is_a_usage_error(
 
 
 def test_the_command_itself(final: Path, photos: Path) -> None:
-    """As a process it prints the table, then a line per broken picture, and ends with the code."""
+    """As a process it prints the table, then a line per broken image, and ends with the code."""
     (photos / "empty.jpg").touch()
     done = process(final, photos)
     assert done.returncode == 65

@@ -74,7 +74,7 @@ def test_what_cannot_be_is_one_line_and_a_code(
 
 
 def test_a_damaged_image_ends_the_run_with_65(shards: Path, tmp_path: Path) -> None:
-    """Found in a loader worker, told as one line by the rank."""
+    """Found in a loader worker, reported in one line by the rank."""
     copy = tmp_path / "shards"
     copy.mkdir()
     for file in shards.iterdir():
@@ -96,7 +96,7 @@ def test_a_damaged_image_ends_the_run_with_65(shards: Path, tmp_path: Path) -> N
 def test_a_signal_to_all_processes_ends_with_a_checkpoint(
     shards: Path, tmp_path: Path, number: int, code: int
 ) -> None:
-    """As Ctrl-C on a terminal: loader workers hear it too; the rank still finishes its step.
+    """As Ctrl-C on a terminal: loader workers get it too; the rank still finishes its step.
 
     Then the run goes on from there to its end.
     """

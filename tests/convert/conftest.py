@@ -1,4 +1,4 @@
-"""What the tests of conversion share: an archive, and ways to run the command."""
+"""Fixtures of the tests of conversion: an archive, and ways to run the command."""
 
 import os
 import signal

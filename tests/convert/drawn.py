@@ -1,4 +1,4 @@
-"""Small images, and the archives in which people have cats and dogs."""
+"""Small images, and the archives of cats and dogs that are in use."""
 
 import io
 import random

@@ -1,4 +1,4 @@
-"""Cats and dogs come out of every archive that people have of them."""
+"""Cats and dogs are read from every archive in which they are distributed."""
 
 from pathlib import Path
 

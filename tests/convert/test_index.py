@@ -255,7 +255,7 @@ def test_hostile_or_odd_tars_are_refused(
 def test_what_cannot_be_indexed(
     tmp_path: Path, name: str, cut: int | None, options: tuple[str, ...], says: str
 ) -> None:
-    """Names, options and damage are told before anything is written."""
+    """Wrong names, options and damage are reported before anything is written."""
     path = write_tar(tmp_path / name, GOOD)
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(Problem, match=says):

@@ -1,4 +1,4 @@
-"""Whatever ends a conversion, no half file has a final name, and the same command goes on."""
+"""However a conversion ends, no partial file has a final name; the same command resumes it."""
 
 import errno
 import os

@@ -86,7 +86,7 @@ def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(
 def test_what_was_spoilt_is_read_again_once_the_source_is_whole(
     tmp_path: Path, convert: Convert
 ) -> None:
-    """The shards that were short are made again by the same command; nobody needs --force."""
+    """The same command makes the short shards again, without --force."""
     options = ("--shards", 3, "--val-shards", 1)
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     whole = source.read_bytes()
@@ -99,7 +99,7 @@ def test_what_was_spoilt_is_read_again_once_the_source_is_whole(
 
 
 def test_the_tasks_of_an_array_job_lose_no_more(tmp_path: Path, convert: Convert) -> None:
-    """`finish` refuses likewise, and allows what it is told to."""
+    """`finish` refuses likewise, and accepts --allow-left-out."""
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     spoilt(source, 4)
     for task in range(2):
@@ -120,7 +120,7 @@ def test_a_small_share_is_one_in_a_hundred_or_a_hundred(images: int, limit: int)
 
 
 def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path: Path) -> None:
-    """EIO under a zip is exit 74, told from bytes that were read and are wrong."""
+    """EIO under a zip is exit 74, unlike bytes that were read and are wrong."""
     memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing lies at address 0: reading it is EIO
     with pytest.raises(ReadError, match="Input/output error; what is finished is kept"):
         pread_exactly(memory, 10, 0, tmp_path / "train.zip")
@@ -128,7 +128,7 @@ def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path: P
 
 
 def test_a_file_that_grew_or_shrank_is_not_read(tmp_path: Path, command: Start) -> None:
-    """A source that somebody writes to is named: 65, and no half image."""
+    """A source that changes meanwhile is named: 65, and no half image."""
     folder = Folder(write_files(tmp_path / "set", {"a/0.jpg": drawn(0), "a/1.jpg": drawn(1)}))
     first, second = folder.records()
     with (tmp_path / "set" / first.name).open("ab") as file:
@@ -147,7 +147,7 @@ def test_a_file_that_grew_or_shrank_is_not_read(tmp_path: Path, command: Start) 
 def test_a_signal_at_any_moment_of_the_start_is_one_line(number: signal.Signals) -> None:
     """Ctrl-C or SIGTERM while modules are imported and options parsed: 130 or 143, no traceback.
 
-    Each start is stopped at another import, told by the audit hook rather than by a clock.
+    Each start is stopped at another import, by the audit hook rather than by a clock.
     """
     script = """
 import os, signal, sys

@@ -68,7 +68,7 @@ def test_finish_refuses_while_a_share_is_missing(train_zip: Path, convert: Conve
 
 
 def test_finish_needs_something_to_close(tmp_path: Path) -> None:
-    """A folder that is not there, or that nobody converts into, is refused."""
+    """A folder that does not exist, or is no target of a conversion, is refused."""
     with pytest.raises(UsageError, match="no such folder"):
         main(["finish", str(tmp_path / "nowhere")])
     with pytest.raises(UsageError, match="no conversion has been begun here"):
@@ -186,7 +186,7 @@ def test_other_options_are_not_mixed_into_a_finished_folder(
 def test_force_removes_what_the_manifest_lists_and_nothing_else(
     tmp_path: Path, train_zip: Path, convert: Convert
 ) -> None:
-    """Somebody's tar, report and partial file lie in OUT, named like ours: they stay."""
+    """Foreign tars, reports and partial files in OUT stay, though named like ours."""
     mine = {
         "holiday-photos-202408.tar": b"precious",
         "catdog-train-000400.tar": b"precious",

@@ -1,4 +1,4 @@
-"""A person sees how far it is; a log gets lines that can be read."""
+"""Progress: a bar on a terminal, readable lines in a log."""
 
 import os
 import pty

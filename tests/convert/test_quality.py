@@ -274,7 +274,7 @@ def test_the_report_names_every_odd_file(
 
 
 def test_damage_that_the_archive_knows_of_is_found(tmp_path: Path, convert: Convert) -> None:
-    """A byte flipped inside a stored image decodes without an error; its CRC-32 tells."""
+    """A flipped byte in a stored image decodes without an error; the CRC-32 finds it."""
     source = write_zip(tmp_path / "train.zip", kaggle(5))
     data = bytearray(source.read_bytes())
     data[data.index(b"train/cat.3.jpg") + 700] ^= 1

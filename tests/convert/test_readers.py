@@ -1,4 +1,4 @@
-"""The shards are plain tars: everybody's tools read them."""
+"""The shards are plain tars: common tools read them."""
 
 import io
 import json
@@ -78,7 +78,7 @@ def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
 
 
 def test_python_reads_them(folder: Path) -> None:
-    """tarfile sees regular files in pairs, owned by nobody in particular and without a date."""
+    """tarfile sees regular files in pairs, without owner and date."""
     found: Expected = {}
     for path in sorted(folder.glob("*.tar")):
         with tarfile.open(path, "r:") as tar:

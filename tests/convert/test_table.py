@@ -95,7 +95,7 @@ def test_a_row_that_cannot_be_used_is_named(
     ],
 )
 def test_what_is_no_table(tmp_path: Path, convert: Convert, text: bytes, says: str) -> None:
-    """Other columns and other bytes are told in one line."""
+    """Other columns and other bytes are reported in one line."""
     (tmp_path / "t.csv").write_bytes(text)
     with pytest.raises(UsageError, match=says):
         convert("csv", tmp_path / "t.csv")

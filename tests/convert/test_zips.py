@@ -1,4 +1,4 @@
-"""A zip is read in place, whatever it is, and what is made to do harm does none."""
+"""Zips are read in place, and malicious ones do no harm."""
 
 import contextlib
 import os
@@ -169,7 +169,7 @@ def test_bombs_are_left_out_unread(tmp_path: Path) -> None:
 
 
 def test_the_two_entries_of_a_member_must_agree(tmp_path: Path) -> None:
-    """A member whose own header tells another name than the table is left out."""
+    """A member whose own header has another name than the table is left out."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": b"x"})
     data = path.read_bytes()
     path.write_bytes(data.replace(b"a.jpg", b"z.jpg", 1))

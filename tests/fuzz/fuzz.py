@@ -108,7 +108,7 @@ def main() -> int:
     print("| target | inputs | seconds | broken |\n|---|--:|--:|--:|", flush=True)
     total, broken = 0, 0
     rates = {}
-    for target in found:  # a first round tells how fast each of them is
+    for target in found:  # a first round measures how fast each of them is
         result = fuzz(target, FIRST_ROUND, HANG_SECONDS, options.seed, corpus / target.name)
         rates[target] = result.inputs / max(result.seconds, 0.1)
     for number, target in enumerate(sorted(found, key=rates.__getitem__)):

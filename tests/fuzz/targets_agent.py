@@ -1,4 +1,4 @@
-"""What hosts and ranks may send a launcher, as bytes: each target ends with a value or HostLost."""
+"""Fuzz targets: bytes from hosts and ranks give a value or HostLost."""
 
 import functools
 import io

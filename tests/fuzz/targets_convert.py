@@ -1,4 +1,4 @@
-"""What conversion decodes: each target takes any bytes and lets only what is undocumented out."""
+"""Fuzz targets of conversion: each takes any bytes and lets only undocumented errors out."""
 
 import contextlib
 import struct

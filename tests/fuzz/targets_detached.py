@@ -1,4 +1,4 @@
-"""What a host tells of a detached run: fuzz targets, one for each decoder."""
+"""Answers of a host about a detached run: fuzz targets, one for each decoder."""
 
 import contextlib
 import functools
@@ -22,17 +22,17 @@ MOST_BYTES = 1 << 20
 
 
 @functools.cache
-def nobody() -> NonBlockingWriter:
+def discarding() -> NonBlockingWriter:
     """Return a writer whose output is discarded."""
     return NonBlockingWriter(os.open(os.devnull, os.O_WRONLY))
 
 
 class Quiet(PlainOutput):
-    """Shows all of it where nobody sees it."""
+    """An observer that draws everything and shows nothing."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.out = self.own = nobody()
+        self.out = self.own = discarding()
         self.merger = LogMerger(fold=plan.world_size > 1)
         self.progress_at = 0.0
 

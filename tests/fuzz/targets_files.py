@@ -1,4 +1,4 @@
-"""Bytes that a host, or whoever writes in its folders, can put before what carries files."""
+"""Fuzz targets: bytes of a host, or of its users, for the programs that transfer files."""
 
 import contextlib
 import io

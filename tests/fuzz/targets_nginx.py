@@ -1,4 +1,4 @@
-"""What nginx's log and a server's state file may hold: a value, or the one error that is ours."""
+"""Fuzz targets: nginx's log and a server's record give a value or a Problem."""
 
 import atexit
 import contextlib

@@ -1,6 +1,6 @@
-"""What is fed with anything: answers of a probe, the roll call, words of peers, what was typed.
+"""Fuzz targets: answers of a probe, the rendezvous, messages of peers, the command line.
 
-Each takes bytes and returns; what it lets out is a defect.
+Each takes bytes and returns; any exception is a defect.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What reads data sets, answers and runs from elsewhere: any bytes are a value or its own error.
+"""Fuzz targets: data sets, answers and runs from elsewhere give a value or a Problem.
 
 Each function hands bytes to a decoder and lets nothing pass but the decoder's own error.
 """

@@ -1,4 +1,4 @@
-"""Files that say who is to be reached and believed: each target ends with a value or refusal.
+"""Fuzz targets: the files of SSH give a value or a refusal.
 
 hosts.txt, ssh_config and known_hosts are the user's own; a certificate is what a host sends.
 """

@@ -1,4 +1,4 @@
-"""Whatever hosts and ranks send: a value, or HostLost; never anything else."""
+"""Bytes from hosts and ranks give a value or HostLost; never another error."""
 
 import json
 

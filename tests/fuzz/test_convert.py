@@ -1,4 +1,4 @@
-"""Whatever bytes conversion is given, it makes a value or refuses them by its own classes."""
+"""Conversion turns any bytes into a value, a Defect or a Problem."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Whatever a host tells of a detached run is understood or refused, and never anything else."""
+"""Answers of a host about a detached run are accepted or refused; no other error occurs."""
 
 import copy
 import dataclasses

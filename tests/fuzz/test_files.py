@@ -1,4 +1,4 @@
-"""What carries code and results: a value or an error of ours, whatever it is told."""
+"""File transfer ends with a value or a Problem for any bytes."""
 
 import io
 import json
@@ -88,7 +88,7 @@ REPORTS = STREAMS | st.builds(mutated, st.integers(0, 2**20), st.binary(min_size
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_whatever_is_said_a_value_or_an_error_of_ours(target: Any, inputs: Any) -> None:
+def test_any_bytes_give_a_value_or_a_problem(target: Any, inputs: Any) -> None:
     """No other exception, nothing outside of the folders, nothing that a terminal would obey."""
 
     @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

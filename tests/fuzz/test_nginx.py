@@ -1,4 +1,4 @@
-"""Odd logs and odd state files: a value, or an error of ours."""
+"""Odd logs and odd records: a value, or a Problem."""
 
 import json
 from typing import Any

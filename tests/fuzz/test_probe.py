@@ -1,4 +1,4 @@
-"""Whatever comes in, nothing but a value or an error of ours comes out."""
+"""Any answer, message or command line gives a value or a Problem."""
 
 import json
 from typing import Any

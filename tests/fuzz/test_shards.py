@@ -79,7 +79,7 @@ CHANGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12), JUNK), max_siz
 
 
 def test_every_target_has_a_seed_that_is_right() -> None:
-    """A target that nobody starts from something right would try nothing."""
+    """A target without a valid seed would only test refusals."""
     there = {value for name, value in vars(targets).items() if name.startswith("fuzz_")}
     assert there == set(SEEDS)
     Manifest.parse(manifest(), "here")

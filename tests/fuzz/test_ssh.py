@@ -1,4 +1,4 @@
-"""Whatever stands in the files of SSH, or in a certificate: a value or a refusal, nothing else."""
+"""Any text in SSH's files, and any certificate, gives a value or a refusal."""
 
 import base64
 import subprocess
@@ -108,7 +108,7 @@ def test_any_ssh_config_is_followed_or_refused(data: bytes) -> None:
     st.sampled_from(sorted(KNOWN)), texts(CONFIG_WORDS).map(lambda text: text.replace(b"\n", b""))
 )
 def test_any_value_of_any_option_is_followed_or_refused(keyword: str, value: bytes) -> None:
-    """Each option by itself, with a value that nobody meant."""
+    """Each option by itself, with a random value."""
     fuzz_ssh_config(keyword.encode() + b" " + value)
 
 

@@ -1,4 +1,4 @@
-"""A small ImageNet in every form in which the large one lies on disks."""
+"""A small ImageNet in all published layouts of the large one."""
 
 import io
 import random

@@ -111,7 +111,7 @@ def test_presets_make_smaller_images(preset: str, sides: tuple[int, int], tmp_pa
 
 
 def test_a_preset_and_a_size_of_ones_own_exclude_each_other(tmp_path: Path) -> None:
-    """What cannot both be meant is refused before the source is read."""
+    """Contradicting options are refused before the source is read."""
     packing = Packing(preset=Preset(gray=True))
     with pytest.raises(UsageError, match="max500-q90"):
         Imagenet(tmp_path, tmp_path / "out", "max500-q90", PART, packing).run()

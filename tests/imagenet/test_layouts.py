@@ -1,4 +1,4 @@
-"""ImageNet is read from every form in which it lies on disks, and its labels are the right ones."""
+"""ImageNet is read from all its published layouts, with the right labels."""
 
 import hashlib
 import io
@@ -53,7 +53,7 @@ def test_every_layout_gives_the_same_images_with_the_same_labels(
 def test_a_class_is_its_wnid_and_its_words(
     layout: str, small_imagenet: SmallImageNet, tmp_path: Path
 ) -> None:
-    """Two classes are called crane; the table of classes tells them apart."""
+    """Two classes are called crane; the table of classes distinguishes them."""
     classes = listing(LAYOUTS[layout](small_imagenet, tmp_path), PART).classes
     assert [name.split(" ", 1)[0] for name in classes] == small_imagenet.wnids
     assert "n02012849 crane" in classes and "n03126707 crane" in classes
@@ -240,14 +240,3 @@ def test_long_names_of_both_kinds_are_read(tmp_path: Path) -> None:
         (root / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": inner}, layout))
         (root / "ILSVRC2012_img_val.tar").write_bytes(tar({}))
         assert found(root) == {"n01440764_1": ("train", 0, image.getvalue())}
-
-
-def test_tars_beside_sorted_folders_need_no_devkit(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
-    """Whoever has unpacked and sorted the archives may keep them there: the folders count."""
-    root = small_imagenet.folders(tmp_path / "raw")
-    expected = found(root)
-    for name in (imagenet.TRAIN_TAR, imagenet.VAL_TAR):
-        (root / name).write_bytes(tar({}))
-    assert found(root) == expected

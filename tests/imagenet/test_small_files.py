@@ -1,4 +1,4 @@
-"""Whatever stands in the small files beside the images, it is read, or refused in one line."""
+"""The small files beside the images are read, or refused in one line."""
 
 import gzip
 import io
@@ -98,7 +98,7 @@ def test_tables_of_kaggle_that_are_damaged_are_refused(
 def test_a_damaged_table_in_kaggles_zip_is_found_by_its_checksum(
     small_imagenet: SmallImageNet, tmp_path: Path
 ) -> None:
-    """A flipped bit in the labels would train wrongly: the archive's CRC-32 tells."""
+    """A flipped bit in the labels would train wrongly: the archive's CRC-32 finds it."""
     source = tmp_path / "kaggle.zip"
     with zipfile.ZipFile(source, "w") as archive:
         for path, content in small_imagenet.kaggle().items():

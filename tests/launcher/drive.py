@@ -1,4 +1,4 @@
-"""A launcher with any number of hosts on this machine: what the tests start and hurt.
+"""A launcher with any number of hosts on this machine, for tests that inject faults.
 
 As a program it takes its arguments as one JSON object; `Drive` starts it and looks after it.
 """
@@ -59,7 +59,7 @@ def main(
     preload: list[str] | None = None,
 ) -> int:
     Path(folder).mkdir()
-    if log_bytes:  # a file of ours that grows beyond it meets EFBIG, as it would ENOSPC
+    if log_bytes:  # a file that grows beyond it gets EFBIG, as it would ENOSPC
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (log_bytes, resource.RLIM_INFINITY))
     job = Job(
@@ -110,7 +110,7 @@ runpy.run_module("tests.launcher.drive", run_name="__main__", alter_sys=True)
 
 
 class Terminal:
-    """A real terminal of our own, with a picture of what it shows."""
+    """A real terminal, with a copy of what it shows."""
 
     def __init__(self, columns: int = 120, lines: int = 30) -> None:
         self.ours, self.theirs = os.openpty()

@@ -40,7 +40,7 @@ SetEnv HOME={folder} OMP_NUM_THREADS=1
 
 
 APART = ("unshare", "--pid", "--fork", "--mount-proc")
-"""Gives a host a list of processes of its own, as a real one has; whom nobody owns, its sshd does.
+"""Gives a host a PID namespace of its own; its sshd is the parent of orphans.
 
 So what is left of a run there can be seen whatever its environment, session or parent is.
 """

@@ -1,4 +1,4 @@
-"""A host that was taken over: our own probe, which lies as the address it was called at says."""
+"""A compromised host: our own probe, with an answer falsified according to its address."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A file server that is gone: a FUSE file system that nobody answers for."""
+"""A file server that is down: a FUSE file system that does not answer."""
 
 import ctypes
 import os

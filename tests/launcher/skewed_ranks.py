@@ -1,4 +1,4 @@
-"""Real ranks of test_clocks: they train a tiny model, and halfway wait until somebody lets them."""
+"""Real ranks of test_clocks: they train a tiny model, and wait halfway for the test."""
 
 import os
 import sys

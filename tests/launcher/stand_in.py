@@ -1,4 +1,4 @@
-"""What a rank looks like from outside, without torch: reports, lines, and the wished-for end."""
+"""A rank as the launcher sees it, without torch: reports, lines, and a given end."""
 
 import json
 import os

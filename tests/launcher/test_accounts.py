@@ -1,4 +1,4 @@
-"""Accounts that let nobody in, shells that end too soon, homes that take nothing: each is named."""
+"""Locked accounts, shells that exit too early, homes that cannot be written: each is named."""
 
 import os
 import shutil
@@ -70,7 +70,7 @@ def test_an_account_that_is_shut_refuses_the_login(account: Lab, how: str) -> No
 
 
 def test_a_password_that_expired_is_named(account: Lab) -> None:
-    """PAM wants a new one from somebody at a terminal: the host's own words, and no question."""
+    """PAM wants a new one, typed at a terminal: the host's message, and no prompt."""
     root("chage", "--lastday", "0", user())
     code, err = said_as(account, account.start(pam="yes"))
     assert code == 69
@@ -78,7 +78,7 @@ def test_a_password_that_expired_is_named(account: Lab) -> None:
 
 
 def test_an_account_for_no_logins_says_so(account: Lab) -> None:
-    """nologin(8) as a shell: what it prints is what we tell."""
+    """nologin(8) as a shell: its message is printed."""
     root("usermod", "--shell", "/usr/sbin/nologin", user())
     code, err = said_as(account, account.start())
     assert code == 69
@@ -110,7 +110,7 @@ IN_SHORT = [line for line in RC if line.startswith(("exit", "printf '\\n"))]
     "line", [pytest.param(line, marks=[pytest.mark.long] * (line not in IN_SHORT)) for line in RC]
 )
 def test_a_start_up_file_that_ends_the_shell_is_named(lab: Labs, line: str) -> None:
-    """Of two hosts the one is named, in its own words where it has any; nothing was started."""
+    """The host is named, with the shell's message if there is one; nothing was started."""
     one = lab(2)
     (one.hosts[1].folder / ".bashrc").write_text(f"{line}\n")
     code, _, err = one.said(str(one.write_hosts(f"python={one.cheap_python()}")), "--", "true")
@@ -122,7 +122,7 @@ def test_a_start_up_file_that_ends_the_shell_is_named(lab: Labs, line: str) -> N
 
 
 def test_a_start_up_file_that_talks_does_no_harm(lab: Labs) -> None:
-    """Greetings on both streams, and what looks like the beginning of our own words."""
+    """Greetings on both streams, also one that resembles the agent's first bytes."""
     one = lab(1)
     talk = "echo welcome; echo welcome >&2; printf 'rackrun program\\n\\0\\nrackrun'\n"
     (one.hosts[0].folder / ".bashrc").write_text(talk)

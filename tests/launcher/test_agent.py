@@ -1,4 +1,4 @@
-"""The agent by itself: what it reads, what it refuses, when it gives up."""
+"""The agent alone: what it reads, what it refuses, when it gives up."""
 
 import contextlib
 import json
@@ -110,7 +110,7 @@ def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "bash", "-c", "sleep 5; echo through")
     channel = started(plan)
     decoder, events = agent_protocol.Decoder(plan), list[Event]()
-    while data := channel.receive():  # the agent speaks several times a lease
+    while data := channel.receive():  # the agent sends several heartbeats within the timeout
         events += decoder.feed(data)
         done = any(isinstance(event, RankEnded) for event in events)
         with contextlib.suppress(HostLost):  # it may have gone after its last word
@@ -153,7 +153,7 @@ def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path: Path) -> None
 
 
 def test_a_private_folder_that_exists_is_refused(tmp_path: Path) -> None:
-    """Somebody planted the agent's folder, or a link in its place: refused, and left as it was."""
+    """A planted folder in place of the agent's, or a link: refused, and left as it was."""
     target = tmp_path / "target"
     target.mkdir()
     for plant in (Path.mkdir, lambda path: path.symlink_to(target)):
@@ -187,7 +187,7 @@ def test_what_a_login_shell_prints_is_no_frame(tmp_path: Path) -> None:
 
 
 def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path: Path) -> None:
-    """A rank cannot speak for one of another host, and noise on the socket harms nobody.
+    """A rank cannot report for one of another host, and noise on the socket does no harm.
 
     Of a report known fields of the right type are kept: whatever else a rank says is forgotten.
     """
@@ -256,7 +256,7 @@ def test_a_lock_stays_young_and_goes_with_its_run(tmp_path: Path) -> None:
 
 
 def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> None:
-    """What cannot start leaves none; a sweep takes one that nobody holds, and no other."""
+    """A refused start leaves none; a sweep removes one that is not held, and no other."""
     plan, path = locked(tmp_path, "true")
     refused = HostPlan(**{**vars(plan), "workdir": "/no/such"})
     assert any(isinstance(event, Lost) for event in heard(started(refused), refused))
@@ -342,7 +342,7 @@ def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -
 
 
 def test_a_signal_reaches_a_program_that_is_only_just_being_started() -> None:
-    """Between fork and exec it is not taken by the handler of whoever starts the program."""
+    """Between fork and exec it is not taken by the handler of the starting process."""
     script = (
         "import os, signal\n"
         "from launcher.remote import processes\n"

@@ -1,4 +1,4 @@
-"""What a host says is held against its declared shape; whatever else it is, is a lost host."""
+"""Messages of a host are checked against their declared shape; any other is a lost host."""
 
 import json
 import time
@@ -91,7 +91,7 @@ def test_nonsense_from_a_host_is_a_lost_host(name: str) -> None:
 
 
 def test_what_an_agent_says_arrives() -> None:
-    """Events carry the node and ranks of the host that speaks, whatever it calls itself."""
+    """Events carry the node and ranks of the sending host, whatever it calls itself."""
     said = heard(
         frame(b"hello", frames.OUT, 1),
         frame(b"torchrun", frames.ERR),

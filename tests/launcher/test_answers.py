@@ -1,4 +1,4 @@
-"""What a host that was taken over may say to a launch, and what then reaches the terminal."""
+"""Answers of a compromised host to a launch, and what reaches the terminal."""
 
 import json
 import sys
@@ -90,7 +90,7 @@ def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(
 
 
 def test_no_word_of_a_probe_moves_the_cursor(lab: Labs) -> None:
-    """SSH-7: errors, folders, names and versions are shown with pictures of what they hide."""
+    """SSH-7: errors, folders, names and versions are shown with escapes made visible."""
     one = lab(0)
     words = (
         {"look": {"interpreter": {"error": ESC}}},

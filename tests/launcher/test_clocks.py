@@ -148,7 +148,7 @@ def askers(tree: ast.Module) -> Iterator[str]:
                 yield function.name
 
 
-def test_intervals_are_measured_by_clocks_that_nobody_sets() -> None:
+def test_intervals_are_measured_by_monotonic_clocks() -> None:
     """In launcher and training only dates come from the wall clock."""
     paths = (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("training/**/*.py"))
     found = {

@@ -1,4 +1,4 @@
-"""What the launcher says in its own name where no screen shows it."""
+"""The launcher's own messages, outside of dashboards."""
 
 import io
 import os
@@ -32,7 +32,7 @@ print("went on")
 """
 
 
-def test_words_that_nobody_reads_end_nothing() -> None:
+def test_output_without_a_reader_ends_nothing() -> None:
     """`./run-ssh ... 2>&1 | head -1`: the reader leaves, and what was under way goes on."""
     process = subprocess.Popen(
         [sys.executable, "-c", SAY],
@@ -54,7 +54,7 @@ def test_words_that_nobody_reads_end_nothing() -> None:
 
 
 def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
-    """SSH-7: words of a host among ours, in `say` and in a note, move no cursor."""
+    """SSH-7: a host's text in our messages and notes moves no cursor."""
     words = "node1: \x1b]0;PWNED\x07\u202e\nnode2: \x1b[2J"
     plan = Plan("id", 0, ())
     drawn = io.StringIO()

@@ -174,7 +174,7 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(
     assert code == 78
     assert "127.0.0.2, 127.0.0.3: image: there is no image no/such:image;" in err
     assert "docker pull" in err
-    assert "torch" not in err  # which nobody could look at
+    assert "torch" not in err  # which cannot be inspected
 
 
 def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> None:

@@ -88,7 +88,7 @@ def training(node: int, rank: int, **fields: object) -> Report:
     return Report(node, rank, {"rank": rank, "phase": "train", **fields})
 
 
-def test_a_row_tells_all_about_a_host(stage: type[Stage]) -> None:
+def test_a_row_shows_all_about_a_host(stage: type[Stage]) -> None:
     """State, step, loss, its share of the images, CPU, memory, network, GPUs, the last line."""
     here = stage(plan_of(2), 160)
     shown = here.play(
@@ -244,7 +244,7 @@ def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
 
 
 def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
-    """A stopped process and a lost host are told apart from hosts that work."""
+    """A stopped process and a lost host differ from hosts that work."""
     here = stage(plan_of(3))
     for node in range(3):
         here.play(Opened(node, 1), RankStarted(node, node, 5))

@@ -1,4 +1,4 @@
-"""Doors that stay shut: changed keys, wrong keys, crowded hosts, taken ports, planted files."""
+"""Launches that are refused: changed keys, full hosts, taken ports, planted files."""
 
 import os
 import socket
@@ -25,9 +25,7 @@ def shown(public: Path) -> str:
     return told.stdout.split()[1]
 
 
-def test_a_changed_key_and_a_key_that_nobody_knows_are_both_named(
-    lab: Labs, tmp_path: Path
-) -> None:
+def test_a_changed_and_an_unknown_key_are_both_named(lab: Labs, tmp_path: Path) -> None:
     """SSH-1, SSH-2: 77 in time, both fingerprints, one attempt to log in, and nothing has run."""
     one = lab(2)
     changed, stranger = one.hosts
@@ -55,7 +53,7 @@ def test_a_changed_key_and_a_key_that_nobody_knows_are_both_named(
 def test_a_name_that_leads_to_another_machine_is_refused(
     net: Callable[[int], NetLab], tmp_path: Path
 ) -> None:
-    """SSH-1: a liar among name servers (here: /etc/hosts) sends us to a host that we know, too."""
+    """SSH-1: also where a false name server (here: /etc/hosts) leads to another known host."""
     one = net(2)
     lies = one.etc[0] / "hosts"
     lies.write_text(lies.read_text().replace("10.77.0.11 node1", "10.77.0.12 node1"))
@@ -79,7 +77,7 @@ def comes_in(host: Sshd) -> socket.socket:
 
 @pytest.mark.parametrize("free_again", [True, False])
 def test_a_host_that_takes_no_more_logins_is_asked_twice(lab: Labs, free_again: bool) -> None:
-    """MaxStartups 1, and somebody in the door: one more attempt, then it is named, with 69."""
+    """MaxStartups 1, and a login in progress: one more attempt, then it is named, with 69."""
     one = lab(0)
     crowded = one.start(extra="MaxStartups 1\n")
     wait_for_banner(crowded.address, crowded.port)
@@ -100,7 +98,7 @@ def test_a_host_that_takes_no_more_logins_is_asked_twice(lab: Labs, free_again: 
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(lab: Labs) -> None:
-    """`--port` names a port where somebody listens on the first host: 78, no run folder."""
+    """`--port` names a port that is in use on the first host: 78, no run folder."""
     one = lab(2)
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
@@ -110,7 +108,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(lab: Labs) -> None:
     assert not (one.folder / "runs").exists()
 
 
-# -- what somebody else on a host has put where a run will be -----------------------------------
+# -- planted by another account where a run will be ----------------------------------------------
 
 SOMEBODY = 65534
 PLANTED = {"a link": ("ln", "-s"), "a pipe": ("mkfifo",), "a folder": ("mkdir",)}
@@ -126,7 +124,7 @@ def plant(what: str, path: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_what_another_account_plants_in_place_of_the_lock_harms_nobody(
+def test_what_another_account_plants_in_place_of_the_lock_does_no_harm(
     lab: Labs, tmp_path: Path, what: str
 ) -> None:
     """PROC-3: 78, named, in time; the target of a link is untouched, and so is what is there."""

@@ -1,4 +1,4 @@
-"""Runs without a launcher: a controller on the first host, and whoever looks in from anywhere."""
+"""Runs without a launcher: a controller on the first host, and commands from any machine."""
 
 import fcntl
 import hashlib
@@ -79,7 +79,7 @@ runpy.run_module("launcher", run_name="__main__", alter_sys=True)
 def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(
     away: Away,
 ) -> None:
-    """Two that attach at once, one that comes late and one after the end show the same bytes."""
+    """Two attached at once, a late one and one after the end show the same bytes."""
     words = ["--detach", *SHORT, away.hosts, *counting(60, 0.1)]
     env = {"HOME": str(away.home)}
     started = away.one.run_ssh(*words, env=env, cwd=away.home, start_new_session=True)
@@ -161,8 +161,8 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
     assert away.said("stop", "--force")[0] == 0
 
 
-def test_the_true_code_and_cause_of_a_failure_are_told_later(away: Away) -> None:
-    """One rank fails: all hosts end without anybody watching, and attach ends with its code."""
+def test_code_and_cause_of_a_failure_are_reported_later(away: Away) -> None:
+    """One rank fails: all hosts end while no launcher is attached; attach ends with its code."""
     script = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(999)"
     away.detach(away.hosts, "--", sys.executable, "-c", script)
     away.wait_until_clean(60)
@@ -244,7 +244,7 @@ STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)
 
 @pytest.mark.parametrize("how", [KILLED, signal.SIGSTOP, ENDED])
 def test_no_host_outlives_the_controller(away: Away, how: signal.Signals) -> None:
-    """The first host hangs, or somebody ends the controller: within the lease all are clean."""
+    """The first host hangs, or the controller is killed: all are clean within the timeout."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
     controller = away.controller()
@@ -296,7 +296,7 @@ def is_rank(line: str) -> bool:
 
 
 def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
-    """status and stop tell what they know of the others, and that one host was not reached."""
+    """status and stop report the others, and that one host was not reached."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
     attached = away.look("attach")
@@ -321,8 +321,8 @@ def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
 
 
 def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Away) -> None:
-    """Killed as soon as there is a controller, --detach leaves neither it nor a relay, and at once:
-    a controller that nobody wants waits for no relay."""
+    """Killed as soon as there is a controller, --detach leaves neither it nor a relay, at once:
+    an orphaned controller waits for no relay."""
     words = ["--detach", *SHORT, away.hosts, "--", sys.executable, "-c", WAIT]
     process = away.one.run_ssh(*words, env={"HOME": str(away.home)}, cwd=away.home)
 
@@ -340,7 +340,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
         assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
 
 
-def test_a_controller_that_nobody_wants_any_more_awaits_no_host(
+def test_an_orphaned_controller_awaits_no_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher goes while the hosts are awaited: controller and port are gone at once."""
@@ -361,7 +361,7 @@ def test_a_controller_that_nobody_wants_any_more_awaits_no_host(
 
 
 def test_nothing_is_left_of_a_run_whose_controller_cannot_start(away: Away) -> None:
-    """What the controller said is told, and neither its code nor its folder stays on the host."""
+    """The controller's error is printed; neither its code nor its folder stays on the host."""
     broken = away.one.folder / "broken"
     refuse = (
         'case "$*" in *launcher.detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
@@ -382,7 +382,7 @@ def test_nothing_is_left_of_a_run_whose_controller_cannot_start(away: Away) -> N
 # -- what can be said ---------------------------------------------------------------------------
 
 
-def test_status_tells_what_really_runs(away: Away) -> None:
+def test_status_shows_what_really_runs(away: Away) -> None:
     """Processes by what they are for, since when, the lease; step and phase as ranks report."""
     script = (
         "import json, os, socket, time\n"
@@ -505,7 +505,7 @@ def test_the_controller_needs_nothing_but_the_standard_library(tmp_path: Path) -
     subprocess.run([sys.executable, "-I", "-S", "-c", start], check=True)
 
 
-def test_what_is_known_of_a_run_goes_a_month_after_its_end(
+def test_the_state_of_a_run_is_removed_a_month_after_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old records go, unless a controller holds them, and what never began; young ones stay."""
@@ -539,7 +539,7 @@ def test_a_run_that_an_older_launcher_began_is_listed(
     assert run_manager.in_words(str(tmp_path / "card")) == "card (card.json)"
 
 
-def test_only_relays_of_the_run_come_through_the_gate() -> None:
+def test_only_relays_of_the_run_are_accepted() -> None:
     """Another key and a wrong word are refused; the run's own gets in all the same."""
     key = new_key("one")
     gate = RelayListener("127.0.0.1", key)
@@ -619,7 +619,7 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
             shutil.rmtree(scratch)
 
 
-def test_a_mark_that_nobody_could_look_for_is_taken_away(
+def test_a_mark_that_cannot_be_looked_for_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether two folders are one is asked with a file in them, which never stays."""
@@ -630,7 +630,7 @@ def test_a_mark_that_nobody_could_look_for_is_taken_away(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_remembered_of_a_run_is_whole_and_goes_when_nobody_asks(
+def test_records_of_runs_are_whole_and_expire(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk leaves no half file; what was asked for within three months stays."""

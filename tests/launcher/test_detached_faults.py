@@ -60,7 +60,7 @@ def ended(*processes: "subprocess.Popen[str]") -> list[tuple[int, str]]:
 SILENT = r"does not answer within \d+ s; is its home directory on a disk that is down\?"
 
 
-def test_a_home_that_does_not_answer_holds_up_nobody(away: Away) -> None:
+def test_a_home_that_does_not_answer_delays_nothing(away: Away) -> None:
     """status, logs, attach and stop name the host after a while; when it is not the controller's,
     the run is ended as ever, and only that host is not verified."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)

@@ -1,4 +1,4 @@
-"""A host that was taken over: the programs that we send there say what it wants them to say."""
+"""A compromised host: the programs that we send there print what it wants."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Results come back: all that a host has for us, nothing that it must not; nobody waits long."""
+"""Results come back: the run's files and no others, within a time limit."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from launcher.run.plan import HostPlan
 from launcher.transport import rpc
 from rackrun.errors import Problem
 from tests.fuzz.targets_files import Recorded
+from tests.launcher.fake_host import FakeHost, Here, answers
 from tests.launcher.lab import Lab, children, command_line, wait_until
-from tests.launcher.liar import Here, Liar, answers
 
 Labs = Callable[[int], Lab]
 
@@ -27,7 +27,7 @@ Labs = Callable[[int], Lab]
 def plan(folder: Path) -> HostPlan:
     words = {"torchrun": (), "command": (), "environment": (), "defaults": (), "locks": ()}
     return HostPlan(
-        *("liar", 0, "127.0.0.1", 0, 1),
+        *("fake", 0, "127.0.0.1", 0, 1),
         **words,
         workdir=str(folder),
         folder=str(folder),
@@ -86,7 +86,7 @@ def test_who_does_not_wait_for_the_results_has_the_result(
 ) -> None:
     """Any of these while they come: last line and code are the run's, and no file is cut.
 
-    A run that failed is not started again: somebody wants the end.
+    A run that failed is not started again after Ctrl-C.
     """
     one = lab(1)
     (one.folder / "there-1").mkdir()
@@ -96,7 +96,7 @@ def test_who_does_not_wait_for_the_results_has_the_result(
     launcher = one.run_ssh("--max-restarts", "1", hosts, "--", sys.executable, "-c", script)
     runs = one.folder / "runs"
     wait_until(lambda: bool(list(runs.glob("2*/.final.pt.partial"))), "it is on its way", 60)
-    for pid in porters(one):
+    for pid in senders(one):
         os.kill(pid, signal.SIGSTOP)  # so that it stays on its way
     launcher.send_signal(number)
     _, err = launcher.communicate()
@@ -109,16 +109,14 @@ def test_who_does_not_wait_for_the_results_has_the_result(
     assert not list(folder.glob("*final.pt*"))
 
 
-def porters(one: Lab) -> list[int]:
+def senders(one: Lab) -> list[int]:
     """Return our programs on all hosts: after a run, those that send files."""
     below = [pid for host in one.hosts for pid in children(host.process.pid)]
     return [pid for pid in below if 'g["serve"]' in command_line(pid)]
 
 
-def test_a_host_that_falls_silent_keeps_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stopped porter, a dead file server: given up in time, with the host's name and no more."""
+def test_a_silent_host_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped transfer program, a dead file server: given up in time, with the host's name."""
     monkeypatch.setattr(download, "LISTING_SECONDS", 1.0)
     monkeypatch.setattr(download, "QUIET_SECONDS", 0.2)
     monkeypatch.setattr(rpc, "STALL_SECONDS", 1.0)
@@ -128,13 +126,13 @@ def test_a_host_that_falls_silent_keeps_nobody(
         service.MARKER,
         service.MARKER + answers(listing, b'{"size": 9}') + b"half",
     ):
-        host, said = Liar(says + b" ", rest_seconds=600.0), list[str]()
+        host, said = FakeHost(says + b" ", rest_seconds=600.0), list[str]()
         began = time.monotonic()
-        with pytest.raises(Problem, match="liar: has gone silent"):
+        with pytest.raises(Problem, match="fake: has gone silent"):
             fetch_results(host, plan(tmp_path), "", tmp_path, say=said.append)
         assert time.monotonic() - began < 30
         assert list(tmp_path.iterdir()) == []
-        assert (said == ["waiting for the results of liar"]) == (says == service.MARKER)
+        assert (said == ["waiting for the results of fake"]) == (says == service.MARKER)
         host.gone()
 
 
@@ -147,7 +145,7 @@ LIES = {
     "our plan": {"files": {"plan.json": 1}},
     "our result": {"files": {"result.json": 1}},
     "a checkpoint to resume": {"files": {"checkpoints/step-99999999.pt": 1}},
-    "a log of ours": {"files": {"logs/liar/rank-0.out": 1}},
+    "a log of ours": {"files": {"logs/fake/rank-0.out": 1}},
     "a name that writes": {"files": {"\x1b]0;PWNED\x07": 1}},
     "a NUL": {"files": {"a\0b": 1}},
     "a surrogate": {"files": {"\ud800": 1}},
@@ -179,11 +177,11 @@ BROKEN = {
 
 @pytest.mark.parametrize("lie", [*LIES, *BROKEN])
 def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: Path) -> None:
-    """Wrong paths, types, sizes, numbers, broken answers: an error of ours, and no file."""
+    """Wrong paths, types, sizes, numbers, broken answers: a Problem, and no file."""
     there = tmp_path / "runs" / "run"
     there.mkdir(parents=True)
     said = answers(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
-    host = Liar(service.MARKER + said)
+    host = FakeHost(service.MARKER + said)
     with pytest.raises(Problem) as error:
         fetch_results(host, plan(there), "", there)
     assert str(error.value).isprintable()
@@ -192,7 +190,7 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: P
     host.gone()
 
 
-OURS = ("plan.json", "result-node3.json", "usage.jsonl", "logs/liar/rank-0.out")
+OURS = ("plan.json", "result-node3.json", "usage.jsonl", "logs/fake/rank-0.out")
 OURS += ("returned/rank-1.json", "checkpoints/step-99999999.pt")
 ONLY_HERE = ("run.toml", "Run.TOML", "report.html", "live.json", "live-node1.json/x", ".attached")
 
@@ -223,7 +221,7 @@ def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> Non
 )
 def test_a_file_that_comes_wrong_leaves_nothing(said: bytes, tmp_path: Path) -> None:
     """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
-    host = Liar(service.MARKER + answers(b'{"files": {"a": 3}}') + said)
+    host = FakeHost(service.MARKER + answers(b'{"files": {"a": 3}}') + said)
     with pytest.raises(Problem):
         fetch_results(host, plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -263,7 +261,7 @@ def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path
     assert len(found.files) == 501
     for path in found.files:
         assert (here / path).read_bytes() == (there / path).read_bytes()
-    assert str(found).startswith("501 files came back from liar; still on liar, in ")
+    assert str(found).startswith("501 files came back from fake; still on fake, in ")
     assert str(found).endswith(": 2 with odd names")
     (there / "plan.json").write_text('{"run_id": "mine"}')
     assert str(fetch_results(place, plan(there), "mine", here)) == ""

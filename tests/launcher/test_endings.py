@@ -58,7 +58,7 @@ def test_a_run_whose_ranks_all_end_well_is_done(tmp_path: Path) -> None:
 def test_the_exit_code_is_that_of_the_rank(
     tmp_path: Path, code: str, exit_code: int, cause: str
 ) -> None:
-    """A rank fails while its peer would run for ever: code, cause, host, rank and log are true."""
+    """A rank fails while its peer would run on: code, cause, host, rank and log are right."""
     drive = ended(tmp_path, f"if rank == 0: time.sleep(999)\n{code}", slots=[2])
     result = drive.result
     assert drive.code == result["exit_code"] == exit_code
@@ -90,7 +90,7 @@ def test_a_peer_that_lost_its_connection_is_not_the_cause(tmp_path: Path) -> Non
 
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    """A typing error in the command is told in one line, with the shell's code."""
+    """A typing error in the command is reported in one line, with the shell's code."""
     drive = Drive(tmp_path, ["no-such-program"])
     assert drive.wait() == 127
     assert drive.result["cause"] == "cannot start no-such-program: No such file or directory"
@@ -141,7 +141,7 @@ def cramped() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_rank_that_the_kernel_kills_for_memory_is_told_so(tmp_path: Path, cramped: Path) -> None:
+def test_a_rank_that_the_kernel_kills_for_memory_is_named(tmp_path: Path, cramped: Path) -> None:
     """A rank outgrows its memory: 137, the cause is memory, and what may help is said."""
     code = f"open('{cramped}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * 300_000_000"
     drive = ended(tmp_path, f"if rank == 0: time.sleep(999)\n{code}", slots=[2])

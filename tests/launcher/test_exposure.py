@@ -1,4 +1,4 @@
-"""What of a run can be met from outside: its sockets, a stranger, and the firewall of the docs."""
+"""What of a run can be reached from outside: its sockets, with and without the firewall."""
 
 import re
 import shlex

@@ -24,7 +24,7 @@ def begun(folder: Path, *words: str, **more: object) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_start_the_door_of_these_tests(name: str) -> None:
+def test_scripts_start_the_command_of_these_tests(name: str) -> None:
     """So what is shown below holds for them."""
     last = (ROOT / name).read_text().splitlines()[-1]
     assert last == 'exec "$python" -P -S "$root/rackrun/__main__.py" "$0" "$@"'
@@ -48,7 +48,7 @@ def test_a_signal_while_python_still_starts(
 
 
 def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path) -> None:
-    """A1, A4: a queue.py and a typing.py of somebody else's folder do not run in the launcher."""
+    """A1, A4: a queue.py and a typing.py in the current folder do not run in the launcher."""
     (tmp_path / "here").mkdir()
     for name in ("queue", "typing", "launcher", "signal"):
         (tmp_path / "here" / f"{name}.py").write_text(
@@ -61,7 +61,7 @@ def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path) -> None
 
 
 def test_errors_are_text_and_no_orders_to_the_terminal(tmp_path: Path) -> None:
-    """Whoever chose the words of an error: no sequence of them reaches the terminal."""
+    """Escape sequences in a foreign error message do not reach the terminal."""
     process = begun(tmp_path, "ssh", "no\x1b]0;PWNED\x07such", "--", "true")
     _, err = process.communicate()
     assert process.returncode == 64
@@ -73,7 +73,7 @@ CLOSED = (">&-", "<&- 2>&-", "<&- >&- 2>&-")
 
 
 def test_closed_streams_are_no_error(tmp_path: Path) -> None:
-    """The run is done, and its log and files hold nothing that was meant for a closed stream."""
+    """The run is done, and no output for a closed stream is in its log and files."""
     running = []
     for number, closed in enumerate(CLOSED):
         runs = tmp_path / str(number)

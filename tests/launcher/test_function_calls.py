@@ -14,8 +14,8 @@ from launcher.run.function_calls import function_call
 from rackrun.errors import UsageError
 from rackrun.user_code.call import as_json
 from tests import warm
+from tests.launcher.fake_host import Here
 from tests.launcher.lab import ROOT, Lab
-from tests.launcher.liar import Here
 from tests.launcher.test_download import plan
 
 Labs = Callable[[int], Lab]

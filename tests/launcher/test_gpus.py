@@ -301,7 +301,7 @@ def finding(label: str, **gpu: object) -> HostFacts:
 def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     gpu: dict[str, object], sick: str, suspicious: str, odd: str
 ) -> None:
-    """By GPU and in words; not where the ranks use the CPU, or other GPUs of the host."""
+    """By GPU and reason; not where the ranks use the CPU, or other GPUs of the host."""
     host = finding("c", **gpu)
     survey = FactGatherer((finding("a"), finding("b"), host))
     assert judge.sick(host, survey) == sick
@@ -318,8 +318,8 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     assert judge.sick(other, survey) == judge.suspicious(other, survey) == ""
 
 
-def test_a_command_is_told_a_way_out_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused for torch that cannot use the GPUs here, a script is not told --device cpu."""
+def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When torch cannot use the GPUs here, a script is not advised --device cpu."""
     monkeypatch.setattr(task_check, "gpu_count", lambda: 2)
     monkeypatch.setattr(local_gpus, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
     for work, says in ((TaskWork("catdog"), "--device cpu"), (Command(("x",)), "VISIBLE_DEVICES=")):

@@ -1,4 +1,4 @@
-"""Hangs: who does not move is named with its stacks; who is slow, or silent by nature, is not."""
+"""Hangs: a rank without progress is named with its stack; a slow or silent one is not."""
 
 import os
 import re
@@ -231,7 +231,7 @@ def test_a_download_of_weights_has_hours() -> None:
 
 
 def test_peers_of_a_rank_that_saves_are_not_judged() -> None:
-    """One rank saves for ten minutes while the others wait: nobody hangs; an hour is too long."""
+    """One rank saves for ten minutes while the others wait: no hang; an hour is too long."""
     run = make_run(3)
     for rank in range(3):
         report(run, 1.0, rank, phase="train", step=10)
@@ -307,7 +307,7 @@ def test_the_stacks_say_who_waits_and_who_is_waited_for(rank: int, waits: str) -
         assert cause.traceback == its.partition("\n\n")[2].rstrip()
 
 
-def test_where_all_wait_at_one_step_nobody_can_tell() -> None:
+def test_where_all_wait_at_one_step_no_rank_is_named() -> None:
     """The network, or a rank that is stuck in the middle of it: that is said."""
     run = make_run(3)
     for one in range(3):
@@ -327,7 +327,7 @@ def test_other_phases_have_more_time(phase: str) -> None:
     assert find_hang(run, LIMITS, 1 + 901) is not None
 
 
-def test_a_launcher_that_stood_still_blames_nobody() -> None:
+def test_a_suspended_launcher_reports_no_hang() -> None:
     """After the lid was closed for an hour, the ranks have their time again."""
     run = make_run(1)
     report(run, 1.0, 0, phase="train", step=1)

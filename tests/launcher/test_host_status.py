@@ -1,4 +1,4 @@
-"""What the probe does on a host: strangers at its port, locks of others, devices, dead disks."""
+"""The probe on a host: strangers at its port, foreign locks, devices, dead disks."""
 
 import contextlib
 import fcntl
@@ -54,7 +54,7 @@ def test_strangers_at_the_meeting_point_keep_no_host_out(port: int) -> None:
         assert outcomes == [{}] * 64
 
 
-def test_the_token_is_not_told_to_who_asks(port: int) -> None:
+def test_the_token_is_never_sent(port: int) -> None:
     """A stranger hears an HMAC of its own number; who has another token is another one."""
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.settimeout(0.2)
@@ -69,7 +69,7 @@ def test_the_token_is_not_told_to_who_asks(port: int) -> None:
 
 
 def test_a_silent_master_is_given_up_within_its_time() -> None:
-    """Whoever listens there and says nothing, or drips."""
+    """A server that accepts and sends nothing, or a byte now and then."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         began = time.monotonic()
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""Words that any shell would read, through every shell that sshd may start."""
+"""Words that a shell would interpret, through every shell that sshd may start."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Hosts that were taken over: they speak our protocol, and nothing they say is believed."""
+"""Compromised hosts speak our protocol, and nothing they claim is trusted."""
 
 import json
 import signal
@@ -118,7 +118,7 @@ def test_news_that_comes_late_names_the_rank_that_died(tmp_path: Path) -> None:
         assert (drive.result["host"], drive.result["rank"]) == ("127.0.0.3", 1), drive.err
 
 
-def test_nohup_keeps_its_word(tmp_path: Path) -> None:
+def test_nohup_is_respected(tmp_path: Path) -> None:
     """SIGHUP and SIGINT that the caller has us ignore do not end the run; SIGTERM still does."""
     ignoring = "import os, signal, sys\n" + "".join(
         f"signal.signal(signal.{name}, signal.SIG_IGN)\n" for name in ("SIGHUP", "SIGINT")

@@ -1,4 +1,4 @@
-"""hosts.txt: what is right is read, what is wrong is named by line and column."""
+"""hosts.txt: valid lines are read, errors are named by line and column."""
 
 import re
 import time
@@ -153,7 +153,7 @@ def test_a_bad_line_is_refused_where_it_is_bad(line: str, column: int, says: str
 
 @pytest.mark.parametrize("text", ["", "\n \n# nothing\n", "\ufeff"])
 def test_a_file_without_a_host_is_refused(text: str, tmp_path: Path) -> None:
-    """Nobody meant to train on no machine."""
+    """An empty list of hosts is a mistake."""
     path = tmp_path / "hosts.txt"
     path.write_bytes(text.encode())
     with pytest.raises(HostsFileError, match="no host in this file"):
@@ -168,7 +168,7 @@ def test_a_machine_may_stand_only_once() -> None:
 
 
 def test_labels_are_unique_where_one_name_has_several_ports() -> None:
-    """Two sshd on one address are told apart in logs and tables."""
+    """Two sshd on one address have distinct labels in logs and tables."""
     hosts = parse_hosts("127.0.0.1:2201\n127.0.0.1:2202\ngpu01\n")
     assert [host.label for host in hosts] == ["127.0.0.1:2201", "127.0.0.1:2202", "gpu01"]
 

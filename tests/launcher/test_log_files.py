@@ -46,7 +46,7 @@ def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("refusal", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
-def test_a_file_system_without_locks_costs_only_the_obituary(tmp_path: Path, refusal: str) -> None:
+def test_a_file_system_without_locks_costs_only_the_notice(tmp_path: Path, refusal: str) -> None:
     """Every call of flock is refused, as on Lustre without its option: the run begins."""
     refuse = ["strace", "-qqq", "-o", "/dev/null", "-e", f"inject=flock:error={refusal}"]
     command = [*refuse, sys.executable, "-c", BEGIN, str(tmp_path)]
@@ -57,7 +57,7 @@ def test_a_file_system_without_locks_costs_only_the_obituary(tmp_path: Path, ref
 def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of several people in one folder: what cannot be read tells nothing."""
+    """Runs of several users in one folder: an unreadable plan is no unfinished run."""
     begun(tmp_path / "run").plan.close()
     (tmp_path / "run" / "plan.json").chmod(0o000)
     tmp_path.chmod(0o755)

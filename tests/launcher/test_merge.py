@@ -1,4 +1,4 @@
-"""From bytes of many ranks to lines that a person can read."""
+"""From the bytes of many ranks to readable lines."""
 
 import random
 
@@ -91,7 +91,7 @@ def test_a_flood_with_control_characters_is_not_passed_on_as_it_is(nasty: bytes)
     assert not any(character in "".join(flood.lines()) for character in "\x1b\x07\r\u202e\x9b")
 
 
-def test_every_control_character_becomes_a_picture() -> None:
+def test_every_control_character_becomes_visible() -> None:
     """No code of C0, C1 or the bidirectional overrides survives; tabs become spaces."""
     codes = [*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x2066]
     shown = clean("".join(chr(code) for code in codes))

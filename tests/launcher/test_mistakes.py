@@ -1,7 +1,7 @@
 """Mistakes of a first day: each answer says what is wrong, where, and what to type.
 
-A row is what was typed, the exit code, and words of the answer. Commands run in this process, in a
-folder with the files that the rows speak of; hosts that are contacted belong to one laboratory.
+A row is what was typed, the exit code, and parts of the answer. Commands run in this process, in a
+folder with the files that the rows name; hosts that are contacted belong to one lab.
 """
 
 import os
@@ -256,7 +256,7 @@ def test_a_failure_that_is_no_mistake_in_the_words(
 
 @pytest.mark.parametrize("learning_rate", ["--lr", "--learning-rate", "--learning_rate"])
 def test_names_of_others_are_taken(learning_rate: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Everybody's names for our options mean what they mean elsewhere."""
+    """Other launchers' names of options mean the same here."""
     line = f"catdog {learning_rate} 0.1 --batch_size 8 --num-workers=2 --wd 0 --data x"
     assert answer(line, capsys) == (0, "")
 
@@ -314,7 +314,7 @@ UNFIT = [
 def test_a_host_that_does_not_fit(
     one: Lab, settings: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line of the host file that can be read, and cannot be meant: named before the start."""
+    """A line of the host file that is well-formed and invalid: named before the start."""
     code, said = launched(one, "--dry-run HOSTS -- true", capsys, settings)
     assert says in said
     assert code == expected

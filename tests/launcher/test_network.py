@@ -158,8 +158,8 @@ def test_two_names_of_one_machine_are_found_out(net: Labs) -> None:
 
 
 @pytest.mark.long
-def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> None:
-    """The controller loses a host within the lease, both sides end, and attach tells it later."""
+def test_a_detached_run_notices_a_pulled_cable_without_a_launcher(net: Labs) -> None:
+    """The controller loses a host in time, both sides end, and attach reports it later."""
     one = net(3)
     home = {"HOME": str(one.folder / "home")}
     code, out, err = one.said(

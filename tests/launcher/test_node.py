@@ -189,7 +189,7 @@ def test_a_signal_to_one_node_lets_all_of_them_save(
 
 
 def test_a_signal_to_every_process_does_no_harm(nodes: Nodes) -> None:
-    """Slurm signals launcher, agent, torchrun and rank alike: only the launcher heeds it."""
+    """Slurm signals launcher, agent, torchrun and rank alike: only the launcher acts on it."""
     processes = nodes.start_all(2, *python(SAVE))
     ready(nodes, 2)
     launchers = {process.pid for process in processes}  # forked: their environment has no mark
@@ -256,7 +256,7 @@ def test_nodes_that_contradict_each_other_all_end(nodes: Nodes) -> None:
 
 
 def test_strangers_at_the_port_change_nothing(nodes: Nodes) -> None:
-    """One that says nothing, one that talks nonsense, one that hangs up."""
+    """One that is silent, one that sends garbage, one that hangs up."""
     first = nodes.start(0, 2, *python(SAY))
     silent = until(lambda: connected(nodes.port))
     with socket.create_connection(("127.0.0.1", nodes.port)) as other:

@@ -1,4 +1,4 @@
-"""What can be asked of a launch, typed or from Python, and what is refused before a host hears."""
+"""Options of a launch, typed or from Python, and what is refused before a host is contacted."""
 
 import ast
 import os
@@ -81,7 +81,7 @@ def test_numbers_of_nothing_are_refused(values: dict[str, int]) -> None:
 
 
 def test_a_check_that_the_plan_is_made_of_cannot_be_left_out() -> None:
-    """--ignore-check names the others; what is no check is told from what no run can do without."""
+    """--ignore-check names the others; unknown checks and required ones are distinguished."""
     check_allowed([check.name for check in CHECKS if check.name not in ("network", "master")])
     for name in ("network", "master"):
         with pytest.raises(UsageError, match=f"--ignore-check {name}: no run can do without it"):
@@ -203,7 +203,7 @@ def test_a_password_in_a_url_is_written_nowhere(way: str, tmp_path: Path) -> Non
 
 
 def test_a_port_that_is_always_taken_ends_the_run(tmp_path: Path) -> None:
-    """On this machine, too, the start is tried twice and not for ever."""
+    """On this machine, too, the start is tried twice and no more."""
     python = tmp_path / "python"
     python.write_text(
         "#!/bin/sh\necho 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1\n"
@@ -249,10 +249,10 @@ def test_type_checkers_know_what_programs_may_import() -> None:
         assert "py.typed" in marked["package-data"][package], package
 
 
-def test_ranks_hear_of_the_commit_of_the_launchers_code(
+def test_ranks_know_the_commit_of_the_launchers_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code that --sync brought to a host has no git there."""
+    """Code that --sync sent to a host has no git there."""
     monkeypatch.chdir(ROOT)
     options = LocalOptions()
     job = options.jobs.job(Command(("true",)), RunFolder(tmp_path))

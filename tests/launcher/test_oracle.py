@@ -1,9 +1,9 @@
-"""The OpenSSH client as the oracle: whom it refuses, we refuse, and the exceptions are listed.
+"""The OpenSSH client as the oracle: what it refuses, we refuse; exceptions are listed.
 
 Each case is a known_hosts file and some lines of ssh_config. The real client and our `Network` read
 the same files and log in to the same real sshd. `{there}` is the host as known_hosts names it,
 `{key}` its Ed25519 key, for which `{authority}` has signed a certificate, `{rsa}` its RSA key, and
-`{other}` somebody else's key.
+`{other}` a foreign key.
 """
 
 import getpass

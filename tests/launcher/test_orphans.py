@@ -115,7 +115,7 @@ def test_a_loader_that_dies_is_the_business_of_its_rank(
         assert not drive.alive()
 
 
-def test_a_guard_hears_nothing_and_is_missed(tmp_path: Path) -> None:
+def test_a_guard_ignores_signals_and_its_end_is_noticed(tmp_path: Path) -> None:
     """The agent's guard takes no signal but KILL, which ends the run; stopped, it goes with it."""
     first, second = start(tmp_path), start(tmp_path)
     for name in ("TERM", "INT", "HUP", "STOP"):

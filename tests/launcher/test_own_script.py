@@ -88,13 +88,13 @@ def test_a_script_that_reports_its_own_seconds_has_its_straggler_named(tmp_path:
         ((0.05, 0.1), "data"),
         ((0.02, 0.1), ""),  # as the others
         ((0.03, 0.1), ""),  # a tenth later, which is not worth a line
-        ((0.0, 0.01), ""),  # sooner: nobody waits for it
+        ((0.0, 0.01), ""),  # sooner: no rank waits for it
     ],
 )
 def test_who_is_late_by_more_than_a_tenth_is_named_with_the_part(
     second: tuple[float, float], why: str
 ) -> None:
-    """Medians count: a single step of a second blames nobody."""
+    """Medians count: a single step of a second names no rank."""
     once = [(1.0, 0.1)] + [(0.02, 0.1)] * 10
     found = straggler({0: once, 1: [second] * 11, 2: once}, dict.fromkeys(range(3), "gpu01"))
     assert (found.rank, found.why) == (1, why) if found else not why

@@ -84,7 +84,7 @@ def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: Exit
     ],
 )
 def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, words: bytes) -> None:
-    """Types, ranges, another node's name: node 1 is lost (75), and the others hear of it."""
+    """Types, ranges, another node's name: node 1 is lost (75), and the others are notified."""
     one = Node(0, stack)
     one.ends[1].sendall(words)
     assert one.inbox.get(timeout=20) == PeerFailed(1, "n1", NONSENSE, 75, False)

@@ -71,7 +71,7 @@ def stranger(alone: Away, tmp_path: Path) -> Iterator[Callable[[], Stranger]]:
     came: list[Stranger] = []
 
     def come() -> Stranger:
-        folder = Path(f"/tmp/stranger-{os.getpid()}")  # that account sees nothing of ours
+        folder = Path(f"/tmp/stranger-{os.getpid()}")  # that account cannot read our files
         folder.mkdir(0o755)
         came.append(Stranger(folder, alone.run))
         came[0].folders.append(folder)

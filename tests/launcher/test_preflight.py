@@ -165,7 +165,7 @@ def test_a_clock_that_is_not_known_exactly_is_not_blamed() -> None:
 
 
 def test_a_public_address_for_the_master_needs_a_word() -> None:
-    """NET-1: ranks do not meet where everybody can come, unless --ignore-check public says so."""
+    """NET-1: no rendezvous at a public address, unless with --ignore-check public."""
     survey = FactGatherer((finding("a"),), "8.8.8.8", 29500)
     error = refusal(survey, examine(survey, CHECKS))
     assert isinstance(error, PreflightRefused)
@@ -174,7 +174,7 @@ def test_a_public_address_for_the_master_needs_a_word() -> None:
 
 
 def test_a_name_that_stands_for_a_public_address_is_one() -> None:
-    """NET-1: what a host takes the name in address= for counts; told once, of the first host."""
+    """NET-1: the host's own resolution of address= counts; reported once, for the first host."""
     there = {"address": "10.0.0.2", "interface": "eth0", "master": "8.8.8.8"}
     survey = FactGatherer(
         (finding("a"), finding("b", route=there), finding("c", route=there)), "gpu1", 1
@@ -395,7 +395,7 @@ def test_few_open_files_are_found_out(lab: Labs) -> None:
 
 
 @pytest.mark.parametrize("ahead", [60, -20])
-def test_a_clock_that_is_off_is_told_and_harms_no_run(lab: Labs, ahead: int) -> None:
+def test_a_clock_that_is_off_is_reported_and_harms_no_run(lab: Labs, ahead: int) -> None:
     """Probe and agent of one host live in another minute: a warning, both ranks, and 0."""
     one = lab(2)
     there = one.hosts[1].folder

@@ -184,7 +184,7 @@ def test_a_run_resumes_from_the_one_that_was_the_latest(
 
 
 def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_path: Path) -> None:
-    """A link of ours is moved in one step; a folder or a link of somebody stays."""
+    """Our link is replaced in one step; a user's folder or link stays."""
     first, second = (new_run_folder(tmp_path, name).path for name in ("one", "two"))
     assert (tmp_path / "latest").readlink().name == second.name
     point_latest_to(first)
@@ -288,7 +288,7 @@ def test_names_of_hosts_move_no_cursor() -> None:
 def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody named it: it is said, the state stays unknown, and the exit code is 0."""
+    """It was not named: a note, the state stays unknown, and the exit code is 0."""
     monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     silent = [Host("127.0.0.1", port=free_port("127.0.0.1"))]

@@ -1,4 +1,4 @@
-"""The controller's gate: strangers at its ports hold up nobody, and its key is in no file."""
+"""The controller's relay listener: strangers delay nothing, and its key is in no file."""
 
 import json
 import os

@@ -195,7 +195,7 @@ def test_with_a_key_only_nodes_that_know_it_meet(zero: Callable[..., Zero]) -> N
 
 
 def test_what_was_said_before_counts_no_second_time(zero: Callable[..., Zero]) -> None:
-    """Somebody in between keeps a sealed hello: at the next roll call it is nothing."""
+    """A recorded greeting is refused at the next rendezvous (replay)."""
     first = zero(KNOWN)
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as middle:
@@ -322,7 +322,7 @@ def test_what_no_node_0_would_say_is_a_line(words: Any) -> None:
 
 
 def test_a_refusal_is_shown_as_text() -> None:
-    """With its code, which is one of ours, on one line, and no escape sequence is obeyed."""
+    """With a valid exit code, on one line, without escape sequences."""
     with pytest.raises(Problem) as caught:
         answered(GREETING, json.dumps({"refused": "no\x1b]0;x\x07\nno", "code": 64}).encode())
     assert (caught.value.exit_code, str(caught.value)) == (64, "node 0: no␛]0;x␇ no")
@@ -373,7 +373,7 @@ def test_a_run_to_go_on_from_is_one_of_this_name(
         check_agreement(meeting, options, Command(("true",)))
 
 
-def test_nodes_do_not_meet_at_a_public_address_unless_told_to() -> None:
+def test_nodes_do_not_meet_at_a_public_address_unless_allowed() -> None:
     """NET-1: as ./run-ssh, with the same word."""
     meeting = Rendezvous(Agreement("0" * 32, RUN, ("a", "b"), (1, 1)), "", "8.8.8.8", {})
     with pytest.raises(Problem, match="public address 8.8.8.8") as caught:
@@ -385,7 +385,7 @@ def test_nodes_do_not_meet_at_a_public_address_unless_told_to() -> None:
 
 
 def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes: Nodes, tmp_path: Path) -> None:
-    """The whole way: whoever listens at 29500 before the job does names no folder of ours."""
+    """End to end: a program that listens at 29500 before the job names no folder of ours."""
     words = json.dumps({"agreed": agreed(folder=str(tmp_path / "OUTSIDE"))}).encode()
     with socket.create_server(("127.0.0.1", nodes.port)) as listener:
         process = nodes.start(1, 2, *python(SAY))

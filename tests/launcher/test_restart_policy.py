@@ -218,7 +218,7 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
 
 
 def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
-    """A command that always fails is tried again, though not for ever on the same host."""
+    """A command that always fails is tried again, but not always on the same host."""
     one = lab(1)
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
     code, _, err = one.said("--max-restarts", "2", hosts, "--", "sh", "-c", "exit 9")
@@ -227,7 +227,7 @@ def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
 
 
 def test_an_attempt_that_saved_nothing_is_no_obstacle(lab: Labs) -> None:
-    """A task that failed at once is started anew with all its options, and told where to look."""
+    """A task that failed at once is started anew with all its options and the earlier runs."""
     one = lab(1)
     package = one.folder / "training"  # ranks start as: python -m training catdog ...
     package.mkdir()

@@ -1,4 +1,4 @@
-"""A shard server that somebody ends comes back, until the run is over."""
+"""A shard server that is killed restarts, until the run is over."""
 
 import os
 import signal

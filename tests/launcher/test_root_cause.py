@@ -65,8 +65,8 @@ def test_a_log_of_one_line_is_the_reason() -> None:
 
 
 @pytest.mark.parametrize("noise", [GLOO, NCCL, PREFIXED, GLOO + ABORTED])
-def test_a_broken_connection_is_nobodys_own_fault(noise: str) -> None:
-    """Peers notice a dead rank before its host tells: who did not blame the network is named."""
+def test_a_broken_connection_is_a_secondary_failure(noise: str) -> None:
+    """Peers notice a dead rank before its host reports: one without a network error is named."""
     end = (0, 6) if ABORTED in noise else (1,)
     troubles = [RankEnded(0, 0, *end), RankEnded(0, 1, *end), RankEnded(1, 2, 0, 9)]
     cause = find_root_cause(troubles, [], tails(rank0=noise, rank1=noise))
@@ -94,14 +94,14 @@ def test_a_rank_that_was_slow_to_die_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize("end", [(0, 9), (0, 11), (7, 0)])
-def test_news_by_a_slower_way_names_the_rank_that_nobody_told_to_end(end: tuple[int, int]) -> None:
+def test_late_news_names_the_rank_that_had_no_order_to_end(end: tuple[int, int]) -> None:
     """Rank 2 died first, without a word; peers, and then our order to stop, were sooner."""
     late = [RankEnded(0, 1, 0, 15, told=True), RankEnded(1, 2, *end)]
     cause = find_root_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO))
     assert (cause.rank, cause.exit_code) == (2, late[1].exit_code)
 
 
-def test_a_rank_that_was_told_to_end_is_not_the_cause() -> None:
+def test_a_rank_with_an_order_to_end_is_not_the_cause() -> None:
     """However it ends then: by our signal, a code of its own, or with its connection gone."""
     late = [RankEnded(1, n, *end, told=True) for n, end in ((1, (0, 15)), (2, (3, 0)), (3, (1, 0)))]
     cause = find_root_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO, rank3=GLOO))
@@ -110,7 +110,7 @@ def test_a_rank_that_was_told_to_end_is_not_the_cause() -> None:
 
 @pytest.mark.parametrize(("told", "node"), [(False, 1), (True, 0)])
 def test_torchrun_killed_on_a_slow_host(told: bool, node: int) -> None:
-    """It was gone before anybody was told to end, or went with the rest."""
+    """It was gone before any order to end, or ended with the rest."""
     late = TorchrunEnded(1, 0, 9, told=told)
     assert find_root_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO)).node == node
 

@@ -126,8 +126,8 @@ def test_only_tasks_are_tasks() -> None:
         work_of(["launcher"])
 
 
-def test_only_the_door_that_is_opened_is_imported() -> None:
-    """`python -m launcher` without a door says what there is, and does not import Fabric for it."""
+def test_only_the_chosen_command_is_imported() -> None:
+    """`python -m launcher` without a command lists the commands, without importing Fabric."""
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "launcher"],
         cwd=ROOT,

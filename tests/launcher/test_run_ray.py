@@ -130,7 +130,7 @@ def test_a_function_is_called_on_both_nodes(address: str, tmp_path: Path) -> Non
 
 
 def test_a_task_is_asked_about_its_options_first(address: str, tmp_path: Path) -> None:
-    """A typing error is told by the task itself, and no rank is started."""
+    """A typing error is reported by the task itself, and no rank is started."""
     run = start(address, tmp_path, "catdog", "--epohcs", "2")
     _, err = run.communicate()
     assert run.returncode == 64, err

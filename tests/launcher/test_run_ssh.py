@@ -232,7 +232,7 @@ CAUSES = {
     "agent": "127.0.0.3: the agent got SIG{}",
     "agent KILL": GONE,
     "agent STOP": SILENT,
-    "guard": f"{GONE}|{GUARDLESS}",  # with it goes the agent's channel: one of them tells
+    "guard": f"{GONE}|{GUARDLESS}",  # the agent's channel ends with it: either may be reported
     "agent+shim": GONE,
     "agent+guard": GONE,
     "agent+guard STOP": SILENT,
@@ -485,7 +485,7 @@ def test_bad_lines_are_all_named_and_nothing_is_contacted(lab: Labs) -> None:
 
 
 def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
-    """SSH-1: through the door as well: exit 77, fingerprint and line to type, no run folder."""
+    """SSH-1: also from the command line: 77, fingerprint and line to type, no run folder."""
     one = lab(1)
     one.known_hosts.write_text("")
     code, _, err = one.said(cheap_hosts(one), "--", "true")
@@ -638,7 +638,7 @@ def test_runs_on_different_gpus_of_a_host_share_it(lab: Labs) -> None:
 
 
 def test_a_planted_link_in_place_of_the_lock_is_refused(lab: Labs, tmp_path: Path) -> None:
-    """PROC-3: somebody's symbolic link is not followed, its target is untouched."""
+    """PROC-3: a foreign symbolic link is not followed, its target is untouched."""
     one = lab(1)
     target = tmp_path / "target"
     target.write_text("mine")

@@ -46,7 +46,7 @@ CURVE = Curve((ALONE, FOUR))
 
 
 def test_two_real_hosts_are_swept_and_the_curve_is_drawn(lab: Callable[[int], Lab]) -> None:
-    """`./run-ssh hosts.txt imagenet --synthetic --scaling 1,2`: runs, a table, a picture."""
+    """`./run-ssh hosts.txt imagenet --synthetic --scaling 1,2`: runs, a table, a plot."""
     one = lab(2)
     hosts = one.write_hosts(f"python={one.cheap_python(trains=True)} workdir={ROOT}")
     code, out, err = one.said(str(hosts), *TINY, "--scaling", "1,2")
@@ -119,7 +119,7 @@ NO_SPREAD = "no forecast: the windows leave efficiencies open by up to"
 def test_a_number_is_no_better_than_its_windows(
     steps: tuple[float, float], noise: float, cell: str, forecast: bool
 ) -> None:
-    """Sizes that cannot be told apart have no efficiency; from noise nothing is forecast."""
+    """Sizes within the noise have no efficiency; from noise nothing is forecast."""
     curve = Curve(
         (
             measured(1, steps[0], exchange=0.0, sending=0.0, noise=noise),

@@ -1,4 +1,4 @@
-"""The same plan from whatever started the node, and no plan where nobody could say who is who."""
+"""The same plan under every scheduler, and none where the node rank is unknown."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_an_option_says_more_than_the_platform() -> None:
 
 
 def test_a_single_node_shows_the_port_that_it_would_take() -> None:
-    """A free one, whatever the scheduler's would be, unless somebody asked for another."""
+    """A free one, whatever the scheduler's would be, unless --port names another."""
     alone = with_free_port(placement_here(NodeOptions(), recorded("none")))
     assert alone.port.origin == "free here"
     _, plan = found_in(alone, WORK, NodeOptions())

@@ -110,7 +110,7 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
 
 
 def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_path: Path) -> None:
-    """Real ranks on two hosts, one cut off from the data: its name, 65, and nobody trained."""
+    """Real ranks on two hosts, one cut off from the data: its name, 65, and no step."""
     shards = drawn_shards(tmp_path)
     hosts = str(pair.write_hosts(f"python={pair.cheap_python(trains=True)} workdir={ROOT}"))
     pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18081", "-j", "REJECT")
@@ -274,7 +274,7 @@ def test_only_the_option_data_is_looked_at() -> None:
 
 
 def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts() -> None:
-    """Loopback for hosts that are this machine; behind a gateway somebody has to say."""
+    """Loopback for hosts that are this machine; behind a gateway it must be given."""
     assert own_address(HERE) == "127.0.0.1"
     assert is_here("127.0.0.9")
     assert is_here("::1")

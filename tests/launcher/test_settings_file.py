@@ -89,7 +89,7 @@ def test_the_command_line_wins_over_the_file(
 
 
 def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path: Path) -> None:
-    """`--no-wait` speaks of --wait; --no-serve is an option of its own."""
+    """`--no-wait` negates --wait; --no-serve is an option of its own."""
     path = written(tmp_path, "[launcher]\nwait = true\nplain = true\nserve = true\n")
     own, _ = split(merged(path, "--no-wait", settings=SshOptions, words=1), SshOptions, 1)
     options = parse(SshOptions, "ssh", own, "")
@@ -117,7 +117,7 @@ def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path: Path) -> 
 def test_a_mistake_in_a_file_is_named_with_file_and_key(
     tmp_path: Path, text: str, says: str
 ) -> None:
-    """And with the key that may have been meant."""
+    """And with the nearest valid key."""
     with pytest.raises(UsageError) as error:
         merged(written(tmp_path, text))
     assert says in str(error.value)

@@ -1,4 +1,4 @@
-"""A server of shards as the preflight meets it, and what it hears of our secrets."""
+"""A shard server as the preflight sees it, and which secrets it is sent."""
 
 import json
 import re
@@ -24,7 +24,7 @@ GOOD = {
 
 
 class Server:
-    """Says given bytes, by path; keeps what it was asked."""
+    """A server of given bytes by path, which records its requests."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self.listener = socket.create_server((address, 0))

@@ -50,8 +50,8 @@ def passable() -> Iterator[Lab]:
     shutil.rmtree(folder)
 
 
-def test_only_who_is_told_to_shares_its_runs(passable: Lab) -> None:
-    """Logs, weights, metrics: nobody else's, on either side; --share opens all but the plan."""
+def test_runs_are_private_unless_shared(passable: Lab) -> None:
+    """Logs, weights, metrics are private on both sides; --share opens all but the plan."""
     one, here = passable, passable.folder / "here"
     for folder in (here, one.folder / "there"):
         folder.mkdir()

@@ -83,7 +83,7 @@ def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_pa
 
 
 def test_a_detached_run_reports_its_end_from_its_first_host(away: Away, tmp_path: Path) -> None:
-    """Nobody is attached when the command gets the result; that it failed is in the record."""
+    """No launcher is attached when the command gets the result; its failure is recorded."""
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
     away.detach("--on-end", command, away.hosts, *OVER)

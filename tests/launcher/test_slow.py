@@ -68,8 +68,8 @@ def test_the_deep_check_names_a_slow_link(net: Labs) -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"slow_rank": "1", "slow": "x"}, {"slow_why": "\x1b[2J", "slow": "x"}]
 )
-def test_what_is_no_report_of_ours_blames_nobody(fields: dict[str, object]) -> None:
-    """A rank's reports are its own words: only what we would say ourselves is taken for true."""
+def test_malformed_reports_name_no_rank(fields: dict[str, object]) -> None:
+    """A rank may report anything: only well-formed reports of stragglers are accepted."""
     plan: Plan = plan_of(2)
     run = RunState(plan, 0.0)
     run.take(training(0, 0, slow_rank=1, slow_why="data", slow="late"), 1.0)

@@ -106,7 +106,7 @@ def test_standard_error_never_blocks_and_its_end_is_kept(lab: Labs, network) -> 
 
 
 def test_a_broken_link_is_an_end_with_a_reason(lab: Labs, network) -> None:
-    """Reader and writer of a lost session are told; a next program gets a new connection."""
+    """Reader and writer of a lost session get an error; a next program, a new connection."""
     one = lab(1)
     (machine,) = network(one).connect([one.hosts[0].host])
     channel = machine.open(["cat"])
@@ -300,7 +300,7 @@ def test_accept_new_records_new_keys_and_only_these(lab: Labs, network, setting:
 
 
 def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(lab: Labs, network) -> None:
-    """SSH-1: whoever trusts at first sight wants to be warned at the second one."""
+    """SSH-1: trust on first use needs the record for the second login."""
     one = lab(1)
     file = one.key / "known_hosts"
     one.configure(f"UserKnownHostsFile {file}")
@@ -353,7 +353,7 @@ def test_without_an_accepted_key_one_attempt_is_made_and_no_question_asked(
 
 
 def test_a_locked_key_is_named_with_the_way_to_unlock_it(lab: Labs, network) -> None:
-    """SSH-2: a key with a passphrase asks nobody; the message says ssh-add."""
+    """SSH-2: a key with a passphrase prompts for nothing; the message names ssh-add."""
     one = lab(1)
     locked = one.folder / "locked"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "pass", "-f", locked], check=True)
@@ -433,7 +433,7 @@ def test_address_family_says_which_addresses_are_tried(lab: Labs, network) -> No
 
 
 def test_the_agent_is_not_forwarded(lab: Labs, network, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSH-2: whoever rules a host does not get our keys, whatever ssh_config says."""
+    """SSH-2: a host's root does not get our keys, whatever ssh_config says."""
     one = lab(1)
     one.configure("ForwardAgent yes")
     (machine,) = network(one).connect([one.hosts[0].host])
@@ -506,7 +506,7 @@ def test_what_fails_on_the_way_is_a_value_of_each_host(lab: Labs, network) -> No
     assert str(caught.value).count("CHANGED") == 1
 
 
-def test_a_gateway_behind_a_gateway_is_held_to_the_same_law(lab: Labs, network) -> None:
+def test_a_gateway_behind_a_gateway_follows_the_same_policy(lab: Labs, network) -> None:
     """Gateways that ssh_config chains by itself are connected once, and their keys are checked."""
     one = lab(4)
     outer, inner, *behind = one.hosts
@@ -541,7 +541,7 @@ def test_gateways_in_a_circle_are_a_usage_error(lab: Labs, network) -> None:
 
 
 def test_a_host_behind_a_gateway_that_cannot_reach_it_is_named(lab: Labs, network) -> None:
-    """The message names both: who did not reach whom."""
+    """The message names both ends."""
     one = lab(2)
     gateway, behind = one.hosts
     behind.stop()
@@ -627,7 +627,7 @@ def test_all_hosts_that_fail_are_named_each_with_its_reason(
 
 
 def test_unknown_names_are_reported_before_anything_is_contacted(lab: Labs, network) -> None:
-    """DNS first: while a name is wrong, no host hears from us."""
+    """DNS first: while a name is wrong, no host is contacted."""
     one = lab(1)
     before = one.hosts[0].log.count("Connection from")
     hosts = [one.hosts[0].host, Host("no-such-host.invalid"), Host("nor-this.invalid")]
@@ -639,7 +639,7 @@ def test_unknown_names_are_reported_before_anything_is_contacted(lab: Labs, netw
 
 
 def test_check_waits_for_no_silent_name_server(tmp_path: Path) -> None:
-    """A name that nobody knows is in the table after the limit, beside the host that answers."""
+    """An unknown name is in the table after the limit, beside the host that answers."""
     one = NetLab(tmp_path, 1)
     try:
         one.ask(one.hosts[0].address)
@@ -674,7 +674,7 @@ CHUNKS = range(1, 6)
 def test_a_connection_that_breaks_anywhere_in_the_login_is_tried_once_more(
     lab: Labs, network
 ) -> None:
-    """Version, key exchange, keys: a second attempt gets in, and nobody is called refused."""
+    """Version, key exchange, keys: a second attempt gets in, and no refusal is reported."""
     one = lab(1)
     with contextlib.ExitStack() as doors:
         opened = [doors.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in CHUNKS]
@@ -688,7 +688,7 @@ def test_a_connection_that_breaks_anywhere_in_the_login_is_tried_once_more(
         assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * len(CHUNKS)
 
 
-def test_a_host_that_hangs_up_on_every_login_is_not_told_to_copy_keys(lab: Labs, network) -> None:
+def test_a_host_that_hangs_up_on_every_login_needs_no_new_keys(lab: Labs, network) -> None:
     """69 and what happened: a connection that breaks is no verdict on a key."""
     one = lab(1)
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -703,7 +703,7 @@ def test_a_host_that_hangs_up_on_every_login_is_not_told_to_copy_keys(lab: Labs,
 
 
 def test_a_host_that_has_enough_of_our_keys_is_quoted(lab: Labs, network) -> None:
-    """SSH-2: sshd ends the login after MaxAuthTries; that is a refusal, in its own words."""
+    """SSH-2: sshd ends the login after MaxAuthTries; that is a refusal, with its message."""
     one = lab(0)
     server = one.start(extra="MaxAuthTries 2\n")
     wait_for_banner(server.address, server.port)
@@ -724,7 +724,7 @@ def cut_then_relay(door: socket.socket, server: Sshd, chunks: int) -> None:
 
 
 def cut(door: socket.socket, server: Sshd, *cuts: int) -> None:
-    """Break one connection after the other, each after so many pieces from its client."""
+    """Break one connection after the other, each after that many pieces from its client."""
     for chunks in cuts:
         client, _ = door.accept()
         with client, socket.create_connection((server.address, server.port)) as inner:

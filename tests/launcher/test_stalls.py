@@ -148,7 +148,7 @@ def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(lab: Labs) -> None
 
 
 class NoPrograms(paramiko.ServerInterface):
-    """Lets everybody in and opens channels; what is asked for on them gets no answer."""
+    """A server that accepts every login and channel, and answers no request on them."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -191,7 +191,7 @@ def serve(door: socket.socket, server: paramiko.ServerInterface, key: Path) -> N
 
 
 def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(lab: Labs) -> None:
-    """MaxSessions 0, as on bastions: named with sshd's own words, and it is no host to train on."""
+    """MaxSessions 0, as on bastions: named with sshd's message; it is no host to train on."""
     one = lab(0)
     bastion = one.start(extra="MaxSessions 0\n")
     wait_for_banner(bastion.address, bastion.port)

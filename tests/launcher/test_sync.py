@@ -23,8 +23,8 @@ from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.rpc import RpcClient
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
 from rackrun.errors import Problem
+from tests.launcher.fake_host import FakeHost, Here, answers
 from tests.launcher.lab import ROOT, Lab, children, command_line, wait_until
-from tests.launcher.liar import Here, Liar, answers
 from tests.wheels import only_here
 
 Labs = Callable[[int], Lab]
@@ -107,7 +107,7 @@ def checkout(one: Lab) -> Path:
 
 
 def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
-    """A checkout gets its .venv on the host, told line by line; a failure is named."""
+    """A checkout gets its .venv on the host, with progress by line; a failure is named."""
     one = lab(2)
     script = checkout(one) / "launcher" / "venv.sh"
     made = f"mkdir -p .venv/bin; ln -sf {one.cheap_python()} .venv/bin/python"
@@ -201,9 +201,9 @@ def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(lab: La
 
 
 def test_what_may_be_executed_here_may_be_there(lab: Labs) -> None:
-    """A script that only gained or lost its executable bit is brought, too, and only once.
+    """A script that only gained or lost its executable bit is sent, too, and only once.
 
-    A sync that has nothing to bring still removes what is gone here.
+    A sync that has nothing to send still removes what is gone here.
     """
     one = lab(1)
     source = project(one)
@@ -295,7 +295,7 @@ def test_private_files_stay_here_unless_they_are_asked_for_by_name(lab: Labs) ->
     assert launch(one, "--sync-untracked", "server.key")[0] == 64
 
 
-def test_nobody_may_do_more_with_a_file_there_than_here(lab: Labs) -> None:
+def test_modes_of_files_are_no_wider_there_than_here(lab: Labs) -> None:
     """0600 stays 0600 and 0700 stays 0700, also for what came earlier as 0644; 0664 is 0644."""
     one = lab(1)
     source = project(one)
@@ -319,7 +319,7 @@ def test_nobody_may_do_more_with_a_file_there_than_here(lab: Labs) -> None:
 
 
 def brought(there: Path, files: dict[str, str]) -> tuple[list[str], Here]:
-    """Bring files to a folder of this machine; what was said, and the place."""
+    """Upload files to a folder of this machine; return the messages and the transport."""
     source = there.parent / "source"
     for name, text in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -427,9 +427,9 @@ ROOTED = {"root": "/x", "paths": [], "gone": 0}
 def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
     """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
     (tmp_path / "a").write_text("code")
-    host = Liar(service.MARKER + answers(json.dumps(said).encode()))
+    host = FakeHost(service.MARKER + answers(json.dumps(said).encode()))
     code = with_files(WorkingTree(tmp_path, {}), ["a"], print)
-    with pytest.raises(Problem, match="^liar: ") as error:
+    with pytest.raises(Problem, match="^fake: ") as error:
         upload_code(code, [Destination(host, "x")], print)
     assert str(error.value).isprintable()
     assert error.value.exit_code in (69, 78)
@@ -440,11 +440,11 @@ def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Pa
     """Its lines are clean; one that is no line ends it."""
     lines = [{"said": "\x1b]0;PWNED\x07 1 of 2"}, {"said": 5}]
     said = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
-    host, heard = Liar(service.MARKER + answers(*said)), list[str]()
+    host, heard = FakeHost(service.MARKER + answers(*said)), list[str]()
     code = with_files(WorkingTree(tmp_path, {}), [], print)
-    with pytest.raises(Problem, match="^liar: sent an invalid answer"):
+    with pytest.raises(Problem, match="^fake: sent an invalid answer"):
         upload_code(code, [Destination(host, "x")], heard.append)
-    assert heard == ["liar: ␛]0;PWNED␇ 1 of 2"]
+    assert heard == ["fake: ␛]0;PWNED␇ 1 of 2"]
     host.gone()
 
 
@@ -457,8 +457,8 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
     monkeypatch.setattr(sync, "DIGEST_SECONDS", 1.0)
     wants = answers(json.dumps({**ROOTED, "paths": ["big"]}).encode())
     for says, why in ((b" ", "has gone silent"), (wants + b" ", "accepts no more data")):
-        host = Liar(service.MARKER + says, rest_seconds=600.0)
-        with pytest.raises(Problem, match=f"^liar: {why}"):
+        host = FakeHost(service.MARKER + says, rest_seconds=600.0)
+        with pytest.raises(Problem, match=f"^fake: {why}"):
             upload_code(code, [Destination(host, "x")], print)
         host.gone()
 

@@ -96,7 +96,7 @@ def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path) -> None:
 
 
 def test_the_terminal_is_given_back_however_a_run_ends(tmp_path: Path) -> None:
-    """A rank or an agent is killed, a rank is stopped, TERM, an error of ours: cursor and settings
+    """A rank or an agent is killed, a rank is stopped, TERM, a bug: cursor and settings
     are as before, the board is gone, and so is every process."""
     codes = {"rank KILL": 137, "rank STOP": 75, "agent KILL": 75, "launcher TERM": 143}
     codes["launcher ALRM"] = 1
@@ -219,7 +219,7 @@ def test_a_reader_that_goes_away_at_the_end_cuts_nothing_short(tmp_path: Path) -
     assert not drive.alive()
 
 
-def test_a_reader_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_reader_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
     """A full pipe behind the launcher: the ranks end in time, the reader gets the rest later."""
     code = "import sys\nfor _ in range(20): sys.stdout.write('y' * 999999 + '\\n')\n"
     drive = Drive(tmp_path, [sys.executable, "-c", code])
@@ -230,7 +230,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_launching_from_a_thread_leaves_signals_alone(tmp_path: Path) -> None:
-    """`launch` in a thread of somebody's program works; Ctrl-C stays that program's business."""
+    """`launch` in a thread of a program works; that program handles Ctrl-C."""
     code = (
         "import json, sys, threading\n"
         "from tests.launcher.drive import main\n"

@@ -65,7 +65,7 @@ def one_is_the_cause(drive: Drive, rank: int, cause: str) -> None:
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path, rank: int) -> None:
-    """One rank of two hosts gets SIGKILL in an all-reduce: it is named, and nobody else's noise.
+    """One rank of two hosts gets SIGKILL in an all-reduce: it is named, not its peers' errors.
 
     Rank 0 is a case of its own: the others meet at its host.
     """

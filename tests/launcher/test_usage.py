@@ -124,7 +124,7 @@ def test_traffic_on_a_device_is_measured() -> None:
     assert min(seen["received"], seen["sent"]) >= 500_000
 
 
-def test_devices_are_told_apart(tmp_path: Path) -> None:
+def test_devices_are_distinguished(tmp_path: Path) -> None:
     """A named device counts alone, no name means all but loopback; a damaged table is nothing."""
     table = tmp_path / "dev"
     row = "{}: {} 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n"

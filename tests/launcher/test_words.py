@@ -48,7 +48,7 @@ def test_hostile_words_arrive_byte_for_byte(tmp_path: Path, real: bool) -> None:
 def test_another_launchers_variables_do_not_reach_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run inside a Slurm step or another torchrun is not told who it is by those."""
+    """A run inside a Slurm step or another torchrun does not take its rank from those."""
     for name in ("PET_NNODES", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "NODE_RANK"):
         monkeypatch.setenv(name, "55555")
     monkeypatch.setenv("WORLD_SIZE", "66666")

@@ -22,7 +22,7 @@ Labs = Callable[[int], Lab]
 
 
 def test_code_that_cannot_be_read_is_named(lab: Labs) -> None:
-    """A file that is not ours to read, and a repository within ours, are told before any copy."""
+    """An unreadable file, and a repository within ours, are reported before any copy."""
     one = lab(1)
     source = one.folder / "project"
     subprocess.run(["git", "init", "-q", source, "-b", "main"], check=True)
@@ -41,7 +41,7 @@ def test_code_that_cannot_be_read_is_named(lab: Labs) -> None:
 
 
 def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
-    """A data set that nobody ignores takes minutes; the biggest file is said, and what to do."""
+    """A data set that git does not ignore takes minutes; the biggest file is named, with advice."""
     for name, size in (("small.py", 10), ("data.tar", 3 * 10**9), ("other.tar", 10**9)):
         with (tmp_path / name).open("wb") as file:
             file.truncate(size)
@@ -200,7 +200,7 @@ def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(lab: La
         ("/nowhere", "git is not installed here; type: sudo apt-get install git"),
     ],
 )
-def test_a_folder_without_git_is_told_what_to_type(
+def test_a_folder_without_git_is_refused_with_advice(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

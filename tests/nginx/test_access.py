@@ -74,7 +74,7 @@ def tickets(server: Server) -> bool:
 def test_a_client_certificate_of_our_authority_is_asked_for(
     folder: Path, image: str, keys, native: bool
 ) -> None:
-    """None: 403; a stranger's: 400; ours: 200; a client that trusts another authority leaves."""
+    """None: 403; a foreign one: 400; ours: 200; a client of another authority hangs up."""
     site = Site(
         folder, port=0, native=native, image="" if native else image,
         certificate=keys.certificate, key=keys.key, client_ca=keys.authority,

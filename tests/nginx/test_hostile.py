@@ -53,7 +53,7 @@ def every_byte() -> list[bytes]:
 def test_no_byte_of_a_request_ends_the_server(
     folder: Path, keys, access: str, step: int, requests: str
 ) -> None:
-    """Every byte wherever a client may put it, from somebody without a certificate, too."""
+    """Every byte wherever a client may put it, also without a certificate."""
     words: list[str | Path] = ["--port", "0", "--native"]
     if access == "client certificates":
         words += ["--certificate", keys.certificate, "--key", keys.key]
@@ -173,7 +173,7 @@ MANY = raw("HEAD /dataset.json HTTP/1.1", connection="keep-alive") * 100 + raw(
 
 
 def test_a_detached_server_fills_no_memory_and_serves_on(folder: Path, short_logs: int) -> None:
-    """Nobody of ours is there to cut the logs of a native one: the kernel stops them."""
+    """A detached native server has no process that cuts its logs: the kernel limits them."""
     server = start(Site(folder, port=0, native=True), detach=True)
     try:
         files = [server.traffic.log, server.record.home / "error.log"]
@@ -211,7 +211,7 @@ def test_another_daemons_user_cannot_read_what_the_server_keeps(
 def test_a_folder_that_is_closed_to_others_is_served_as_its_owner_and_that_is_said(
     folder: Path,
 ) -> None:
-    """Root gives nobody else rights to it, and the owner is who may read it."""
+    """Root does not change its mode: the owner may read it."""
     for path in (folder, folder / "dataset.json", folder / Site(folder).shard):
         os.chown(path, 65534, 65534)
     folder.chmod(0o700)

@@ -1,4 +1,4 @@
-"""What the server answers to whom, in a container and out of it, and that each line counts."""
+"""The server's answers by client, in a container and natively; every setting matters."""
 
 import contextlib
 import os

@@ -125,7 +125,7 @@ def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder: Path) -> 
 
 
 def test_what_a_killed_start_left_behind_is_cleared() -> None:
-    """A folder that got no record in time holds configuration and secrets of nobody."""
+    """A folder without a record in time holds configuration and secrets of no server."""
     left = registry.base() / "rackrun-nginx-0badcafe-1"
     (left / "etc").mkdir(parents=True)
     (left / "etc" / "key.pem").write_text("secret")
@@ -312,7 +312,7 @@ def test_the_default_image_is_pinned_by_its_digest() -> None:
 def test_a_planted_folder_for_records_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Secrets are not written into a folder that somebody else may change."""
+    """Secrets are not written into a folder that another account may change."""
     planted = serve.registry.base()
     mode = stat.S_IMODE(planted.stat().st_mode)
     planted.chmod(0o777)

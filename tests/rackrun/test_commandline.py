@@ -161,7 +161,7 @@ def test_a_problem_is_one_line_and_its_code(code: int, program: Program) -> None
     ],
 )
 def test_bad_usage_is_one_line_and_64(args: list[str], says: str, program: Program) -> None:
-    """The line says what is wrong, what was meant, and where to look."""
+    """The line says what is wrong, what is close, and where to look."""
     failed = program(*args)
     assert failed.returncode == 64
     assert failed.stderr.startswith("error: ") and failed.stderr.count("\n") == 1

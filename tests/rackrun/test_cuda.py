@@ -76,7 +76,7 @@ def test_intermediate_code_runs_on_all_later_gpus() -> None:
 def test_the_version_of_the_driver_here(
     text: str | None, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel module tells it."""
+    """As the kernel module reports it."""
     file = tmp_path / "version"
     if text is not None:
         file.write_text(text)

@@ -88,7 +88,7 @@ def test_a_task_is_found_by_name_import_path_or_file(
     ],
 )
 def test_what_is_no_task_is_said_in_a_line(folder: Path, word: str, says: str) -> None:
-    """With the one that was meant, where it is known."""
+    """With the nearest name, if there is one."""
     assert find_task(word) is None
     assert says in why_no_task(word)
 

@@ -21,7 +21,7 @@ from rackrun.terminal import UNSAFE, clean, clean_lines, one_line
     ],
 )
 def test_unsafe_characters_become_visible(text: str, shown: str) -> None:
-    """Control characters as pictures, invisible ones as code points, colors not at all."""
+    """Control characters as symbols, invisible ones as code points, colors not at all."""
     assert clean(text) == shown
 
 
@@ -36,7 +36,7 @@ def test_nothing_unsafe_is_left(text: str) -> None:
 
 
 def test_a_table_holds_text() -> None:
-    """Cells with the words of hosts and archives show control characters, and obey none."""
+    """Cells with text of hosts and archives show control characters, and obey none."""
     drawn = table(("", "host"), [("X", "gpu01\x1b]0;PWNED\x07\u202e")])
     assert not UNSAFE.search(drawn.replace("\n", ""))
     assert "PWNED" in drawn

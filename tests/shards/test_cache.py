@@ -1,4 +1,4 @@
-"""The node cache: fetched once, whoever asks, and never wrong, whatever happens to it."""
+"""The node cache: every block is fetched once, and damage is always found."""
 
 import itertools
 import logging
@@ -64,7 +64,7 @@ def test_the_second_epoch_fetches_nothing(large: Tiny, large_proxy: Proxy, tmp_p
 
 
 def test_a_source_is_opened_with_its_cache(large: Tiny, tmp_path: Path) -> None:
-    """The one door to sources knows the cache, too."""
+    """open_source opens caches, too."""
     for _ in range(2):
         source = open_source(str(large.folder), str(tmp_path), PLENTY)
         assert everything(source) == large.all

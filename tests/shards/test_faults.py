@@ -31,7 +31,7 @@ def opened(request: pytest.FixtureRequest, fresh: Tiny, tmp_path: Path) -> Itera
 
 
 def damage(tiny: Tiny, shard: int, samples: list[int]) -> None:
-    """Flip a bit in the pictures of these samples of a shard."""
+    """Flip a bit in the images of these samples of a shard."""
     path = sorted(tiny.folder.glob("*.tar"))[shard]
     data = bytearray(path.read_bytes())
     for number in samples:
@@ -70,7 +70,7 @@ def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opene
 
 
 def test_damage_between_samples_costs_none(fresh: Tiny, opened: Source) -> None:
-    """A shard whose digest is wrong is refused as a whole; its pictures are whole one by one."""
+    """A shard whose digest is wrong is refused as a whole; its images are whole one by one."""
     path = sorted(fresh.folder.glob("*.tar"))[0]
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"x")

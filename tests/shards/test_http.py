@@ -251,7 +251,7 @@ def test_asking_again_leaves_the_dice_of_others_alone(tiny: Tiny, proxy: Proxy) 
     assert after == random.random()
 
 
-def test_a_long_trouble_is_told_about(
+def test_a_long_outage_is_reported(
     tiny: Tiny, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line says why nothing happens; a hiccup is only counted."""
@@ -425,7 +425,7 @@ def test_other_bytes_at_the_right_place_are_found_by_the_digests(proxy: Proxy) -
         everything(source)
 
 
-def test_a_server_that_is_not_there_is_told_from_one_that_is_down(server: Server) -> None:
+def test_a_wrong_address_differs_from_a_server_that_is_down(server: Server) -> None:
     """The first answer is waited for only briefly."""
     source = HttpSource("http://127.0.0.1:1/", replace(SHORT, first_seconds=0.5))
     with pytest.raises(DataError, match=r"Connection refused; gave up after 0\.5 s"):
@@ -552,7 +552,7 @@ def test_a_password_never_crosses_a_network_in_the_clear(
 def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
     tiny: Tiny, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unknown authority ends it at once, no certificate is a 403, ours opens the door."""
+    """An unknown authority ends it at once, no certificate is a 403, ours is accepted."""
     site = Site(
         tiny.folder, port=0, native=True,
         certificate=keys.certificate, key=keys.key, client_ca=keys.authority,

@@ -42,7 +42,7 @@ def test_samples_come_back_in_order(tiny: Tiny) -> None:
 @ANY_FIXTURE
 @given(position=st.integers(0, 10**9), bit=st.integers(0, 7))
 def test_no_flipped_bit_gets_through(position: int, bit: int, fresh: Tiny) -> None:
-    """DATA-4: whichever bit of a shard flips, in a header, a label, a picture or the padding."""
+    """DATA-4: whichever bit of a shard flips, in a header, a label, an image or the padding."""
     path = fresh.folder / FIRST
     whole = path.read_bytes()
     damaged = bytearray(whole)

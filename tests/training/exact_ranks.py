@@ -127,7 +127,7 @@ class Summed(torch.autograd.Function):
 
 
 class Synced(nn.SyncBatchNorm):
-    """What torch's does on GPUs only: normalise by the pictures of all ranks; or of one process."""
+    """Normalise by the images of all ranks, which torch's SyncBatchNorm does on GPUs only."""
 
     def __init__(self, channels: int, exchanging: bool) -> None:
         super().__init__(channels)
@@ -310,7 +310,7 @@ def a_static_graph_takes_the_even_way(ranks: Ranks) -> None:
 
 
 def norms_that_exchange_take_the_even_way(ranks: Ranks) -> None:
-    """Statistics over the pictures of all ranks, some of which have none: one process's. Where a
+    """Statistics over the images of all ranks, some of which have none: one process's. Where a
     batch is computed in parts, each of them has statistics of its own, and all ranks as many."""
     with patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None):
         for samples in (*sizes(ranks), 2):
@@ -347,9 +347,9 @@ def a_sharded_optimizer_takes_the_even_way(ranks: Ranks) -> None:
     assert far({"model": found["model"]}, {"model": expected["model"]}) < 1e-9
 
 
-def damaged_pictures_leave_nobody_behind(ranks: Ranks) -> None:
-    """A rank whose only picture of a step is damaged takes part all the same; so does the one that
-    alone has a picture in the last step."""
+def damaged_images_leave_no_rank_waiting(ranks: Ranks) -> None:
+    """A rank whose only image of a step is damaged takes part all the same; so does the one that
+    alone has an image in the last step."""
     options = {"data": str(FOLDER / "broken"), "global_batch": 3, "bad_samples": "quarantine"}
     equal, distance = compared(ranks, 49, "damaged", **options)
     assert equal and distance < 1e-9, (equal, distance)
@@ -468,7 +468,7 @@ CASES: tuple[Callable[[Ranks], None], ...] = (
     a_static_graph_takes_the_even_way,
     norms_that_exchange_take_the_even_way,
     a_sharded_optimizer_takes_the_even_way,
-    damaged_pictures_leave_nobody_behind,
+    damaged_images_leave_no_rank_waiting,
     batch_norms_and_autocast_end_equal,
     norms_go_on_as_if_never_saved,
     float16_skips_the_same_steps,

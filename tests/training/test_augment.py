@@ -1,4 +1,4 @@
-"""Pictures changed by chance: what changes, how often, and the same again for the same chances."""
+"""Images changed by chance: what changes, how often, and the same again for the same chances."""
 
 from collections import Counter
 from dataclasses import replace
@@ -34,10 +34,10 @@ PICTURE[40:90, 30:120] = (200, 50, 90)
     [(0.4, False, 0, 0), (0.0, True, 0, 0), (0.0, False, 9, 0), (0.0, False, 0, 3)],
     ids=["jitter", "trivial", "rand", "augmix"],
 )
-def test_each_policy_changes_a_picture_by_chance_alone(
+def test_each_policy_changes_an_image_by_chance_alone(
     chosen: tuple[float, bool, int, int], picture: Pixels
 ) -> None:
-    """Many pictures come out of one, all of its size; the same chances give the same one."""
+    """Many images come out of one, all of its size; the same chances give the same one."""
     (change,) = changes(*chosen)
     made = [changed(picture, change, np.random.default_rng(seed)) for seed in range(40)]
     assert {(one.shape, one.dtype) for one in made} == {(picture.shape, picture.dtype)}
@@ -76,7 +76,7 @@ def test_two_policies_at_once_are_refused() -> None:
         ImageNet(trivial_augment=True, augmix=3)
 
 
-def test_a_rectangle_of_the_mean_colour_covers_some_pictures() -> None:
+def test_a_rectangle_of_the_mean_colour_covers_some_images() -> None:
     """A tenth of them, by the published bounds of area and shape, anywhere; the rest untouched."""
     color = (0.485, 0.456, 0.406)
     covered, touched = 0, np.zeros((SIDE, SIDE), bool)
@@ -97,7 +97,7 @@ def test_a_rectangle_of_the_mean_colour_covers_some_pictures() -> None:
     assert touched.mean() > 0.95
 
 
-def test_evaluation_sees_pictures_as_they_are() -> None:
+def test_evaluation_sees_images_as_they_are() -> None:
     """What the strong recipe changes in training is not changed where it counts."""
     data = draw(1, 5)
     changed, plain = (
@@ -116,14 +116,14 @@ def test_evaluation_sees_pictures_as_they_are() -> None:
     assert not plain.trivial_augment and not plain.erase
 
 
-def test_copies_of_a_picture_stand_apart() -> None:
-    """Neighbours in a batch, which mixing blends, are different pictures."""
+def test_copies_of_an_image_stand_apart() -> None:
+    """Neighbours in a batch, which mixing blends, are different images."""
     assert "".join(repeated("abcdefgh", 2, 4)) == "abcdabcdefghefgh"  # type: ignore[arg-type]
     assert "".join(repeated("abcde", 3, 2)) == "abababcdcdcdeee"  # type: ignore[arg-type]
     assert "".join(repeated("abc", 1, 2)) == "abc"  # type: ignore[arg-type]
 
 
-def test_a_batch_has_each_of_its_pictures_so_many_times(shapes: Path) -> None:
+def test_a_batch_has_each_of_its_images_so_many_times(shapes: Path) -> None:
     """--aug-repeats 4: sixteen images are four, cropped on their own; the same after a resume."""
     config = ImageNet(
         data=str(shapes), image_size=16, batch_size=16, aug_repeats=4, workers=0, crop_area=1.0,
@@ -165,7 +165,7 @@ def test_ranks_have_a_copy_each_of_the_same_images(shapes: Path) -> None:
 
 
 def test_repeats_are_refused_where_an_epoch_is_planned() -> None:
-    """An exact epoch shows every picture once; chosen samples have weights of their own."""
+    """An exact epoch shows every image once; chosen samples have weights of their own."""
     with pytest.raises(UsageError, match="type --aug-repeats 1"):
         TorchvisionV2(exact_epochs=True)
     with pytest.raises(UsageError, match="type --aug-repeats 1"):

@@ -24,7 +24,7 @@ def test_a_recipe_is_the_same_settings_with_other_defaults() -> None:
 
 
 def test_the_reference_recipe_is_the_published_one() -> None:
-    """Stochastic gradient descent at 1e-3 without momentum, 32 pictures a rank, 50 epochs."""
+    """Stochastic gradient descent at 1e-3 without momentum, 32 images a rank, 50 epochs."""
     config = Reference()
     assert (config.optimizer, config.lr, config.momentum) == ("sgd", 1e-3, 0.0)
     assert (config.lr_schedule, config.weight_decay, config.ema_decay) == ("constant", 0.0, 0.0)
@@ -56,7 +56,7 @@ def test_an_impossible_option_is_refused_in_a_sentence(args: list[str], sentence
 
 
 def test_every_impossible_option_is_named_at_once() -> None:
-    """Nobody has to repair one option to hear of the next."""
+    """All wrong options are in one message."""
     with pytest.raises(UsageError) as caught:
         Config(epochs=0, batch_size=0, workers=-2)
     assert all(name in str(caught.value) for name in ("--epochs", "--batch-size", "--workers"))

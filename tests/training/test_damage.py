@@ -41,7 +41,7 @@ def damaged(make_shards: Callable[..., Path]) -> Path:
 def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
     damaged: Path, exact: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An epoch without ten pictures, each named with its shard; the default ends at the first."""
+    """An epoch without ten images, each named with its shard; the default ends at the first."""
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     words = {"data": str(damaged), "image_size": 16, "batch_size": 8, "workers": 0}
     lenient = CatDog(**words, exact_epochs=exact, bad_samples="quarantine")  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_a_batch_is_what_the_model_expects(shapes: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_training_sees_the_same_pictures_wherever_it_starts(shapes: Path, workers: int) -> None:
+def test_training_sees_the_same_images_wherever_it_starts(shapes: Path, workers: int) -> None:
     """A step's batch does not depend on the step at which the run started or went on."""
     config = settings(shapes, workers=workers, steps_per_epoch=5)
     whole = [batch.images.clone() for batch in islice(walk(config).training(0), 12)]
@@ -139,7 +139,7 @@ def broken_jpeg() -> bytes:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_picture_ends_the_run_by_name(
+def test_a_broken_image_ends_the_run_by_name(
     make_shards: Callable[..., Path], workers: int
 ) -> None:
     """The default: shard and key are named, from a worker too, and what to type."""
@@ -154,7 +154,7 @@ def test_a_broken_picture_ends_the_run_by_name(
         list(islice(data.training(0), 1000))
 
 
-def test_quarantine_leaves_a_broken_picture_out_and_counts_it(
+def test_quarantine_leaves_a_broken_image_out_and_counts_it(
     make_shards: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All others are there, the number left out is known, each is named, full batches stay full."""
@@ -173,14 +173,14 @@ def test_quarantine_leaves_a_broken_picture_out_and_counts_it(
 
 
 def test_quarantine_has_a_bound(make_shards: Callable[..., Path]) -> None:
-    """More broken pictures than the limit end the run."""
+    """More broken images than the limit end the run."""
     folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(5)})
     data = walk(settings(folder, bad_samples="quarantine", bad_samples_limit=4))
     with pytest.raises(DataError, match="more than --bad-samples-limit 4"):
         list(data.evaluation())
 
 
-def test_a_batch_of_broken_pictures_only_is_empty(make_shards: Callable[..., Path]) -> None:
+def test_a_batch_of_broken_images_only_is_empty(make_shards: Callable[..., Path]) -> None:
     """Quarantine can leave nothing of a batch, which then counts for nothing."""
     folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(8)})
     batches = list(walk(settings(folder, bad_samples="quarantine")).evaluation())
@@ -188,7 +188,7 @@ def test_a_batch_of_broken_pictures_only_is_empty(make_shards: Callable[..., Pat
 
 
 def test_a_damaged_shard_ends_the_run(make_shards: Callable[..., Path]) -> None:
-    """A flipped byte in a picture's pixels, which a decoder may not notice, is a DataError."""
+    """A flipped byte in an image's pixels, which a decoder may not notice, is a DataError."""
     folder = make_shards()
     for split in ("train", "val"):
         path = folder / f"shapes-{split}-000000.tar"
@@ -213,7 +213,7 @@ def test_missing_data_says_what_to_type(tmp_path: Path) -> None:
 def test_the_grid_is_spread_over_the_validation_set(
     shapes: Path, every_validation_picture: list[bytes]
 ) -> None:
-    """Pictures to look at come from everywhere in the set, each once, fewer if there are fewer."""
+    """Images to look at come from everywhere in the set, each once, fewer if there are fewer."""
     grid = walk(settings(shapes)).grid(5)
     assert grid is not None
     assert fingerprints(iter([grid])) == [every_validation_picture[n] for n in (0, 7, 14, 22, 29)]

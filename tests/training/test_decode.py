@@ -28,9 +28,9 @@ from training.data.decode import (
 )
 
 # Mean absolute difference to the reference, in gray levels of 255:
-SAME = 0.3  # of any one picture decoded at its full resolution
+SAME = 0.3  # of any one image decoded at its full resolution
 SAME_ON_AVERAGE = 0.03  # of many of them
-SIMILAR = 1.5  # of a picture that libjpeg has decoded at a fraction of its resolution
+SIMILAR = 1.5  # of an image that libjpeg has decoded at a fraction of its resolution
 
 CROP_SIZES = [(375, 500), (500, 333), (333, 500), (97, 101), (1, 40), (231, 17), (256, 256)]
 
@@ -108,7 +108,7 @@ def torchvision_crop(image: Image.Image, box: Box, size: int) -> Image.Image:
 
 @pytest.mark.parametrize("kind", JPEGS)
 def test_decoding_only_the_rows_of_a_crop_changes_no_pixel(kind: str) -> None:
-    """Wherever the crop ends, its pixels are those of the whole picture, to the last row."""
+    """Wherever the crop ends, its pixels are those of the whole image, to the last row."""
     data = JPEGS[kind](photograph(3, 150, 90))
     whole = np.asarray(reference(data))
     for bottom in range(1, 151):
@@ -116,11 +116,11 @@ def test_decoding_only_the_rows_of_a_crop_changes_no_pixel(kind: str) -> None:
         assert np.array_equal(region.pixels, whole[:bottom]), bottom
 
 
-def test_a_large_picture_is_decoded_at_a_lower_resolution_and_looks_the_same() -> None:
+def test_a_large_image_is_decoded_at_a_lower_resolution_and_looks_the_same() -> None:
     """A crop several times the wanted size costs less, within the stated tolerance.
 
     Wherever it was drawn: what is cut begins with a whole pixel of the lower resolution, up to 7
-    pixels of the picture beside the drawn place, and is held against the crop of that very part.
+    pixels of the image beside the drawn place, and is held against the crop of that very part.
     """
     draw = random.Random(1)
     for size, side in [((1001, 1334), 56), ((1501, 997), 32), ((1337, 1333), 96)]:
@@ -151,7 +151,7 @@ def test_the_centre_is_that_of_resize_and_centre_crop(kind: str, interpolation: 
         assert found < (SAME if min(size) < 4 * 73 else SIMILAR), size
 
 
-def test_a_crop_is_drawn_mirrored_or_not_and_lands_where_it_is_told() -> None:
+def test_a_crop_is_written_mirrored_or_not_to_its_place() -> None:
     """The random crop is its box, mirrored by chance, written into the batch's own memory."""
     data = JPEGS["colour"](photograph(1, 200, 300))
     batch = np.zeros((2, 64, 64, 3), np.uint8)
@@ -165,15 +165,15 @@ def test_a_crop_is_drawn_mirrored_or_not_and_lands_where_it_is_told() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers())
-def test_a_drawn_box_lies_inside_the_picture(width: int, height: int, seed: int) -> None:
-    """Whatever the shape of the picture, the box has pixels and all of them exist."""
+def test_a_drawn_box_lies_inside_the_image(width: int, height: int, seed: int) -> None:
+    """Whatever the shape of the image, the box has pixels and all of them exist."""
     box = draw_box(width, height, random.Random(seed), (0.08, 1.0), (3 / 4, 4 / 3))
     assert box.width >= 1 and box.height >= 1 and box.left >= 0 and box.top >= 0
     assert box.left + box.width <= width and box.top + box.height <= height
 
 
 def test_drawn_boxes_have_the_areas_and_shapes_that_were_asked_for() -> None:
-    """The share of the picture is uniform, the shape uniform in its logarithm, as published."""
+    """The share of the image is uniform, the shape uniform in its logarithm, as published."""
     draw = random.Random(2)
     boxes = [draw_box(1000, 1000, draw, (0.08, 0.5), (3 / 4, 4 / 3)) for _ in range(4000)]
     shares = np.array([box.width * box.height / 1e6 for box in boxes])
@@ -219,13 +219,13 @@ def test_every_kind_of_file_becomes_rgb_in_the_documented_way(
 
 
 def test_sixteen_bits_keep_their_upper_eight() -> None:
-    """A 16-bit gray picture is scaled, not clipped to white."""
+    """A 16-bit gray image is scaled, not clipped to white."""
     expected = np.arange(48 * 64).reshape(48, 64) % 256
     assert np.array_equal(decode(sixteen_bits(48, 64)), np.repeat(expected[..., None], 3, axis=2))
 
 
 def test_cmyk_and_the_orientation_in_exif_are_as_the_baselines_read_them() -> None:
-    """CMYK becomes what Pillow makes of it; a picture lying on its side stays so."""
+    """CMYK becomes what Pillow makes of it; an image lying on its side stays so."""
     cmyk = encoded(PICTURE.convert("CMYK"), quality=95)
     assert np.array_equal(decode(cmyk), np.asarray(reference(cmyk)))
     exif = Image.Exif()
@@ -237,8 +237,8 @@ def test_cmyk_and_the_orientation_in_exif_are_as_the_baselines_read_them() -> No
 
 @pytest.mark.parametrize("kind", ["colour", "progressive", "gray", "CMYK"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.99])
-def test_a_truncated_picture_is_an_error_not_a_gray_area(kind: str, share: float) -> None:
-    """Half a picture never trains a model, even when the crop lies in the other half."""
+def test_a_truncated_image_is_an_error_not_a_gray_area(kind: str, share: float) -> None:
+    """Half an image never trains a model, even when the crop lies in the other half."""
     data = JPEGS[kind](photograph(5, 200, 300))
     data = data[: int(len(data) * share)]
     with pytest.raises(DataError, match="not an? (whole )?image"):
@@ -287,7 +287,7 @@ def with_scans(count: int, progressive: bool) -> bytes:
 
 @pytest.mark.parametrize("progressive", [True, False])
 def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded(progressive: bool) -> None:
-    """Each scan passes over the whole picture: 0.2 MB of them took 4 s, 8 MB seven minutes."""
+    """Each scan passes over the whole image: 0.2 MB of them took 4 s, 8 MB seven minutes."""
     with pytest.raises(DataError, match=r"a JPEG of \d+ scans; at most 100 are read"):
         decode(with_scans(200, progressive))
     usual = encoded(PICTURE, quality=90, progressive=progressive)
@@ -298,7 +298,7 @@ def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded(progressive: b
 
 @pytest.mark.parametrize("mark", [b"\xff\x01", b"\xff\xd0", b"\xff", b"\0"])
 def test_no_disguise_hides_the_number_of_scans(mark: bytes) -> None:
-    """What decoders skip between two segments leads nobody to count in a comment."""
+    """Bytes that decoders skip between segments do not lead the count into a comment."""
     data = with_scans(200, False)
     at = data.index(b"\xff\xda")
     decoy = b"\xff\xfe\x00\x10" + b"\xff\xda\x00\x0c\x03" + bytes(9)
@@ -307,13 +307,13 @@ def test_no_disguise_hides_the_number_of_scans(mark: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xc0", b"hello", b"\0" * 4000])
-def test_what_is_no_picture_is_an_error(data: bytes) -> None:
+def test_what_is_no_image_is_an_error(data: bytes) -> None:
     """Bytes of no named format are refused in a line that names the formats."""
     with pytest.raises(DataError, match=r"JPEG, PNG, GIF, BMP, WEBP"):
         decode(data)
 
 
-def test_formats_that_nobody_asked_for_are_not_even_tried() -> None:
+def test_other_formats_are_not_tried() -> None:
     """A TIFF or an EPS is refused although Pillow could open it."""
     for form in ("TIFF", "EPS", "PPM"):
         with pytest.raises(DataError):

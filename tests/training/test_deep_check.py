@@ -1,4 +1,4 @@
-"""What `--check --deep` measures, on ranks of this machine; and whom it names."""
+"""What `--check --deep` measures, on ranks of this machine, and which hosts it names."""
 
 import pytest
 

@@ -52,7 +52,7 @@ def started(
 ) -> list[subprocess.Popen[str]]:
     """Start the ranks of a job as torchrun would, without importing torch in each of them.
 
-    With nodes, each rank is a node of its own, and these are the last words of their commands.
+    With nodes, each rank is a node of its own, and these end their commands.
     """
     common = {
         **os.environ,
@@ -95,7 +95,7 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
                 "the_even_way_like_one_process",
                 "a_static_graph_takes_the_even_way",
                 "norms_that_exchange_take_the_even_way",
-                "damaged_pictures_leave_nobody_behind",
+                "damaged_images_leave_no_rank_waiting",
                 "batch_norms_and_autocast_end_equal",
                 "norms_go_on_as_if_never_saved",
                 "wrong_ways_are_seen",
@@ -129,7 +129,7 @@ def test_ranks_train_like_one_process(ranks: int, cases: tuple[str, ...], folder
 
 @pytest.mark.parametrize("case", ["a_stray_collective_does_not_pass", "an_error_in_the_tail"])
 def test_what_goes_wrong_in_the_tail_ends_all_ranks(case: str, folder: Path) -> None:
-    """Nobody waits in the tail for a rank that failed, or for one that exchanges something else."""
+    """No rank waits in the last step for one that failed, or that exchanges something else."""
     results = ended(started(3, folder, case))
     assert all(code != 0 for code, _ in results), results
     assert not any("holds" in output for _, output in results)

@@ -50,7 +50,7 @@ EPOCH = [[[3, 1], [4, 0]], [[5, 9], [2, 6]], [[8], [7]]]
 LAST_ALONE = [[8, 7]]
 
 
-def test_an_exact_epoch_is_told_as_such() -> None:
+def test_an_exact_epoch_is_reported_as_exact() -> None:
     """Also when it was trained by two ranks first, and by one after an interruption."""
     (verdict,) = ledger.verdicts([page(0, EPOCH[:2]), page(2, [LAST_ALONE])])
     assert verdict.exact

@@ -85,7 +85,7 @@ def test_it_learns(shapes: Path, tmp_path: Path) -> None:
 
 
 def test_the_run_folder_has_all_it_should(whole: Path) -> None:
-    """Settings, numbers, events, checkpoints, weights, pictures and the page."""
+    """Settings, numbers, events, checkpoints, weights, images and the page."""
     folder = RunFiles(whole)
     config = json.loads(folder.config.read_text())
     assert config["epochs"] == 4

@@ -1,4 +1,4 @@
-"""The scale of the loss: what overflows is skipped, counted and told; nothing else changes."""
+"""The loss scale: overflowing steps are skipped, counted and reported; nothing else changes."""
 
 from typing import Any
 

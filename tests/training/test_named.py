@@ -75,7 +75,7 @@ def test_what_their_module_lacks_is_their_error(folder: Path) -> None:
 
 
 def test_timm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of the real timm has so many classes; without timm, the error names the extra."""
+    """A model of the real timm has the right classes; without timm, the error names the extra."""
     model = named_model("timm:test_resnet", 5, 32)
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
     monkeypatch.setitem(sys.modules, "timm", None)

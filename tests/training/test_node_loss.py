@@ -72,7 +72,7 @@ def attempts(one: NetLab, number: int) -> list[RunFiles]:
 def cut_off(
     process: "subprocess.Popen[str]", one: NetLab, number: int, attempt: int, step: int
 ) -> None:
-    """Pull a host's cable as soon as this attempt has saved so many steps."""
+    """Pull a host's cable as soon as this attempt has saved this many steps."""
 
     def saved() -> bool:
         assert process.poll() is None, process.communicate()

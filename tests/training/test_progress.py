@@ -70,7 +70,7 @@ def test_steps_are_reported_now_and_then_and_phases_at_once(launcher: socket.soc
 
 
 def test_a_launcher_that_does_not_read_or_is_gone_costs_nothing(launcher: socket.socket) -> None:
-    """Reports are dropped when the socket is full, and when nobody is there."""
+    """Reports are dropped when the socket is full, and when no launcher is there."""
     voice = progress()
     for _ in range(5000):
         voice.phase("train")

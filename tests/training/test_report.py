@@ -72,8 +72,8 @@ def test_a_run_becomes_a_page(run: Path) -> None:
         assert len(picture.convert("RGB").getcolors(2**24)) > 100
 
 
-def test_the_page_tells_what_counts(run: Path) -> None:
-    """Name, settings, accuracy, speed, and what was said about each picture are on the page."""
+def test_the_page_shows_the_results(run: Path) -> None:
+    """Name, settings, accuracy, speed, and what was said about each image are on the page."""
     text = words(run)
     assert {"20260102-030405-catdog", "recipe demo   lr 0.05", "93.0%", "800"} <= set(text)
     assert "of 400 validation images right" in text
@@ -122,8 +122,8 @@ def test_a_line_that_was_cut_short_is_left_out(run: Path) -> None:
     assert len(report.read_story(run).train) == 30
 
 
-def test_gray_pictures_and_long_names(run: Path) -> None:
-    """One channel is shown as gray; a long class name is cut to fit below its picture."""
+def test_gray_images_and_long_names(run: Path) -> None:
+    """One channel is shown as gray; a long class name is cut to fit below its image."""
     save_predictions(run, channels=1, classes=["Egyptian cat, tabby", "English foxhound dog"])
     assert "Egyptian cat 75%, is English foxho…" in words(run)
     report.write(run)

@@ -23,7 +23,7 @@ def test_a_host_that_sends_slowly_is_found_by_its_neighbours(hosts: int) -> None
 
 @pytest.mark.parametrize("hosts", [3, 4, 9])
 def test_a_host_that_receives_slowly_is_found(hosts: int) -> None:
-    """It gets both blocks late, and nobody else does."""
+    """It alone gets both blocks late."""
     seen = times(hosts)
     seen[0] = 0.09, 0.08
     found = judge(seen)
@@ -31,7 +31,7 @@ def test_a_host_that_receives_slowly_is_found(hosts: int) -> None:
     assert found.times == pytest.approx(8, rel=0.05)
 
 
-def test_one_slow_block_blames_nobody() -> None:
+def test_one_slow_block_names_no_host() -> None:
     """A hiccup on one way, or one bad cable between two switches, is no host's."""
     seen = times(4)
     seen[2, 0] = 0.5

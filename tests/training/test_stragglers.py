@@ -1,4 +1,4 @@
-"""Who waits for whom: what the times of all ranks say, and what two real ranks find out."""
+"""Stragglers: what the times of all ranks show, and what two real ranks report."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ def times(ranks: int, steps: int = 100) -> np.ndarray:
 
 
 def late(seen: np.ndarray, rank: int, part: int, seconds: float, every: int = 1) -> None:
-    """Let a rank take longer in a part of every so many steps; the others wait in the exchange."""
+    """Let a rank take longer in a part of every n-th step; the others wait in the exchange."""
     seen[rank, ::every, part] += seconds
     seen[np.arange(len(seen)) != rank, ::every, 2] += seconds
 
@@ -45,8 +45,8 @@ def test_a_rank_that_is_late_now_and_then_is_found_among_others() -> None:
     assert found.waited == pytest.approx(0.01, rel=0.1)
 
 
-def test_a_slow_network_is_nobodys_fault() -> None:
-    """Where everybody waits, no rank is named."""
+def test_a_slow_network_names_no_rank() -> None:
+    """Where all ranks wait, none is named."""
     seen = times(4)
     seen[:, :, 2] += 0.05
     found = judge(seen)
@@ -82,7 +82,7 @@ def test_the_rank_that_sleeps_is_found(why: str, found: dict[str, list[dict[str,
     assert f"its {why} takes" in str(found["said"])
 
 
-def test_nobody_looks_where_it_was_not_asked_for(
+def test_stragglers_are_only_searched_on_request(
     found: dict[str, list[dict[str, object]]],
 ) -> None:
     """--straggler-steps 0 writes nothing."""

@@ -24,7 +24,7 @@ from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
 
 CPU = torch.device("cpu")
-NUMBERLESS = torch.device("meta")  # tensors without values: whoever asks for one raises
+NUMBERLESS = torch.device("meta")  # tensors without values: reading one raises
 
 
 def numbered(asked: list[int]) -> Iterator[Batch]:

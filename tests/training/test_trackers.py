@@ -129,7 +129,7 @@ print(json.dumps({
 def test_a_tracker_that_hangs_costs_a_moment_at_the_end(
     shapes: Path, tmp_path: Path, deaf: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """wandb waits for its server for ever: the run ends well, and says what to type later."""
+    """wandb would wait for its server without end: the run ends well, with what to type later."""
     monkeypatch.setattr(tracker, "END_SECONDS", 0.5)
     monkeypatch.setenv("WANDB_BASE_URL", deaf)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)

@@ -1,4 +1,4 @@
-"""How a picture becomes what a model sees."""
+"""How an image becomes what a model sees."""
 
 import io
 
@@ -20,8 +20,8 @@ def jpeg(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("pictures", [4, 0])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_are_normalised_colour_by_colour(channels: int, pictures: int) -> None:
-    """(pixel / 255 - mean) / deviation, whatever the layout in memory; no pictures stay none."""
+def test_images_are_normalised_colour_by_colour(channels: int, pictures: int) -> None:
+    """(pixel / 255 - mean) / deviation, whatever the layout in memory; no images stay none."""
     mean, deviation = (0.4, 0.5, 0.6)[:channels], (0.1, 0.2, 0.3)[:channels]
     transforms = Transforms(size=6, channels=channels, mean=mean, deviation=deviation)
     images = torch.randint(256, (pictures, 6, 6, channels), dtype=torch.uint8)
@@ -35,7 +35,7 @@ def test_pictures_are_normalised_colour_by_colour(channels: int, pictures: int) 
         torch.testing.assert_close(found, expected)
 
 
-def test_evaluation_sees_the_whole_picture_or_its_centre() -> None:
+def test_evaluation_sees_the_whole_image_or_its_centre() -> None:
     """Squeezed to the square, or cut out of it after resizing the shorter side."""
     data = jpeg(200, 120)
     squeezed = Transforms(size=32).for_evaluation(data)

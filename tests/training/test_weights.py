@@ -19,7 +19,7 @@ def net(classes: int, width: int = 4) -> nn.Module:
 
 
 def test_an_unknown_model_gets_its_near_names() -> None:
-    """The name is looked up, never evaluated, and a slip is met with what was meant."""
+    """The name is looked up, never evaluated, and a slip is answered with the nearest names."""
     with pytest.raises(UsageError, match=r"--model resnet51: no such model; .*resnet50"):
         torchvision_model("resnet51", 10, 224)
     with pytest.raises(UsageError, match="no such model"):
@@ -149,7 +149,7 @@ def test_a_file_of_another_kind_is_named_in_our_own_words(
 
 
 def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
-    """torch stores what it saves: whoever packs zeros wants our memory."""
+    """torch stores tensors uncompressed: packed zeros are an attack on memory."""
     torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.pth")
     with (
         ZipFile(tmp_path / "plain.pth") as plain,

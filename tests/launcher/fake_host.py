@@ -1,4 +1,4 @@
-"""A host whose program says what a test wants it to: a real process, and no program of ours."""
+"""A host whose program prints what a test wants: a real process, and no program of ours."""
 
 import sys
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ sys.stdin.buffer.read()
 
 
 class Here(LocalTransport):
-    """This machine; what was started can be waited for."""
+    """A transport to this machine; started programs can be waited for."""
 
     def __init__(self, name: str = "here") -> None:
         super().__init__(name)
@@ -38,11 +38,11 @@ class Here(LocalTransport):
             drain(channel)
 
 
-class Liar(Here):
-    """A place where nothing runs but somebody who talks; the last byte may come late."""
+class FakeHost(Here):
+    """A transport whose programs only print; the last byte may come late."""
 
     def __init__(self, says: bytes, rest_seconds: float = 0.0) -> None:
-        super().__init__("liar")
+        super().__init__("fake")
         self.says = says
         self.rest_seconds = rest_seconds
 
