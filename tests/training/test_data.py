@@ -2,7 +2,8 @@
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,9 +16,13 @@ from PIL import Image
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.errors import DataError, UsageError
+from shards.folder import FolderSource
 from shards.open import open_source
-from training.data.open import Data, open_data
+from shards.source import Range, Stored
+from training.data.decode import Pixels
+from training.data.open import Data, DataPlan, Filled, ResampledStream, open_data
 from training.data.samples import Batch, drawn_shards, rows_of
+from training.data.transforms import Transforms
 from training.ranks import Ranks
 
 
@@ -229,3 +234,55 @@ def test_synthetic_data_never_change() -> None:
     assert first is second
     assert first.images.shape == (8, 3, 16, 16)
     assert data.grid(4) is None
+
+
+class CountedSource(FolderSource):
+    """A shard folder, and the bytes that were read of it by ranges."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.bytes_read = 0
+
+    def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
+        """Yield each range in turn, and count its bytes."""
+        for wanted in ranges:
+            self.bytes_read += wanted[-1]
+            yield self.read(*wanted)
+
+
+@dataclass(frozen=True)
+class NotedTransforms(Transforms):
+    """Changes nothing, but notes the images that it is given."""
+
+    seen: list[bytes] = field(default_factory=list)
+
+    def for_training(
+        self, data: bytes, random: np.random.Generator, out: Pixels | None = None
+    ) -> Pixels:
+        """Note an image."""
+        self.seen.append(data)
+        return np.empty(0, np.uint8)
+
+
+@pytest.mark.parametrize(("world", "steps", "copies"), [(8, 12, 1), (64, 5, 3), (512, 2, 1)])
+def test_no_byte_is_read_that_is_not_used(
+    shapes: Path, world: int, steps: int, copies: int
+) -> None:
+    """What the shuffle buffer holds at the end of an epoch is used, however short the epoch is."""
+    config = settings(shapes, batch_size=6, shuffle_buffer=20, aug_repeats=copies)
+    source, noted = CountedSource(str(shapes)), NotedTransforms(size=1, short_side=1)
+    stored = open_source(str(shapes))
+    in_order = [found.sample.image for found in rows_of(stored, "train", range(200))]
+    rows = {image: row for row, image in enumerate(in_order)}
+    lengths = stored.index("train")["length"]
+    plan = DataPlan(config, source, lambda epoch: noted, world - 1, world, steps, lanes=2)
+    for lane in range(2):
+        source.bytes_read = 0
+        noted.seen.clear()
+        batches = plan.share(0, 3 * steps, lane)
+        made = ResampledStream(replace(plan, start=lane), plan.slots(2, torch.device("cpu")))
+        assert all(isinstance(one, Filled) for one in islice(made, batches))
+        used = [rows[image] for image in noted.seen]
+        assert len(used) == batches * config.batch_size
+        assert source.bytes_read == lengths[used].sum() // copies
+        assert used != sorted(used)

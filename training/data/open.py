@@ -2,7 +2,7 @@
 
 Training, resampled: each loader worker of each rank runs a chain of its own, a *lane*.
 
-    drawn_shards -> found_in -> shuffle -> repeated -> numbered -> filled
+    drawn_shards -> found_in -> shuffled -> repeated -> numbered -> filled
 
 Exact epochs are in training.data.exact, and validation, which is always complete, in
 training.data.validation.
@@ -224,6 +224,16 @@ class DataPlan:
         """Return how many ranks draw the same images."""
         return math.gcd(self.world, self.config.aug_repeats)
 
+    @property
+    def times(self) -> int:
+        """Return how often a rank has a sample that it draws."""
+        return self.config.aug_repeats // self.sharing
+
+    @property
+    def apart(self) -> int:
+        """Return how many samples lie between two copies of one."""
+        return max(self.config.batch_size // self.times, 1)
+
     def seed(self, epoch: int, lane: int) -> Seed:
         """Return what the changes to images in a lane's epoch follow from."""
         return self.config.seed, epoch, self.rank, lane
@@ -236,6 +246,12 @@ class DataPlan:
         """Return memory for the rank's batches, of which workers have `in_flight` under way."""
         config = self.config
         return slots_for(config.batch_size, self.transforms, config.epochs, in_flight, device)
+
+    def samples(self, epoch: int, lane: int) -> int:
+        """Return how many samples a lane draws in an epoch, each of them for all its copies."""
+        first = epoch * self.epoch_steps
+        images = self.share(first, first + self.epoch_steps, lane) * self.config.batch_size
+        return -(-images // (self.apart * self.times)) * self.apart
 
     def share(self, first: int, last: int, lane: int) -> int:
         """Return how many of the steps in [first, last) a lane makes: every `lanes`-th."""
@@ -261,8 +277,9 @@ def batch_in(slots: Slots, made: Filled) -> Batch:
 class ResampledStream(IterableDataset[Filled | Problem]):
     """A rank's endless stream of training batches, made by its lanes in turn.
 
-    A lane starts afresh at every epoch. Where a run resumes in the middle of one, the lane walks
-    again through the samples already used, without decoding them.
+    A lane starts afresh at every epoch, and reads the samples that it uses in it, no others. Where
+    a run resumes in the middle of an epoch, the lane walks again through the samples already used,
+    without decoding them.
     """
 
     def __init__(self, plan: DataPlan, slots: Slots) -> None:
@@ -292,22 +309,25 @@ class ResampledStream(IterableDataset[Filled | Problem]):
 
     def _found(self, epoch: int, lane: int, done: int) -> Iterator[tuple[int, StoredSample]]:
         """Yield the numbered samples of a lane's epoch, from its batch number `done` on."""
-        config, source = self.plan.config, self.plan.source
-        seed = self.plan.seed_of_draws(epoch, lane)
-        times = config.aug_repeats // self.plan.sharing
+        plan, config = self.plan, self.plan.config
+        seed, wanted = plan.seed_of_draws(epoch, lane), plan.samples(epoch, lane)
         pipeline = webdataset.DataPipeline(
-            partial(drawn_shards, source, TRAIN, seed),
-            partial(found_in, source, TRAIN),
-            webdataset.shuffle(
-                config.shuffle_buffer,
-                initial=config.shuffle_buffer // 10,
-                rng=random.Random(str(seed)),
-            ),
-            partial(
-                repeated,
-                times=times,
-                apart=max(config.batch_size // times, 1),
-            ),
+            partial(drawn_shards, plan.source, TRAIN, seed),
+            partial(found_in, plan.source, TRAIN, wanted=wanted),
+            partial(shuffled, wanted=wanted, buffer=config.shuffle_buffer, seed=seed),
+            partial(repeated, times=plan.times, apart=plan.apart),
             partial(numbered, first=done * config.batch_size),
         )
         return cast(Iterator[tuple[int, StoredSample]], iter(pipeline))
+
+
+def shuffled(
+    found: Iterator[StoredSample], wanted: int, buffer: int, seed: Seed
+) -> Iterator[StoredSample]:
+    """Yield samples by a shuffle buffer, which is used up after the first `wanted` of them.
+
+    Further ones, in place of samples that are left out, follow as they come.
+    """
+    shuffle = webdataset.shuffle(buffer, initial=buffer // 10, rng=random.Random(str(seed)))
+    yield from shuffle(islice(found, wanted))
+    yield from found

@@ -93,17 +93,21 @@ def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, 
 
 
 def found_in(
-    source: Source, split: str, shards: Iterable[tuple[int, int]]
+    source: Source, split: str, shards: Iterable[tuple[int, int]], wanted: int
 ) -> Iterator[StoredSample]:
     """Yield the samples of these shards, each from its first wanted sample on.
 
-    They are read by ranges: each image's own checksum, in a verified index, is enough. The digest
-    of a whole shard would cost a fifteenth of a worker's time.
+    No byte after the first `wanted` samples is read before they are used up. They are read by
+    ranges: each image's own checksum, in a verified index, is enough. The digest of a whole shard
+    would cost a fifteenth of a worker's time.
     """
     sizes = [shard.samples for shard in source.manifest.split(split).shards]
     for number, first in shards:
         start = sum(sizes[:number])
-        yield from rows_of(source, split, range(start + first, start + sizes[number]))
+        rows = range(start + first, start + sizes[number])
+        yield from rows_of(source, split, rows[:wanted])
+        yield from rows_of(source, split, rows[wanted:])
+        wanted -= min(len(rows), wanted)
 
 
 def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:

@@ -1,0 +1,124 @@
+"""Count what resampled training reads: bytes read per byte used, on 8 to 512 GPUs.
+
+    python -m bench.streams [--gpus 8 64 512] [--epochs 3]
+
+The lanes of one rank walk through epochs of an ImageNet (1,281,167 images of 110 KB) with 256
+images per step and 16 loader workers on each GPU, as training does, but without decoding. Every
+image is the same one, in memory; what is counted are the ranges that are asked for.
+"""
+
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from imagenet.recipes import ImageNet
+from rackrun.commandline import parse, run
+from shards.folder import FolderSource
+from shards.index import INDEX_FIELDS, Manifest, Shard, Split
+from shards.source import Range, Stored
+from shards.writer import write_shard
+from training.data.decode import Pixels
+from training.data.open import TRAIN, DataPlan, ResampledStream
+from training.data.transforms import Transforms
+
+IMAGE_BYTES, IMAGES, PER_SHARD = 110_000, 1_281_167, 9000
+BATCH, WORKERS = 256, 16  # of each GPU
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Count what resampled training reads."""
+
+    gpus: tuple[int, ...] = (8, 64, 512)
+    """Numbers of GPUs."""
+    epochs: int = 3
+    """Epochs of each."""
+    images: int = IMAGES
+    """Images in the data set."""
+
+
+class Copies(FolderSource):
+    """A data set of one image many times; notes the bytes that are read."""
+
+    def __init__(self, images: int) -> None:
+        super().__init__("memory")
+        self.images, self.bytes_read = images, 0
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "one.tar")
+            with write_shard(path) as writer:
+                self.place = writer.add("image", 0, bytes(IMAGE_BYTES), "jpg")
+                writer.close()
+            self._sample = path.read_bytes()[: self.place.length]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest of the data set."""
+        sizes = [min(PER_SHARD, self.images - at) for at in range(0, self.images, PER_SHARD)]
+        shards = tuple(Shard("one.tar", size, size * self.place.length, "0" * 64) for size in sizes)
+        split = Split(TRAIN, self.images, "one.index.npy", "0" * 64, shards)
+        return Manifest(dataset="copies", classes=("image",), splits=(split,))
+
+    @cached_property
+    def _rows(self) -> npt.NDArray[np.void]:
+        rows = np.zeros(self.images, INDEX_FIELDS)
+        rows["shard"], within = np.divmod(np.arange(self.images), PER_SHARD)
+        rows["offset"], rows["length"] = within * self.place.length, self.place.length
+        rows["image_offset"] = rows["offset"] + np.uint64(self.place.image_offset)
+        rows["image_length"], rows["format"] = IMAGE_BYTES, b"jpg"
+        rows["crc"] = zlib.crc32(bytes(IMAGE_BYTES))
+        return rows
+
+    def index(self, split: str) -> npt.NDArray[np.void]:
+        """Return the index, the same for every split."""
+        return self._rows
+
+    def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
+        """Yield each range in turn, and count its bytes."""
+        for _, _, length in ranges:
+            self.bytes_read += length
+            yield self._sample * (length // self.place.length)
+
+
+@dataclass(frozen=True)
+class Undecoded(Transforms):
+    """Leaves images as they are."""
+
+    def for_training(
+        self, data: bytes, random: np.random.Generator, out: Pixels | None = None
+    ) -> Pixels:
+        """Return nothing."""
+        return np.empty(0, np.uint8)
+
+
+def main(args: list[str]) -> None:
+    """Print a line for each number of GPUs."""
+    settings = parse(Settings, "python -m bench.streams", args)
+    for gpus in settings.gpus:
+        read, used = counted(gpus, settings)
+        print(f"{gpus:4} GPUs: {read / used:.2f} bytes read per byte used")
+
+
+def counted(gpus: int, settings: Settings) -> tuple[int, int]:
+    """Return the bytes that the last rank reads in some epochs, and those that it uses."""
+    source, transforms = Copies(settings.images), Undecoded(size=1, short_side=1)
+    config = ImageNet(data="memory", batch_size=BATCH)
+    steps = settings.images // (BATCH * gpus)
+    plan = DataPlan(config, source, lambda epoch: transforms, gpus - 1, gpus, steps, WORKERS)
+    slots, batches = plan.slots(2, torch.device("cpu")), settings.epochs * steps
+    for lane in range(WORKERS):
+        stream = ResampledStream(replace(plan, start=lane), slots)
+        for _ in islice(stream, plan.share(0, batches, lane)):
+            pass
+    return source.bytes_read, batches * BATCH * source.place.length
+
+
+if __name__ == "__main__":
+    run(main)
