@@ -4,10 +4,12 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher.remote.agent.torchrun import environment
 from launcher.run.job import Command, Job, RunFolder, TaskWork
 from launcher.run.plan import PlannedHost, make_plan
 from rackrun.errors import UsageError
@@ -79,6 +81,35 @@ def test_ranks_are_laid_out_in_the_order_of_hosts() -> None:
         assert {"--master-addr=10.0.0.0", "--master-port=2345", "--nnodes=3"} <= set(host.torchrun)
         assert host.command == ("/py", "-u", "-m", "training", "catdog", "--epochs", "2")
     assert dict(plan.hosts[2].defaults)["OMP_NUM_THREADS"] == "2"
+
+
+def test_the_network_device_of_a_host_is_set_unless_it_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For gloo, and for NCCL by its exact name; a login's own variables and --env go before."""
+    job = Job(
+        Command(("x",)),
+        RunFolder(Path("/x")),
+        environment=(("NCCL_DEBUG", "WARN"), ("NCCL_IB_HCA", "mlx5_0")),
+    )
+    host = PlannedHost("a", "a", 1, "/py", "/w", "/x", interface="eth1")
+    own = replace(host, environment=(("NCCL_IB_HCA", "mlx5_1"),))
+
+    def ranks_see(planned: PlannedHost) -> dict[str, str]:
+        (plan,) = make_plan(job, [planned], 2345).hosts
+        return environment({"defaults": plan.defaults, "environment": plan.environment})
+
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_IB_HCA"):
+        monkeypatch.delenv(name, raising=False)
+    seen = ranks_see(host)
+    assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+    assert "NCCL_SOCKET_IFNAME" not in ranks_see(replace(host, interface=""))
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth0,eth1")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    seen = ranks_see(own)
+    assert seen["NCCL_SOCKET_IFNAME"] == "=eth0,eth1"
+    assert (seen["NCCL_DEBUG"], seen["NCCL_IB_HCA"]) == ("WARN", "mlx5_1")
+    assert not [name for name in seen if name.startswith("TORCH_NCCL_")]
 
 
 def test_python_means_the_interpreter_of_the_host() -> None:
