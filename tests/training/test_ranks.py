@@ -46,6 +46,16 @@ def test_no_rank_steps_before_all_have_read(held: str) -> None:
     assert "holds: no_rank_steps_before_all_have_read" in held
 
 
+def test_no_step_waits_for_requests(held: str) -> None:
+    """Requests to stop travel while ranks compute."""
+    assert "holds: no_step_waits_for_requests" in held
+
+
+def test_gradients_lie_in_the_buckets_that_travel(held: str) -> None:
+    """DDP exchanges gradients where they are."""
+    assert "holds: gradients_lie_in_the_buckets_that_travel" in held
+
+
 def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name() -> None:
     """Waiting for data has an end, also where nothing that reads them gives up."""
 

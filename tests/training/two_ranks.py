@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.launcher.lab import wait_until
 from tests.training.torchrun import prove
 from training.config import Config
 from training.data.samples import Batch
@@ -165,6 +168,61 @@ def no_rank_steps_before_all_have_read(config: Config, ranks: Ranks, folder: Pat
     assert stepped.exists()
 
 
+class Behind(Halves):
+    """Gives rank 1 a batch once rank 0 computes the same step, from the third step on.
+
+    In the second one, DDP lets the ranks agree on its buckets before it computes.
+    """
+
+    def __init__(self, ranks: Ranks, folder: Path) -> None:
+        super().__init__(ranks)
+        self.folder = folder
+
+    def training(self, start: int) -> Iterator[Batch]:
+        for step, batch in enumerate(super().training(start), start=start):
+            if self.ranks.rank == 1 and 1 < step < self.epoch_steps:
+                wait_until(
+                    (self.folder / f"step-{step}").exists, f"rank 0 computes step {step}", 60
+                )
+            yield batch
+
+
+def no_step_waits_for_requests(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Rank 0 computes before rank 1 sends its request, and nothing else is asked for in a step."""
+    events, all_reduce = list[str](), dist.all_reduce
+
+    def computing(*_: object) -> None:
+        if ranks.first:
+            (folder / f"step-{events.count('step')}").touch()
+        events.append("step")
+
+    def watched(config: Config, classes: int) -> nn.Module:
+        made = model(config, classes)
+        made.register_forward_pre_hook(computing)
+        return made
+
+    def noted(*given: Any, **named: Any) -> Any:
+        events.append("asks" if named.get("async_op") else "waits")
+        return all_reduce(*given, **named)
+
+    own = replace(
+        config, run_folder=str(folder / "ahead"), epochs=1, grad_accum_steps=1, log_every_steps=1000
+    )
+    with patch.object(dist, "all_reduce", noted):
+        assert ran(own, ranks, Behind(ranks, folder), replace(TASK, model=watched)) == 0
+    first = events.index("step")
+    steps = events[first : first + 2 * Halves.epoch_steps - 1]
+    assert steps == ["step", "asks"] * (Halves.epoch_steps - 1) + ["step"]
+
+
+def gradients_lie_in_the_buckets_that_travel(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Those of a small model in one: DDP copies none of them before or after the exchange."""
+    net = ranks.ddp(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    torch.autograd.backward(net(torch.ones(1, 4)).sum())
+    gradients = [weight.grad for weight in net.parameters() if weight.grad is not None]
+    assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 1
+
+
 def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
     """The largest number, sums, bytes and buffers are the same on both afterwards."""
     assert ranks.all_reduce_max(ranks.rank * 15) == 15
@@ -204,6 +262,8 @@ if __name__ == "__main__":
         ranks_agree,
         nodes_that_share_a_disk_write_once,
         no_rank_steps_before_all_have_read,
+        no_step_waits_for_requests,
+        gradients_lie_in_the_buckets_that_travel,
         two_ranks_train_like_one,
         a_signal_to_one_rank_stops_both_at_one_step,
     )
