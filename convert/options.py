@@ -32,6 +32,8 @@ class Packing:
     """Extension of images in the shards: jpg for all, or true: by each image's format."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
+    tiles: bool = False
+    """Rewrite JPEGs losslessly with restart markers: crops decode faster (needs jpegtran)."""
     sidecars: bool = False
     """Also write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     follow_links: bool = False

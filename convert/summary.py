@@ -41,7 +41,8 @@ class Summary:
 
 def _options(manifest: Manifest) -> str:
     preset = [f"{name} {value}" for name, value in manifest.preset.items() if value]
-    return f"{', '.join(preset) or 'original bytes'}, seed {manifest.seed}"
+    stored = ", ".join(preset) or ("original coefficients" if manifest.tiles else "original bytes")
+    return f"{stored}, {'restart tiles, ' if manifest.tiles else ''}seed {manifest.seed}"
 
 
 def _split_lines(source: Source, split: Split) -> list[str]:

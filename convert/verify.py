@@ -6,21 +6,27 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tyro.conf import Positional
 
+from convert.images.jpegtran import jpegtran
+from convert.images.tiles import has_sound_tiles
+from convert.originals import Originals
 from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
 from rackrun.errors import DataError, UsageError
 from rackrun.machine import core_count
 from rackrun.terminal import clean
 from rackrun.units import plural
+from shards.jpeg import jpeg_frame
 from shards.open import open_source
 from shards.samples import stored_samples
 from shards.source import Source
-from shards.verify import sample_of
+from shards.tiles import original_digest
+from shards.verify import Sample, sample_of
 
 
 @dataclass(frozen=True)
@@ -33,13 +39,16 @@ class Verify:
     """Processes; 0: one per core."""
     json: bool = False
     """Print JSON: location, samples, shards, and faults, a list of sentences."""
+    source: Path | None = None
+    """Of a data set made with --tiles: folder, zip or tar of the originals, to compare with."""
 
     def run(self) -> None:
         """Verify; DataError after everything that is wrong has been named."""
         if self.workers < 0:
             raise UsageError("--workers cannot be negative")
         source = open_source(self.location)
-        faults = list(strangers(source))
+        originals = self._originals(source)
+        faults, compared = list(strangers(source)), Compared(0, 0)
         jobs = [
             VerifyJob(self.location, split.name, number)
             for split in source.manifest.splits
@@ -47,28 +56,46 @@ class Verify:
         ]
         total = sum(split.samples for split in source.manifest.splits)
         workers = self.workers or core_count()
-        steps = in_parallel(jobs, verify_shard, workers)
+        steps = in_parallel(jobs, partial(verify_shard, originals=originals), workers)
         with closing(steps), meter("checked", total) as shown:
             for message in steps:
                 if isinstance(message, Progress):
                     shown.advance(message)
+                elif isinstance(message, Compared):
+                    compared += message
                 else:
                     faults.append(message)
-        self._print(total, len(jobs), sorted(map(clean, faults)))
+        self._print(total, len(jobs), sorted(map(clean, faults)), compared)
         if faults:
             raise DataError(
                 f"{self.location}: {plural(len(faults), 'fault')}; convert or copy it again"
             )
 
-    def _print(self, samples: int, shards: int, faults: list[str]) -> None:
+    def _originals(self, source: Source) -> Originals | None:
+        """Read the originals; UsageError for a data set that keeps their bytes."""
+        if self.source is None:
+            return None
+        if not source.manifest.tiles:
+            raise UsageError(f"{self.location}: not made with --tiles; leave out --source")
+        jpegtran()  # or an error, before anything is read
+        return Originals.of(self.source)
+
+    def _print(self, samples: int, shards: int, faults: list[str], compared: "Compared") -> None:
         if self.json:
             counted = {"location": self.location, "samples": samples, "shards": shards}
+            if self.source is not None:
+                counted |= compared._asdict()
             lines = [json.dumps({**counted, "faults": faults}, indent=2)]
         elif faults:
             lines = faults
         else:
             counted_in_words = f"{plural(samples, 'sample')} in {plural(shards, 'shard')}"
             lines = [f"{self.location}: {counted_in_words}, all as it should be"]
+        if self.source is not None and not self.json:
+            lines.append(
+                f"{self.source}: original coefficients found in {plural(compared.equal, 'image')} "
+                f"with tiles, {compared.without_original:,} more have no original there"
+            )
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
@@ -80,19 +107,52 @@ class VerifyJob(NamedTuple):
     number: int
 
 
-def verify_shard(job: VerifyJob, report: Callable[[Progress | str], None]) -> None:
+class Compared(NamedTuple):
+    """Images with tiles that were to be compared with their originals."""
+
+    equal: int
+    without_original: int
+
+    def __add__(self, other: "Compared") -> "Compared":  # type: ignore[override]
+        return Compared(*map(sum, zip(self, other, strict=True)))
+
+
+def verify_shard(
+    job: VerifyJob,
+    report: Callable[[Progress | Compared | str], None],
+    originals: Originals | None = None,
+) -> None:
     """Report every fault of a shard as a line, and at the end how much was read."""
     source = open_source(job.location)
     shard = source.manifest.split(job.split).shards[job.number]
+    where, compared = f"{source.location}: {shard.name}", Compared(0, 0)
     try:
         for row, data in stored_samples(source, job.split, job.number):
             try:
-                sample_of(source, shard, row, data)
+                sample = sample_of(source, shard, row, data)
+                if source.manifest.tiles:
+                    compared += tiles_compared(sample, where, originals)
             except DataError as fault:
                 report(str(fault))
     except DataError as fault:
         report(str(fault))
+    report(compared)
     report(Progress(shard.samples, shard.bytes))
+
+
+def tiles_compared(sample: Sample, where: str, originals: Originals | None) -> Compared:
+    """Compare an image with its original if it has tiles; DataError if they do not fit."""
+    frame = jpeg_frame(sample.image)
+    if frame is None or not frame.tiles_at:
+        return Compared(0, 0)
+    if not has_sound_tiles(sample.image, frame):
+        raise DataError(f"{where}: sample {sample.key}: its list of tiles does not fit it")
+    if originals is None:
+        return Compared(0, 0)
+    fault = originals.fault(sample.image, original_digest(sample.image, frame))
+    if fault:
+        raise DataError(f"{where}: sample {sample.key}: {fault}")
+    return Compared(0, 1) if fault is None else Compared(1, 0)
 
 
 def strangers(source: Source) -> Iterator[str]:

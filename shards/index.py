@@ -47,6 +47,7 @@ LATER_FIELDS = (
     "adopted",
     "tars",
     "sidecars",
+    "tiles",
 )  # not written while empty: earlier digests hold without them
 LARGEST_MANIFEST = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 
@@ -125,6 +126,8 @@ class Manifest:
     """URL of the folder with the tars, where they do not lie beside the manifest."""
     sidecars: bool = False
     """True if files for other readers lie beside the shards; no part of the data's identity."""
+    tiles: bool = False
+    """True if JPEGs were rewritten with restart tiles (shards.tiles), where they allow it."""
 
     def split(self, name: str) -> Split:
         """Return the split of that name; DataError lists the names there are."""

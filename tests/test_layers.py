@@ -101,6 +101,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "index": "",
         "__init__": "",
         "image_limits": "",
+        "tiles": "jpeg",
+        "jpeg": "",
     },
     "convert": {
         "__main__": "commands signals",
@@ -113,7 +115,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "mnist": "options packing readers",
         "table": "options packing readers",
         "imagenet": "devkit images options packing readers",
-        "verify": "packing progress",
+        "verify": "images originals packing progress",
+        "originals": "images progress readers",
         "packing": "images options progress readers",
         "options": "images",
         "images": "readers",

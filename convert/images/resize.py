@@ -12,12 +12,14 @@ from convert.images.info import UNDECODABLE, ImageInfo
 from convert.readers.records import Defect
 from rackrun.errors import UsageError
 from shards.image_limits import FORMATS
+from shards.tiles import tile_interval
 
 if TYPE_CHECKING:
     from PIL import Image
 
 DEFAULT_QUALITY = 90
 FINE = 4  # a JPEG is decoded at a half, a quarter … if that leaves this many times the wanted side
+MCU = {"L": (8, 8), "RGB": (16, 16)}  # pixels, as JPEGs are encoded here
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,17 @@ class Preset:
         """Return True if the original bytes are wanted."""
         return self == Preset()
 
-    def apply(self, data: bytes, info: ImageInfo) -> tuple[bytes, ImageInfo]:
-        """Return the bytes to store and their facts; raise Defect if the image is damaged."""
+    @property
+    def encodes_all(self) -> bool:
+        """Return True if every image is encoded again, also one of the right size."""
+        return self.size is not None or self.gray or self.quality is not None
+
+    def apply(self, data: bytes, info: ImageInfo, tiles: bool = False) -> tuple[bytes, ImageInfo]:
+        """Return the bytes to store and their facts; raise Defect if the image is damaged.
+
+        With `tiles`, a JPEG that is encoded gets restart markers where convert.images.tiles asks
+        for them.
+        """
         if self.passes_through or self._is_small_enough(info):
             return data, info
         try:
@@ -66,14 +77,22 @@ class Preset:
             raise Defect("undecodable", str(error)) from None
         stored = io.BytesIO()
         quality = DEFAULT_QUALITY if self.quality is None else self.quality
-        image.save(stored, "JPEG", quality=quality, subsampling="4:2:0")
+        mcu = MCU["L" if self.gray else "RGB"]
+        interval = tile_interval(*image.size, mcu) if tiles else 0
+        image.save(
+            stored,
+            "JPEG",
+            quality=quality,
+            subsampling="4:2:0",
+            restart_marker_blocks=interval,
+        )
         return stored.getvalue(), ImageInfo("jpg", *image.size, info.oddities)
 
     def _is_small_enough(self, info: ImageInfo) -> bool:
         """Return True for a JPEG that need not shrink: encoding it again would cost quality."""
-        only_shrinks = self.size is None and not self.gray and self.quality is None
         stays = self._target(info.width, info.height) == (info.width, info.height)
-        return only_shrinks and stays and info.extension == "jpg" and "cmyk" not in info.oddities
+        is_kept = info.extension == "jpg" and "cmyk" not in info.oddities
+        return not self.encodes_all and stays and is_kept
 
     def _decoded_side(self, info: ImageInfo) -> int:
         """Return the least length of the shorter side to decode at (pixels)."""

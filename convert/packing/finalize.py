@@ -43,6 +43,7 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
         sources=plan.origins,
         report=dict(sorted(Counter(finding.kind for finding in found).items())),
         plan_sha256=plan.digest,
+        tiles=plan.tiles,
     )
     write_whole(target.manifest, manifest.serialise())
     target.clear_work()

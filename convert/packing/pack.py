@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from convert.images.jpegtran import jpegtran
 from convert.options import Packing
 from convert.packing.finalize import close_folder, objection, print_use
 from convert.packing.output_folder import Target
@@ -33,6 +34,8 @@ NAMED = 5  # missing shards that a message names
 def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     """Convert a data set into the folder `out`, or a task's share of it."""
     _refuse_inside(out, listing.containers)
+    if packing.tiles and not packing.preset.encodes_all:
+        jpegtran()  # or an error, before anything is read
     target = Target(out)
     is_share = packing.task_index is not None
     with target.locked(shared=is_share):

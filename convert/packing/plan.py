@@ -68,6 +68,7 @@ class ShardPlan:
     findings: tuple[ImageDefect, ...]
     shards: tuple[PlannedShard, ...]
     lines_sha256: str
+    tiles: bool = False
 
     @cached_property
     def digest(self) -> str:
@@ -81,7 +82,10 @@ class ShardPlan:
 
     def head(self) -> bytes:
         """Return the plan but for its lines, as the first line of the file."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        fields = asdict(self)
+        if not self.tiles:
+            del fields["tiles"]  # earlier plans have no such field, and their digests hold
+        return json.dumps(fields).encode() + b"\n"
 
     @classmethod
     def parse(cls, head: bytes) -> "ShardPlan":
@@ -144,6 +148,7 @@ def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
         lines_sha256=_digest(lines),
+        tiles=packing.tiles,
     )
     return plan, lines
 

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from convert.images.info import LEFT_OUT, ImageInfo, findings, inspect
 from convert.images.reencode import as_upright_jpeg
+from convert.images.tiles import Untiled, tiled
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, records_of
 from convert.packing.shard_result import ResultRows, ShardResult
@@ -77,12 +78,14 @@ class _ShardFiller:
             if record.crc not in (None, crc):
                 raise Defect("checksum")
             stored, info = self._inspected(data, PurePosixPath(record.name).suffix.lower())
-            stored, stored_info = self.plan.preset.apply(stored, info)
+            stored, stored_info = self.plan.preset.apply(stored, info, self.plan.tiles)
         except Defect as defect:
             self.findings.append(ImageDefect(record.name, defect.kind, defect.detail))
             return
         unusual = (kind for kind in info.oddities if kind not in self.plan.usual)
         self.findings += findings(record.name, replace(info, oddities=tuple(unusual)))
+        if self.plan.tiles:
+            stored = self._tiled(stored, record.name)
         extension = stored_info.extension if self.plan.extension == "true" else EXTENSION
         place = self.writer.add(record.key, record.label, stored, extension)
         if stored is not data:
@@ -100,6 +103,14 @@ class _ShardFiller:
         upright = as_upright_jpeg(data)
         info = inspect(upright, ".jpg", decode)
         return upright, replace(info, oddities=(*info.oddities, oddity))
+
+    def _tiled(self, stored: bytes, name: str) -> bytes:
+        """Return an image with restart tiles, or note why it has none."""
+        try:
+            return tiled(stored)
+        except Untiled as reason:
+            self.findings.append(ImageDefect(name, "untiled", str(reason)))
+            return stored
 
     def _row(self, label: int, place: Position, length: int, info: ImageInfo, crc: int) -> Row:
         return Row(

@@ -3,8 +3,9 @@
     bytes ──▶ the rows and the resolution the crop needs, uint8 (h, w, 3) ──▶ uint8 (size, size, 3)
 
 A JPEG is decoded by libjpeg-turbo, and only as far as the crop asks: the image ends at the
-crop's last row, and a crop that is several times larger than what is wanted is decoded at a half,
-a quarter or an eighth. Everything else, and every JPEG that libjpeg-turbo refuses, goes through
+crop's last row, of a JPEG with restart tiles (shards.tiles) only those under the crop are decoded,
+and a crop that is several times larger than what is wanted is decoded at a half, a quarter or an
+eighth. Everything else, and every JPEG that libjpeg-turbo refuses, goes through
 Pillow, which has the last word on what an image is. Both give the same pixels.
 
 Whatever the file holds becomes RGB in one way: gray is repeated, a palette looked up, CMYK
@@ -27,13 +28,11 @@ from PIL import Image, UnidentifiedImageError
 
 from rackrun.errors import DataError
 from shards.image_limits import FORMATS, MAX_ASPECT, MAX_PIXELS, MAX_SCANS, scans, too_large
+from shards.jpeg import END, START, Frame, jpeg_frame
+from shards.tiles import CHROMA, window
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
-JPEG, PROGRESSIVE, SCAN = b"\xff\xd8", 0xC2, 0xDA  # what begins one; markers in it
-FRAMES = frozenset((0xC0, 0xC1, PROGRESSIVE))
-SEGMENT = struct.Struct(">BBH")
-ALONE = frozenset((*range(0xC0), *range(0xD0, 0xDA), 0xFF))  # markers without a length, and none
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
 
 PILLOW_ERRORS = (  # what its readers raise at damaged files
@@ -97,17 +96,6 @@ class Region:
         )
         # torch.nn.functional.interpolate calls the same kernel, but cannot write to a given place.
         kernel(_planes(self.pixels), out.shape[:2], False, *scales, out=_planes(out))
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The frame header of a JPEG, and the place of the height in it."""
-
-    width: int
-    height: int
-    height_at: int
-    one_scan: bool
-    """True if the first scan is all that a decoder reads."""
 
 
 def decode(data: bytes) -> Pixels:
@@ -225,7 +213,10 @@ def _region(data: bytes, choose: Choice, side: float) -> Region:
     box = choose(frame.width, frame.height)
     shrink = _shrink(box, side)
     box = _on_grid(box, shrink)
-    pixels = _turbo(data, frame, box.top + box.height, shrink)
+    rows = min(frame.height, box.top + box.height + MARGIN * shrink)
+    if tiled := _tiled(data, frame, box, rows, shrink):
+        return tiled
+    pixels = _turbo(data, frame, rows, shrink)
     if pixels is None:
         return Region.cut(_rgb(_pillow(data)), box, 1)
     return Region.cut(pixels, box, shrink)
@@ -244,19 +235,38 @@ def _on_grid(box: Box, shrink: int) -> Box:
     return replace(box, left=box.left - box.left % shrink, top=box.top - box.top % shrink)
 
 
-def _turbo(data: bytes, frame: Frame, bottom: int, shrink: int) -> Pixels | None:
-    """Return the rows down to `bottom` at 1/shrink; None if libjpeg-turbo refuses."""
-    rows = min(frame.height, bottom + MARGIN * shrink)
-    cut = rows < frame.height and data.rfind(b"\xff\xd9", -TRAILER) >= 0
-    if not cut:
-        rows = frame.height
+def _tiled(data: bytes, frame: Frame, box: Box, rows: int, shrink: int) -> Region | None:
+    """Return the box out of the tiles that hold it; None without tiles, or if there is a defect."""
+    right = box.left + box.width
+    part = window(data, frame, box.left, box.top, right, rows, CHROMA * shrink)
+    if part is None:
+        return None
+    pixels = _decoded(part.data, part.width, part.height, shrink, strict=True)
+    if pixels is None:
+        return None
+    box = replace(box, left=box.left - part.left, top=box.top - part.top)
+    return Region.cut(pixels, box, shrink)
+
+
+def _turbo(data: bytes, frame: Frame, rows: int, shrink: int) -> Pixels | None:
+    """Return that many rows at 1/shrink, or all; None if libjpeg-turbo refuses."""
+    if rows < frame.height and data.rfind(END, -TRAILER) >= 0:
+        cut = _with_height(data, frame, rows)
+        return _decoded(cut, frame.width, rows, shrink, strict=False)
+    return _decoded(data, frame.width, frame.height, shrink, strict=True)
+
+
+def _decoded(
+    data: bytes | bytearray, width: int, height: int, shrink: int, strict: bool
+) -> Pixels | None:
+    """Return the pixels of a JPEG at 1/shrink; None if libjpeg-turbo refuses."""
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
-            _with_height(data, frame, rows) if cut else data,
-            min_height=-(-rows // shrink),
-            min_width=-(-frame.width // shrink),
+            data,
+            min_height=-(-height // shrink),
+            min_width=-(-width // shrink),
             min_factor=shrink,
-            strict=not cut,
+            strict=strict,
         )
     except ValueError:
         return None
@@ -268,27 +278,6 @@ def _with_height(data: bytes, frame: Frame, height: int) -> bytearray:
     shorter = bytearray(data)
     shorter[frame.height_at : frame.height_at + 2] = height.to_bytes(2, "big")
     return shorter
-
-
-def jpeg_frame(data: bytes) -> Frame | None:
-    """Return the frame header of a gray or colour JPEG of 8 bits; None for all else."""
-    if data[:2] != JPEG:
-        return None
-    at, found, components, one_scan, end = 2, None, 0, False, len(data) - 10
-    while at <= end:
-        mark, marker, length = SEGMENT.unpack_from(data, at)
-        if mark != 0xFF or marker in ALONE:
-            break
-        if marker in FRAMES:
-            precision, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
-            if precision != 8 or components not in (1, 3) or not height or not width:
-                return None
-            found = width, height, at + 5
-        if marker in (SCAN, PROGRESSIVE):
-            one_scan = marker == SCAN and data[at + 4] == components
-            break
-        at += 2 + length
-    return Frame(*found, one_scan) if found else None
 
 
 def _pillow(data: bytes) -> Image.Image:
@@ -323,7 +312,7 @@ def _check_size(width: int, height: int) -> None:
 
 def _check_scans(data: bytes) -> None:
     """Raise DataError for a JPEG whose number of scans would hold up a step."""
-    if data[:2] == JPEG and (found := scans(data)) > MAX_SCANS:
+    if data[:2] == START and (found := scans(data)) > MAX_SCANS:
         raise DataError(f"a JPEG of {found} scans; at most {MAX_SCANS} are read")
 
 

@@ -1,0 +1,103 @@
+"""Restart tiles (shards.tiles): a JPEG is rewritten once so that crops of it decode faster.
+
+bytes -> restart markers, by jpegtran or by Pillow -> the list of tiles, in front -> bytes
+
+Coefficients stay as they are, so every pixel does. Progressive JPEGs become baseline ones.
+"""
+
+import re
+import struct
+from hashlib import sha256
+
+from convert.images.jpegtran import Refused, transcoded
+from shards.jpeg import END, START, TILES, TILES_MAGIC, Frame, jpeg_frame
+from shards.tiles import LONGEST, grid_of, mcu_size, tile_bounds, tile_interval
+
+FEWEST = 4  # tiles that are worth a list
+GROWTH = 1.25  # times its bytes that an image may have with tiles; progressive ones grow by 1.1
+MARKER = re.compile(rb"\xff[\xd0-\xd9]")  # no compressed pixels look like this
+JFIF = 0xE0
+
+
+class Untiled(Exception):
+    """An image that is stored as it is; its text says why."""
+
+
+def tiled(data: bytes) -> bytes:
+    """Return an image with tiles; Untiled if it is none that has them, or the gain is too small."""
+    frame = jpeg_frame(data)
+    if frame is None:
+        raise Untiled("no JPEG of 8 bits, gray or colour")
+    if frame.tiles_at:
+        return _with_tiles_already(data, frame)
+    size = mcu_size(data, frame)
+    if size is None:
+        raise Untiled("a rare sampling of its colours")
+    interval = tile_interval(frame.width, frame.height, size)
+    marked = data
+    if frame.restart_interval != interval or not frame.one_scan:
+        marked = _with_markers(data, interval)
+    found = _listed(marked, sha256(data).digest())
+    if len(found) > GROWTH * len(data):
+        raise Untiled(f"{len(found):,} bytes with tiles, {len(data):,} without")
+    return found
+
+
+def has_sound_tiles(data: bytes, frame: Frame) -> bool:
+    """Return True if the list of a JPEG's tiles fits its markers."""
+    grid = grid_of(data, frame)
+    return grid is not None and tile_bounds(data, frame, grid) is not None
+
+
+def same_coefficients(one: bytes, other: bytes) -> bool:
+    """Return True if two JPEGs have the same coefficients and tables; Refused if one is damaged.
+
+    Written anew by the same rules, without markers and remarks, such files are the same bytes.
+    """
+    options = ("-copy", "none", "-optimize")
+    return transcoded(one, *options) == transcoded(other, *options)
+
+
+def _with_tiles_already(data: bytes, frame: Frame) -> bytes:
+    """Return a JPEG that has a list of tiles; Untiled if the list is wrong."""
+    if not has_sound_tiles(data, frame):
+        raise Untiled("its list of tiles does not fit it")
+    return data
+
+
+def _with_markers(data: bytes, interval: int) -> bytes:
+    """Return the JPEG as a baseline one with restart markers and Huffman tables of its own."""
+    try:
+        return transcoded(data, "-copy", "all", "-optimize", "-restart", f"{interval}B")
+    except Refused as error:
+        raise Untiled(f"jpegtran: {error}") from None
+
+
+def _listed(marked: bytes, digest: bytes) -> bytes:
+    """Return a JPEG with restart markers and the list of its tiles."""
+    frame = jpeg_frame(marked)
+    grid = None if frame is None else grid_of(marked, frame)
+    if frame is None or grid is None:
+        raise Untiled("no baseline JPEG with restart markers")
+    ends = [found.end() for found in MARKER.finditer(marked, frame.scan_at)]
+    lengths = [end - start for start, end in zip([frame.scan_at, *ends], ends, strict=False)]
+    if len(lengths) != grid.columns * grid.rows or marked[-2:] != END:
+        raise Untiled("more or fewer restart markers than its size asks for")
+    if len(lengths) < FEWEST:
+        raise Untiled("too small")
+    if max(lengths) > LONGEST:
+        raise Untiled("a tile is too long")
+    content = TILES_MAGIC + digest + struct.pack(f"<{len(lengths)}H", *lengths)
+    segment = struct.pack(">BBH", 0xFF, TILES, 2 + len(content)) + content
+    at = _after_jfif(marked)
+    found = marked[:at] + segment + marked[at:]
+    final = jpeg_frame(found)
+    if final is None or tile_bounds(found, final, grid) is None:
+        raise Untiled("restart markers in an unusual order")
+    return found
+
+
+def _after_jfif(data: bytes) -> int:
+    """Return the place for a segment: after the JFIF header, which some readers want first."""
+    at = len(START)
+    return at + 2 + (data[at + 2] << 8 | data[at + 3]) if data[at + 1] == JFIF else at

@@ -1,0 +1,71 @@
+"""The images that a data set was made of, found by their digests, to compare tiled ones with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from convert.images.jpegtran import Refused
+from convert.images.tiles import same_coefficients
+from convert.progress import Progress, meter
+from convert.readers.directories import Folder
+from convert.readers.records import Container, Defect, Record, is_image
+from convert.readers.tars import Tar
+from convert.readers.zips import Zip
+from rackrun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Originals:
+    """A source, and its images by SHA-256."""
+
+    container: Container
+    records: dict[bytes, Record]
+
+    @classmethod
+    def of(cls, source: Path) -> "Originals":
+        """Read a folder, a zip, or a tar (also of tars) once; UsageError for anything else."""
+        container, records = _opened(source)
+        found: dict[bytes, Record] = {}
+        wanted = [record for record in records if is_image(record.name)]
+        with meter("read", len(wanted)) as shown:
+            for record in wanted:
+                try:
+                    found[sha256(container.read(record)).digest()] = record
+                except Defect:
+                    continue  # no data set has it
+                finally:
+                    shown.advance(Progress(1, record.size))
+        return cls(container, found)
+
+    def fault(self, tiled: bytes, digest: bytes) -> str | None:
+        """Return why an image is not its original with tiles, "" if it is; None without one."""
+        record = self.records.get(digest)
+        if record is None:
+            return None
+        try:
+            equal = same_coefficients(tiled, self.container.read(record))
+        except (Refused, Defect) as error:
+            return f"cannot be compared with {record.name}: {error}"
+        return "" if equal else f"its coefficients are not those of {record.name}"
+
+
+def _opened(source: Path) -> tuple[Container, Iterator[Record]]:
+    if source.is_dir():
+        folder = Folder(source, follow_links=True)
+        return folder, folder.records()
+    suffix = source.suffix.lower()
+    if suffix == ".zip":
+        archive = Zip(source)
+        return archive, archive.records()
+    if suffix == ".tar":
+        tar = Tar(source)
+        return tar, _records(tar)
+    raise UsageError(f"{source}: --source is a folder, a zip or a tar with the original images")
+
+
+def _records(tar: Tar) -> Iterator[Record]:
+    """Yield the files of a tar, and those of tars in it."""
+    for member in tar.members():
+        for file in tar.members(member) if member.name.endswith(".tar") else (member,):
+            yield Record("", 0, "", file.name, 0, file.offset, file.size, file.size)

@@ -1,0 +1,54 @@
+"""The header of a JPEG (ITU-T T.81, annex B), as far as loader and converter need it."""
+
+import struct
+from dataclasses import dataclass
+
+START, END = b"\xff\xd8", b"\xff\xd9"  # markers of an image
+PROGRESSIVE, SCAN, RESTART_INTERVAL = 0xC2, 0xDA, 0xDD
+FRAMES = frozenset((0xC0, 0xC1, PROGRESSIVE))
+SEGMENT = struct.Struct(">BBH")
+ALONE = frozenset((*range(0xC0), *range(0xD0, 0xDA), 0xFF))  # markers without a length, and none
+TILES, TILES_MAGIC = 0xEB, b"rackrun tiles 1\0"  # APP11, and what the segment begins with
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The frame header of a JPEG, and where its parts are in the file."""
+
+    width: int
+    height: int
+    height_at: int
+    one_scan: bool
+    """True if the first scan is all that a decoder reads."""
+    restart_interval: int
+    """MCUs between two restart markers; 0 for none."""
+    tiles_at: int
+    """The segment that lists the tiles (shards.tiles); 0 if there is none."""
+    scan_at: int
+    """First byte of the first scan's compressed pixels."""
+
+
+def jpeg_frame(data: bytes) -> Frame | None:
+    """Return the frame header of a gray or colour JPEG of 8 bits; None for all else."""
+    if data[:2] != START:
+        return None
+    at, found, components, one_scan, end = 2, None, 0, False, len(data) - 10
+    restart_interval = tiles_at = 0
+    while at <= end:
+        mark, marker, length = SEGMENT.unpack_from(data, at)
+        if mark != 0xFF or marker in ALONE:
+            break
+        if marker in FRAMES:
+            precision, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
+            if precision != 8 or components not in (1, 3) or not height or not width:
+                return None
+            found = width, height, at + 5
+        elif marker == RESTART_INTERVAL:
+            restart_interval = data[at + 4] << 8 | data[at + 5]
+        elif marker == TILES and data.startswith(TILES_MAGIC, at + 4):
+            tiles_at = at
+        if marker in (SCAN, PROGRESSIVE):
+            one_scan = marker == SCAN and data[at + 4] == components
+            break
+        at += 2 + length
+    return Frame(*found, one_scan, restart_interval, tiles_at, at + 2 + length) if found else None

@@ -1,0 +1,275 @@
+"""--tiles: JPEGs with restart tiles, not a coefficient changed; all else as it was, and counted."""
+
+import io
+import json
+import tarfile
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from convert.__main__ import main
+from convert.images import jpegtran
+from convert.images.jpegtran import transcoded
+from convert.images.tiles import Untiled, tiled
+from convert.originals import Originals
+from convert.packing.plan import load_plan
+from convert.verify import tiles_compared
+from rackrun.errors import DataError, MissingProgram, UsageError
+from shards.index import Manifest
+from shards.jpeg import Frame, jpeg_frame
+from shards.tiles import MOST_TILES, grid_of, original_digest, tile_bounds, tile_interval
+from tests.convert.conftest import Convert, everything, shown
+from tests.convert.drawn import drawn, rotated, textured, write_files, write_zip
+
+
+def frame_of(data: bytes) -> Frame:
+    frame = jpeg_frame(data)
+    assert frame is not None
+    return frame
+
+
+def has_tiles(data: bytes) -> bool:
+    """Whether a file has a list of tiles that fits it."""
+    frame = jpeg_frame(data)
+    grid = frame and frame.tiles_at and grid_of(data, frame)
+    return bool(frame and grid) and tile_bounds(data, frame, grid) is not None
+
+
+def coefficients(data: bytes) -> bytes:
+    """The one way to write these coefficients: equal bytes are equal coefficients and tables."""
+    return transcoded(data, "-copy", "none", "-optimize")
+
+
+def quarter_colour() -> bytes:
+    """A JPEG whose colours have a quarter of the width."""
+    return simplejpeg.encode_jpeg(pixels(textured(1)), colorsubsampling="411")
+
+
+def pixels(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subsampling": "4:4:4"},
+        {"subsampling": "4:2:2"},
+        {"subsampling": "4:2:0", "quality": 95},
+        {"progressive": True},
+        {"mode": "L"},
+        {"restart_marker_rows": 3},
+        {"optimize": True, "comment": b"a comment", "icc_profile": b"a profile"},
+    ],
+    ids=str,
+)
+def test_coefficients_and_pixels_stay(options: dict[str, object]) -> None:
+    """The file with tiles is the same image: its coefficients, its tables, and what Pillow sees."""
+    data = textured(1, **options)
+    made = tiled(data)
+    assert has_tiles(made) and not has_tiles(data)
+    assert coefficients(made) == coefficients(data)
+    assert np.array_equal(pixels(made), pixels(data))
+    assert original_digest(made, frame_of(made)) == sha256(data).digest()
+    before, after = (Image.open(io.BytesIO(each)) for each in (data, made))
+    assert after.info.get("icc_profile") == before.info.get("icc_profile")
+    assert after.info.get("comment") == before.info.get("comment")
+    assert "progressive" not in after.info
+
+
+def test_another_coefficient_shows() -> None:
+    """The comparison of coefficients fails where one of them differs."""
+    data = textured(1, quality=90)
+    assert coefficients(tiled(data)) != coefficients(tiled(textured(1, quality=91)))
+
+
+def test_a_file_with_tiles_stays_as_it_is() -> None:
+    """Converting what was converted changes nothing."""
+    made = tiled(textured(1))
+    assert tiled(made) is made
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (textured(1, mode="CMYK"), "no JPEG of 8 bits"),
+        (textured(1, format="PNG"), "no JPEG of 8 bits"),
+        (quarter_colour(), "a rare sampling"),
+        (drawn(1, (40, 30)), "too small"),
+        (textured(1)[:-900] + b"\xff\xd9", "jpegtran: "),
+        (tiled(textured(1)) + b"\xff\xd9", "its list of tiles does not fit"),
+        (drawn(1, (300, 200)), "bytes with tiles"),
+    ],
+    ids=["CMYK", "PNG", "4:1:1", "small", "damaged", "another list", "grows"],
+)
+def test_what_does_not_fit_is_named(data: bytes, why: str) -> None:
+    """No image is changed that would not gain, and each has its reason."""
+    with pytest.raises(Untiled, match=why):
+        tiled(data)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "mcu", "interval"),
+    [
+        (500, 375, (16, 16), 4),
+        (375, 500, (16, 16), 4),
+        (333, 500, (16, 16), 3),
+        (496, 300, (16, 16), 1),
+        (500, 375, (8, 8), 9),
+        (375, 500, (8, 8), 47),
+        (9000, 7000, (8, 8), 45),
+        (65500, 65500, (8, 8), 4094),
+    ],
+)
+def test_tiles_are_about_64_pixels_wide(
+    width: int, height: int, mcu: tuple[int, int], interval: int
+) -> None:
+    """As far as the width can be divided, and a segment has room for their list."""
+    assert tile_interval(width, height, mcu) == interval
+    across, down = -(-width // mcu[0]), -(-height // mcu[1])
+    assert across % interval == 0 and across // interval * down <= MOST_TILES
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Images that fit and some that do not, a few of each class."""
+    files = {
+        f"{kind}/{n}.jpg": textured(10 * n + len(kind)) for kind in ("a", "bb") for n in range(6)
+    }
+    odd = {
+        "a/progressive.jpg": textured(1, progressive=True),
+        "a/png.png": textured(2, format="PNG"),
+        "bb/cmyk.jpg": textured(3, mode="CMYK"),
+        "bb/turned.jpg": rotated(4),
+    }
+    return write_files(tmp_path / "images", files | odd)
+
+
+def test_a_folder_is_converted_with_tiles(
+    folder: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What fits has tiles of the original's coefficients; the rest is as it was, and is named."""
+    out = convert("folder", folder, "--tiles")
+    originals = {sha256(path.read_bytes()).digest(): path for path in folder.glob("*/*")}
+    stored = [sample.image for sample in everything(out)]
+    with_tiles = [data for data in stored if has_tiles(data)]
+    assert len(with_tiles) == 14
+    for data in with_tiles:
+        path = originals.pop(original_digest(data, frame_of(data)), None)
+        assert path is None or coefficients(data) == coefficients(path.read_bytes())
+    assert {path.name for path in originals.values()} == {"png.png", "cmyk.jpg", "turned.jpg"}
+    report = json.loads((out / "report.json").read_bytes())
+    untiled = {each["file"] for each in report["findings"] if each["found"] == "untiled"}
+    assert untiled == {"a/png.png", "bb/cmyk.jpg"}
+    manifest = Manifest.parse((out / "dataset.json").read_bytes(), "here")
+    assert manifest.tiles and manifest.report["untiled"] == 2
+    assert "2 stored without tiles; decoded whole" in capsys.readouterr().out
+
+
+def test_without_the_option_nothing_changes(folder: Path, convert: Convert) -> None:
+    """Originals are the default, and neither plan nor manifest mentions tiles."""
+    out = convert("folder", folder, "--task-index", 0, "--task-count", 2)
+    assert b"tiles" not in (out / ".converting/plan").read_bytes().partition(b"\n")[0]
+    assert not load_plan(out / ".converting/plan").tiles
+    out = convert("folder", folder, out="whole")
+    assert b"tiles" not in (out / "dataset.json").read_bytes()
+    assert not any(has_tiles(sample.image) for sample in everything(out))
+
+
+def test_other_options_are_another_data_set(folder: Path, convert: Convert) -> None:
+    """A folder with originals does not become one with tiles by itself; --force makes it one."""
+    convert("folder", folder)
+    with pytest.raises(Exception, match="--force"):
+        convert("folder", folder, "--tiles")
+    out = convert("folder", folder, "--tiles", "--force")
+    assert shown(out) == shown(convert("folder", folder, "--tiles", out="again"))
+
+
+def test_presets_need_no_jpegtran(
+    folder: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is encoded anyway gets its markers from Pillow; the pixels are those without them."""
+    options = ("--short-side", 150, "--quality", 90)
+    plain = everything(convert("folder", folder, *options, out="plain"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    jpegtran.jpegtran.cache_clear()
+    marked = everything(convert("folder", folder, *options, "--tiles"))
+    assert [each.key for each in marked] == [each.key for each in plain]
+    for one, other in zip(marked, plain, strict=True):
+        assert has_tiles(one.image) == (one.key != "bb_turned")
+        assert np.array_equal(pixels(one.image), pixels(other.image))
+
+
+def test_a_missing_jpegtran_is_named_before_anything_is_read(
+    folder: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error has what to type."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    jpegtran.jpegtran.cache_clear()
+    with pytest.raises(MissingProgram, match="sudo apt-get install libjpeg-turbo-progs"):
+        convert("folder", folder, "--tiles")
+    assert not (tmp_path / "out").exists()
+
+
+def test_verify_compares_with_the_originals(
+    folder: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a folder, a zip or a tar: how many are equal, and how many have no original there."""
+    out = convert("folder", folder, "--tiles")
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")}
+    del files["a/3.jpg"]
+    archive = write_zip(folder.parent / "images.zip", files)
+    with tarfile.open(folder.parent / "images.tar", "w") as tar:
+        tar.add(folder / "a", "a")
+    for source, equal, others in [(folder, 13, 1), (archive, 12, 2), (Path(tar.name), 7, 7)]:
+        capsys.readouterr()
+        main(["verify", str(out), "--source", str(source), "--workers", "1"])
+        line = f"{source}: original coefficients found in {equal} images with tiles, {others} more"
+        assert line in capsys.readouterr().out
+    main(["verify", str(out), "--source", str(folder), "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["equal"], printed["without_original"], printed["faults"]) == (13, 1, [])
+
+
+def test_verify_names_a_source_that_is_none(folder: Path, convert: Convert, tmp_path: Path) -> None:
+    """A data set of originals has nothing to compare, and not every file is a source."""
+    plain = convert("folder", folder, out="plain")
+    with pytest.raises(UsageError, match="not made with --tiles"):
+        main(["verify", str(plain), "--source", str(folder)])
+    out = convert("folder", folder, "--tiles")
+    with pytest.raises(UsageError, match="a folder, a zip or a tar"):
+        main(["verify", str(out), "--source", str(folder / "a/0.jpg")])
+
+
+def with_tiles_of(data: bytes, claimed: bytes) -> bytes:
+    """An image with tiles that claims to be made of another."""
+    made = tiled(data)
+    digests = (sha256(each).digest() for each in (data, claimed))
+    return made.replace(*digests)
+
+
+def test_verify_names_an_image_of_other_coefficients(tmp_path: Path, convert: Convert) -> None:
+    """Also where all checksums are right: a foreign image, and a list that does not fit."""
+    real, better = textured(1, quality=80), textured(1, quality=81)
+    broken = bytearray(tiled(textured(2)))
+    broken[frame_of(bytes(broken)).tiles_at + 60] ^= 1
+    stored = {"a/1.jpg": with_tiles_of(better, real), "b/1.jpg": bytes(broken)}
+    many = {f"{kind}/x{n}.jpg": textured(30 + n) for kind in "ab" for n in range(2)}
+    out = convert("folder", write_files(tmp_path / "stored", stored | many), "--tiles")
+    originals = write_files(tmp_path / "originals", {"one.jpg": real})
+    source = Originals.of(originals)
+    faults = []
+    for sample in everything(out):
+        try:
+            tiles_compared(sample, "here", source)
+        except DataError as error:
+            faults.append(str(error))
+    assert sorted(faults) == [
+        "here: sample a_1: its coefficients are not those of one.jpg",
+        "here: sample b_1: its list of tiles does not fit it",
+    ]
+    with pytest.raises(DataError, match="2 faults"):
+        main(["verify", str(out), "--source", str(originals)])

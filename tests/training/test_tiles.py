@@ -1,0 +1,185 @@
+"""Restart tiles in the loader: the pixels of the whole file, from a part of its bytes."""
+
+import struct
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convert.images.tiles import tiled
+from shards.jpeg import Frame, jpeg_frame
+from shards.tiles import grid_of, tile_bounds, window
+from tests.training.test_decode import encoded, photograph
+from training.data import decode as decoder
+from training.data.decode import Box
+
+SIZES = [(150, 203), (333, 96), (97, 512), (256, 256), (129, 65)]  # height and width
+KINDS: dict[str, dict[str, object]] = {
+    "4:4:4": {"subsampling": "4:4:4"},
+    "4:2:2": {"subsampling": "4:2:2"},
+    "4:4:0": {},
+    "4:2:0": {"subsampling": "4:2:0"},
+    "progressive": {"progressive": True},
+    "gray": {},
+    "gray of two blocks": {"subsampling": "4:2:0"},
+}
+
+
+@cache
+def pair(kind: str, number: int) -> tuple[bytes, bytes]:
+    """A JPEG of a kind and a size, without and with tiles."""
+    image = photograph(number, *SIZES[number])
+    if kind.startswith("gray"):
+        image = image.convert("L")
+    if kind == "4:4:0":  # which Pillow does not write
+        data = simplejpeg.encode_jpeg(np.asarray(image), 90, colorsubsampling="440")
+    else:
+        data = encoded(image, quality=90, **KINDS[kind])
+    return data, tiled(data)
+
+
+def frame_of(data: bytes) -> Frame:
+    """The frame header of a JPEG that has one."""
+    frame = jpeg_frame(data)
+    assert frame is not None
+    return frame
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.integers(0, len(SIZES) - 1),
+    st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
+    st.sampled_from([2, 8, 16, 32, 1000]),
+)
+def test_any_box_has_the_pixels_of_the_whole_file(
+    kind: str, number: int, place: tuple[float, float, float, float], side: int
+) -> None:
+    """To the last bit, wherever it lies and at any resolution it is decoded at."""
+    data, with_tiles = pair(kind, number)
+    height, width = SIZES[number]
+    across, down = 1 + int(place[0] * (width - 1)), 1 + int(place[1] * (height - 1))
+    box = Box(int(place[2] * (width - across)), int(place[3] * (height - down)), across, down)
+    expected = decoder._region(data, lambda *_: box, side)
+    found = decoder._region(with_tiles, lambda *_: box, side)
+    assert found.shrink == expected.shrink
+    assert np.array_equal(found.pixels, expected.pixels)
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "4:2:2", "4:4:0"])
+def test_a_box_at_every_border_between_tiles_has_its_colours(kind: str) -> None:
+    """Where chroma is smoothed across a border, the tile beside it is decoded as well."""
+    data, with_tiles = pair(kind, 3)
+    whole = decoder.decode(data)
+    for edge in range(100, 164):
+        for box in (Box(edge, 90, 30, 20), Box(90, edge, 20, 30), Box(edge - 40, 90, 40, 20)):
+            found = decoder._region(with_tiles, lambda *_, box=box: box, 1000).pixels
+            rows, columns = slice(box.top, box.top + box.height), box.left + np.arange(box.width)
+            assert np.array_equal(found, whole[rows, columns]), box
+
+
+def test_only_tiles_under_the_box_reach_the_decoder() -> None:
+    """A box in a corner costs the tiles that it touches, of whatever size the file is."""
+    _, data = pair("4:2:0", 3)
+    frame = frame_of(data)
+    assert grid_of(data, frame) == (4, 16, 64, 16)
+    part = window(data, frame, 130, 100, 180, 150)
+    assert part is not None
+    assert (part.left, part.top, part.width, part.height) == (128, 96, 64, 54)
+    assert len(part.data) - frame.scan_at < (len(data) - frame.scan_at) / 8
+    assert decoder.decode(bytes(part.data)).shape == (54, 64, 3)
+
+
+def test_a_box_of_all_columns_from_the_top_is_not_cut_out() -> None:
+    """The lowered height does as well there, without a copy."""
+    _, data = pair("4:2:0", 3)
+    assert window(data, frame_of(data), 0, 0, 256, 99) is None
+
+
+def _wrong_length(data: bytearray, frame: Frame) -> None:
+    data[frame.tiles_at + 60] ^= 1
+
+
+def _wrong_order(data: bytearray, frame: Frame) -> None:
+    first = data.index(b"\xff\xd1", frame.scan_at)
+    data[first + 1] = 0xD3
+
+
+def _no_marker(data: bytearray, frame: Frame) -> None:
+    data[data.index(b"\xff\xd1", frame.scan_at)] = 0xFE
+
+
+def _too_few(data: bytearray, frame: Frame) -> None:
+    """Take the last length off the list."""
+    at = frame.tiles_at
+    (length,) = struct.unpack_from(">H", data, at + 2)
+    del data[at + length : at + length + 2]
+    struct.pack_into(">H", data, at + 2, length - 2)
+
+
+def _more_bytes(data: bytearray, frame: Frame) -> None:
+    data += b"\xff\xd9"
+
+
+def _empty_tile(data: bytearray, frame: Frame) -> None:
+    """Give the first tile no bytes and the second one those of both."""
+    at = frame.tiles_at + 4 + 16 + 32
+    first, second = struct.unpack_from("<2H", data, at)
+    struct.pack_into("<2H", data, at, 0, first + second)
+
+
+def _other_interval(data: bytearray, frame: Frame) -> None:
+    at = data.index(b"\xff\xdd\x00\x04")
+    struct.pack_into(">H", data, at + 4, frame.restart_interval + 1)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [_wrong_length, _wrong_order, _no_marker, _too_few, _more_bytes, _empty_tile, _other_interval],
+)
+def test_a_list_that_does_not_fit_is_not_believed(
+    spoil: Callable[[bytearray, Frame], None],
+) -> None:
+    """The whole file is decoded then, as other readers do."""
+    _, whole = pair("4:2:0", 3)
+    data = bytearray(whole)
+    spoil(data, frame_of(whole))
+    frame = frame_of(bytes(data))
+    grid = grid_of(bytes(data), frame)
+    assert grid is None or tile_bounds(bytes(data), frame, grid) is None
+    assert window(bytes(data), frame, 130, 100, 180, 150) is None
+
+
+@pytest.mark.parametrize("spoil", [_wrong_length, _too_few, _empty_tile])
+def test_a_wrong_list_changes_no_pixel(spoil: Callable[[bytearray, Frame], None]) -> None:
+    """Pixels are those of the scan, whatever its list says."""
+    plain, whole = pair("4:2:0", 3)
+    data = bytearray(whole)
+    spoil(data, frame_of(whole))
+    box = Box(130, 100, 50, 50)
+    found = decoder._region(bytes(data), lambda *_: box, 1000).pixels
+    assert np.array_equal(found, decoder._region(plain, lambda *_: box, 1000).pixels)
+
+
+def test_damage_within_a_tile_leads_to_the_whole_file() -> None:
+    """A tile that does not decode cleanly is left to the reader that judges the whole file."""
+    _, whole = pair("4:2:0", 3)
+    frame = frame_of(whole)
+    grid = grid_of(whole, frame)
+    assert grid is not None
+    bounds = tile_bounds(whole, frame, grid)
+    assert bounds is not None
+    at = int(bounds[7 * 4 + 2])
+    data = whole[:at] + b"\xff\x00" * 15 + whole[at + 30 :]  # no Huffman code
+    part = window(data, frame, 130, 100, 180, 150)
+    assert part is not None
+    assert decoder._decoded(part.data, part.width, part.height, 1, strict=True) is None
+    box = Box(130, 100, 50, 50)
+    shortened = decoder._turbo(data, frame, 154, 1)
+    assert shortened is not None
+    found = decoder._region(data, lambda *_: box, 1000).pixels
+    assert np.array_equal(found, shortened[100:150, 130:180])
