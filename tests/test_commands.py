@@ -48,6 +48,7 @@ TAKE_MINUTES = (
 )
 """Pages that are typed in `--long`: other tests hold what they show. Elsewhere they are read."""
 
+LONG = pytest.mark.long
 IMAGES = 20
 ADDRESS = "127.0.90.1"
 DETACHED_RUN = "3fa81c02"
@@ -394,3 +395,71 @@ def test_a_notebook(clone: Clone, name: str, monkeypatch: pytest.MonkeyPatch) ->
     nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
     written = json.dumps(notebook)
     assert all(text in written for text in SHOWN[name])
+
+
+def resumed(printed: str) -> str:
+    """The name of the folder whose checkpoint a run says that it resumed."""
+    (found,) = re.findall(r"resumed after step [1-9]\d* of .*?([^/]+)/checkpoints/", printed)
+    return str(found)
+
+
+ENDLESSLY = "catdog --data data/flowers --image-size 32 --width 4 --batch-size 8 --epochs 999"
+
+
+@pytest.fixture
+def longer_demo(clone: Clone) -> Iterator[None]:
+    """Let the demo take long enough to be interrupted: each of its images is there ten times."""
+    demo, images = clone.folder / "data" / "demo", IMAGES * 10
+    shutil.move(demo, kept := demo.with_name("short-demo"))
+    demo.mkdir()
+    with (
+        zipfile.ZipFile(kept / "train.zip") as short,
+        zipfile.ZipFile(demo / "train.zip", "w") as archive,
+    ):
+        archive.comment = short.comment
+        for n in range(images):
+            name = short.namelist()[n % IMAGES]
+            archive.writestr(f"{name[:9]}.{n}.jpg", short.read(name))
+    yield
+    shutil.rmtree(demo)
+    shutil.move(kept, demo)
+
+
+@pytest.mark.usefixtures("longer_demo")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "./run-local",
+        pytest.param(f"./run-local --nproc 2 {ENDLESSLY}", marks=LONG),
+        pytest.param(f"rackrun local --runs 'my runs' --name 'a b' {ENDLESSLY}", marks=LONG),
+        pytest.param(f"./run-ssh --name lr-tenth hosts.txt {ENDLESSLY} --lr 0.001", marks=LONG),
+    ],
+)
+def test_the_command_after_ctrl_c_continues_the_run(clone: Clone, line: str) -> None:
+    """Typed as it is printed, it continues this very run: the demo, one of two ranks, one with a
+    name and a folder of its own."""
+    code, printed = clone.typed(line, "epoch 1")
+    assert code == 130, printed
+    (command,) = re.findall(r"to continue, type: (.+)", printed)
+    code, printed = clone.typed(command, "resumed after step")
+    assert code == 130, printed
+    assert resumed(printed) == Path(shlex.split(command)[-1]).name
+
+
+@LONG
+def test_the_command_of_a_stopped_detached_run_continues_it(clone: Clone) -> None:
+    """Stopped from elsewhere; the command that `attach` prints then detaches again and resumes."""
+    code, printed = clone.typed(f"./run-ssh --detach hosts.txt {ENDLESSLY}")
+    assert code == 0, printed
+    *_, run = printed.split()
+    assert clone.typed(f"./run-ssh stop {run}")[0] == 0
+    code, printed = clone.typed(f"./run-ssh attach {run}")
+    assert code == 130, printed
+    (command,) = re.findall(r"to continue, type: (.+)", printed)
+    code, printed = clone.typed(command)
+    assert code == 0, printed
+    *_, again = printed.split()
+    assert again != run
+    assert clone.typed(f"./run-ssh stop {again}")[0] == 0
+    _, printed = clone.typed(f"./run-ssh attach {again}")
+    assert resumed(printed) == Path(shlex.split(command)[-1]).name
