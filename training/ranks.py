@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -72,11 +73,16 @@ class Ranks:
         """
         if self.world == 1:
             return model
+        forward_only = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+        if not forward_only:  # older torch, as 2.10: then DDP leaves them alone from the beginning
+            self.broadcast_buffers(model)
+        option = "forward_sync_buffers" if forward_only else "broadcast_buffers"
+        never: dict[str, Any] = {option: False}
         return DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
-            forward_sync_buffers=False,
             gradient_as_bucket_view=True,
+            **never,
         )
 
     def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,8 @@ class StepTrace:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profile = torch.profiler.profile(activities=activities)
+        # One cycle, so nothing accumulates; torch 2.10 warns of what is dropped otherwise.
+        self._profile = torch.profiler.profile(activities=activities, acc_events=True)
         self._profile.start()
 
     def close(self) -> None:
