@@ -25,7 +25,7 @@ RUN groupadd --gid 1000 rackrun && useradd --uid 1000 --gid 1000 --create-home r
 # Everything that the project needs: the files whose hashes are in the lock; PyTorch with CUDA.
 ARG LOCK=requirements/base.txt
 WORKDIR /opt/rackrun
-COPY requirements/base.txt requirements/
+COPY requirements/base.txt requirements/cuda12.txt requirements/
 RUN python3 -m venv /opt/venv && \
     /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --quiet \
         --require-hashes --only-binary :all: --requirement ${LOCK}

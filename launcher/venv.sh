@@ -11,6 +11,9 @@
 #
 # Where $PYTHON, or python3, has a torch already (an image of NGC, an active conda or virtual
 # environment, a loaded module), .venv uses that one, and the lock supplies the rest.
+#
+# Where the driver or the GPUs are too old for the torch of requirements/base.txt, another lock takes
+# its place: rackrun/cuda.py knows which, unless $RACKRUN_LOCK names one. .venv/lock remembers it.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -93,9 +96,8 @@ venv_wheels() { # sets $wheels to the options for wheels that were brought, if t
     done
 }
 
-venv_install() {
-    local base=${PYTHON:-python3} wheels uv
-    venv_check_base "$base"
+venv_install() { # BASE
+    local base=$1 wheels uv
     local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
     if venv_finds_torch "$base"; then
         printf 'rackrun: installing the rest into %s; %s\n' "$root/.venv" \
@@ -133,22 +135,44 @@ venv_is_current() {
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ] && venv_torch_is_there
 }
 
-venv_python() { # EXTRAS...
-    local stamp="$root/.venv/installed" locks=("$root/requirements/base.txt") extra wanted
-    local project="$root/pyproject.toml"
-    for extra; do
+venv_lock() { # prints the name of the lock that is asked for, or that .venv was made from, if any
+    printf %s "${RACKRUN_LOCK:-$(cat "$root/.venv/lock" 2>/dev/null)}"
+}
+
+venv_want() { # LOCK: sets $locks, $stamp, and in $wanted what the stamp holds once all is there
+    local extra project="$root/pyproject.toml"
+    locks=("$root/requirements/$1.txt")
+    stamp="$root/.venv/installed"
+    for extra in "${extras[@]}"; do
         stamp+=-$extra
         locks+=("$root/requirements/$extra.txt")
     done
-    python="$root/.venv/bin/python"
+    [ -e "${locks[0]}" ] || venv_fail "RACKRUN_LOCK: no lock is called $1; type base or cuda12"
     [ -e "$project" ] || project=/dev/null # an installed rackrun, brought by --sync
     wanted="$root $(cat "$project" "${locks[@]}" | cksum)"
+}
+
+venv_python() { # EXTRAS...
+    local stamp locks wanted lock extra extras=()
+    for extra; do
+        extras+=("$extra")
+    done
+    python="$root/.venv/bin/python"
+    lock=$(venv_lock)
+    venv_want "${lock:-base}"
     venv_is_current "$stamp" "$wanted" && return
     mkdir -p "$root/.venv"
     (
         flock 9 # a second first use waits for the first one
+        lock=$(venv_lock)
+        venv_want "${lock:-base}"
         venv_is_current "$stamp" "$wanted" || {
-            venv_install
+            base=${PYTHON:-python3}
+            venv_check_base "$base"
+            lock=${lock:-$("$base" -P "$root/rackrun/cuda.py")}
+            venv_want "$lock"
+            venv_install "$base"
+            printf '%s\n' "$lock" >"$root/.venv/lock"
             printf '%s' "$wanted" >"$stamp"
         }
     ) 9>"$root/.venv.lock" || exit

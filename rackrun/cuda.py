@@ -1,18 +1,17 @@
 """Which GPUs a build of torch can use: by the driver's version and the compute capability.
 
-rackrun needs torch 2.13. Of the builds that there are since, these are the ones to install:
+As a program, it prints the lock in requirements/ that fits the GPUs of this machine:
 
-index    driver    GPUs                    torch
-cu130    >= 580    7.5 (Turing) or newer   2.13 or newer
-cu126    >= 525    5.0 (Maxwell) to 9.0    2.13 and 2.14: with it, support for Volta (V100) and
-                                           older ends (github.com/pytorch/pytorch/issues/190385)
+    python3 -P rackrun/cuda.py  ->  base
 
-No driver before 525 has one: builds for CUDA 11 end with torch 2.7 (.../issues/147383).
+Nothing but the standard library is here: launcher/venv.sh asks before there is an environment.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -21,20 +20,28 @@ Capability = tuple[int, int]
 
 
 class Build(NamedTuple):
-    """An index of builds: its name, the oldest driver, the GPUs, and what to install from it."""
+    """A build of torch: the oldest driver, the GPUs, what to type after `pip install`, its lock."""
 
-    name: str
     driver: int
     oldest: Capability
     newest: Capability
     packages: str
+    lock: str
 
 
+INDEX = "--index-url https://download.pytorch.org/whl/"
+BASE = "base"
 BUILDS = (
-    Build("cu130", 580, (7, 5), (99, 0), "torch torchvision"),
-    Build("cu126", 525, (5, 0), (9, 0), "'torch<2.15' torchvision"),
+    Build(580, (7, 5), (99, 0), f"torch torchvision {INDEX}cu130", BASE),
+    Build(525, (7, 0), (12, 1), "'torch<2.11' torchvision", "cuda12"),
+    Build(525, (5, 0), (9, 0), f"'torch<2.15' torchvision {INDEX}cu126", ""),
 )
-"""The newest first."""
+"""The newest first. From PyPI, torch 2.10 is the last for CUDA 12 and the last with code for 7.0
+(V100); before 7.0 only an index of PyTorch's own has builds, up to 2.14
+(github.com/pytorch/pytorch/issues/190385). For drivers before 525 there is none: builds for CUDA 11
+end with torch 2.7 (.../issues/147383)."""
+QUERY = "--query-gpu=driver_version,compute_cap", "--format=csv,noheader"
+QUERY_SECONDS = 60
 OLDEST_DRIVERS = {13: 580, 12: 525, 11: 450}
 """By CUDA release, for any minor version of it (docs.nvidia.com/deploy/cuda-compatibility)."""
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -72,23 +79,51 @@ def driver_here() -> str:
     return found[0] if found else ""
 
 
-def _install(driver: str, capabilities: Collection[Capability]) -> str:
-    """Return which build of torch to install for a driver and all GPUs of a host."""
+def lock_for(driver: str, capabilities: Collection[str]) -> str:
+    """Return the lock for a driver and all GPUs of a host; the usual one where none fits."""
+    known = [_capability(one) for one in capabilities if re.fullmatch(r"\d+\.\d", one)]
+    release = _number(driver)
     fit = [
+        build.lock
+        for build in _fitting(known)
+        if build.lock and (not release or release >= build.driver)
+    ]
+    return fit[0] if fit else BASE
+
+
+def lock_here() -> str:
+    """Return the lock for this machine, whose GPUs nvidia-smi knows."""
+    try:
+        words = ["nvidia-smi", *QUERY]
+        asked = subprocess.run(
+            words, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return BASE
+    found = re.findall(r"^([\d.]+), *(\d+\.\d) *$", asked.stdout, re.MULTILINE)
+    return lock_for(found[0][0], [capability for _, capability in found]) if found else BASE
+
+
+def _fitting(capabilities: Collection[Capability]) -> list[Build]:
+    """Return the builds with code for all GPUs of a host."""
+    return [
         build
         for build in BUILDS
         if all(build.oldest <= capability <= build.newest for capability in capabilities)
     ]
+
+
+def _install(driver: str, capabilities: Collection[Capability]) -> str:
+    """Return which build of torch to install for a driver and all GPUs of a host."""
+    fit = _fitting(capabilities)
     if not fit:
-        return "; no build of torch since 2.13 has code for all GPUs here"
+        return "; no build of torch since 2.10 has code for all GPUs here"
     release = _number(driver)
     build = next((build for build in fit if not release or release >= build.driver), None)
     if build is None:
         return f"; install driver {fit[-1].driver} or newer"
     also = "a newer driver, or " if release and build is not fit[0] else ""
-    index = f"https://download.pytorch.org/whl/{build.name}"
-    text = f"a build for this driver and GPU: pip install {build.packages} --index-url {index}"
-    return f"; install {also}{text}"
+    return f"; install {also}a build for this driver and GPU: pip install {build.packages}"
 
 
 def _runs(archs: str, capability: Capability) -> bool:
@@ -112,3 +147,7 @@ def _number(version: str) -> int:
     """Return the first number of a version; 0 when there is none."""
     found = re.match(r"\d+", version)
     return int(found[0]) if found else 0
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{lock_here()}\n")

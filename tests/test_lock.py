@@ -12,6 +12,7 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
+from launcher.files.found_torch import OF_A_BUILD
 from tests.test_venv import ROOT
 
 LOCKS = ("base", "ray", "fuzz", "dev")
@@ -43,7 +44,7 @@ def here(packages: dict[str, list[tuple[str, str]]], python: str) -> dict[str, s
     }
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", [*LOCKS, "cuda12"])
 def test_every_package_of_a_lock_has_a_version_and_hashes_and_nothing_else(name: str) -> None:
     """No line names an index, a file or a range: what is installed is these bytes from anywhere."""
     lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
@@ -68,6 +69,21 @@ def test_a_lock_has_one_version_of_all_that_pyproject_asks_for(python: str) -> N
         assert base.items() <= whole.items(), f"{name}.txt changes base.txt"
         for need in map(Requirement, needs):
             assert need.specifier.contains(whole[canonical(need.name)]), f"{need} in {name}.txt"
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_the_lock_for_old_gpus_has_another_torch_and_nothing_else(python: str) -> None:
+    """Both agree on all but torch, torchvision and the libraries of the build, and on no torch that
+    the project refuses."""
+    base, old = here(locked("base"), python), here(locked("cuda12"), python)
+    differ = {name for name, _ in base.items() ^ old.items()}
+    assert differ > {"torch", "torchvision", "triton"}
+    assert all(OF_A_BUILD.match(name) for name in differ - {"torch", "torchvision"})
+    assert {name for name in old if name.endswith("-cu12")} == {
+        name for name in old if name.startswith("nvidia-")
+    }
+    for need in map(Requirement, PROJECT["project"]["optional-dependencies"]["train"]):
+        assert need.specifier.contains(old[canonical(need.name)]), need
 
 
 def test_every_need_is_pinned() -> None:

@@ -34,6 +34,8 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "launcher" / "venv.sh", folder / "launcher")
     for name in PROGRAMS:
         shutil.copy(ROOT / "launcher" / "files" / name, programs)
+    (folder / "rackrun").mkdir()
+    shutil.copy(ROOT / "rackrun" / "cuda.py", folder / "rackrun")
     shutil.copy(ROOT / "run-local", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
     shutil.copytree(ROOT / "requirements", folder / "requirements")
@@ -60,7 +62,6 @@ def small(clone: Path, digest: str = "") -> None:
     text = "\n".join(kept)
     (clone / "requirements" / "base.txt").write_text(HASH.sub(digest or r"\g<0>", text) + "\n")
     (clone / "launcher" / "__init__.py").touch()
-    (clone / "rackrun").mkdir(exist_ok=True)
     (clone / "rackrun" / "__main__.py").write_text(
         "import site; site.main(); import braceexpand; print('runs')\n"
     )
@@ -192,7 +193,6 @@ def test_uv_installs_with_the_settings_of_pip(
     lock = only_here(index / "only-here")
     (index / "only-here" / "index.html").write_text(LINK)
     (clone / "pyproject.toml").unlink()  # as --sync brings it
-    (clone / "rackrun").mkdir()
     (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
     (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {index.as_uri()}\n{more}")
     environment = {
@@ -252,6 +252,32 @@ no-index = true
 """
 
 
+def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
+    clone: Path, bare: Path, tmp_path: Path
+) -> None:
+    """A V100 is found on first use, and remembered; RACKRUN_LOCK takes another lock."""
+    shutil.copytree(bare, clone / ".venv", symlinks=True)
+    (clone / "requirements" / "cuda12.txt").write_text(only_here(clone / "wheels"))
+    (clone / "requirements" / "base.txt").write_text("this is no lock\n")
+    (clone / "pyproject.toml").unlink()  # as --sync brings it, with wheels
+    (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
+    smi = interpreter(tmp_path / "nvidia-smi", "echo '535.104.05, 7.0'; touch $0-was-asked")
+    environment = {**WITH_UV, "PATH": f"{tmp_path}:{WITH_UV['PATH']}", "HOME": str(tmp_path)}
+    done = door(clone, BASE, environment)
+    assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
+    assert (clone / ".venv" / "lock").read_text() == "cuda12\n"
+    assert list(clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info"))
+    smi.with_name("nvidia-smi-was-asked").unlink()
+    again = door(clone, BASE, environment)
+    assert (again.stdout, again.stderr) == ("runs\n", "")
+    assert not smi.with_name("nvidia-smi-was-asked").exists()
+    other = door(clone, BASE, {**environment, "RACKRUN_LOCK": "base"})
+    assert (other.returncode, other.stdout) == (78, "")
+    unknown = door(clone, BASE, {**environment, "RACKRUN_LOCK": "cuda10"})
+    said = "rackrun: RACKRUN_LOCK: no lock is called cuda10; type base or cuda12\n"
+    assert (unknown.returncode, unknown.stderr) == (78, said)
+
+
 @pytest.mark.long  # 22 MB from the index
 def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     clone: Path, tmp_path: Path
@@ -276,7 +302,6 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
     )
     (clone / "requirements" / "base.txt").write_text(of_torch + only_here(clone / "wheels"))
     (clone / "pyproject.toml").unlink()  # as --sync brings it, with wheels
-    (clone / "rackrun").mkdir()
     (clone / "rackrun" / "__main__.py").write_text(WHERE_TORCH_IS)
     (tmp_path / "constraints").write_text("only-here==2\n")
     environment = {
@@ -324,9 +349,9 @@ print(find_spec("torch").origin, version("only-here"))
 @pytest.mark.parametrize(
     "versions, why",
     [
-        ({"torch": "2.9.1+cu130", "torchvision": "0.28"}, "torch 2.9.1+cu130 is older than 2.13"),
+        ({"torch": "2.9.1+cu130", "torchvision": "0.28"}, "torch 2.9.1+cu130 is older than 2.10"),
         ({"torch": "2.13.0a0+nv26"}, "there is no torchvision beside it"),
-        ({"torch": "2.13.0a0+nv26", "torchvision": "0.27"}, "torchvision 0.27 is older than 0.28"),
+        ({"torch": "2.13.0a0+nv26", "torchvision": "0.24"}, "torchvision 0.24 is older than 0.25"),
         ({"torch": "2.14", "torchvision": "0.29"}, "torch cannot be imported: libcudart.so.13: no"),
         ({}, ""),
     ],

@@ -31,8 +31,8 @@ FLOORS = {
     "setuptools": "77",
     "simplejpeg": "1.9",
     "tensorboard": "2.18",
-    "torch": "2.13",
-    "torchvision": "0.28",
+    "torch": "2.10",
+    "torchvision": "0.25",
     "tyro": "1.0.17",
     "webdataset": "1.0.2",
 }

@@ -11,7 +11,7 @@ from launcher.remote.files import INSTALLED, file_digest
 from rackrun.contract.tasks import PLATFORM, TASKS
 from rackrun.errors import UsageError
 
-_LOCK = "base.txt"
+_LOCKS = ("base.txt", "cuda12.txt")
 _MODE = 0o644
 
 
@@ -49,12 +49,13 @@ def _beside(code: WorkingTree, files: Mapping[str, Path]) -> WorkingTree:
 
 
 def _files(ours: Path) -> Iterator[tuple[str, Path]]:
-    """Yield path and source of all files of the packages, and of the lock that venv.sh reads."""
+    """Yield path and source of all files of the packages, and of the locks that venv.sh reads."""
     for package in (*PLATFORM, *TASKS):
         for source in sorted((ours / package).rglob("*")):
-            if source.is_file() and "__pycache__" not in source.parts and source.name != _LOCK:
+            if source.is_file() and "__pycache__" not in source.parts and source.name not in _LOCKS:
                 yield str(source.relative_to(ours)), source
-    yield f"requirements/{_LOCK}", (ours / "launcher" / _LOCK).resolve()
+    for lock in _LOCKS:
+        yield f"requirements/{lock}", (ours / "launcher" / lock).resolve()
 
 
 def _digests(sources: Mapping[str, Path]) -> dict[str, str]:

@@ -139,8 +139,8 @@ def _progress(say: Say, name: str, there: Differences, number: int) -> None:
 
 
 def _make_environment(client: RpcClient, root: str, name: str, say: Say) -> None:
-    own_torch = os.environ.get(variables.OWN_TORCH, "")
-    client.order("environment", root=root, own_torch=own_torch)
+    chosen = {name: os.environ.get(name, "") for name in (variables.OWN_TORCH, variables.LOCK)}
+    client.order("environment", root=root, chosen=chosen)
     last = ""
     for _ in range(MOST_LINES):
         answer = client.parsed(_checked(name, client.answer(INSTALL_SECONDS)), UploadProgress)

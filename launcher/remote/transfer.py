@@ -30,7 +30,6 @@ from launcher.remote.files import (
     file_digest,
 )
 from launcher.remote.service import answer
-from rackrun.contract import variables
 
 MANIFEST = ".rackrun-files"
 """Lists the files that were copied to a working directory: those deleted here are deleted there."""
@@ -284,11 +283,11 @@ def remove(root: int, path: str) -> None:
         folder = os.path.dirname(folder)
 
 
-def environment(root: str, own_torch: str) -> dict[str, Any]:
+def environment(root: str, chosen: dict[str, str]) -> dict[str, Any]:
     """Make the environment of rackrun here, or beside a project; send the output line by line.
 
     It takes minutes and may print nothing meanwhile, so it is ended when the launcher is gone.
-    `own_torch` is the launcher's variable of that name.
+    `chosen` are variables of the launcher that venv.sh obeys, too.
     """
     homes = [os.path.join(root, INSTALLED), root]
     home = next((home for home in homes if os.path.exists(os.path.join(home, _SCRIPT))), "")
@@ -297,7 +296,7 @@ def environment(root: str, own_torch: str) -> dict[str, Any]:
     with subprocess.Popen(
         ["bash", "-c", ". launcher/venv.sh; venv_python"],
         cwd=home,
-        env={**os.environ, variables.OWN_TORCH: own_torch},
+        env={**os.environ, **chosen},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -26,6 +26,8 @@ PLAIN = "RACKRUN_PLAIN"
 """Of a launcher; 1 means --plain."""
 OWN_TORCH = "RACKRUN_OWN_TORCH"
 """Of a launcher; not empty: .venv has the torch of its lock, whatever other one there is."""
+LOCK = "RACKRUN_LOCK"
+"""Of a launcher; the lock in requirements/ that .venv is made from: base or cuda12."""
 CONTROLLER = "RACKRUN_CONTROLLER"
 """The id of the detached run that this process controls."""
 

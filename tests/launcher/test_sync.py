@@ -111,12 +111,12 @@ def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
     one = lab(2)
     script = checkout(one) / "launcher" / "venv.sh"
     made = f"mkdir -p .venv/bin; ln -sf {one.cheap_python()} .venv/bin/python"
-    said = "echo 2 of 2, own torch $RACKRUN_OWN_TORCH"
+    said = "echo 2 of 2, own torch $RACKRUN_OWN_TORCH, lock $RACKRUN_LOCK"
     script.write_text(f"venv_python() {{ echo installing 1 of 2; {made}; {said}; }}\n")
-    own_torch = {"RACKRUN_OWN_TORCH": "yes"}
-    code, _, err = launch(one, "--sync", named=False, before=("env",), env=own_torch)
+    chosen = {"RACKRUN_OWN_TORCH": "yes", "RACKRUN_LOCK": "cuda12"}
+    code, _, err = launch(one, "--sync", named=False, before=("env",), env=chosen)
     assert code == 0, err
-    assert "rackrun: 127.0.0.3: 2 of 2, own torch yes" in err
+    assert "rackrun: 127.0.0.3: 2 of 2, own torch yes, lock cuda12" in err
     script.write_text("venv_python() { echo the disk is full; return 5; }\n")
     code, _, err = launch(one, "--sync")
     assert code == 0, err  # an interpreter that the host file names has its own packages

@@ -1,5 +1,7 @@
 """GPUs that a build of torch cannot use: by NVIDIA's minimum drivers, and by architecture."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ ARCHS = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # of 2.15.0+cu132
             "13.2",
             "570.86.15",
             "9.0",
-            "pip install 'torch<2.15' torchvision --index-url https://download.pytorch.org/whl/cu126",
+            "pip install 'torch<2.11' torchvision",
         ),
         ("12.8", "525.60.13", "9.0", ""),
         ("12.8", "470.82.01", "8.0", "needs 525 or newer; install driver 525 or newer"),
@@ -38,9 +40,10 @@ ARCHS = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # of 2.15.0+cu132
         ("", "", "", "/whl/cu130"),
         ("13.2", "", "", ""),
         ("13.2", "580.65.06", "7.0", "no code for GPUs of compute capability 7.0 (only sm_75"),
-        ("13.2", "580.65.06", "7.0", "'torch<2.15' torchvision --index-url https://"),
-        ("", "535.104", "12.0", "is built without CUDA; install driver 580 or newer"),
-        ("12.6", "580.65.06", "3.5", "no build of torch since 2.13 has code for all GPUs here"),
+        ("13.2", "580.65.06", "7.0", "this driver and GPU: pip install 'torch<2.11' torchvision"),
+        ("13.2", "580.65.06", "6.1", "'torch<2.15' torchvision --index-url https://"),
+        ("", "535.104", "12.0", "or a build for this driver and GPU: pip install 'torch<2.11'"),
+        ("12.6", "580.65.06", "3.5", "no build of torch since 2.10 has code for all GPUs here"),
         ("13.2", "580.65.06", "12.1", ""),
         ("13.2", "580.65.06", "11.0", "compute capability 11.0"),
         ("13.2", "580.65.06", "[N/A]", ""),
@@ -82,3 +85,33 @@ def test_the_version_of_the_driver_here(
         file.write_text(text)
     monkeypatch.setattr(cuda, "DRIVER", file)
     assert cuda.driver_here() == version
+
+
+@pytest.mark.parametrize(
+    ("gpus", "lock"),
+    [
+        (["580.65.06, 9.0"] * 8, "base"),
+        (["580.65.06, 7.0"], "cuda12"),
+        (["580.65.06, 7.0", "580.65.06, 9.0"], "cuda12"),
+        (["535.104.05, 9.0"], "cuda12"),
+        (["580.65.06, 6.1"], "base"),
+        (["470.82.01, 7.0"], "base"),
+        (
+            ["NVIDIA-SMI has failed because it could not reach the driver."],
+            "base",
+        ),
+        (["[N/A], [N/A]"], "base"),
+        ([], "base"),
+        (None, "base"),
+    ],
+)
+def test_the_lock_for_this_machine(gpus: list[str] | None, lock: str, tmp_path: Path) -> None:
+    """By what nvidia-smi prints: the older one for V100 and for drivers without CUDA 13, the usual
+    one where no lock fits, and where nothing is known."""
+    if gpus is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\n" + "".join(f"echo '{gpu}'\n" for gpu in gpus))
+        program.chmod(0o755)
+    words = [sys.executable, "-P", "-S", cuda.__file__]
+    said = subprocess.run(words, env={"PATH": str(tmp_path)}, capture_output=True, check=True)
+    assert said.stdout.decode() == f"{lock}\n"
