@@ -1,8 +1,9 @@
 """The recipes for cats and dogs: settings with names. None of this needs torch."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from training.config import Config, Optimizer, Shape
+from training.config import CROP_AREA, Config, Optimizer, Range, Shape
 
 OWN_MODELS = ("catdog", "reference")
 OF_THE_MODEL = ("width", "gray")
@@ -27,6 +28,10 @@ class CatDog(Config):
     """Show the model grayscale images."""
     crop_area: float = 0.35
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
+    own_ranges: ClassVar[tuple[Range, ...]] = (
+        CROP_AREA,
+        ("width", 1, 4096, "between 1 and 4096 channels"),
+    )
 
     image_size: int = 128
     epochs: int = 30

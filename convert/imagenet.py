@@ -43,8 +43,10 @@ from convert.readers.records import (
     reading,
 )
 from convert.readers.tars import Tar
+from convert.readers.webdataset_tars import MOST_CLASSES
 from convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
+from rackrun.units import whole_number
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DECOY = "ILSVRC2012_img_train_t3"
@@ -334,8 +336,9 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
         raise UsageError(f"{source}: no ImageNet here: no training images in folders n01440764 …")
     if not choice.classes:
         return wnids
-    if choice.classes.isdecimal():
-        return wnids[: int(choice.classes)]
+    count = whole_number(choice.classes, MOST_CLASSES)
+    if count is not None:
+        return wnids[:count]
     asked = sorted(set(choice.classes.split(",")))
     missing = [wnid for wnid in asked if wnid not in wnids]
     if missing:

@@ -5,12 +5,13 @@ another --batch-size, change it in proportion.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from training.config import Config, Optimizer, Shape
+from training.config import CROP_AREA, MOST, Config, Optimizer, Range, Shape
 from training.models.registered import has_one_size, two_sizes
 
 OWN_MODELS: tuple[str, ...] = ()
+SIZES = ("start_image_size", "evaluation_size", "short_side")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class ImageNet(Config):
     """Blend pairs of images, shares drawn from Beta(x, x); 0: never."""
     cutmix: float = 0.0
     """Paste a part of one image into another, shares drawn from Beta(x, x); 0: never."""
+    own_ranges: ClassVar[tuple[Range, ...]] = (
+        CROP_AREA,
+        *((name, 0, 4096, "between 0 and 4096 pixels") for name in SIZES),
+        *((name, 0, MOST, "0 or more") for name in ("grow_from_epoch", "grow_until_epoch")),
+        *((name, 0, 100, "between 0 and 100") for name in ("mixup", "cutmix")),
+    )
 
     epochs: int = 90
     batch_size: int = 256

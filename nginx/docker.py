@@ -49,7 +49,8 @@ def command(site: Site, name: str, home: Path, account: Account, detach: bool) -
 
     The host's network, because a published port would bypass the host's firewall, hide the
     readers' addresses from the log, and copy every byte once more on loopback. nginx itself
-    listens at the one address. No health check: the launcher watches the process.
+    listens at the one address. No health check: nothing would act upon it (`docker run` restarts
+    nothing, readers ask again, a run restarts its server), and an image may hold nginx alone.
     """
     memory = f"{site.memory or _half_of_memory()}m"
     attached = ["setpriv", "--pdeathsig", "TERM", "docker", "run", "--rm", "--log-driver", "none"]

@@ -44,16 +44,21 @@ class ServerProcess:
 
     pid: Annotated[int, Between(0, 1 << 22)]
     ticks: Annotated[int, Between(0, LARGEST_NUMBER)]  # when it was started, since boot
+    boot: Annotated[str, Matches(r"[0-9a-f-]{36}|")] = ""  # older records do not name it
 
     @classmethod
     def of(cls, pid: int) -> "ServerProcess":
         """Return the process that has this number now; ticks are 0 if there is none."""
-        return cls(pid, _ticks(pid))
+        return cls(pid, _ticks(pid), boot_id())
 
     @property
     def alive(self) -> bool:
         """Return True while it runs; a zombie does not."""
-        return self.ticks > 0 and _ticks(self.pid) == self.ticks
+        return self.ticks > 0 and self._is_of_this_boot and _ticks(self.pid) == self.ticks
+
+    @property
+    def _is_of_this_boot(self) -> bool:
+        return self.boot in ("", boot_id())
 
     def end(self) -> None:
         """End the process and its group: TERM, a grace, KILL; returns when all are gone.
@@ -61,13 +66,20 @@ class ServerProcess:
         The group is its own (it was started in a new session), so nothing else is in it. It
         outlives a leader that was killed, as nginx's workers do.
         """
-        if self.pid <= 1 or (_ticks(self.pid) not in (0, self.ticks)):
+        if self.pid <= 1 or not self._is_of_this_boot or _ticks(self.pid) not in (0, self.ticks):
             return
         for wanted in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, wanted)
             if _gone(self.pid, GRACE_SECONDS):
                 return
+
+
+def boot_id() -> str:
+    """Return what tells this start of the machine from all others; empty where it is not known."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def _ticks(pid: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_SPAN = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
+MOST_SECONDS = 100 * 365 * 86400  # more than any deadline; a clock can still hold the sum
 
 
 def duration(seconds: float) -> str:
@@ -20,8 +21,23 @@ def seconds_in(text: str) -> int:
     match = _SPAN.fullmatch(text)
     if match is None or not text:
         raise ValueError(f"{text!r} is not a time span")
-    units = zip(match.groups(default="0"), (86400, 3600, 60, 1), strict=True)
-    return sum(int(count) * unit for count, unit in units)
+    counts = [whole_number(count, MOST_SECONDS) for count in match.groups(default="0")]
+    units = zip(counts, (86400, 3600, 60, 1), strict=True)
+    seconds = sum(MOST_SECONDS + 1 if count is None else count * unit for count, unit in units)
+    if seconds > MOST_SECONDS:
+        raise ValueError(f"{text[:40]!r} is more than a century")
+    return seconds
+
+
+def whole_number(text: str, most: int) -> int | None:
+    """Return a number from 0 to `most` that is written in digits; None for any other text.
+
+    Python itself takes digits of every script, and refuses more than 4,300 of them.
+    """
+    digits = text.lstrip("0") or "0"
+    if not (text.isascii() and text.isdecimal() and len(digits) <= len(str(most))):
+        return None
+    return number if (number := int(digits)) <= most else None
 
 
 def data_size(count: float) -> str:

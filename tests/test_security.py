@@ -13,6 +13,7 @@ IDS = [
     *(f"PROC-{number}" for number in range(1, 5)),
     *(f"WEB-{number}" for number in range(1, 7)),
     "RUN-1",
+    "RUN-2",
     *(f"DATA-{number}" for number in range(1, 7)),
     "FUZZ-1",
     *(f"CKPT-{number}" for number in range(1, 4)),

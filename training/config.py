@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
-from typing import Annotated, Literal, NoReturn, TypeVar, get_args
+from typing import Annotated, ClassVar, Literal, NoReturn, TypeVar, get_args
 
 from rackrun.commandline import parse
 from rackrun.commands import called
@@ -30,6 +30,8 @@ SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")
 Optimizer = Annotated[str, Values("{sgd,adamw,lamb,MODULE:NAME}")]
 Shape = Annotated[str, Values(f"{{{','.join(SHAPES)},MODULE:NAME}}")]
 Settings = TypeVar("Settings", bound="Config")
+Range = tuple[str, float, float, str]
+"""A number's name, least and greatest value, and these in words."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,9 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
 ):
     """Train an image classifier on a folder of shards."""
 
+    own_ranges: ClassVar[tuple[Range, ...]] = ()
+    """Ranges of the numbers that a task adds."""
+
     def __post_init__(self) -> None:
         """Refuse what cannot be right, all of it in one sentence (UsageError)."""
         problems = [
@@ -331,9 +336,10 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
 
     def _out_of_range(self) -> list[str]:
         return [
-            f"--{name.replace('_', '-')} {getattr(self, name):g} is not {wording}"
-            for name, low, high, wording in RANGES
-            if not low <= getattr(self, name) <= high
+            f"--{name.replace('_', '-')} {_number(value)} is not"
+            f" {'2^53 at most' if value > high == MOST else wording}"
+            for name, low, high, wording in (*RANGES, *self.own_ranges)
+            if not low <= (value := getattr(self, name)) <= high
         ]
 
     def _contradictions(self) -> list[str]:
@@ -399,36 +405,44 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
         return found
 
 
+def _number(value: float) -> str:
+    """Return a number as a message shows it, however long it is."""
+    return f"{value:g}" if abs(value) <= MOST else str(value)[:40]
+
+
 POLICIES = ("trivial_augment", "rand_augment", "augmix")
 PROFILED = re.compile(r"([1-9]\d{0,8}),([1-9]\d{0,8})")
 BODY = "body"  # to --freeze: all layers but the last
-INFINITY = float("inf")
+MOST = 2**53  # of anything that is counted: a float holds it exactly
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
 """Tasks whose raw data `python -m convert` knows by the same name."""
 EXACT_ONLY = ("global_batch", "ledger")
 
-RANGES = (
-    ("epochs", 1, INFINITY, "1 or more"),
-    ("steps_per_epoch", 0, INFINITY, "0 or more"),
-    ("batch_size", 1, INFINITY, "1 or more"),
-    ("global_batch", 0, INFINITY, "0 or more"),
-    ("max_train_samples", 0, INFINITY, "0 or more"),
-    ("grad_accum_steps", 1, INFINITY, "1 or more"),
-    ("aug_repeats", 1, INFINITY, "1 or more"),
+CROP_AREA: Range = ("crop_area", 0.001, 1, "between 0.001 and 1")
+"""Of tasks that crop images by chance."""
+
+RANGES: tuple[Range, ...] = (
+    ("epochs", 1, MOST, "1 or more"),
+    ("steps_per_epoch", 0, MOST, "0 or more"),
+    ("batch_size", 1, MOST, "1 or more"),
+    ("global_batch", 0, MOST, "0 or more"),
+    ("max_train_samples", 0, MOST, "0 or more"),
+    ("grad_accum_steps", 1, MOST, "1 or more"),
+    ("aug_repeats", 1, MOST, "1 or more"),
     ("image_size", 8, 4096, "between 8 and 4096 pixels"),
     ("lr", 0, 1e6, "a learning rate"),
-    ("warmup_epochs", 0, INFINITY, "0 or more"),
-    ("step_epochs", 1, INFINITY, "1 or more"),
+    ("warmup_epochs", 0, MOST, "0 or more"),
+    ("step_epochs", 1, MOST, "1 or more"),
     ("lr_power", 0.01, 100, "between 0.01 and 100"),
     ("momentum", 0, 0.9999, "between 0 and 0.9999"),
     ("weight_decay", 0, 1e6, "0 or more"),
-    ("head_epochs", 0, INFINITY, "0 or more"),
+    ("head_epochs", 0, MOST, "0 or more"),
     ("head_lr", 0, 1e6, "a learning rate"),
     ("dropout", 0, 0.99, "between 0 and 0.99"),
     ("stochastic_depth", 0, 0.99, "between 0 and 0.99"),
-    ("plateau_epochs", 1, INFINITY, "1 or more"),
+    ("plateau_epochs", 1, MOST, "1 or more"),
     ("plateau_factor", 0.001, 0.999, "between 0.001 and 0.999"),
-    ("patience", 0, INFINITY, "0 or more"),
+    ("patience", 0, MOST, "0 or more"),
     ("layer_decay", 0.01, 1, "between 0.01 and 1"),
     ("label_smoothing", 0, 0.99, "between 0 and 0.99"),
     ("bce_threshold", 0, 0.99, "between 0 and 0.99"),
@@ -436,23 +450,24 @@ RANGES = (
     ("rand_augment", 0, 30, "between 0 and 30"),
     ("augmix", 0, 10, "between 0 and 10"),
     ("random_erasing", 0, 1, "between 0 and 1"),
-    ("clip_grad", 0, INFINITY, "0 or more"),
+    ("clip_grad", 0, MOST, "0 or more"),
     ("ema_decay", 0, 0.999999, "between 0 and 0.999999"),
-    ("ema_steps", 1, INFINITY, "1 or more"),
+    ("ema_steps", 1, MOST, "1 or more"),
     ("workers", -1, 256, "between -1 and 256"),
-    ("shuffle_buffer", 1, INFINITY, "1 or more"),
+    ("shuffle_buffer", 1, MOST, "1 or more"),
     ("seed", 0, 2**63 - 1, "between 0 and 2^63 - 1"),
-    ("collective_timeout_seconds", 1, INFINITY, "1 or more"),
-    ("first_batch_seconds", 0.001, INFINITY, "more than 0"),
-    ("bad_samples_limit", 1, INFINITY, "1 or more"),
-    ("local_sgd_steps", 0, INFINITY, "0 or more"),
-    ("log_every_steps", 1, INFINITY, "1 or more"),
-    ("straggler_steps", 0, INFINITY, "0 or more"),
-    ("eval_every_epochs", 1, INFINITY, "1 or more"),
-    ("save_every_epochs", 1, INFINITY, "1 or more"),
-    ("save_steps", 0, INFINITY, "0 or more"),
-    ("save_minutes", 0, INFINITY, "0 or more"),
-    ("keep_checkpoints", 1, INFINITY, "1 or more"),
+    ("collective_timeout_seconds", 1, 1e6, "between 1 and 1,000,000"),
+    ("first_batch_seconds", 0.001, 1e6, "more than 0, and at most 1,000,000"),
+    ("cache_size", 0.001, MOST, "more than 0"),
+    ("bad_samples_limit", 1, MOST, "1 or more"),
+    ("local_sgd_steps", 0, MOST, "0 or more"),
+    ("log_every_steps", 1, MOST, "1 or more"),
+    ("straggler_steps", 0, MOST, "0 or more"),
+    ("eval_every_epochs", 1, MOST, "1 or more"),
+    ("save_every_epochs", 1, MOST, "1 or more"),
+    ("save_steps", 0, MOST, "0 or more"),
+    ("save_minutes", 0, MOST, "0 or more"),
+    ("keep_checkpoints", 1, MOST, "1 or more"),
 )
 
 

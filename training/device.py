@@ -3,7 +3,9 @@
 import os
 import shutil
 import socket
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from training.data.transforms import Transforms
 from training.ranks import Ranks
 
 FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16
+CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 THREADS = torch.get_num_threads()  # by OMP_NUM_THREADS or the number of cores
 
 
@@ -80,6 +83,7 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     """Resolve what is left to the device, and set up torch."""
     if config.compile:
         _need_compiler()
+        _keep_compiled_code()
     on_gpu = ranks.device.type == "cuda"
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = not config.deterministic
@@ -124,6 +128,36 @@ def _need_compiler() -> None:
             f"{socket.gethostname()}: --compile needs a C++ compiler, and there is no {compiler!r};"
             " type sudo apt-get install g++ python3-dev, or leave --compile out"
         )
+
+
+def _keep_compiled_code() -> None:
+    """Have compiled code kept in this account's own cache, unless the user has named a folder.
+
+    torch would load what lies in a folder of a known name in /tmp, whoever made that.
+    """
+    if os.environ.get(CODE_CACHE):
+        return
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+        folder = caches / "rackrun" / "inductor"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_closed = all(map(_is_closed, (folder, *folder.parents[:2])))
+    except (OSError, RuntimeError) as error:  # RuntimeError: an account without a home
+        raise UsageError(_no_code_cache(str(error))) from None
+    if not is_closed:
+        raise UsageError(_no_code_cache(f"other accounts may write to {folder}, or one above it"))
+    os.environ[CODE_CACHE] = str(folder)
+
+
+def _is_closed(folder: Path) -> bool:
+    """Return True if no other account but root can put something into a folder, or replace it."""
+    seen = folder.lstat()
+    return stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid() and not seen.st_mode & 0o022
+
+
+def _no_code_cache(why: str) -> str:
+    place = f"type: export {CODE_CACHE}=FOLDER, one of this account alone, or leave --compile out"
+    return f"{socket.gethostname()}: --compile has no place for compiled code: {why}; {place}"
 
 
 def _precision(config: Config, ranks: Ranks) -> Precision:

@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 from convert.packing.plan import SPLITS, TEST, TRAIN, VAL
 from rackrun.errors import UsageError
+from rackrun.shapes import LARGEST_NUMBER
+from rackrun.terminal import one_line
+from rackrun.units import whole_number
 from shards.index import ADOPTED_NAME
 
 WORD = re.compile(r"[a-z]+")
-BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+BRACES = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 MOST = 100_000  # tars
 
 
@@ -58,9 +61,10 @@ def _expanded(source: str) -> list[str]:
     match = BRACES.search(source)
     if match is None:
         return [source]
-    low, high = int(match[1]), int(match[2])
-    if not low <= high < low + MOST:
-        raise UsageError(f"{source}: {match[0]} is no range of at most {MOST:,} numbers")
+    low, high = (whole_number(digits, LARGEST_NUMBER) for digits in match.groups())
+    if low is None or high is None or not low <= high < low + MOST:
+        shown = one_line(match[0])[:40]
+        raise UsageError(f"{source[:80]}: {shown} is no range of at most {MOST:,} numbers")
     head, tail = source[: match.start()], source[match.end() :]
     numbers = (str(number).zfill(len(match[1])) for number in range(low, high + 1))
     return [name for number in numbers for name in _expanded(f"{head}{number}{tail}")]

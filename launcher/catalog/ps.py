@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.catalog.folders import runs_in
 from launcher.catalog.hosts import runs_on
 from launcher.catalog.listed import SHORT_ID, ListedRun, table
-from launcher.detached.known_runs import host_of, known_runs
+from launcher.detached.known_runs import known_runs
 from launcher.detached.locate import ReachOptions, open_network
 from launcher.errors import HostUnreachable
 from launcher.output.console import say, short_path
@@ -108,7 +108,7 @@ def _asked_where_known(
     asked = {
         (config, host.label): (config, host)
         for told in known.values()
-        for config, host in [(options.ssh_config or told.ssh_config, host_of(told.hosts[0]))]
+        for config, host in [(options.ssh_config or told.ssh_config, told.hosts[0])]
     }
     answers = each(partial(_one_asked, options), list(asked.values()), KNOWN_SECONDS, _late)
     told_there = [run for answer in answers if not isinstance(answer, Problem) for run in answer]
@@ -151,7 +151,7 @@ def _remembered() -> Iterator[ListedRun]:
             run=run,
             name=known.name,
             task=known.task,
-            hosts=tuple(str(host.get("label", "")) for host in known.hosts),
+            hosts=tuple(host.label for host in known.hosts),
             state="unknown",
             exit_code=None,
             step=None,

@@ -24,10 +24,10 @@ from launcher.errors import HostLost
 from launcher.lifecycle.session import run
 from launcher.lifecycle.this_machine import planned
 from launcher.rendezvous.gather import Agreement, Rendezvous
-from launcher.run.hosts import MOST_SLOTS
 from launcher.run.job import RunFolder, Work, run_name
 from launcher.run.plan import Plan, describe, make_plan
 from launcher.run.result import Result
+from launcher.run.settings import check_nproc
 from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
 from launcher.transport.local import LocalTransport, free_port
@@ -63,10 +63,7 @@ def placement_here(options: NodeOptions, environment: Mapping[str, str]) -> Plac
         placement = replace(placement, master=Sourced(options.master, "--master"))
     if options.port:
         placement = replace(placement, port=Sourced(options.port, "--port"))
-    if options.nproc < 0:
-        raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
-    if options.nproc > MOST_SLOTS:
-        raise UsageError(f"--nproc {options.nproc}: more than {MOST_SLOTS} processes on a node")
+    check_nproc(options.nproc)
     if options.nproc:
         placement = replace(placement, processes=Sourced(options.nproc, "--nproc"))
     elif options.slots:

@@ -37,6 +37,7 @@ from launcher.run.job import (
 from launcher.schedulers import Placement, Sourced
 from launcher.transport.local import gpu_count
 from rackrun.errors import UsageError
+from rackrun.units import whole_number
 
 LOOPBACK = "127.0.0.1"
 _TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
@@ -82,14 +83,15 @@ def meet(placement: Placement, work: Work, options: NodeOptions, servers: ExitSt
 
 def slots_of(text: str, nodes: Sourced[int]) -> tuple[int, ...]:
     """Return the numbers of --slots, one for each node."""
-    words = text.split(",")
-    if not all(word.isdecimal() and 0 < int(word[:9]) <= MOST_SLOTS for word in words):
+    counts = [whole_number(word, MOST_SLOTS) for word in text.split(",")]
+    slots = tuple(count for count in counts if count)
+    if len(slots) < len(counts):
         most = f"such as 2,1,4, none above {MOST_SLOTS}"
         raise UsageError(f"--slots {text[:40]}: type numbers of processes, {most}")
-    if len(words) != nodes.value:
+    if len(slots) != nodes.value:
         here = f"{nodes.value} ({nodes.origin})"
-        raise UsageError(f"--slots {text}: {len(words)} nodes, but the run has {here}")
-    return tuple(map(int, words))
+        raise UsageError(f"--slots {text[:40]}: {len(slots)} nodes, but the run has {here}")
+    return slots
 
 
 def processes(placement: Placement) -> Sourced[int]:

@@ -28,7 +28,7 @@ CALLED = re.compile(r"[A-Za-z0-9._-]{1,255}")
 class KnownRun:
     """What was written down here about a run."""
 
-    hosts: Annotated[tuple[dict[str, Any], ...], AtMost(MOST_HOSTS)]
+    hosts: Annotated[tuple[Host, ...], AtMost(MOST_HOSTS)]
     ssh_config: str = ""
     runs: str = "runs"
     """The folder here for its results."""
@@ -54,7 +54,7 @@ def remember(
 ) -> str:
     """Write down where a run is; return why that failed, which costs only this convenience."""
     known = KnownRun(
-        hosts=tuple(vars(host) for host in hosts),
+        hosts=tuple(hosts),
         ssh_config=str(Path(config).resolve()) if config else "",
         runs=str(runs.resolve()),
         name=name,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.detached.answers import RunAnswer, call
-from launcher.detached.known_runs import KnownRun, host_of, recall
+from launcher.detached.known_runs import KnownRun, recall
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.remote import run_manager
 from launcher.run.hosts import Host, hosts_named
@@ -225,7 +225,7 @@ def _hosts_of(options: RunOptions, run: str, memo: KnownRun | None) -> tuple[Hos
     if options.host_list or options.hosts or may_be_here:
         return hosts_named(Path(options.hosts or HOSTS_FILE), options.host_list)
     if memo:
-        return tuple(host_of(told) for told in memo.hosts)
+        return memo.hosts
     hint = "type: --hosts FILE, with the host file that it was started with"
     raise UsageError(f"the hosts of run {options.run} are not known here; {hint}")
 

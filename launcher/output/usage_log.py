@@ -64,7 +64,7 @@ class UsageLog:
             self.lines += len(self.waiting)
             while self.lines > self.most_lines:
                 self._join()
-        except SaveError:
+        except (SaveError, LookupError, TypeError, ValueError):  # or a rank has written to it
             self.refused = True
         self.waiting.clear()
 

@@ -18,10 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rackrun.errors import UsageError
+from rackrun.units import whole_number
 
 MOST_HOSTS = 100_000
 MOST_SLOTS = 1024
-SETTINGS = ("slots", "max_slots", "python", "workdir", "address", "interface", "env")
+LAST_PORT = 65535
+COUNTS = ("slots", "max_slots")
+SETTINGS = (*COUNTS, "python", "workdir", "address", "interface", "env")
 ONE_A_LINE = "write one host a line"
 HINTS = {",": f"; {ONE_A_LINE}", "{": "; a range is written gpu[01-04]"}
 ELSEWHERE = {
@@ -215,9 +218,10 @@ class _Line:
             hint = _what_a_colon_is_for(digits) if text[0] == ":" else ""
             self._fault(position, f"{_shown(text)}: a port is written :22{hint}")
             return None
-        if not 1 <= int(digits[:9]) <= 65535:
-            self._fault(position + 1, f"port {digits[:9]} is not between 1 and 65535")
-        return int(digits[:9])
+        port = whole_number(digits, LAST_PORT)
+        if not port:
+            self._fault(position + 1, f"port {digits[:9]} is not between 1 and {LAST_PORT}")
+        return port
 
     def _address(self, text: str, position: int) -> list[str]:
         address, percent, scope = text.partition("%")
@@ -287,7 +291,7 @@ class _Line:
                 name, _, content = value.partition("=")
                 env.append((name, content))
             else:
-                found[key] = int(value[:9]) if key in ("slots", "max_slots") else value
+                found[key] = whole_number(value, MOST_SLOTS) if key in COUNTS else value
             position = setting.end()
         found.pop("max_slots", None)  # Open MPI's upper bound; we start exactly `slots`
         return {**found, "env": tuple(env)}
@@ -323,9 +327,9 @@ def _wrong_setting(key: str, value: str) -> str:
         meant = f"did you mean {near[0]}=" if near else f"there are {', '.join(SETTINGS)}"
         meant = ELSEWHERE.get(key.removeprefix("ansible_"), meant)
         return f"{key}= is not a setting; {meant}"
-    if key in ("slots", "max_slots"):
-        fits = value.isascii() and value.isdecimal() and 1 <= int(value[:9]) <= MOST_SLOTS
-        return "" if fits else f"{key}={_plain(value)}: write a number from 1 to 1024"
+    if key in COUNTS:
+        fits = whole_number(value, MOST_SLOTS)
+        return "" if fits else f"{key}={_plain(value)}: write a number from 1 to {MOST_SLOTS}"
     if not value or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
         return f"{key}= needs a value"
     if key == "env" and not VARIABLE.fullmatch(value.partition("=")[0] if "=" in value else ""):
@@ -406,9 +410,9 @@ def _selection(option: str, text: str, names: set[str]) -> dict[str, tuple[int, 
     listing: list[str] = []  # the hosts whose slots are listed, if any are
     for item in re.split(r",(?![^\[]*\])", text) if text else []:
         pattern, colon, slot = item.partition(":")
-        if item.isdecimal() and listing:
+        if listing and whole_number(item, MOST_SLOTS - 1) is not None:
             latest, slot = listing, item
-        elif colon and not slot.isdecimal():
+        elif colon and whole_number(slot, MOST_SLOTS - 1) is None:
             raise UsageError(f"{option}: '{_plain(item)}': slots are written HOST:0,1")
         else:
             latest = _names_of(option, pattern, names)

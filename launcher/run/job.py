@@ -16,6 +16,7 @@ from typing import ClassVar, TypeAlias
 from rackrun.contract.files import LATEST, PUBLISHED, RETURNED
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import SaveError, UsageError
+from rackrun.units import MOST_SECONDS
 
 TRAINING = ("-u", "-m", "training")
 """What a rank of a task runs; its name and options follow."""
@@ -129,9 +130,10 @@ class Limits:
         """Refuse what leaves no time for anything."""
         for setting in fields(self):
             value, least = getattr(self, setting.name), LEAST_SECONDS.get(setting.name, 0.0)
-            if not least <= value < float("inf"):
+            if not least <= value <= MOST_SECONDS:
                 option = setting.name.replace("_", "-")
-                raise UsageError(f"--{option} {value:g}: must be at least {least:g} s")
+                bounds = f"at least {least:g} s, and less than a century"
+                raise UsageError(f"--{option} {value:g}: must be {bounds}")
 
 
 ATTACHED = ".attached"

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.run.container import container_of
+from launcher.run.hosts import LAST_PORT, MOST_SLOTS
 from launcher.run.job import JobTemplate, Limits
 from rackrun.errors import UsageError
+from rackrun.terminal import one_line
 from rackrun.units import seconds_in
 from rackrun.user_code.revision import git_commit
-
-LAST_PORT = 65535
-
 
 if TYPE_CHECKING:
     from tyro.conf import Positional as Positional
@@ -127,8 +126,8 @@ class Options:
         except ValueError:
             seconds = -1
         if seconds < bool(self.time_limit):
-            hint = "type a time such as 90m, 2h or 1d12h"
-            raise UsageError(f"--time-limit {self.time_limit}: {hint}")
+            hint = "type a time such as 90m, 2h or 1d12h, of at most 100 years"
+            raise UsageError(f"--time-limit {one_line(self.time_limit)[:40]}: {hint}")
         return seconds
 
     @property
@@ -183,8 +182,7 @@ class LocalOptions(RankOptions, ScalingOptions):
     def __post_init__(self) -> None:
         """Refuse fewer ranks than none."""
         super().__post_init__()
-        if self.nproc < 0:
-            raise UsageError(f"--nproc {self.nproc}: cannot start fewer than one process")
+        check_nproc(self.nproc)
 
 
 @dataclass(frozen=True)
@@ -215,6 +213,14 @@ class HostOptions(RankOptions):
                 raise UsageError(f"--{option} {getattr(self, name)}: must be 0 or more")
         if not 0 <= self.port <= LAST_PORT:
             raise UsageError(f"--port {self.port}: must be 0, or a port up to {LAST_PORT}")
+
+
+def check_nproc(count: int) -> None:
+    """Refuse a number of ranks that no machine starts; 0 is left to its GPUs."""
+    if count < 0:
+        raise UsageError(f"--nproc {count}: cannot start fewer than one process")
+    if count > MOST_SLOTS:
+        raise UsageError(f"--nproc {str(count)[:40]}: more than {MOST_SLOTS} processes on a node")
 
 
 def from_here(name: str) -> str:

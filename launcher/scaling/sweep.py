@@ -24,13 +24,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
+from launcher.run.hosts import MOST_HOSTS
 from launcher.run.job import JobTemplate, RunFolder, TaskWork, Work, new_run_folder
 from launcher.run.result import Result
 from launcher.scaling.model import GIGABITS, TOLERATED, Curve, Point, Spread, spread
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.tables import table
-from rackrun.units import plural
+from rackrun.terminal import one_line
+from rackrun.units import plural, whole_number
 
 OPTION = "--scaling"
 MEASURED = (
@@ -84,11 +86,13 @@ def sweep(
 def counts_of(text: str, limit: int) -> list[int]:
     """Return the counts in rising order; UsageError for an invalid one, or more than there are."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"{OPTION} {text}: type how many hosts to run on, as in 1,2,4,8")
-    counts = sorted({int(word) for word in words})
+    found = [whole_number(word, MOST_HOSTS) for word in words]
+    counts = sorted({count for count in found if count})
+    if not all(found):
+        hint = "type how many hosts to run on, as in 1,2,4,8"
+        raise UsageError(f"{OPTION} {one_line(text)[:40]}: {hint}")
     if counts[-1] > limit:
-        raise UsageError(f"{OPTION} {text}: there are only {plural(limit, 'host')}")
+        raise UsageError(f"{OPTION} {text[:40]}: there are only {plural(limit, 'host')}")
     return counts
 
 

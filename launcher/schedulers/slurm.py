@@ -15,6 +15,7 @@ from launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
+from rackrun.units import whole_number
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # the batch script, salloc's shell, the container of all steps
@@ -112,10 +113,11 @@ def part_of(variables: Variables, suffix: str) -> list[Host]:
 
 def slots_of(word: str, origin: Sourced[str]) -> int:
     """Return the number of ranks for one node."""
-    if not (word.isdecimal() and 1 <= int(word[:9]) <= MOST_SLOTS):
+    count = whole_number(word, MOST_SLOTS)
+    if not count:
         said = f"{origin.origin}={one_line(origin.value)[:60]}"
         raise UsageError(f"{said}: a node has 1 to {MOST_SLOTS} processes")
-    return int(word[:9])
+    return count
 
 
 def repeated(counts: Sourced[str]) -> list[str]:

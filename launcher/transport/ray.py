@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from launcher.errors import HostLost, HostUnreachable, PreflightRefused
-from launcher.run.hosts import Host
+from launcher.run.hosts import LAST_PORT, Host
 from rackrun.errors import UsageError
+from rackrun.units import whole_number
 
 READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096
@@ -214,11 +215,12 @@ def cluster(address: str) -> Iterator[tuple[tuple[Host, ...], list[RayTransport]
 
 def _check_reachable(address: str) -> None:
     """Refuse an address where nothing listens: Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    host, _, digits = address.rpartition(":")
+    port = whole_number(digits, LAST_PORT)
+    if not host or port is None:
         return
     try:
-        socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+        socket.create_connection((host, port), ANSWER_SECONDS).close()
     except OSError as error:
         raise _no_cluster(address) from error
 

@@ -27,7 +27,7 @@ RECORD: dict[str, Any] = {
     "name": HOME.name,
     "folder": "/data/shards",
     "url": "http://10.0.0.1:8080/",
-    "process": {"pid": 1234, "ticks": 5678},
+    "process": {"pid": 1234, "ticks": 5678, "boot": f"{0:08}-0000-0000-0000-{0:012}"},
     "container": False,
     "since": 1.8e9,
 }

@@ -649,6 +649,9 @@ def test_records_of_runs_are_whole_and_expire(
         os.utime(tmp_path / "known" / f"{run}.json", (0, 0))
     run, told = known_runs.recall("45")
     assert told is not None
-    assert (run, [known_runs.host_of(host) for host in told.hosts]) == ("4567", hosts)
+    assert (run, list(told.hosts)) == ("4567", hosts)
     known_runs.remember("89ab", hosts, tmp_path, "")
     assert {path.stem for path in (tmp_path / "known").iterdir()} == {"4567", "89ab"}
+    for other in ({"name": "a", "rack": 7}, {"name": 5}, {"label": "a"}, "a"):  # versions, damage
+        (tmp_path / "known" / "cdef.json").write_text(json.dumps({"hosts": [other]}))
+        assert set(known_runs.known_runs()) == {"4567", "89ab"}

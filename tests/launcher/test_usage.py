@@ -105,6 +105,23 @@ def test_heat_and_power_of_gpus(
     assert len(asked) == 1 + (refused != "nothing")
 
 
+@pytest.mark.parametrize("text", [b"mine\n", b"5\n", b"{}\n", b'{"host": "gpu01"}\n', b"\xff\n"])
+def test_what_a_rank_writes_to_the_file_ends_no_run(
+    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is the ranks' as well; the file is left as it is then."""
+    monkeypatch.setattr(usage_log, "MOST_LINES", 4)
+    monkeypatch.setattr(usage_log, "FEWEST_LINES", 1)
+    path = tmp_path / "usage.jsonl"
+    path.write_bytes(text)
+    log = UsageLog(path, {0: "gpu01"})
+    for moment in range(20):
+        log.add(Usage(0, 0.5, 1, 2), moment * SECOND)
+        log.write(moment * SECOND, everything=True)
+    assert path.read_bytes().startswith(text)
+    assert log.refused and not log.waiting
+
+
 def test_traffic_on_a_device_is_measured() -> None:
     """Bytes sent over loopback show on `lo`, in both directions, per second."""
     meter = UsageMeter(1.0, "lo")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import ssl
 import stat
@@ -11,12 +12,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nginx import logs
 from nginx.account import NUMBERS
+from nginx.registry import ServerProcess
 from nginx.serve import serving, start
 from nginx.site import Site
 from tests.nginx.conftest import docker
@@ -298,6 +301,22 @@ def test_a_state_file_that_is_none_of_ours_ends_and_removes_nothing() -> None:
         )
         assert (told.returncode, told.stdout) == (65, "record.json\n")
         assert re.fullmatch(rf"error: {home}/record.json: not as .*; end what .*\n", told.stderr)
+
+
+def test_a_record_of_another_boot_ends_nothing() -> None:
+    """Pids and ticks begin anew with each boot, and /tmp may outlive it: a daemon has them now."""
+    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        now = ServerProcess.of(bystander.pid)
+        before = replace(now, boot="0" * 8 + "-0000" * 3 + "-" + "0" * 12)
+        leaderless = replace(before, ticks=0)  # what `of` says of a process that is gone
+        assert (now.alive, before.alive) == (True, False)
+        for record in (before, leaderless):
+            record.end()
+        assert bystander.poll() is None
+    finally:
+        now.end()
+        assert bystander.wait() == -signal.SIGTERM
 
 
 def test_what_others_have_named_reaches_the_terminal_as_text(folder: Path, tmp_path: Path) -> None:

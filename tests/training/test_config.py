@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 
 from catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
+from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
 from rackrun.shapes import shaped
-from training.config import Config, from_command_line
+from training.config import RANGES, Config, from_command_line
 from training.recorded import NEW_NAMES, with_new_names, with_new_options
+from training.tasks.classify.recipes import Classify
 
 
 def catdog(*args: str) -> CatDog:
@@ -53,6 +57,21 @@ def test_an_impossible_option_is_refused_in_a_sentence(args: list[str], sentence
         catdog(*args)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [CatDog, ImageNet, Classify])
+def test_every_number_has_a_range(settings: type[Config]) -> None:
+    """No option takes what ends in a traceback later: nan, infinity, or 400 digits."""
+    kinds = get_type_hints(settings)
+    numbers = {field.name for field in fields(settings) if kinds[field.name] in (int, float)}
+    ranges = {name for name, *_ in (*RANGES, *settings.own_ranges)}
+    assert numbers == ranges
+    for name in numbers:
+        for value in (float("nan"), float("inf"), float("-inf"), 10**400, -(10**400)):
+            option = f"--{name.replace('_', '-')} "
+            with pytest.raises(UsageError, match=f"{option}.* is not ") as caught:
+                settings(synthetic=True, **{name: value})
+            assert len(str(caught.value)) < 1000
 
 
 def test_every_impossible_option_is_named_at_once() -> None:

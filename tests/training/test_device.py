@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from catdog.model import TASK
 from catdog.recipes import CatDog
@@ -16,7 +17,7 @@ from rackrun import machine
 from rackrun.errors import UsageError
 from training.config import Config
 from training.data.worker_server import _stay_beside_the_rank
-from training.device import Compute, set_up
+from training.device import CODE_CACHE, Compute, set_up
 from training.ranks import Ranks
 from training.run.compilation import compilation_reported
 from training.run.progress import ProgressReporter
@@ -25,13 +26,56 @@ from training.schedule import make_schedule
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
 
-def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_without_a_compiler_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """In one sentence with what to type, and not in the first step by a traceback of torch."""
     config = replace(CatDog(), synthetic=True, compile=True)
+    monkeypatch.setenv(CODE_CACHE, str(tmp_path))
     assert set_up(config, ALONE).compile
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(UsageError, match=r"no 'no-such-compiler -O3'; type sudo apt-get install"):
         set_up(config, ALONE)
+
+
+def test_compiled_code_is_kept_where_no_other_account_may_put_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch loads what it finds there; by default that is /tmp/torchinductor_USER, of anybody."""
+    config = replace(CatDog(), synthetic=True, compile=True)
+    kept = tmp_path / "rackrun" / "inductor"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(CODE_CACHE, "")
+    set_up(config, ALONE)
+    assert (cache_dir(), kept.stat().st_mode & 0o777) == (str(kept), 0o700)
+    set_up(config, ALONE)  # as the next rank, and the next run
+    monkeypatch.setenv(CODE_CACHE, str(tmp_path / "chosen"))
+    set_up(config, ALONE)
+    assert os.environ[CODE_CACHE] == str(tmp_path / "chosen")
+
+
+@pytest.mark.parametrize("planted", ["folder", "above", "open", "link", "file"])
+def test_a_folder_for_compiled_code_that_others_can_write_to_is_refused(
+    planted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What another account made first, or may replace, is not loaded code from."""
+    kept = tmp_path / "rackrun" / "inductor"
+    kept.parent.mkdir(mode=0o755)
+    if planted == "link":
+        kept.symlink_to(tmp_path)
+    elif planted == "file":
+        kept.touch()
+    else:
+        kept.mkdir(mode=0o755)
+        if planted == "open":
+            kept.chmod(0o777)
+        else:
+            os.chown(kept if planted == "folder" else kept.parent, 65534, 65534)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(CODE_CACHE, raising=False)
+    with pytest.raises(UsageError, match=f"no place for compiled code: .*{kept}.*export"):
+        set_up(replace(CatDog(), synthetic=True, compile=True), ALONE)
+    assert CODE_CACHE not in os.environ
 
 
 LACKS = "not every GPU here has bfloat16 of its own"

@@ -133,8 +133,13 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
         (b"PK\3\4" + bytes(50), "it is damaged, or holds more than that"),
         (b"\x80\x02cos\nsystem\n", "could be code and is not run"),
         (b"\x80\x02}q\x00.", "it is damaged, or holds more"),
+        (
+            (57).to_bytes(8, "little")
+            + b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}    \0',
+            "numbers of type 'F4', which torch has not",
+        ),
     ],
-    ids=["empty", "text", "GGUF", "safetensors", "zip", "code", "short"],
+    ids=["empty", "text", "GGUF", "safetensors", "zip", "code", "short", "F4"],
 )
 def test_a_file_of_another_kind_is_named_in_our_own_words(
     tmp_path: Path, data: bytes, says: str
@@ -146,6 +151,15 @@ def test_a_file_of_another_kind_is_named_in_our_own_words(
         load_weights(net(2), path, 2)
     assert says in str(seen.value) and str(path) in str(seen.value)
     assert "weights_only" not in str(seen.value)
+
+
+def test_a_table_that_holds_itself_has_no_weights(tmp_path: Path) -> None:
+    """A pickle may say so; nobody searches it for ever."""
+    table: dict[str, object] = {}
+    table["state"] = {"model": table}
+    torch.save(table, tmp_path / "round.pth")
+    with pytest.raises(SaveError, match="holds no named weights"):
+        load_weights(net(2), tmp_path / "round.pth", 2)
 
 
 def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import UsageError
+from rackrun.units import whole_number
 from training.data.order.epoch import Positions, Rows
 
 BALANCED = "balanced"
@@ -132,7 +133,10 @@ def class_number(name: str, classes: tuple[str, ...]) -> int:
     """Return the number of a class that is given by name or by number."""
     if name in classes:
         return classes.index(name)
-    if name.isdecimal() and int(name) < len(classes):
-        return int(name)
+    number = whole_number(name, len(classes) - 1)
+    if number is not None:
+        return number
     few = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
-    raise UsageError(f"no class {name!r}: there are {few}, or numbers from 0 to {len(classes) - 1}")
+    raise UsageError(
+        f"no class {name[:80]!r}: there are {few}, or numbers from 0 to {len(classes) - 1}"
+    )

@@ -66,9 +66,10 @@ def state_in(path: Path) -> Tensors:
     except OSError as error:
         raise SaveError(f"--weights {path}: cannot be read: {error.strerror}") from None
     content = _safetensors(data, path) if data[8:9] == b"{" else checkpoint.parse(data, path)
-    while isinstance(content, dict) and not are_weights(content):
-        below = [content[key] for key in WRAPPERS if isinstance(content.get(key), dict)]
-        content = below[0] if below else None
+    for _ in WRAPPERS:  # a table may hold itself
+        if are_weights(content) or not isinstance(content, dict):
+            break
+        content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), 0)
     if not are_weights(content):
         raise SaveError(f"--weights {path}: holds no named weights")
     return {plain_name(name): tensor for name, tensor in content.items()}
@@ -80,6 +81,9 @@ def _safetensors(data: bytes, path: Path) -> Any:
     except safetensors.SafetensorError as error:
         reason = one_line(str(error))[:200]
         raise SaveError(f"--weights {path}: not whole, as safetensors: {reason}") from None
+    except KeyError as error:  # a type of numbers that this library knows, and not for torch
+        kind = one_line(str(error))[:40]
+        raise SaveError(f"--weights {path}: numbers of type {kind}, which torch has not") from None
 
 
 def are_weights(state: object) -> TypeGuard[Tensors]:

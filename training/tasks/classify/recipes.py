@@ -1,9 +1,9 @@
 """The recipes for any folder of classes: settings with names. None of this needs torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from training.config import BODY, Config, Optimizer, Shape
+from training.config import BODY, CROP_AREA, Config, Optimizer, Range, Shape
 
 OWN_MODELS: tuple[str, ...] = ()
 
@@ -24,6 +24,7 @@ class Classify(Config):
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of resizing, always antialiased."""
+    own_ranges: ClassVar[tuple[Range, ...]] = (CROP_AREA,)
 
     epochs: int = 30
     batch_size: int = 32
