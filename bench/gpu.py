@@ -100,8 +100,8 @@ def copies(config: ImageNet, ranks: Ranks, settings: Settings) -> None:
     pinned = batch._replace(images=images, labels=labels)
 
     def step(batch: Batch) -> None:
-        answers = compute.answers(state.model, transforms, batch.images)
-        cross_entropy(answers, batch.labels).backward()
+        logits = compute.logits(state.model, transforms, batch.images)
+        cross_entropy(logits, batch.labels).backward()
         state.advance()
 
     def fresh() -> Iterator[Batch]:

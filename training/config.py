@@ -27,7 +27,7 @@ Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 TrackerName = Literal["wandb", "mlflow"]
 OPTIMIZERS = ("sgd", "adamw", "lamb")
 SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")
-Optimizer = Annotated[str, Values("{sgd,adamw,lamb,MODULE:NAME}")]
+Optimizer = Annotated[str, Values(f"{{{','.join(OPTIMIZERS)},MODULE:NAME}}")]
 Shape = Annotated[str, Values(f"{{{','.join(SHAPES)},MODULE:NAME}}")]
 Settings = TypeVar("Settings", bound="Config")
 Range = tuple[str, float, float, str]
@@ -178,8 +178,7 @@ class OptimSettings:
     """The update rule, and the learning rate of each step."""
 
     optimizer: Optimizer = "sgd"
-    """Update rule: sgd, adamw, lamb, or your own as `my_optimizers:lion`, called with params and
-    lr."""
+    """Update rule, or your own as `my_optimizers:lion`, called with params and lr."""
     lr: float = 0.1
     """Peak learning rate."""
     scale_lr: bool = False

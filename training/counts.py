@@ -107,16 +107,16 @@ class Counter:
 
 
 class Confusion:
-    """Counts evaluated samples by label and answer, on the device."""
+    """Counts evaluated samples by label and prediction, on the device."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.classes = classes if classes <= MOST_CONFUSED else 0
         self.counts = torch.zeros(self.classes**2, dtype=torch.float64, device=device)
 
-    def add(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+    def add(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Count a batch."""
         if self.classes:
-            places = labels * self.classes + outputs.argmax(1)
+            places = labels * self.classes + logits.argmax(1)
             self.counts += torch.bincount(places, minlength=len(self.counts))
 
 
@@ -127,16 +127,16 @@ def as_counts(sums: torch.Tensor) -> Counts:
 
 
 @torch.no_grad()
-def correct_predictions(outputs: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
+def correct_predictions(logits: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
     """Count samples whose label is among the `first` likeliest classes."""
-    best = outputs.topk(first, dim=1).indices if first > 1 else outputs.argmax(1, keepdim=True)
+    best = logits.topk(first, dim=1).indices if first > 1 else logits.argmax(1, keepdim=True)
     return (best == labels[:, None]).any(1).sum()
 
 
-def evaluation_sums(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def evaluation_sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return loss, top-1 and top-5 of a batch, as sums: float64 (3,)."""
-    loss = cross_entropy(outputs.float(), labels, reduction="sum")
-    top5 = correct_predictions(outputs, labels, min(5, outputs.shape[1]))
+    loss = cross_entropy(logits.float(), labels, reduction="sum")
+    top5 = correct_predictions(logits, labels, min(5, logits.shape[1]))
     return torch.stack(
-        [loss.double(), correct_predictions(outputs, labels, 1).double(), top5.double()]
+        [loss.double(), correct_predictions(logits, labels, 1).double(), top5.double()]
     )

@@ -60,23 +60,23 @@ class Compute:
         also = f", and {config.unscalable} rules out float16" if config.unscalable else ""
         return f"computes in float32: {lacks}{also} (--precision auto)"
 
-    def answers(
+    def logits(
         self, model: nn.Module, transforms: Transforms, images: torch.Tensor, flip: bool = False
     ) -> torch.Tensor:
-        """Return the model's answers: uint8 (B, channels, size, size) -> float (B, classes).
+        """Return the model's logits: uint8 (B, channels, size, size) -> float (B, classes).
 
-        With `flip`, the mean of the outputs for the images and for their mirror images.
+        With `flip`, the mean of the logits of the images and of their mirror images.
         """
         if flip:
-            mirrored = self.answers(model, transforms, images.flip(3))
-            return (self.answers(model, transforms, images) + mirrored) / 2
+            mirrored = self.logits(model, transforms, images.flip(3))
+            return (self.logits(model, transforms, images) + mirrored) / 2
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         inputs = transforms.normalised(images).contiguous(memory_format=layout)
         if self.compile:  # for batches of any size: else the smaller last one is compiled again
             torch._dynamo.maybe_mark_dynamic(inputs, 0)
         with self.autocast():
-            outputs: torch.Tensor = model(inputs)
-        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+            logits: torch.Tensor = model(inputs)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def set_up(config: Config, ranks: Ranks) -> Compute:

@@ -38,7 +38,7 @@ def train(run: TrainingRun) -> int:
 
 
 def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
-    """Train from where the state is to the end (0), or until a signal (128 + its number)."""
+    """Train all stages that are left; return 0, or 128 + the number of a signal."""
     trace = StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)
     batches = trace.watched(run.batches(state.step, log.progress), state.step)
     for stage in run.schedule.stages_from(state.epoch):

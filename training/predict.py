@@ -98,7 +98,7 @@ def show(given: Predict, task: str) -> int:
     from training.trained import load_of_any_task
 
     trained = load_of_any_task(given.checkpoint, given.model, task or given.task).on_best_device()
-    results = list(answers(trained, paths, given.top_k))
+    results = list(predictions(trained, paths, given.top_k))
     if given.csv:
         write_table(Path(given.csv), csv_rows(results))
     elif given.json:
@@ -137,15 +137,17 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
-def answers(trained: "Trained", paths: Sequence[str], top_k: int) -> Iterator[Prediction | Unread]:
+def predictions(
+    trained: "Trained", paths: Sequence[str], top_k: int
+) -> Iterator[Prediction | Unread]:
     """Yield the prediction for each file, in order."""
     remaining = iter(paths)
     while batch := list(islice(remaining, BATCH)):
         read = [_read(trained.transforms, path) for path in batch]
         pixels = [each for each in read if not isinstance(each, Unread)]
-        said = iter(trained.answers(pixels, top_k))
+        predicted = iter(trained.predict_pixels(pixels, top_k))
         for path, each in zip(batch, read, strict=True):
-            yield each if isinstance(each, Unread) else Prediction(path, next(said))
+            yield each if isinstance(each, Unread) else Prediction(path, next(predicted))
 
 
 def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":

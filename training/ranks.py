@@ -2,7 +2,7 @@
 
 Ranks exchange three things outside of DDP's gradients: counts that are summed, a request that the
 strongest decides (see training.run.stop_requests), and rank 0's buffers. All live on the CPU
-or are rare, so no step waits for a GPU to answer.
+or are rare, so no step waits for a GPU.
 """
 
 import os
@@ -93,19 +93,19 @@ class Ranks:
         return total
 
     def all_reduce_max(self, number: int) -> int:
-        """Return the largest number that any rank gives; all ranks get the same answer."""
+        """Return the largest number that any rank gives; all ranks get the same result."""
         if self.world == 1:
             return number
-        answer = torch.tensor(number)
-        dist.all_reduce(answer, dist.ReduceOp.MAX)
-        return int(answer)
+        result = torch.tensor(number)
+        dist.all_reduce(result, dist.ReduceOp.MAX)
+        return int(result)
 
     def all_reduce_max_later(self, number: int) -> Callable[[], int]:
-        """Start the same between several ranks; return what waits for the answer."""
-        answer = torch.tensor(number)
-        exchange = dist.all_reduce(answer, dist.ReduceOp.MAX, async_op=True)
+        """Start the same between several ranks; return what waits for the result."""
+        result = torch.tensor(number)
+        exchange = dist.all_reduce(result, dist.ReduceOp.MAX, async_op=True)
         assert exchange is not None
-        return lambda: int(answer) if exchange.wait() else number
+        return lambda: int(result) if exchange.wait() else number
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0, such as the statistics of batch norms.

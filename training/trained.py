@@ -53,9 +53,9 @@ class Trained:
 
     def predict(self, images: Sequence[bytes], top_k: int = 5) -> list[dict[str, float]]:
         """Return the likeliest classes of image files, each with its probability, best first."""
-        return self.answers([self.transforms.for_evaluation(data) for data in images], top_k)
+        return self.predict_pixels([self.transforms.for_evaluation(data) for data in images], top_k)
 
-    def answers(self, pixels: Sequence[Pixels], top_k: int) -> list[dict[str, float]]:
+    def predict_pixels(self, pixels: Sequence[Pixels], top_k: int) -> list[dict[str, float]]:
         """Return the same for images as evaluation sees them: uint8 (side, side, channels) each."""
         if not pixels:
             return []

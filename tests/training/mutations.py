@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         "squared weights of classes", "training.phases.start", "TrainingRun.class_weights", _squared
     ),
-    Mutation("no mirror images in evaluations", "training.device", "Compute.answers", _unflipped),
+    Mutation("no mirror images in evaluations", "training.device", "Compute.logits", _unflipped),
     Mutation(
         "no label smoothing",
         "training.phases.loss",

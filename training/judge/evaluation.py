@@ -1,6 +1,6 @@
 """The evaluation itself: every sample of a split once, by all ranks together.
 
-Trained, split -> batches of this rank -> answers -> Tally, and a row of CSV per sample
+Trained, split -> batches of this rank -> logits -> Tally, and a row of CSV per sample
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def judge(given: Evaluate) -> Evaluation:
                 continue
             with torch.inference_mode():
                 images = batch.images
-                outputs = compute.answers(trained.model, trained.transforms, images, given.flip)
-            tally.add(outputs, batch)
+                logits = compute.logits(trained.model, trained.transforms, images, given.flip)
+            tally.add(logits, batch)
             if given.csv:
-                rows += as_csv(lines(trained.classes, batch, outputs))
+                rows += as_csv(lines(trained.classes, batch, logits))
         judgement = tally.judged(ranks, trained.classes)
         parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if given.csv else []
         table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
@@ -127,10 +127,10 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 
 def lines(
-    classes: Sequence[str], batch: Batch, outputs: torch.Tensor
+    classes: Sequence[str], batch: Batch, logits: torch.Tensor
 ) -> Iterator[tuple[object, ...]]:
     """Yield a row for every sample of a batch, in the order of COLUMNS."""
-    shares = outputs.softmax(1)
+    shares = logits.softmax(1)
     best = shares.max(1)
     own = shares.gather(1, batch.labels[:, None])[:, 0]
     columns = (each.tolist() for each in (batch.labels, best.indices, best.values, own))

@@ -1,6 +1,6 @@
-"""What a model's answers to labeled images are worth, in exact sums over all samples and ranks.
+"""What a model's predictions of labeled images are worth, in exact sums over all samples and ranks.
 
-    answers, labels -> Tally: sums on the device -> summed over ranks -> Judgement: plain numbers
+    logits, labels -> Tally: sums on the device -> summed over ranks -> Judgement: plain numbers
 
 Calibration is the expected calibration error of Guo et al., "On Calibration of Modern Neural
 Networks", ICML 2017: 15 bins of equal width over the probability of the predicted class.
@@ -28,12 +28,12 @@ class Tally:
         self._classes = torch.zeros(3, classes, dtype=torch.float64, device=device)
         self._bins = torch.zeros(3, BINS, dtype=torch.float64, device=device)
 
-    def add(self, answers: torch.Tensor, batch: Batch) -> None:
+    def add(self, logits: torch.Tensor, batch: Batch) -> None:
         """Count a batch."""
         labels = batch.labels
-        self._counter.add(evaluation_sums(answers, labels), batch)
-        self._confusion.add(answers, labels)
-        confidence, predicted = answers.softmax(1).max(1)
+        self._counter.add(evaluation_sums(logits, labels), batch)
+        self._confusion.add(logits, labels)
+        confidence, predicted = logits.softmax(1).max(1)
         right = (predicted == labels).double()
         size = self._classes.shape[1]
         self._classes[0] += torch.bincount(labels, minlength=size)

@@ -22,9 +22,9 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
             flip = run.config.eval_flip
-            answers = run.compute.answers(model, transforms, batch.images, flip)
-            counter.add(evaluation_sums(answers, batch.labels), batch)
-            confusion.add(answers, batch.labels)
+            logits = run.compute.logits(model, transforms, batch.images, flip)
+            counter.add(evaluation_sums(logits, batch.labels), batch)
+            confusion.add(logits, batch.labels)
         log.progress.evaluated(number)
         if run.requests.ending:
             break

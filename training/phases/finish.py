@@ -1,4 +1,4 @@
-"""The end of a run: its measurements, final.pt, and the report with images and answers."""
+"""The end of a run: its measurements, final.pt, and the report with images and predictions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,14 +42,14 @@ def finish(
 
 @torch.no_grad()
 def predictions(run: TrainingRun, state: TrainingState) -> dict[str, Any] | None:
-    """Return some validation images and the model's answers to them, for the report."""
+    """Return some validation images and what the model predicts of them, for the report."""
     batch = run.data.grid(GRID_IMAGES)
     if batch is None:
         return None
     transforms = run.task.transforms(run.config, run.config.epochs - 1)
     images = batch.images.to(run.ranks.device)
-    answers = run.compute.answers(state.evaluated.eval(), transforms, images)
-    probability, predicted = answers.softmax(1).max(1)
+    logits = run.compute.logits(state.evaluated.eval(), transforms, images)
+    probability, predicted = logits.softmax(1).max(1)
     return {
         "images": batch.images.permute(0, 2, 3, 1).numpy(),  # uint8 (N, size, size, channels)
         "labels": batch.labels.numpy(),

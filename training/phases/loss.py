@@ -12,23 +12,23 @@ from training.config import OptimSettings
 
 
 def summed_loss(
-    outputs: torch.Tensor,
-    wanted: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
     config: OptimSettings,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the sum of a batch's losses, in which a sample counts as much as its classes weigh."""
     if config.loss == "bce":
-        return _binary(outputs, wanted, config, weights)
+        return _binary(logits, targets, config, weights)
     smoothing = config.label_smoothing
     return cross_entropy(
-        outputs, wanted, weight=weights, reduction="sum", label_smoothing=smoothing
+        logits, targets, weight=weights, reduction="sum", label_smoothing=smoothing
     )
 
 
 def _binary(
-    outputs: torch.Tensor,
-    wanted: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
     config: OptimSettings,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -36,10 +36,10 @@ def _binary(
 
     Smoothing comes before the threshold, as in timm (Wightman et al., 2021, arXiv:2110.00476).
     """
-    classes = outputs.shape[1]
-    shares = (one_hot(wanted, classes) if wanted.ndim == 1 else wanted).to(outputs)
-    targets = shares * (1 - config.label_smoothing) + config.label_smoothing / classes
+    classes = logits.shape[1]
+    shares = (one_hot(targets, classes) if targets.ndim == 1 else targets).to(logits)
+    smoothed = shares * (1 - config.label_smoothing) + config.label_smoothing / classes
     if config.bce_threshold:
-        targets = (targets > config.bce_threshold).to(outputs)
-    losses = binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)
+        smoothed = (smoothed > config.bce_threshold).to(logits)
+    losses = binary_cross_entropy_with_logits(logits, smoothed, reduction="none").mean(1)
     return losses.sum() if weights is None else losses @ (shares @ weights)

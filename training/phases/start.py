@@ -40,9 +40,9 @@ class TrainingRun:
     weights: torch.Tensor | None = None
     """Of each class in the loss, if they differ."""
 
-    def class_weights(self, answers: torch.Tensor) -> torch.Tensor | None:
-        """Return the weights of classes beside the model's answers, in their type."""
-        return None if self.weights is None else self.weights.to(answers)
+    def class_weights(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """Return the weights of classes in the type of the logits; None if they are equal."""
+        return None if self.weights is None else self.weights.to(logits)
 
     def batches(self, step: int, progress: ProgressReporter) -> Iterator[Batch]:
         """Return this rank's batches from a step on, once every rank has read its first one."""

@@ -28,7 +28,7 @@ def train_step(
     transforms: Transforms,
     sums: Counter,
 ) -> None:
-    """Take a step of the optimizer, and count its loss and right answers."""
+    """Take a step of the optimizer, and count its loss and correct predictions."""
     if not sync.has_work(len(batch.labels) + batch.skipped):
         return  # the end of an exact epoch: the ranks that have samples compute the step
     config, ranks = run.config, run.ranks
@@ -38,11 +38,11 @@ def train_step(
     parts = list(parts_of(run, state.step, batch))
     for number, (images, labels) in enumerate(parts, start=1):
         with sync.part(len(labels), is_last=number == len(parts)):
-            seen, wanted = run.task.mix(config, images, labels, len(run.data.classes))
-            answers = run.compute.answers(sync.model, transforms, seen)
-            loss = summed_loss(answers, wanted, config, run.class_weights(answers))
+            mixed, targets = run.task.mix(config, images, labels, len(run.data.classes))
+            logits = run.compute.logits(sync.model, transforms, mixed)
+            loss = summed_loss(logits, targets, config, run.class_weights(logits))
             state.loss_scale.backward(loss * share)
-        step_sums += torch.stack([loss.detach(), correct_predictions(answers, labels, 1)])
+        step_sums += torch.stack([loss.detach(), correct_predictions(logits, labels, 1)])
     if config.clip_grad:
         state.loss_scale.unscale(state.optimizer)
         clip_grad_norm_(sync.model.parameters(), config.clip_grad)

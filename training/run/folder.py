@@ -56,7 +56,7 @@ class RunFiles:
 
     @property
     def predictions(self) -> Path:
-        """A grid of validation images with the answers of the model."""
+        """A grid of validation images with the predictions of the model."""
         return self.path / "predictions.npz"
 
     @property

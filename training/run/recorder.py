@@ -204,7 +204,7 @@ class RunRecorder:
             self._journal.evaluate(step, epoch, judged, self._classes, split)
 
     def confused(self, counts: torch.Tensor, classes: int) -> None:
-        """Take the validation images of all ranks by label and answer, for the report."""
+        """Take the validation images of all ranks by label and prediction, for the report."""
         if classes and self._ranks.first:
             self._confusion = counts.long().reshape(classes, classes).cpu().numpy()
 

@@ -1,4 +1,4 @@
-"""A run as one image: its headline numbers, its curves, and the model's answers to images.
+"""A run as one image: its headline numbers, its curves, and the model's predictions.
 
     metrics.jsonl, config.json, predictions.npz -> report.png
 
@@ -178,7 +178,7 @@ def rows_of(said: Said) -> int:
 
 
 def _grid(figure: SubFigure, said: Said, judged_by: str, title: float) -> None:
-    """Draw images with a green or a red frame, and the model's answer below each."""
+    """Draw images with a green or a red frame, and the prediction below each."""
     right = int((said.labels == said.predicted).sum())
     text = f"What the model says about {len(said.images)} {judged_by} images: {right} right"
     figure.text(MARGIN, 1 - 0.6 * title, text, fontsize=10.5, fontweight="bold", color=INK)
