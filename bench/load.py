@@ -36,6 +36,7 @@ QUALITY = 92
 
 NAMES = {
     "ours-folder": "rackrun, from a folder",
+    "tiles-folder": "rackrun, restart tiles",
     "ours-nginx": "rackrun, from nginx",
     "ours-exact": "rackrun, exact epochs, from a folder",
     "ours-exact-nginx": "rackrun, exact epochs, from nginx",
@@ -63,7 +64,7 @@ class Settings:
     peers: str = ""
     """A Python with mosaicml-streaming and litdata; without it they do not take part."""
     scratch: Path = Path(tempfile.gettempdir())
-    """Folder for the images, four times 110 KB each."""
+    """Folder for the images, five times 110 KB each."""
 
 
 def main(args: list[str]) -> None:
@@ -85,8 +86,11 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
         path = root / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(drawn[number % len(drawn)])
-    FolderOfClasses(root / "images", root / "shards", packing=Packing(shards=16)).run()
+    for form, tiles in (("shards", False), ("tiles", True)):
+        packing = Packing(shards=16, tiles=tiles)
+        FolderOfClasses(root / "images", root / form, packing=packing).run()
     places = {"folder": "images", "webdataset": "shards", "ours": "shards", "decode": "images"}
+    places["tiles"] = "tiles"
     found = {
         name: str(root / places[name.partition("-")[0]]) for name in NAMES if name not in PEERS
     }

@@ -151,7 +151,7 @@ def loader(data: Any) -> Iterable[Any]:
 def batches(name: str, place: str) -> Iterable[Any]:
     """Yield the batches of a contestant, for an epoch at least."""
     who, _, how = name.partition("-")
-    if who == "ours":
+    if who in ("ours", "tiles"):
         return ours(place, exact=how.startswith("exact"))
     if who == "decode":
         return DataLoader(PureDecode(place), batch_size=None, num_workers=WORKERS)

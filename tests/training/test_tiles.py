@@ -2,20 +2,30 @@
 
 import struct
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import simplejpeg
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convert.folder import FolderOfClasses
 from convert.images.tiles import tiled
+from convert.options import Packing
+from imagenet.model import TASK
+from imagenet.recipes import ImageNet
 from shards.jpeg import Frame, jpeg_frame
 from shards.tiles import grid_of, tile_bounds, window
 from tests.training.test_decode import encoded, photograph
 from training.data import decode as decoder
 from training.data.decode import Box
+from training.data.open import open_data
+from training.data.pool import training_pool
+from training.ranks import Ranks
 
 SIZES = [(150, 203), (333, 96), (97, 512), (256, 256), (129, 65)]  # height and width
 KINDS: dict[str, dict[str, object]] = {
@@ -183,3 +193,61 @@ def test_damage_within_a_tile_leads_to_the_whole_file() -> None:
     assert shortened is not None
     found = decoder._region(data, lambda *_: box, 1000).pixels
     assert np.array_equal(found, shortened[100:150, 130:180])
+
+
+@pytest.fixture(scope="module")
+def two_forms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same images, one of them a PNG, as shards without and with tiles."""
+    root = tmp_path_factory.mktemp("forms")
+    for number in range(40):
+        path = root / "images" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pair("4:2:0", number % len(SIZES))[0])
+    (root / "images/a/one.png").write_bytes(encoded(photograph(0, 150, 203), "PNG"))
+    for name, tiles in (("plain", False), ("tiles", True)):
+        packing = Packing(tiles=tiles, shards=2, sidecars=True, workers=1)
+        FolderOfClasses(root / "images", root / name, name="set", packing=packing).run()
+    return root / "plain", root / "tiles"
+
+
+def test_batches_are_those_of_the_originals(two_forms: tuple[Path, Path]) -> None:
+    """Every image and label of training, and of evaluation, whichever form is read."""
+
+    def batches(folder: Path) -> list[tuple[bytes, list[int]]]:
+        config = ImageNet(data=str(folder), batch_size=8, workers=0, device="cpu", image_size=48)
+        ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+        data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 2)
+        given = chain(islice(data.training(0), 7), data.evaluation())
+        return [(batch.images.numpy().tobytes(), batch.labels.tolist()) for batch in given]
+
+    plain, with_tiles = two_forms
+    assert batches(with_tiles) == batches(plain)
+
+
+def test_an_exact_epoch_has_the_rows_and_images_of_the_originals(
+    two_forms: tuple[Path, Path],
+) -> None:
+    """Each row once; the order follows how many bytes lie side by side, so images are compared
+    at the places that they have.
+    """
+    plain, with_tiles = two_forms
+
+    def config(folder: Path) -> ImageNet:
+        return ImageNet(
+            data=str(folder), batch_size=8, workers=0, device="cpu", image_size=48,
+            exact_epochs=True,
+        )  # fmt: skip
+
+    ranks, own = Ranks(0, 1, 0, 1, torch.device("cpu")), config(with_tiles)
+    data = open_data(own, ranks, partial(TASK.transforms, own), TASK.name, 2)
+    transforms, pool = TASK.transforms(own, 0), training_pool(config(plain))
+    seen = list[int]()
+    for batch in islice(data.training(0), data.epoch_steps):
+        assert batch.rows is not None
+        for image, row in zip(batch.images, batch.rows.tolist(), strict=True):
+            random = np.random.default_rng((own.seed, 0, len(seen)))
+            original = pool.read(row, 1)[row].sample.image
+            expected = transforms.for_training(original, random)
+            assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
+            seen.append(row)
+    assert sorted(seen) == list(range(len(pool.index)))
