@@ -1,10 +1,9 @@
 """Python processes that start at once: forked from one that has imported torch, or the launcher."""
 
-import atexit
-import ctypes
 import fcntl
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -15,30 +14,36 @@ from pathlib import Path
 from typing import Any
 
 from launcher.transport.local import free_port
-from tests import warm_shell
+from tests import warm_server, warm_shell
 
 ROOT = Path(__file__).parents[1]
-PR_SET_CHILD_SUBREAPER = 36
 COLLECTED_BY = os.getpid()  # workers of pytest are forked from this process
 
 
 @cache
-def server(kind: str) -> socket.socket:
-    """Start a server, which ends with this process, and return the connection to it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "warm_server.py"), str(theirs.fileno()), kind],
-        pass_fds=[theirs.fileno()],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-    ).returncode = 0  # not waited for
-    theirs.close()
-    atexit.register(ours.close)
-    return ours
+def server(kind: str) -> Path:
+    """Return the socket of the server of this kind, one for all workers of pytest."""
+    folder = Path(tempfile.gettempdir()) / f"rackrun-warm-{kind}-{COLLECTED_BY}"
+    folder.mkdir(exist_ok=True)
+    listening = folder / "python"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not listening.exists():
+            server = subprocess.Popen(
+                [sys.executable, warm_server.__file__, listening, str(COLLECTED_BY), kind],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            while not listening.exists():
+                assert server.poll() is None, "the server of tests/warm_server.py has ended"
+                time.sleep(0.05)
+            server.returncode = 0  # not waited for
+    return listening
 
 
 class Python(subprocess.Popen[str]):
-    """A child of this process that runs what `python WORDS` would, and has imported torch."""
+    """What `python WORDS` would start, forked from the server, which reports how it ended."""
 
     kind = "torch"
 
@@ -46,7 +51,7 @@ class Python(subprocess.Popen[str]):
         super().__init__([str(word) for word in words], **{"text": True, **options})
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
-        """Have it forked by the server, and adopt it."""
+        """Have it forked by the server."""
         folder, environment = rest[4:6]
         pipes, session = rest[9:15], rest[20]
         streams = [
@@ -57,17 +62,27 @@ class Python(subprocess.Popen[str]):
             "folder": str(folder or Path.cwd()),
             "environment": dict(os.environ if environment is None else environment),
             "session": session,
+            "project": None,
         }
-        connection, adopt = server(self.kind), ctypes.CDLL(None).prctl
-        adopt(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        try:
-            socket.send_fds(connection, [json.dumps(request).encode()], streams)
-            self.pid = int(connection.recv(64))
-            assert connection.recv(64) == b"adopted"
-        finally:
-            adopt(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        self.server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.server.connect(os.fspath(server(self.kind)))
+        socket.send_fds(self.server, [json.dumps(request).encode()], streams)
+        self.pid = int(self.server.recv(64))
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _internal_poll(self, *rest: Any, **more: Any) -> int | None:
+        if self.returncode is None and select.select([self.server], [], [], 0)[0]:
+            self.returncode = int(self.server.recv(64) or 1)
+            self.server.close()
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None and not select.select([self.server], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self._internal_poll()
+        assert self.returncode is not None
+        return self.returncode
 
 
 class Launcher(Python):
@@ -102,26 +117,9 @@ def ranks(world: int, *words: object, env: dict[str, str], **options: Any) -> li
     ]
 
 
-@cache
 def shell() -> Path:
-    """Return the socket of the server of tests/warm_shell.py, one for all workers of pytest."""
-    folder = Path(tempfile.gettempdir()) / f"rackrun-warm-{COLLECTED_BY}"
-    folder.mkdir(exist_ok=True)
-    listening = folder / "python"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not listening.exists():
-            server = subprocess.Popen(
-                [sys.executable, warm_shell.__file__, listening, str(COLLECTED_BY)],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            while not listening.exists():
-                assert server.poll() is None, "the server of tests/warm_shell.py has ended"
-                time.sleep(0.05)
-            server.returncode = 0  # not waited for
-    return listening
+    """Return the socket of the server that has imported torch."""
+    return server("torch")
 
 
 @cache

@@ -1,13 +1,17 @@
 """Forks Python processes whose imports are done; started by tests.warm.
 
-    warm_server.py DESCRIPTOR KIND     a Unix socket: one request after another
+    warm_server.py SOCKET PID KIND     serves until that process has ended
 
 Importing torch and what an optimizer pulls in costs 7 s of a core, importing the launcher 1 s. A
 process forked from here runs a script, a module or a piece of code as a fresh interpreter would.
-What is imported of this tree is forgotten where another tree's code is to run.
+Whoever asks sends words, folder, environment and streams, gets the process id and then the exit
+code, may send signals meanwhile, and takes the process along when it hangs up. What is imported of
+this tree is forgotten where another tree's code is to run.
 """
 
 import atexit
+import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -16,7 +20,11 @@ import json
 import os
 import pkgutil
 import runpy
+import selectors
+import shutil
+import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -24,19 +32,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TORCH = (
-    "numpy",
-    "PIL.Image",
-    "simplejpeg",
-    "torch",
-    "torch._dynamo",  # what the first optimizer imports
-    "torch.distributed.optim",
-    "torchvision",
+    *("fabric", "paramiko", "tyro", "rich.table", "rich.live", "jinja2", "numpy", "PIL.Image"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "webdataset", "safetensors.torch"),
+    *("simplejpeg", "torch", "torch._dynamo", "torch.distributed.optim", "torch.distributed.run"),
+    *("torch.utils.tensorboard", "torchvision.transforms.v2", "torchvision.models"),
 )
+"""torch._dynamo is what the first optimizer imports."""
+
 OURS = ("training.entry", "training.loop", "training.config", "rackrun.run_report.page")
 SET_BY_IMPORTS = ("OMP_WAIT_POLICY", "PYTHONWARNINGS", "WDS_SECURE")
 ROOT = Path(__file__).parents[1]
 NOT_THE_LAUNCHERS = ("__main__", "remote", "ray", "plot")  # hosts' programs, and heavy libraries
 WITH_IT = ("tyro", "tests.launcher.drive")
+NAMESPACES = ("net", "uts", "mnt")  # of a host in tests/launcher/netlab.py
 Request = dict[str, Any]
 
 
@@ -50,37 +58,80 @@ def libraries(kind: str) -> list[str]:
     return [*(name for name in ours if not {*name.split(".")} & {*NOT_THE_LAUNCHERS}), *WITH_IT]
 
 
-def serve(connection: socket.socket) -> Request | None:
-    """Return the request in each forked process, and None after the last client."""
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-        if not data:
-            return None
-        own, other = os.pipe()
-        between = os.fork()
-        if not between:
-            process = os.fork()
-            if process:  # its parent ends at once, so the test process adopts it
-                connection.send(str(process).encode())
-                os._exit(0)
-            os.close(other)
-            os.read(own, 1)
-            os.close(own)
-            connection.close()
-            request: Request = json.loads(data)
-            become(request, descriptors)
-            return request
-        for descriptor in (own, other, *descriptors):
-            os.close(descriptor)
-        os.waitpid(between, 0)
-        connection.send(b"adopted")
+class Child:
+    """A forked process, and the connection to the one that asked for it."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection, self.pid = connection, pid
+        self.ended = os.pidfd_open(pid)
+        with contextlib.suppress(OSError):
+            connection.send(str(pid).encode())
+
+    def pass_on(self) -> None:
+        """Pass a signal on; one that asked and is gone takes its process along."""
+        data = self.connection.recv(64)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, int(data or signal.SIGKILL))
+
+    def close(self) -> None:
+        """Send how the process ended."""
+        status = os.waitpid(self.pid, 0)[1]
+        with contextlib.suppress(OSError):
+            self.connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+        self.connection.close()
+        os.close(self.ended)
+
+
+def serve(listening: socket.socket, master: int) -> tuple[Request, list[int]] | None:
+    """Return a request and its streams in each forked process, and None once the master ends."""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listening, selectors.EVENT_READ)
+        waiting.register(master, selectors.EVENT_READ)
+        while True:
+            for key, _ in waiting.select():
+                if key.fileobj == master:
+                    return None
+                if key.fileobj is listening:
+                    connection, _ = listening.accept()
+                    data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+                    if not data:
+                        connection.close()
+                        continue
+                    pid = os.fork()
+                    if not pid:
+                        join(connection)
+                        return json.loads(data), descriptors
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    child = Child(connection, pid)
+                    waiting.register(connection, selectors.EVENT_READ, child)
+                    waiting.register(child.ended, selectors.EVENT_READ, child)
+                elif key.fileobj == key.data.ended:
+                    waiting.unregister(key.data.ended)
+                    with contextlib.suppress(KeyError):
+                        waiting.unregister(key.data.connection)
+                    key.data.close()
+                    break  # the other events may be those of this child
+                else:
+                    key.data.pass_on()
+
+
+def join(connection: socket.socket) -> None:
+    """Enter the namespaces of the process at the other end."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    theirs, ours = Path(f"/proc/{struct.unpack('3i', peer)[0]}/ns"), Path("/proc/self/ns")
+    for name in NAMESPACES:
+        if (theirs / name).readlink() != (ours / name).readlink():
+            descriptor = os.open(theirs / name, os.O_RDONLY)
+            if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):
+                raise OSError(ctypes.get_errno(), f"{name} of the process that asked")
 
 
 def become(request: Request, descriptors: list[int]) -> None:
     """Take over the streams, the environment and the folder that were asked for."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
-    os.closerange(3, 256)
+    os.closerange(3, 4096)
     if request["session"]:
         os.setsid()
     os.chdir(request["folder"])
@@ -110,8 +161,11 @@ def forget_another_tree() -> None:
             del sys.modules[name]
 
 
-def run(words: list[str]) -> None:
-    """Do what `python WORDS` does, of which -m, -c and a script are known."""
+def run(words: list[str], project: str | None) -> None:
+    """Do what `python WORDS` does, of which -m, -c and a script are known, in a project's .venv."""
+    if project:
+        sys.path.insert(0, project)
+        sys.executable = f"{project}/.venv/bin/python"
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
     if words[0] == "-m":
         sys.path.insert(0, str(Path.cwd()))
@@ -124,7 +178,8 @@ def run(words: list[str]) -> None:
         sys.argv = ["-c", *words[2:]]
         exec(words[1], {"__name__": "__main__"})
     else:
-        sys.path.insert(0, str(Path(words[0]).parent))
+        is_door = words[0].endswith("rackrun/__main__.py")  # which is called with -P
+        sys.path.insert(0, str(Path(words[0]).parents[is_door]))
         forget_another_tree()
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
@@ -141,22 +196,35 @@ def leave(code: object) -> NoReturn:
     os._exit(code & 0xFF if isinstance(code, int) else bool(code))
 
 
-def main() -> None:
+def main(path: Path, master: int, kind: str) -> None:
     """Import what the kind asks for, serve, and in each forked process run what was asked for."""
     sys.path.pop(0)  # the folder of the tests
-    for library in libraries(sys.argv[2]):
+    for library in libraries(kind):
         importlib.import_module(library)
     gc.collect()
     gc.freeze()  # what is here stays: collecting it in each process would copy all of it
-    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(os.fspath(path.with_suffix(".new")))
+        listening.listen(64)
+        path.with_suffix(".new").rename(path)
+        request, descriptors = serve(listening, os.pidfd_open(master)) or ({}, [])
     if not request:
-        return
+        shutil.rmtree(path.parent)
+        os._exit(0)  # to free what was imported costs a second
+    become(request, descriptors)
     try:
-        run(request["words"])
+        run(request["words"], request["project"])
     except SystemExit as end:
         leave(end.code)
+    except KeyboardInterrupt:
+        if request["project"] is None:
+            raise
+        leave(130)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        leave(1)
     leave(None)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -39,10 +39,8 @@ def shared_with(nodeid: str, root: Path) -> str:
 
 @cache
 def is_shared(path: Path) -> bool:
-    """Return whether the tests of a file share a fixture, or a process that has imported torch."""
-    text = path.read_text()
-    torch = any(f"warm.{name}(" in text for name in ("ranks", "run", "Python"))
-    return torch or "training.torchrun" in text or 'scope="module"' in text
+    """Return whether the tests of a file share a fixture."""
+    return 'scope="module"' in path.read_text()
 
 
 @pytest.hookimpl(tryfirst=True)

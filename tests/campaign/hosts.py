@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from functools import cached_property
@@ -37,6 +38,10 @@ class Hosts(NetLab):
     def shards(self) -> Path:
         """Return a folder of real shards, drawn and converted once."""
         return drawn_shards(self.folder)
+
+    def python(self) -> str:
+        """Return a Python that starts afresh: a fault may hit the launcher's start."""
+        return sys.executable
 
     def apart(self, number: int) -> tuple[str, ...]:
         """Return the words that start a program as the first process of a host."""

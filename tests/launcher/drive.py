@@ -265,7 +265,7 @@ def until(wanted: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
     deadline, looked = time.monotonic() + seconds, time.thread_time()
     while not (value := wanted()):
         assert time.monotonic() < deadline, "this does not happen"
-        time.sleep(max(0.02, 4 * (time.thread_time() - looked)))  # to look costs a fifth of a core
+        time.sleep(max(0.02, 9 * (time.thread_time() - looked)))  # to look costs a tenth of a core
         looked = time.thread_time()
     return value
 

@@ -14,6 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
 from launcher.run.hosts import Host
 from tests import warm
 
@@ -187,9 +195,14 @@ class Lab:
         return self.launcher(*args)
 
     def launcher(
-        self, *args: str, cwd: Path | None = None, before: tuple[str, ...] = (), **more: Any
+        self,
+        *args: str,
+        cwd: Path | None = None,
+        before: tuple[str, ...] = (),
+        python: str = sys.executable,
+        **more: Any,
     ) -> "subprocess.Popen[str]":
-        """Start `./run-ssh` as a child with readable output; `before` precedes a fresh Python.
+        """Start `./run-ssh` as a child with readable output; `before` precedes this Python.
 
         Its home is the lab's, so that no run is remembered in the home of the tests.
         """
@@ -205,7 +218,7 @@ class Lab:
             **more,
         }
         if before:
-            return subprocess.Popen([*before, sys.executable, *words], **options)
+            return subprocess.Popen([*before, python, *words], **options)
         return warm.Launcher(*words, **options)
 
     def said(self, *args: str, **more: Any) -> tuple[int, str, str]:
@@ -228,9 +241,13 @@ class Lab:
 
 
 def make_key(path: Path) -> Path:
-    """Make an ed25519 key pair without a passphrase."""
-    generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", os.fspath(path)]
-    subprocess.run(generate, check=True)
+    """Make an ed25519 key pair without a passphrase, as ssh-keygen writes one."""
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    path.touch(mode=0o600)
+    path.write_bytes(private)
+    Path(f"{path}.pub").write_bytes(public + b"\n")
     return path
 
 
@@ -266,7 +283,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) ->
     deadline, looked = time.monotonic() + seconds, time.thread_time()
     while not condition():
         assert time.monotonic() < deadline, f"after {seconds} s: {what}"
-        time.sleep(max(0.02, 4 * (time.thread_time() - looked)))  # to look costs a fifth of a core
+        time.sleep(max(0.02, 9 * (time.thread_time() - looked)))  # to look costs a tenth of a core
         looked = time.thread_time()
 
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests import warm
 from tests.launcher.lab import Lab, Sshd, wait_until
 
 
@@ -41,7 +42,12 @@ class NetLab(Lab):
 
     def run_ssh(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
         """Start the launcher in the bridge's namespace."""
-        return super().run_ssh(*args, before=("ip", "netns", "exec", self.bridge), **more)
+        there = ("ip", "netns", "exec", self.bridge)
+        return super().run_ssh(*args, before=there, python=self.python(), **more)
+
+    def python(self) -> str:
+        """Return what runs the launcher: a Python whose imports are done."""
+        return os.fspath(warm.interpreter())
 
     def pull_cable(self, number: int) -> None:
         """Take the link of a host down at the switch."""

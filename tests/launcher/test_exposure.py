@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests import warm, warm_shell
+from tests import warm, warm_server
 from tests.launcher.lab import ROOT, wait_until
 from tests.launcher.netlab import NetLab, port
 
@@ -62,7 +62,7 @@ def listeners(one: NetLab, number: int) -> dict[str, tuple[str, int]]:
     return found
 
 
-FORKED = Path(warm_shell.__file__).name
+FORKED = Path(warm_server.__file__).name
 PROGRAMS = {"sshd": "sshd:", "torchrun": FORKED, "rank": FORKED}
 
 

@@ -1,9 +1,10 @@
 """`./run-ssh --slurm`: the hosts of a real allocation, over real sshd."""
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 
+from tests import warm
 from tests.launcher.lab import Lab
 from tests.slurm.lab import SlurmLab
 
@@ -24,9 +25,10 @@ def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> 
                 for number, host in enumerate(lab.hosts, 1)
             )
         )
-        launch = [sys.executable, "-m", "launcher", "ssh", "--slurm"]
+        python = str(warm.interpreter())
+        launch = [python, "-m", "launcher", "ssh", "--slurm"]
         launch += ["--ssh-config", str(lab.config), "--ignore-check", "machine"]
-        launch += ["--python", sys.executable, "--", "python", "-c", SAY]
+        launch += ["--python", python, "--", "python", "-c", SAY]
         told = subprocess.run(
             ["salloc", "--nodes=2", "--nodelist=n[1-2]", *launch],
             env={**slurm.environment, "PYTHONPATH": str(ROOT)},
@@ -45,12 +47,8 @@ def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> 
 
 def test_outside_of_an_allocation_there_is_a_command_to_type(tmp_path: Path) -> None:
     """64, and `salloc`."""
-    told = subprocess.run(
-        [sys.executable, "-m", "launcher", "ssh", "--slurm", "--", "true"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("-m", "launcher", "ssh", "--slurm", "--", "true")
+    ours = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=ours)
     assert told.returncode == 64
     assert "type: salloc --nodes=2 ./run-ssh --slurm" in told.stderr

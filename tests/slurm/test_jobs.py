@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm, warm_shell
 from tests.slurm.lab import SlurmLab, until, with_variable
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,11 @@ def checkpoints(run: Path) -> list[int]:
 
 def test_a_job_of_two_nodes_trains_to_the_end(slurm: SlurmLab, home: Path) -> None:
     """One command line: the first node serves the shards, and both end with 0 and a result."""
-    job = train(slurm, home, "--epochs", "2")
+    python = home / "clone" / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    warm_shell.write_client(python, warm.shell(), str(home / "clone"))
+    ours = {"RACKRUN": str(home / "clone"), "PYTHONPATH": str(ROOT)}
+    job = train(slurm, home, "--epochs", "2", **ours)
     ended = slurm.ended(job)
     said = output(home, job)
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
