@@ -379,7 +379,10 @@ def test_the_launches_of_a_long_page_are_read(
             read(re.sub(r" +# .*", "", line))
 
 
-@pytest.mark.parametrize("name", ["ssh-demo", "exploring"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("ssh-demo", marks=pytest.mark.long), "exploring"],  # README's lines do the same
+)
 def test_a_notebook(clone: Clone, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each cell runs, on the data and the hosts of the clone; committed outputs are none."""
     import nbclient

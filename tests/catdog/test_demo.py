@@ -13,16 +13,16 @@ from zipfile import ZipFile
 import pytest
 
 from shards.open import open_source
+from tests import warm
 
 PROJECT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "catdog", "demo"]
-FEW = ["--pictures", "60"]
+FEW = ["--pictures", "20"]
 
 
 def demo(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command, and return it when it has ended."""
-    command = [*COMMAND, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
+    return warm.run(*COMMAND[1:], *args, cwd=PROJECT)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def test_the_set_is_drawn_and_converted(tmp_path: Path) -> None:
     out = tmp_path / "new" / "data"
     assert done.returncode == 0
     assert f"$ python -m convert catdog {out}/train.zip {out}/shards" in done.stdout
-    assert len(ZipFile(out / "train.zip").namelist()) == 60
+    assert len(ZipFile(out / "train.zip").namelist()) == 20
     manifest = open_source(str(out / "shards")).manifest
     assert manifest.classes == ("cat", "dog")
-    assert sum(split.samples for split in manifest.splits) == 60
+    assert sum(split.samples for split in manifest.splits) == 20
 
 
 def test_a_complete_set_is_left_alone(made: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_complete_set_is_left_alone(made: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*") if path.is_file()}
     again = demo(made, *FEW)
     assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout == f"{made}/shards: 60 drawn cats and dogs\n"
+    assert again.stdout == f"{made}/shards: 20 drawn cats and dogs\n"
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
@@ -68,7 +68,7 @@ def test_a_foreign_archive_is_not_touched(made: Path, tmp_path: Path) -> None:
     """A train.zip that is another one, or no zip at all, is named and kept."""
     other = demo(made, *FEW, "--seed", "1")
     assert other.returncode == 64
-    assert "60 drawn pictures, seed 0" in other.stderr
+    assert "20 drawn pictures, seed 0" in other.stderr
     (tmp_path / "train.zip").write_text("precious")
     foreign = demo(tmp_path, *FEW)
     assert foreign.returncode == 65
@@ -113,7 +113,7 @@ def test_two_at_once_make_one_set(made: Path, tmp_path: Path) -> None:
     both = [subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) for _ in range(2)]
     said = [process.communicate()[0].decode() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sum("drew 60" in text for text in said) == 1
+    assert sum("drew 20" in text for text in said) == 1
     assert (tmp_path / "train.zip").read_bytes() == (made / "train.zip").read_bytes()
 
 

@@ -129,6 +129,7 @@ def test_a_function_is_called_on_both_nodes(address: str, tmp_path: Path) -> Non
     assert "got done {0: [7, 0], 1: [7, 1]}" in ended.stdout, ended.stdout + ended.stderr
 
 
+@pytest.mark.long  # test_options.py shows it over ssh
 def test_a_task_is_asked_about_its_options_first(address: str, tmp_path: Path) -> None:
     """A typing error is reported by the task itself, and no rank is started."""
     run = start(address, tmp_path, "catdog", "--epohcs", "2")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from launcher.config.toml_text import toml_of
 from launcher.run.job import Command, TaskWork, new_run_folder
 from launcher.run.settings import LocalOptions, Options
 from rackrun.errors import UsageError
+from tests import warm
 from tests.launcher.lab import ROOT, Lab
 
 FILE = """\
@@ -130,9 +130,9 @@ def test_what_the_task_does_not_know_is_named_with_file_and_key(tmp_path: Path) 
         (("--nproc", "1"), "catdog.epohcs: --epohcs: no such option; did you mean --epochs?"),
         ((), "run.toml: launcher.nproc: --nproc -2: cannot start fewer than one process"),
     ):  # fmt: skip
-        command = [sys.executable, "-m", "launcher", "local", "--config", path, *words]
+        command = ("-m", "launcher", "local", "--config", path, *words)
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        ended = warm.run(*command, start=warm.Launcher, cwd=tmp_path, env=env)
         assert (ended.returncode, says in ended.stderr) == (64, True), ended.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -5,8 +5,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +21,7 @@ from nginx.serve import Server, serving
 from nginx.site import Site
 from rackrun.errors import DataError, UsageError
 from rackrun.run_report import npy as npy_file
+from tests import warm
 from training import loop
 from training.__main__ import main
 from training.config import from_command_line
@@ -199,8 +198,8 @@ def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> Non
     """python -m training ledger RUN, as a user types it."""
     pages = sorted((weighted / "ledger").glob("*.npz"))
     pages[0].unlink()
-    command = [sys.executable, "-m", "training", "ledger", str(weighted)]
-    told = subprocess.run(command, capture_output=True, text=True)
+    command = ("-m", "training", "ledger", weighted)
+    told = warm.run(*command)
     assert told.returncode == 65
     assert "not in the ledger" in told.stdout
     assert re.search(
@@ -209,7 +208,7 @@ def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> Non
     assert told.stderr == f"error: {weighted}: 1 of 3 epochs are not exact\n"
     for path in pages[1:]:
         path.unlink()
-    told = subprocess.run(command, capture_output=True, text=True)
+    told = warm.run(*command)
     assert told.returncode == 64 and "train with --exact-epochs --ledger" in told.stderr
 
 

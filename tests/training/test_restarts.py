@@ -1,8 +1,6 @@
 """A server that goes away and comes back in the middle of an epoch of two real ranks."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -74,7 +72,6 @@ def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
     ended(training)
     total += sent(server)
     server.stop()
-    ledger = [sys.executable, "-m", "training", "ledger", str(tmp_path / "run")]
-    told = subprocess.run(ledger, cwd=ROOT, capture_output=True, text=True)
+    told = warm.run("-m", "training", "ledger", tmp_path / "run", cwd=ROOT)
     assert told.stdout == (f"epoch 1: {PICTURES} samples on 2 ranks; each as often as planned\n")
     assert 0.97 * planned < total < 1.03 * planned
