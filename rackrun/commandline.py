@@ -89,6 +89,7 @@ def parse(
 
     markers = (
         tyro.conf.DisallowNone,
+        tyro.conf.HelptextFromCommentsOff,  # help is below a field; to look for more takes 30 ms
         tyro.conf.OmitArgPrefixes,
         tyro.conf.OmitSubcommandPrefixes,
         tyro.conf.PositionalMetavarFromFieldName,

@@ -58,6 +58,31 @@ def libraries(kind: str) -> list[str]:
     return [*(name for name in ours if not {*name.split(".")} & {*NOT_THE_LAUNCHERS}), *WITH_IT]
 
 
+def rehearse_a_rank() -> None:
+    """Do what each rank does, for what it imports and keeps on the way."""
+    from catdog.recipes import RECIPES
+    from rackrun.run_report.page import engine
+    from training.config import from_command_line
+
+    from_command_line(RECIPES, "catdog", ["--synthetic"])
+    for template in ("run.html", "compare.html"):
+        engine().get_template(template)
+
+
+def rehearse_a_launch() -> None:
+    """Do what each launcher does, for what it imports and keeps on the way."""
+    from launcher.commands.parse import parse
+    from launcher.commands.settings import SshOptions
+    from launcher.remote import probe, relay, run_manager, transfer
+    from launcher.supervision.agent_protocol import program
+    from launcher.transport.bundle import packed
+
+    parse(SshOptions, "ssh", ["--check", "hosts.txt"], "")
+    program()
+    for module in (probe, relay, run_manager, transfer):
+        packed(module)
+
+
 class Child:
     """A forked process, and the connection to the one that asked for it."""
 
@@ -153,7 +178,7 @@ def become(request: Request, descriptors: list[int]) -> None:
 
 def forget_another_tree() -> None:
     """Have our modules imported anew where those of a clone, or of a host, come first."""
-    packages = ("rackrun", "shards", "training")
+    packages = ("catdog", "rackrun", "shards", "training")
     found = [importlib.machinery.PathFinder.find_spec(name) for name in packages]
     elsewhere = [spec for spec in found if spec and f"{ROOT}{os.sep}" not in f"{spec.origin}"]
     if elsewhere and "training.loop" in sys.modules:
@@ -201,6 +226,10 @@ def main(path: Path, master: int, kind: str) -> None:
     sys.path.pop(0)  # the folder of the tests
     for library in libraries(kind):
         importlib.import_module(library)
+    if kind == "torch":
+        rehearse_a_rank()
+    else:
+        rehearse_a_launch()
     gc.collect()
     gc.freeze()  # what is here stays: collecting it in each process would copy all of it
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
