@@ -3,10 +3,10 @@
     warm_server.py SOCKET PID KIND     serves until that process has ended
 
 Importing torch and what an optimizer pulls in costs 7 s of a core, importing the launcher 1 s. A
-process forked from here runs a script, a module or a piece of code as a fresh interpreter would.
-Whoever asks sends words, folder, environment and streams, gets the process id and then the exit
-code, may send signals meanwhile, and takes the process along when it hangs up. What is imported of
-this tree is forgotten where another tree's code is to run.
+process forked from here runs a script, a module or a piece of code as a fresh interpreter would. A
+client sends words, folder, environment and streams, gets the process id and then the exit code, and
+may send signals meanwhile; the process ends with the connection. What is imported of this tree is
+forgotten where another tree's code is to run.
 """
 
 import atexit
