@@ -21,8 +21,8 @@ def broken(outcomes: list[Outcome]) -> str:
 @pytest.mark.timeout(1200)
 def test_some_faults_of_each_kind_break_no_promise() -> None:
     """A few rounds over SSH, attached and detached, at every run of the suite."""
-    for part, count in (("rank", 1), ("start", 1), ("detached", 1), ("launcher", 1)):
-        assert not broken(list(campaign(11, range(count), 2.0, part)))
+    for part in ("start", "detached"):  # ranks and launchers: test_endings.py, test_orphans.py
+        assert not broken(list(campaign(11, range(1), 2.0, part)))
 
 
 @pytest.mark.long
