@@ -1,28 +1,45 @@
-"""Measure the planning of an exact epoch, up to hundreds of millions of samples.
+"""Measure what an exact epoch costs beside the images, up to hundreds of millions of samples.
 
-    python -m bench.order [--samples 1281167 14200000 100000000 400000000] [--ranks 8]
+    python -m bench.order [--samples 1281167 14200000 100000000 400000000] [--ranks 8] [--files]
 
 For each size, in a process of its own: CPU seconds and memory of the plan, which a rank makes once
 per epoch; then of one of its loader workers, which plans its share of the epoch part by part. There
 is no index: its rows are made on request, and the time for that is part of the first two columns.
+
+With --files, the same for the index as the first rank of a node reads, verifies and shares it, and
+for the ledger of one epoch as a rank that writes gathers and saves it.
 """
 
+import hashlib
 import multiprocessing
 import os
 import resource
+import tempfile
+import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from rackrun.commandline import parse, run
-from shards.index import INDEX_FIELDS
+from shards.index import (
+    INDEX_FIELDS,
+    TAR_END_BYTES,
+    Manifest,
+    Shard,
+    Split,
+    serialise_index,
+)
+from shards.metadata import DescribedSource
 from training.data.order.blocks import portions, shuffled
 from training.data.order.reading import Reader, Reading
 from training.data.order.shared import SharedOrder
+from training.run.ledger import Interval, save
 
 PER_SHARD = 9000  # samples, of 110 KB on average: shards of 1 GB
+SAMPLE_BYTES = 110_080
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,8 @@ class Settings:
     """Ranks, of 256 images per step each."""
     workers: int = 16
     """Loader workers of a rank."""
+    files: bool = False
+    """Measure index and ledger, which take 100 bytes of memory per sample and more."""
 
 
 class Rows:
@@ -59,12 +78,15 @@ def main(args: list[str]) -> None:
     """Print a line for each size."""
     settings = parse(Settings, "python -m bench.order", args)
     print(f"{settings.ranks} ranks with {settings.workers} workers each; seconds of a core, MB")
-    print("    samples |  index  |  plan: s,  MB, kept | a worker: share s, whole epoch s,  MB")
+    if not settings.files:
+        print("    samples |  index  |  plan: s,  MB, kept | a worker: share s, whole epoch s,  MB")
     context = multiprocessing.get_context("spawn")
+    acts = (index_read, ledger_written) if settings.files else (measured,)
     for samples in settings.samples:
-        process = context.Process(target=measured, args=(samples, settings))
-        process.start()
-        process.join()
+        for act in acts:
+            process = context.Process(target=act, args=(samples, settings))
+            process.start()
+            process.join()
 
 
 def measured(samples: int, settings: Settings) -> None:
@@ -89,6 +111,83 @@ def measured(samples: int, settings: Settings) -> None:
         f" {planned - made:7.2f} {plan_peak:5.0f} {kept:5.1f}"
         f" | {known - planned:11.2f} {read - known:15.2f} {peak() - base:6.0f}"
     )
+
+
+class Stored(DescribedSource):
+    """A shard folder of that many samples that has an index and a manifest, in memory."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__("memory")
+        rows = np.zeros(samples, INDEX_FIELDS)
+        rows["shard"], within = np.divmod(np.arange(samples), PER_SHARD)
+        rows["length"], rows["offset"] = SAMPLE_BYTES, within * SAMPLE_BYTES
+        rows["image_offset"], rows["image_length"] = rows["offset"], SAMPLE_BYTES
+        sizes = [min(PER_SHARD, samples - at) for at in range(0, samples, PER_SHARD)]
+        shards = tuple(
+            Shard(f"{at}.tar", size, size * SAMPLE_BYTES + TAR_END_BYTES, "0" * 64)
+            for at, size in enumerate(sizes)
+        )
+        self._stored = serialise_index(rows.tobytes())
+        digest = hashlib.sha256(self._stored).hexdigest()
+        split = Split("train", samples, "train.index.npy", digest, shards)
+        self._metadata._manifest = Manifest("memory", ("image",), (split,))
+
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """Return the index, as a file is read: nobody else keeps it."""
+        stored, self._stored = self._stored, b""
+        return stored
+
+
+def index_read(samples: int, settings: Settings) -> None:
+    """Print what it costs to read an index, to verify it and to share it."""
+    source = Stored(samples)
+    begun, held = time.process_time(), now()
+    with Peak() as most:
+        source.lend_index("train")
+    print(
+        f"{samples:11,} | index  | {time.process_time() - begun:6.2f} s,"
+        f" {44 * samples / 1e6:,.0f} MB in the file, {most.mb - held + 44 * samples / 1e6:,.0f} MB"
+        " at most"
+    )
+
+
+def ledger_written(samples: int, settings: Settings) -> None:
+    """Print what the page of an epoch costs on a rank that writes it, and on one that does not."""
+    steps = samples // (256 * settings.ranks)
+    counts = np.full((settings.ranks, steps), 256, np.int32)
+    rows = np.arange(counts.sum(), dtype=np.int32)
+    begun, held = time.process_time(), now()
+    with Peak() as most, tempfile.TemporaryDirectory() as folder:
+        save(Path(folder), Interval(0, steps, counts, rows, samples, steps))
+    print(
+        f"{samples:11,} | ledger | {time.process_time() - begun:6.2f} s,"
+        f" {rows.nbytes / 1e6:,.0f} MB in the file, {most.mb - held + rows.nbytes / 1e6:,.0f} MB at"
+        f" most; on other ranks {rows.nbytes / settings.ranks / 1e6:,.0f} MB"
+    )
+
+
+class Peak:
+    """The most memory that this process has at once meanwhile, looked at 200 times a second."""
+
+    def __enter__(self) -> "Peak":
+        self.mb, self._over = now(), threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.005):
+            self.mb = max(self.mb, now())
+
+
+def now() -> float:
+    """Return the memory of this process, that which it shares included, in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def peak() -> float:
