@@ -84,7 +84,7 @@ def _records(container: Zip | Folder, found: list[ImageDefect], source: Path) ->
             found.append(ImageDefect(record.name, "unlabelled"))
         else:
             labelled[label] += 1
-            yield record._replace(key=key_of(record.name, label), label=label)
+            yield record._replace(key=_key_of(record.name, label), label=label)
     missing = [name for name, count in zip(CLASSES, labelled, strict=True) if not count]
     if missing:
         raise DataError(
@@ -104,7 +104,7 @@ def label_of(name: str) -> int | None:
     return CLASSES.index(named.pop()) if named else None
 
 
-def key_of(name: str, label: int) -> str:
+def _key_of(name: str, label: int) -> str:
     """Return cat_00000 for cat.0.jpg and for Cat/0.jpg; a name without a number stays."""
     stem = PurePosixPath(name).stem
     number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?([0-9]+)", stem, re.IGNORECASE)

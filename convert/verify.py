@@ -56,7 +56,7 @@ class Verify:
         ]
         total = sum(split.samples for split in source.manifest.splits)
         workers = self.workers or core_count()
-        steps = in_parallel(jobs, partial(verify_shard, originals=originals), workers)
+        steps = in_parallel(jobs, partial(_verify_shard, originals=originals), workers)
         with closing(steps), meter("checked", total) as shown:
             for message in steps:
                 if isinstance(message, Progress):
@@ -117,7 +117,7 @@ class Compared(NamedTuple):
         return Compared(*map(sum, zip(self, other, strict=True)))
 
 
-def verify_shard(
+def _verify_shard(
     job: VerifyJob,
     report: Callable[[Progress | Compared | str], None],
     originals: Originals | None = None,

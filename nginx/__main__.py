@@ -63,9 +63,9 @@ class StopCommand:
 def main(words: list[str]) -> int:
     """Run the command that the words name; return its exit code."""
     if words[:1] == ["status"]:
-        return show_status(_read(Status, "status", words[1:]))
+        return _show_status(_read(Status, "status", words[1:]))
     if words[:1] == ["stop"]:
-        return stop_servers(_read(StopCommand, "stop", words[1:]))
+        return _stop_servers(_read(StopCommand, "stop", words[1:]))
     settings = _read(Serve, "", words)
     return detach(settings) if settings.detach else serve(settings)
 
@@ -112,17 +112,17 @@ def detach(settings: Serve) -> int:
     """Start a server that outlives this command."""
     server = start(settings, detach=True)
     say(server.announcement)
-    say(f"to end it, type: {stop_command(server.record)}")
+    say(f"to end it, type: {_stop_command(server.record)}")
     return 0
 
 
-def stop_command(record: ServerRecord) -> str:
+def _stop_command(record: ServerRecord) -> str:
     """Return the command that ends one server."""
     port = record.url.rstrip("/").rpartition(":")[2]
     return f"{called('serve')} stop {shlex.quote(record.folder)} --port {port}"
 
 
-def show_status(settings: Status) -> int:
+def _show_status(settings: Status) -> int:
     """Print one line for each server, or all as JSON; nothing served is no error."""
     if settings.json:
         say(json.dumps([record.plain for record in servers()], indent=2))
@@ -133,7 +133,7 @@ def show_status(settings: Status) -> int:
     return 0
 
 
-def stop_servers(settings: StopCommand) -> int:
+def _stop_servers(settings: StopCommand) -> int:
     """End the servers that are meant; raises UsageError when there is none."""
     folder = str(settings.folder.resolve()) if settings.folder else None
     meant = [

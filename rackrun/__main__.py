@@ -39,12 +39,12 @@ def main(args: "Sequence[str]") -> int:
         sys.stdout.flush()
         return code
     except Stopped as stop:
-        ignore_signals()
+        _ignore_signals()
         number = stop.args[0]
         sys.stderr.write(f"stopped by {number.name}\n")
         return int(128 + number)
     except KeyboardInterrupt as interrupt:
-        ignore_signals()
+        _ignore_signals()
         sys.stderr.write(f"interrupted{remark(interrupt)}\n")
         return INTERRUPTED
     except BrokenPipeError:
@@ -89,7 +89,7 @@ def stop(number: int, frame: "FrameType | None") -> None:
     raise Stopped(signal.Signals(number))
 
 
-def ignore_signals() -> None:
+def _ignore_signals() -> None:
     """Ignore what asks for an end that is already decided: it would cut the last words short."""
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         _signal.signal(number, _signal.SIG_IGN)
@@ -101,7 +101,7 @@ def command(args: "Sequence[str] | None" = None) -> None:
 
     try:
         code = main(sys.argv[1:] if args is None else args)
-        ignore_signals()
+        _ignore_signals()
     except KeyboardInterrupt:  # one more Ctrl-C, in the moment when the first one is handled
         code = INTERRUPTED
     exec("")  # noqa: S102  Ctrl-C amid an exec, as of a dataclass, is remembered until the next one,

@@ -79,7 +79,7 @@ def driver_here() -> str:
     return found[0] if found else ""
 
 
-def lock_for(driver: str, capabilities: Collection[str]) -> str:
+def _lock_for(driver: str, capabilities: Collection[str]) -> str:
     """Return the lock for a driver and all GPUs of a host; the usual one where none fits."""
     known = [_capability(one) for one in capabilities if re.fullmatch(r"\d+\.\d", one)]
     release = _number(driver)
@@ -91,7 +91,7 @@ def lock_for(driver: str, capabilities: Collection[str]) -> str:
     return fit[0] if fit else BASE
 
 
-def lock_here() -> str:
+def _lock_here() -> str:
     """Return the lock for this machine, whose GPUs nvidia-smi knows."""
     try:
         words = ["nvidia-smi", *QUERY]
@@ -101,7 +101,7 @@ def lock_here() -> str:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return BASE
     found = re.findall(r"^([\d.]+), *(\d+\.\d) *$", asked.stdout, re.MULTILINE)
-    return lock_for(found[0][0], [capability for _, capability in found]) if found else BASE
+    return _lock_for(found[0][0], [capability for _, capability in found]) if found else BASE
 
 
 def _fitting(capabilities: Collection[Capability]) -> list[Build]:
@@ -150,4 +150,4 @@ def _number(version: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{lock_here()}\n")
+    sys.stdout.write(f"{_lock_here()}\n")

@@ -27,7 +27,7 @@ def bind_near(device: str, devices: Path = DEVICES) -> bool:
     core_count()  # of all cores: the rest is for the ranks of other GPUs
     try:
         allowed = os.sched_getaffinity(0)
-        near = allowed & cores_in((devices / device / "local_cpulist").read_text())
+        near = allowed & _cores_in((devices / device / "local_cpulist").read_text())
         if not near or near == allowed:
             return False
         os.sched_setaffinity(0, near)
@@ -36,7 +36,7 @@ def bind_near(device: str, devices: Path = DEVICES) -> bool:
     return True
 
 
-def cores_in(text: str) -> set[int]:
+def _cores_in(text: str) -> set[int]:
     """Return the cores in a list as the kernel writes it: 0-15,32-47."""
     spans = [part.partition("-") for part in text.strip().split(",") if part]
     return {core for low, _, high in spans for core in range(int(low), int(high or low) + 1)}

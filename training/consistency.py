@@ -50,7 +50,7 @@ def check_world(world: int) -> None:
 def fingerprint() -> Mark:
     """Return what this rank compares with the others."""
     run = hashlib.sha256(os.environ.get(variables.RUN_ID, "").encode()).digest()
-    return np.frombuffer(run + code_digest(), dtype=np.uint8)
+    return np.frombuffer(run + _code_digest(), dtype=np.uint8)
 
 
 def check_marks(marks: Sequence[Mark]) -> None:
@@ -68,7 +68,7 @@ def check_marks(marks: Sequence[Mark]) -> None:
             )
 
 
-def code_digest() -> bytes:
+def _code_digest() -> bytes:
     """Return the SHA-256 of the program: training, shards, and the package that was started."""
     started = sys.modules["__main__"].__spec__
     names = {"training", "shards", started.name.partition(".")[0] if started else "training"}

@@ -68,14 +68,14 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
         return 0
     if config.workers and not config.synthetic:
         start_worker_server(source.model)
-    with uncollected():
+    with _uncollected():
         task = task_of(source)
         from training import loop
     return loop.run(task, config)
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def _uncollected() -> Iterator[None]:
     """Import without a search for garbage: there is none yet, and it takes a third of the time.
 
     What is there afterwards stays, so later searches pass it over.

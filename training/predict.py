@@ -100,9 +100,9 @@ def show(given: Predict, task: str) -> int:
     trained = load_of_any_task(given.checkpoint, given.model, task or given.task).on_best_device()
     results = list(predictions(trained, paths, given.top_k))
     if given.csv:
-        write_table(Path(given.csv), csv_rows(results))
+        write_table(Path(given.csv), _csv_rows(results))
     elif given.json:
-        print_json(results)
+        _print_json(results)
     else:
         print_table(results)
     unread = [result for result in results if isinstance(result, Unread)]
@@ -160,12 +160,12 @@ def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
         return Unread(path, str(error))
 
 
-def print_json(results: Sequence[Prediction | Unread]) -> None:
+def _print_json(results: Sequence[Prediction | Unread]) -> None:
     """Print one list, in the order of the images."""
     sys.stdout.write(json.dumps([result.plain() for result in results], indent=1) + "\n")
 
 
-def csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, ...]]:
+def _csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, ...]]:
     """Yield the header, and a row for each class of each answer; images unread have none."""
     yield "image", "rank", "class", "probability"
     for result in results:

@@ -82,7 +82,7 @@ def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
     _check_size(info.width, info.height)
     is_clean = decode and info.extension == "jpg" and _decodes_without_warning(data)
     if (decode or not info.settled) and not is_clean:
-        check_decodes(data, "truncated" if "no end" in info.oddities else "undecodable")
+        _check_decodes(data, "truncated" if "no end" in info.oddities else "undecodable")
         if info.header and len(_PROVEN) < MOST_PROVEN:
             _PROVEN.add(info.header)
         if decode and info.extension == "jpg" and "no end" not in info.oddities:
@@ -100,7 +100,7 @@ def findings(name: str, info: ImageInfo) -> list[ImageDefect]:
     ]
 
 
-def check_decodes(data: bytes, failure: str) -> None:
+def _check_decodes(data: bytes, failure: str) -> None:
     """Decode an image, at the size that costs least; raise Defect `failure` if that fails."""
     try:
         with warnings.catch_warnings(action="ignore"), _opened(data) as image:

@@ -35,7 +35,7 @@ def free_key(stems: Iterable[str], name: str, taken: set[str]) -> str:
     """
     stems = list(stems)
     free = (key for key in map(safe_key, stems) if key.lower() not in taken)
-    key = next(free, "") or marked_key(stems[0], name)
+    key = next(free, "") or _marked_key(stems[0], name)
     taken.add(key.lower())
     return key
 
@@ -49,10 +49,10 @@ def safe_key(text: str) -> str:
     key = UNSAFE.sub("_", text)
     if key == text and len(key) <= MAX_KEY_BYTES:
         return key
-    return marked_key(text, text)
+    return _marked_key(text, text)
 
 
-def marked_key(text: str, name: str) -> str:
+def _marked_key(text: str, name: str) -> str:
     """Make a key with eight characters of a hash of `name` in any case."""
     mark = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
     return f"{UNSAFE.sub('_', text)[: MAX_KEY_BYTES - 9]}-{mark}"

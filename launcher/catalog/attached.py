@@ -80,7 +80,7 @@ def _folder(path: str) -> RunFolder | None:
 def stop_attached(run: AttachedRun, options: StopOptions) -> int:
     """Press Ctrl-C for the launcher of a run, wait for its end, and look at every host."""
     if run.folder and run.is_running:
-        if pid := launcher_of(run.folder.plan):
+        if pid := _launcher_of(run.folder.plan):
             _interrupt(run.folder, pid, options.force)
         elif not options.force:
             raise UsageError(
@@ -120,7 +120,7 @@ def _checkpoint_seconds(folder: RunFolder) -> float:
     return Limits().checkpoint_seconds
 
 
-def launcher_of(plan: Path) -> int:
+def _launcher_of(plan: Path) -> int:
     """Return the process of this account that holds the lock of a plan; 0 where there is none."""
     target = str(plan.resolve())
     with suppress(OSError):  # a system without /proc
@@ -137,7 +137,7 @@ def launcher_of(plan: Path) -> int:
 @contextmanager
 def _hosts(run: AttachedRun, options: StopOptions) -> Iterator[DetachedRun]:
     """Yield the hosts of a run: those that are typed, this machine, or those written down here."""
-    if run.folder and not (options.hosts or options.host_list) and is_of_this_machine(run.folder):
+    if run.folder and not (options.hosts or options.host_list) and _is_of_this_machine(run.folder):
         with suppress(OSError, Misshapen):
             names = run_in(run.folder.path).hosts
         host = Host(names[0])
@@ -150,7 +150,7 @@ def _hosts(run: AttachedRun, options: StopOptions) -> Iterator[DetachedRun]:
         yield there
 
 
-def is_of_this_machine(folder: RunFolder) -> bool:
+def _is_of_this_machine(folder: RunFolder) -> bool:
     """Return True for a run of `./run-local`."""
     with suppress(UsageError):
         return read_settings(folder.settings).launch == "local"

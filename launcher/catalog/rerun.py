@@ -39,14 +39,14 @@ def command_line(args: Sequence[str]) -> list[str]:
     settings = RunFolder(folder_of(args[0])).settings
     if not settings.is_file():
         raise UsageError(f"{settings.parent} has no {settings.name}: it cannot be started again")
-    check_written_here(RunFolder(settings.parent))
+    _check_written_here(RunFolder(settings.parent))
     file = read_settings(settings)
     if not file.launch:
         raise UsageError(f"{settings}: launch: missing; type: --config {settings}")
     return [file.launch, "--config", str(settings), *args[1:]]
 
 
-def check_written_here(folder: RunFolder) -> None:
+def _check_written_here(folder: RunFolder) -> None:
     """Raise UsageError for settings that may be a host's: `rerun` would run its commands here.
 
     The launcher's own are closed to others. In a copy of a detached run they are those that were

@@ -43,19 +43,19 @@ def main(args: Sequence[str]) -> int:
         raise UsageError(f"board: add --web; on this terminal, type: {attach}")
     with suppress(KeyboardInterrupt), interruptible():
         if (folder := run_called(options.run)).is_dir():
-            show_folder(folder)
+            _show_folder(folder)
         else:
-            show_detached(options)
+            _show_detached(options)
     return 0
 
 
-def show_folder(folder: Path) -> None:
+def _show_folder(folder: Path) -> None:
     """Serve what the launcher of a run writes into its folder."""
     with served(partial(of_folder, folder)) as address:
         stay(address)
 
 
-def show_detached(options: BoardOptions) -> None:
+def _show_detached(options: BoardOptions) -> None:
     """Serve what the record of a detached run has, as it grows."""
     opened: list[WebDisplay] = []
 

@@ -27,7 +27,7 @@ def main(verb: str, args: Sequence[str]) -> int:
     settings, work, about = VERBS[verb]
     options = parse(settings, verb, args, about)
     if not options.run and verb == "status":
-        return ps(list_options(options))
+        return ps(_list_options(options))
     if not options.run:
         raise UsageError(f"{verb} of which run? type: {called(verb)} RUN; {called('ps')} lists all")
     if not CALLED.fullmatch(options.run):
@@ -44,7 +44,7 @@ def main(verb: str, args: Sequence[str]) -> int:
     raise UsageError(why_not_followed(attached))
 
 
-def list_options(options: StatusOptions) -> PsOptions:
+def _list_options(options: StatusOptions) -> PsOptions:
     """Return the options of the list for `status` of no run in particular."""
     return PsOptions(
         hosts=options.hosts,

@@ -69,7 +69,7 @@ def stay(work: Work, options: LocalOptions) -> Result:
 def show(work: Work, options: LocalOptions) -> int:
     """Print what would run here; return 0."""
     if options.image:
-        return show_container(work, options)
+        return _show_container(work, options)
     jobs = options.jobs
     with served(work, options.serving, [ADDRESS]) as there:
         job = jobs.job(there, jobs.planned_folder(work))
@@ -87,31 +87,31 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
         refuse()
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:
-            return launch_contained(there, options, jobs)
+            return _launch_contained(there, options, jobs)
         return run_alone(jobs, there, options.nproc, options.python, options.plain)
 
 
-def launch_contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> Result:
+def _launch_contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> Result:
     """Run something in a container on this machine, which is looked at as any host is."""
     from launcher.lifecycle.attempts import Launch, run_to_end
     from launcher.lifecycle.planning import code_here
 
-    there = host_options(options)
+    there = _host_options(options)
     settings = resolved(there, replace(jobs, environment=there.environment))
     places, code = [LocalTransport(NAME)], code_here(settings.jobs.runs)
     return run_to_end(Launch([as_host(options.nproc)], places, work, settings, code))
 
 
-def show_container(work: Work, options: LocalOptions) -> int:
+def _show_container(work: Work, options: LocalOptions) -> int:
     """Print what would run in a container."""
     from launcher.commands.show import show_plan
 
-    settings, places = resolved(host_options(options)), [LocalTransport(NAME)]
+    settings, places = resolved(_host_options(options)), [LocalTransport(NAME)]
     with served(work, options.serving, [ADDRESS]) as there:
         return show_plan([as_host(options.nproc)], places, there, settings, options.json)
 
 
-def host_options(options: LocalOptions) -> HostOptions:
+def _host_options(options: LocalOptions) -> HostOptions:
     """Return the options for a host; a container sees the GPUs that this launcher may use."""
     same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
     visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()

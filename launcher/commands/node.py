@@ -47,11 +47,11 @@ def main(args: Sequence[str]) -> int:
     if options.dry_run:
         show(placement, work, options)
         return 0
-    signal.signal(signal.SIGUSR1, end_before_the_start)
-    return launch_node(placement, work, options, typed("node", own, work)).exit_code
+    signal.signal(signal.SIGUSR1, _end_before_the_start)
+    return _launch_node(placement, work, options, typed("node", own, work)).exit_code
 
 
-def end_before_the_start(number: int, frame: FrameType | None) -> None:
+def _end_before_the_start(number: int, frame: FrameType | None) -> None:
     """Raise once the scheduler wants the node back, while it still waits for others."""
     raise HostLost("stopped before all nodes had joined; type the same command again")
 
@@ -92,7 +92,7 @@ def show(placement: Placement, work: Work, options: NodeOptions) -> None:
     if options.json:
         text = json.dumps({"found": found, "plan": asdict(plan)}, indent=2)
     else:
-        text = f"{found_text(found)}\n\n{describe(plan)}"
+        text = f"{_found_text(found)}\n\n{describe(plan)}"
     sys.stdout.write(f"{text}\n")
 
 
@@ -100,7 +100,7 @@ def found_in(
     placement: Placement, work: Work, options: NodeOptions
 ) -> tuple[dict[str, object], Plan]:
     """Return the placement as plain data, and the plan for it, without asking other nodes."""
-    slots = expected_slots(placement, options)
+    slots = _expected_slots(placement, options)
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
     names = tuple(f"node-{node}" for node in range(placement.nodes.value))
     agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
@@ -110,7 +110,7 @@ def found_in(
     return {**asdict(placement), "processes": asdict(processes(placement))}, plan
 
 
-def found_text(found: Mapping[str, object]) -> str:
+def _found_text(found: Mapping[str, object]) -> str:
     """Return a line for each thing that was found."""
     lines = [f"platform: {found['platform']}"]
     for name, part in found.items():
@@ -120,14 +120,14 @@ def found_text(found: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-def expected_slots(placement: Placement, options: NodeOptions) -> tuple[int, ...]:
+def _expected_slots(placement: Placement, options: NodeOptions) -> tuple[int, ...]:
     """Return the processes of all nodes, as far as one can know: the roll call counts them."""
     if options.slots:
         return slots_of(options.slots, placement.nodes)
     return (processes(placement).value,) * placement.nodes.value
 
 
-def launch_node(
+def _launch_node(
     placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
 ) -> Result:
     """Meet the others, and run this node's share; `again` is the command that was typed."""

@@ -186,7 +186,7 @@ def parse(settings: type[Settings], name: str, args: Sequence[str], head: Head |
 
     markers = (FlagCreatePairsOff, UseAppendAction)
     about = head.replace("{prog}", prog) if isinstance(head, str) else None
-    answers = answers_of(settings)
+    answers = _answers_of(settings)
     words = _without_switched_off(settings, args)
     return commandline.parse(settings, prog, words, about, markers, RENAMED, answers)
 
@@ -208,7 +208,7 @@ def _without_switched_off(settings: type[Any], args: Sequence[str]) -> list[str]
     return left
 
 
-def answers_of(settings: type[Any]) -> dict[str, str]:
+def _answers_of(settings: type[Any]) -> dict[str, str]:
     """Return the answers to options that this command does not have, but others do."""
     if not issubclass(settings, Options):
         return {}
@@ -274,7 +274,7 @@ def read_work(
     prog = called(name)
     work = work_of(rest, (*prog.split(), *own))
     if isinstance(work, TaskWork):
-        if is_question(work):
+        if _is_question(work):
             become_task(work, shlex.join([*prog.split(), *own]))
         _refuse_misplaced(prog, own, settings, work)
     return work
@@ -284,7 +284,7 @@ def _refuse_misplaced(
     prog: str, own: Sequence[str], settings: type[Options], task: TaskWork
 ) -> None:
     """Refuse options of the launcher after a task, with the command as it was meant."""
-    names, answers = set(names_of(settings)), answers_of(settings)
+    names, answers = set(names_of(settings)), _answers_of(settings)
     ours: list[str] = []
     kept: list[str] = []
     words = iter(task.options)
@@ -361,7 +361,7 @@ def typed(command: str, own: Sequence[str], work: Work) -> tuple[str, ...]:
     return (*called(command).split(), *own, work.task, *without(work.options, "--resume"))
 
 
-def is_question(task: TaskWork) -> bool:
+def _is_question(task: TaskWork) -> bool:
     """Return True for help, or for a tool of the task (`predict`): no training."""
     if not task.options:
         return False

@@ -66,7 +66,7 @@ def chosen(
     with closing(looks(hosts, places, needs)) as surveys:
         for found in surveys:
             rows = examine(found, CHECKS, settings.ignored_checks)
-            fit = fit_ones(hosts, places, rows)
+            fit = _fit_ones(hosts, places, rows)
             if len(fit) >= wanted:
                 break
             text = "\n".join(lines_of([row for row in rows if row.level == "refused"]))
@@ -82,7 +82,7 @@ def chosen(
     return chosen_hosts, ways
 
 
-def fit_ones(
+def _fit_ones(
     hosts: Sequence[Host], places: Sequence[Machine | Problem], rows: Sequence[TableRow]
 ) -> list[tuple[Host, Machine]]:
     """Return the hosts on which a run could start, and the ways to them."""

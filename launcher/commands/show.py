@@ -61,13 +61,13 @@ def deep_check(
 ) -> Launch:
     """Return the run that measures hosts which have passed all checks."""
     reached = [place for place in places if not isinstance(place, Problem)]
-    program = measuring(work, hosts)
+    program = _measuring(work, hosts)
     code = code_there(hosts, reached, program, options)
     jobs = replace(settings.jobs, name="deep-check", settings="")
     return Launch(hosts, reached, program, replace(settings, jobs=jobs), code)
 
 
-def measuring(work: Work, hosts: Sequence[Host]) -> Command:
+def _measuring(work: Work, hosts: Sequence[Host]) -> Command:
     """Return the program that measures hosts, and reads the shards that the work would read."""
     names = ",".join(host.label for host in hosts)
     data = data_of(work)

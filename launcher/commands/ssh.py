@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
     named = {word.partition("=")[0] for word in commandline.current_names(leading, RENAMED)}
     words = 0 if NO_FILE & named else 1  # the host file
     if words and plain and plain[0] != "--":
-        refuse_other_first_word(leading, plain)
+        _refuse_other_first_word(leading, plain)
     own, rest = hoisted(*split(args, SshOptions, words))
     if own and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
         options = SshOptions(hosts=Path(own[0]))
@@ -72,7 +72,7 @@ def main(args: Sequence[str]) -> int:
     return start(work, options, typed("ssh", own, work))
 
 
-def refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> None:
+def _refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> None:
     """Raise UsageError for a task or a program in place of the host file."""
     word = words[0]
     is_task = (word.endswith(".py") or not Path(word).is_file()) and bool(find_task(word))

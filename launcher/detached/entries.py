@@ -184,7 +184,7 @@ class EntryReader:
         except UsageError as error:  # limits that leave no time for anything
             raise Misshapen(str(error)) from None
         if isinstance(found, Began):
-            check_plan(found.attempt.plan)
+            _check_plan(found.attempt.plan)
             self.plan = found.attempt.plan
         if isinstance(found, Wrote):
             self._check_origin(*found.output[:2])
@@ -211,7 +211,7 @@ class EntryReader:
             raise Misshapen("of a rank that is not on this host")
 
 
-def check_plan(plan: Plan) -> None:
+def _check_plan(plan: Plan) -> None:
     """Raise Misshapen for a plan that `make_plan` would not have made of any hosts."""
     first = 0
     for node, host in enumerate(plan.hosts):

@@ -35,8 +35,8 @@ def bring_here(there: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
     source = Path(attempt.folder)
     target = runs.resolve() / source.name
     try:
-        is_copy = is_copy_of(there.run, target)
-        with alone_in(target):
+        is_copy = _is_copy_of(there.run, target)
+        with _alone_in(target):
             if is_copy:
                 first = attempt.plan.hosts[0]
                 found = fetch_results(there.place, first, "", target, (), say)
@@ -61,7 +61,7 @@ def complete(run: str, folder: RunFolder) -> None:
         say(problem)
 
 
-def is_copy_of(run: str, target: Path) -> bool:
+def _is_copy_of(run: str, target: Path) -> bool:
     """Return True when a folder is the local copy of this run."""
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def is_copy_of(run: str, target: Path) -> bool:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def _alone_in(folder: Path) -> Iterator[None]:
     """Keep other attached launchers out of a folder, where the disk can lock folders."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -123,7 +123,7 @@ def fetch_results(
         files = {path: size for path, size in offer.files.items() if not _is_of_git(path)}
         if only:
             files = {path: files[path] for path in only if files.get(path, LARGE) < LARGE}
-        check_offer(files, folder, kept)
+        _check_offer(files, folder, kept)
         odd = offer.odd + len(offer.files) - len(files)
         problems = [f"{odd} with odd names"] * bool(odd)
         found = Fetched(plan.name, plan.folder, problems=problems)
@@ -158,10 +158,10 @@ def _is_of_git(path: str) -> bool:
     return ".git" in path.lower().split("/")
 
 
-def check_offer(sizes: Mapping[str, int], folder: Path, kept: Collection[str]) -> None:
+def _check_offer(sizes: Mapping[str, int], folder: Path, kept: Collection[str]) -> None:
     """Refuse paths that lead elsewhere or to our own files, and more than there is room for."""
     for path in sizes:
-        target_of(folder, path, kept)
+        _target_of(folder, path, kept)
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     if total > MOST_BYTES:
         raise Problem(f"{data_size(total)}, and no more than {data_size(MOST_BYTES)} are fetched")
@@ -169,7 +169,7 @@ def check_offer(sizes: Mapping[str, int], folder: Path, kept: Collection[str]) -
         raise Problem(f"{data_size(total)}, and {data_size(free)} are free here")
 
 
-def target_of(folder: Path, path: str, kept: Collection[str]) -> Path:
+def _target_of(folder: Path, path: str, kept: Collection[str]) -> Path:
     """Return where a file of the host belongs here; raise Problem where it does not."""
     parts = path.split("/")
     named = {"", ".", ".."} & set(parts) or is_named(parts[0], kept) or len(parts) > DEEPEST

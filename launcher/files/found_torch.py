@@ -60,7 +60,7 @@ def shared() -> bool:
     if "torch" not in found:
         return False
     place = str(found["torch"].locate_file(""))
-    if reason := why_unfit(found):
+    if reason := _why_unfit(found):
         say(f"torch {found['torch'].version} of {place} is not used: {reason}")
         return False
     versions = " and ".join(f"{name} {found[name].version}" for name in SHARED)
@@ -68,7 +68,7 @@ def shared() -> bool:
     if not (environment / "bin" / "python").exists():
         venv.create(environment, clear=True, symlinks=True)
     link(environment, found)
-    there = {name for name, one in found.items() if is_recent(name, one)}
+    there = {name for name, one in found.items() if _is_recent(name, one)}
     (environment / "locks").mkdir(exist_ok=True)
     for lock in locks:
         (environment / "locks" / lock.name).write_text(without(lock.read_text(), there))
@@ -96,12 +96,12 @@ def needed_by(names: Iterable[str], environment: Path) -> Mapping[str, Distribut
     return found
 
 
-def why_unfit(found: Mapping[str, Distribution]) -> str:
+def _why_unfit(found: Mapping[str, Distribution]) -> str:
     """Return why torch and torchvision cannot be used; "" if they can, which is tried."""
     for name in SHARED:
         if name not in found:
             return f"there is no {name} beside it"
-        if not is_recent(name, found[name]):
+        if not _is_recent(name, found[name]):
             return f"{name} {found[name].version} is older than {FLOORS[name]}"
     for name in SHARED:
         try:
@@ -111,7 +111,7 @@ def why_unfit(found: Mapping[str, Distribution]) -> str:
     return ""
 
 
-def is_recent(name: str, one: Distribution) -> bool:
+def _is_recent(name: str, one: Distribution) -> bool:
     """Return True unless a package is older than its floor; a pre-release counts as its release."""
     floor = numbers(FLOORS.get(name, ""))
     return numbers(one.version)[: len(floor)] >= floor

@@ -71,7 +71,7 @@ def own_address(hosts: Sequence[str]) -> str:
             "which address of this machine do hosts behind a gateway reach? type:"
             " --serve-address ADDRESS, or --no-serve where they have the data themselves"
         )
-    ours = [source_address(host) for host in hosts if not is_here(host)]
+    ours = [_source_address(host) for host in hosts if not is_here(host)]
     return ours[0] if ours else LOOPBACK
 
 
@@ -81,11 +81,11 @@ def is_here(host: str) -> bool:
         return False
     there = _numeric(host)
     return ipaddress.ip_address(there.partition("%")[0]).is_loopback or (
-        source_address(host) == there
+        _source_address(host) == there
     )
 
 
-def source_address(host: str) -> str:
+def _source_address(host: str) -> str:
     """Return the source address that the kernel picks towards a host; nothing is sent."""
     there = _numeric(host)
     family = socket.AF_INET6 if ":" in there else socket.AF_INET

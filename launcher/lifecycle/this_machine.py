@@ -34,7 +34,7 @@ def run_alone(jobs: JobTemplate, work: Work, processes: int, python: str, plain:
 def plan_alone(job: Job, processes: int, python: str) -> Plan:
     """Return the plan for this machine alone."""
     folder = str(job.folder.path)
-    here = planned(NAME, ADDRESS, rank_count(processes), folder, interpreter(python))
+    here = planned(NAME, ADDRESS, _rank_count(processes), folder, interpreter(python))
     return make_plan(job, [here], free_port(ADDRESS))
 
 
@@ -65,10 +65,10 @@ def planned(
 
 def as_host(processes: int) -> Host:
     """Return this machine as a host file would name it, with its ranks."""
-    return Host(NAME, slots=rank_count(processes))
+    return Host(NAME, slots=_rank_count(processes))
 
 
-def rank_count(wanted: int) -> int:
+def _rank_count(wanted: int) -> int:
     """Return the number of ranks to start: as wanted, or one per GPU, or a single one."""
     return wanted or gpu_count() or 1
 

@@ -203,7 +203,7 @@ def progress_bar(run: RunView, width: int) -> RenderableType:
     while len(words) > 1 and sum(map(len, words)) + 3 * len(words) > width - BAR_WIDTH:
         words.pop(-2)  # the end of the run goes last
     grid.add_row(Text(epoch(run), style="bold"), bar, Text("   ".join(words)))
-    return Group(grid, Text(milestones(run), style="dim")) if milestones(run) else grid
+    return Group(grid, Text(_milestones(run), style="dim")) if _milestones(run) else grid
 
 
 def epoch(run: RunView) -> str:
@@ -227,7 +227,7 @@ def measures(run: RunView) -> list[str]:
     return [word for word in words if word]
 
 
-def milestones(run: RunView) -> str:
+def _milestones(run: RunView) -> str:
     """Return the best accuracy and the last checkpoint, as far as there are any."""
     words = (
         shown(run.best, "best validation accuracy {:.1%}"),

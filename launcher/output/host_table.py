@@ -47,7 +47,7 @@ def host_table(hosts: Sequence[HostView], width: int, last_lines: Mapping[int, s
         return Text(last_lines.get(host.node, ""), style="dim", overflow="ellipsis")
 
     columns = (*COLUMNS, HostColumn("last line", LINE_WIDTH, 6, last_line, "left"))
-    fitting = fitting_columns(columns, hosts, width)
+    fitting = _fitting_columns(columns, hosts, width)
     has_line = fitting[-1].name == "last line"  # which takes all the room that is left
     table = Table(
         box=HEAD_LINE,
@@ -65,7 +65,7 @@ def host_table(hosts: Sequence[HostView], width: int, last_lines: Mapping[int, s
     return table
 
 
-def fitting_columns(
+def _fitting_columns(
     columns: Sequence[HostColumn], hosts: Sequence[HostView], width: int
 ) -> list[HostColumn]:
     """Return the columns that have something in them and for which there is room."""
@@ -139,11 +139,11 @@ def gpu(host: HostView) -> Text:
     gpus = host.usage.gpus if host.usage else ()
     if not gpus:
         return Text()
-    usual, odd = split_odd(gpus)
+    usual, odd = _split_odd(gpus)
     full = max(gpu.memory / max(1, gpu.memory_total) for gpu in gpus)
     return Text.assemble(
-        busy_words(usual),
-        *((f" {busy_words(odd)}", "bold red") for _ in odd[:1]),
+        _busy_words(usual),
+        *((f" {_busy_words(odd)}", "bold red") for _ in odd[:1]),
         (f"  {full:.0%} mem", "dim"),
     )
 
@@ -157,14 +157,14 @@ def heat(host: HostView) -> Text:
     return Text(" ".join(words), style="bold red" if any(gpu.slowed for gpu in gpus) else "")
 
 
-def split_odd(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[Gpu]]:
+def _split_odd(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[Gpu]]:
     """Return the GPUs that are about as busy as most are, and the others."""
     most = statistics.median_high(gpu.busy for gpu in gpus)
     odd = [gpu for gpu in gpus if abs(gpu.busy - most) > ODD_PERCENT]
     return [gpu for gpu in gpus if gpu not in odd], odd
 
 
-def busy_words(gpus: Sequence[Gpu]) -> str:
+def _busy_words(gpus: Sequence[Gpu]) -> str:
     """Return how many GPUs there are and how busy they are in the mean: 7x 97%."""
     return f"{len(gpus)}x {statistics.fmean(gpu.busy for gpu in gpus):.0f}%"
 

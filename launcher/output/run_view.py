@@ -90,7 +90,7 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
     """Return what there is to see of a run."""
     first = run.ranks[0]
     total = whole(first, "epoch_steps")
-    hosts = [host_view(run, host, now) for host in run.hosts]
+    hosts = [_host_view(run, host, now) for host in run.hosts]
     return RunView(
         name=name,
         run_id=run.plan.run_id,
@@ -115,7 +115,7 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
     )
 
 
-def host_view(run: RunState, host: HostState, now: float) -> HostView:
+def _host_view(run: RunState, host: HostState, now: float) -> HostView:
     """Return what there is to see of one host."""
     ranks = run.ranks_of(host.plan.node)
     slowest = min(ranks, key=lambda rank: rank.step)
@@ -142,18 +142,18 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
         return "failed"
     if host.state != "running":
         return host.state
-    if still := standstill(run, ranks, now):
+    if still := _standstill(run, ranks, now):
         return f"hanging {still:.0f} s"
     found = {rank.phase for rank in ranks if rank.running}
     busy = [word for phase, word in BUSY.items() if phase in found]
     silent = "starting" if run.plan.task else "running"  # until a task has imported torch
     word = busy[0] if busy else "finishing" if phases.DONE in found else silent
-    if word == BUSY[phases.TRAIN] and (why := slowed_by(run, host)):
+    if word == BUSY[phases.TRAIN] and (why := _slowed_by(run, host)):
         return f"slow {why}"
     return word
 
 
-def slowed_by(run: RunState, host: HostState) -> str:
+def _slowed_by(run: RunState, host: HostState) -> str:
     """Return what slows a host down: its GPUs' clocks, or what the ranks measured; "" if nothing.
 
     GPUs count only where the ranks use some.
@@ -174,7 +174,7 @@ def machines(plan: Plan) -> str:
     return one_line(", ".join(filter(None, shown)))
 
 
-def standstill(run: RunState, ranks: list[RankState], now: float) -> float:
+def _standstill(run: RunState, ranks: list[RankState], now: float) -> float:
     """Return for how long a host has held up the others without a step; 0 while it has not.
 
     While a rank lacks data, the others wait for that one.

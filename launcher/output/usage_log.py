@@ -46,14 +46,14 @@ class UsageLog:
             return
         gathered = self.gathered.setdefault(usage.node, [])
         if gathered and at - gathered[0]["time"] >= self.covers_seconds:
-            self.waiting.append(mean_line(gathered))
+            self.waiting.append(_mean_line(gathered))
             gathered.clear()
         gathered.append(line_of(self.hosts[usage.node], usage, at))
 
     def write(self, now: float, everything: bool = False) -> None:
         """Append the lines that are complete, every few seconds; or all that there is."""
         if everything:
-            self.waiting += [mean_line(lines) for lines in self.gathered.values() if lines]
+            self.waiting += [_mean_line(lines) for lines in self.gathered.values() if lines]
             self.gathered.clear()
         if not self.waiting or (now < self.write_at and not everything):
             return
@@ -72,7 +72,7 @@ class UsageLog:
         """Rewrite the file with half of its lines."""
         with translated_os_errors(self.path):
             lines = [json.loads(text) for text in self.path.read_text().splitlines()]
-        joined = list(joined_lines(lines))
+        joined = list(_joined_lines(lines))
         write_whole(self.path, "".join(map(as_text, joined)).encode())
         self.lines = len(joined)
         self.covers_seconds *= 2
@@ -92,18 +92,18 @@ def line_of(host: str, usage: Usage, at: float) -> UsageLine:
     }
 
 
-def joined_lines(lines: Iterable[UsageLine]) -> Iterator[UsageLine]:
+def _joined_lines(lines: Iterable[UsageLine]) -> Iterator[UsageLine]:
     """Yield one line for every two of a host, in the order of time."""
     earlier: dict[str, UsageLine] = {}
     for line in lines:
         if before := earlier.pop(line["host"], None):
-            yield mean_line([before, line])
+            yield _mean_line([before, line])
         else:
             earlier[line["host"]] = line
     yield from earlier.values()
 
 
-def mean_line(lines: Sequence[UsageLine]) -> UsageLine:
+def _mean_line(lines: Sequence[UsageLine]) -> UsageLine:
     """Return one line for several of a host: means, at the first one's time."""
     first = lines[0]
     if len(lines) == 1:

@@ -17,11 +17,16 @@ MARKS: dict[Level, str] = {"ok": "", "warning": "!", "refused": "X"}
 def shown(rows: Sequence[TableRow]) -> str:
     """Return all checks for people: the table, what to do, and whether a run could start."""
     details = said_once((row.host, row.problem) for row in rows if "\n" in row.problem)
-    parts = [table(HEAD, table_rows(rows), WRAPPED), details, "\n".join(hints(rows)), verdict(rows)]
+    parts = [
+        table(HEAD, _table_rows(rows), WRAPPED),
+        details,
+        "\n".join(hints(rows)),
+        verdict(rows),
+    ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
 
 
-def table_rows(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
+def _table_rows(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
     """Return a line per check and finding."""
     lines: list[tuple[str, ...]] = []
     for check in dict.fromkeys(row.check for row in rows):

@@ -221,7 +221,7 @@ class HostProbe:
                 "data": wanted.data,
                 "workdir": there,
                 "every_shard": wanted.full,
-                "environment": access_of((*wanted.environment, *host.env)),
+                "environment": _access_of((*wanted.environment, *host.env)),
             }
         if wanted.full or (self.finding["look"]["gpus"] and not wanted.on_cpu):
             questions["gpus"] = {
@@ -310,6 +310,6 @@ class HostProbe:
         return answer
 
 
-def access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return the part of the ranks' environment that concerns access to a server of shards."""
     return {name: value for name, value in environment if name in variables.ACCESS}

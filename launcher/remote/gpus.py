@@ -38,7 +38,7 @@ def gpus(full: bool) -> dict[str, Any]:
     parts = re.split(r"<gpu id=\"([^\"]*)\">", text)[1:]
     found = [described(each) for each in parts[1::2]]
     if full:
-        errors, links = xids(), nvlinks(program)
+        errors, links = xids(), _nvlinks(program)
         for number, one in enumerate(found):
             bus = parts[2 * number].lower()[4:-2]  # 00000000:3B:00.0, and 0000:3b:00 in the log
             one["xids"] = errors.get(bus, [])[-MOST_XIDS:]
@@ -99,7 +99,7 @@ def number(text: str, tag: str) -> int:
     return int(found[1]) if found else 0
 
 
-def nvlinks(program: str) -> dict[int, int]:
+def _nvlinks(program: str) -> dict[int, int]:
     """Return how many NVLinks of each GPU are up."""
     found: dict[int, int] = {}
     gpu = -1

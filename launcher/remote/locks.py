@@ -90,10 +90,10 @@ def first_in_line(path: str, parts: list[str], place: str) -> str:
         concerns_us = "" in parts or part in ("", *parts)
         if mark and lock_name.startswith(name) and concerns_us and ahead < place:
             line.append((ahead, os.path.join(folder, file)))
-    return next((ticket for _, ticket in sorted(line) if is_held(ticket)), "")
+    return next((ticket for _, ticket in sorted(line) if _is_held(ticket)), "")
 
 
-def is_held(path: str) -> bool:
+def _is_held(path: str) -> bool:
     """Return whether a process holds a lock; remove the file when none does."""
     with contextlib.suppress(OSError):  # it has just gone, or is not a lock
         descriptor = os.open(path, _FLAGS)

@@ -72,7 +72,7 @@ def greet(listener: socket.socket, token: bytes) -> None:
     while True:
         for descriptor, _ in waiting.poll(1.0):
             if descriptor == listener.fileno():
-                if not let_in(listener, waiting, callers):
+                if not _let_in(listener, waiting, callers):
                     hang_up(callers, 0)
                     return
             elif descriptor in callers and not answered(callers[descriptor][0], token):
@@ -81,7 +81,7 @@ def greet(listener: socket.socket, token: bytes) -> None:
         hang_up(callers, min(len(callers) - late, MOST_CALLERS))
 
 
-def let_in(
+def _let_in(
     listener: socket.socket, waiting: select.epoll, callers: dict[int, tuple[socket.socket, float]]
 ) -> bool:
     """Accept one more call; return False when `hush` has closed the listener."""

@@ -80,7 +80,7 @@ def serve(bundle: object) -> None:
     orders: dict[str, Callable[..., dict[str, Any]]] = {
         "look": look,
         "image": image,
-        "replace": replace_by,
+        "replace": _replace_by,
         "gpus": gpus,
         "code": code,
         "address": address_of,
@@ -136,11 +136,11 @@ def look(
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = os.environ.get("SSH_CONNECTION", "").split()
-    lock = lock_path(connection)
+    lock = _lock_path(connection)
     if waits:
         HELD.update(take_ticket(lock + part, place) for part in parts)
     try:
-        there = within(FOLDER_SECONDS, lambda: look_into(workdir, "" if contained else python))
+        there = within(FOLDER_SECONDS, lambda: _look_into(workdir, "" if contained else python))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     interpreter = (python or "python3") if contained else there["python"]
@@ -148,24 +148,24 @@ def look(
         **clock(),
         **there,
         "machine": machine(),
-        "address": address_in(connection),
+        "address": _address_in(connection),
         "lock": lock,
         **in_the_way(lock, parts, place),
         "workdir": workdir,
         "python": interpreter,
         "interpreter": {} if contained else describe([interpreter]),
-        "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
+        "user": {"uid": os.getuid(), "gid": os.getgid(), "name": _user_name(os.getuid())},
         "cores": len(os.sched_getaffinity(0)),
         "gpus": gpu_count(),
         "open_files": os.sysconf("SC_OPEN_MAX"),
     }
 
 
-def look_into(workdir: str, python: str) -> dict[str, Any]:
+def _look_into(workdir: str, python: str) -> dict[str, Any]:
     """Return facts about the disk of the working directory."""
     return {
         "workdir_problem": workdir_problem(workdir),
-        "python": find_interpreter(workdir, python),
+        "python": _find_interpreter(workdir, python),
         "disk_free": min(disk_free(workdir), LARGEST_NUMBER),
     }
 
@@ -175,24 +175,24 @@ def image(name: str, command: list[str]) -> dict[str, Any]:
     try:
         told = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
         if not told:
-            return {"error": why_no_image(name)}
+            return {"error": _why_no_image(name)}
     except OSError as error:
         return {"error": f"docker: {error.strerror}; install it, or leave out --image"}
     return {"id": told[0].rpartition(":")[2][:12], "interpreter": describe(command)}
 
 
-def why_no_image(name: str) -> str:
+def _why_no_image(name: str) -> str:
     """Return why docker shows no image: it may be missing, or docker may not answer."""
     if lines_of("docker", "version", "--format", "{{.Server.Version}}"):
         return f"there is no image {name}; type there: docker pull {name}"
-    user = user_name(os.getuid())
+    user = _user_name(os.getuid())
     return (
         f"docker does not answer {user}: is it running? is {user} in its group?"
         f" type: sudo usermod -aG docker {user}"
     )
 
 
-def replace_by(command: list[str]) -> dict[str, Any]:
+def _replace_by(command: list[str]) -> dict[str, Any]:
     """Replace this process by another program, which then reads standard input."""
     program = find_program(command[0])
     if program is not None:
@@ -296,7 +296,7 @@ def in_the_way(lock: str, parts: list[str], place: str) -> dict[str, Any]:
     found = holder_of([lock + part for part in parts])
     ticket = "" if found["holder"] else first_in_line(lock, parts, place)
     with contextlib.suppress(OSError, ValueError, OverflowError):  # gone, or no ticket of a launch
-        owner = user_name(os.stat(ticket).st_uid) if ticket else ""
+        owner = _user_name(os.stat(ticket).st_uid) if ticket else ""
         since = time.localtime(float(ticket.partition(TICKET)[2].partition("-")[0] or 0))
         if owner:
             return {"holder": f"{owner}, since {time.strftime('%H:%M:%S', since)}", "queued": True}
@@ -307,7 +307,7 @@ def holder_of(paths: list[str]) -> dict[str, Any]:
     """Return the holder of a lock on one of these files, and its run where that is this user's."""
     with contextlib.suppress(OSError):  # no process holds a file that has just gone
         files = {_inode_of(path): path for path in paths if os.path.lexists(path)}
-        for fields in map(str.split, lines_of_locks() if files else ()):
+        for fields in map(str.split, _lines_of_locks() if files else ()):
             if fields[1] == "FLOCK" and fields[5] in files:
                 return described(int(fields[4]), files[fields[5]])
     return {"holder": ""}
@@ -343,7 +343,7 @@ def _inode_of(path: str) -> str:
     return f"{int(major):02x}:{int(minor):02x}:{inode}"
 
 
-def lines_of_locks() -> list[str]:
+def _lines_of_locks() -> list[str]:
     """Return all locks of this host; collecting them costs the kernel some time."""
     with open("/proc/locks") as file:
         return file.readlines()
@@ -353,7 +353,7 @@ def process_in_words(pid: int) -> str:
     """Return the user, the id and the start time of a process, in words."""
     process = look_up(pid)
     try:
-        user = user_name(os.stat(f"/proc/{pid}").st_uid)
+        user = _user_name(os.stat(f"/proc/{pid}").st_uid)
     except OSError:
         process = None
     if process is None:
@@ -363,7 +363,7 @@ def process_in_words(pid: int) -> str:
     return f"{user}'s process {pid}, since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
 
-def user_name(uid: int) -> str:
+def _user_name(uid: int) -> str:
     """Return the name of a user, or the number when it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -371,13 +371,13 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def address_in(connection: list[str]) -> str:
+def _address_in(connection: list[str]) -> str:
     """Return this host's address in the SSH connection; empty where it is not known."""
     address = connection[2] if len(connection) == 4 else ""
     return address if "." in address or ":" in address else ""  # not UNKNOWN
 
 
-def lock_path(connection: list[str]) -> str:
+def _lock_path(connection: list[str]) -> str:
     """Return the file that a run on this host locks; each sshd on loopback counts as a host."""
     loopback = len(connection) == 4 and connection[2].startswith("127.")
     name = "-".join(connection[2:]) if loopback else machine()
@@ -392,7 +392,7 @@ def machine() -> str:
     return f"{boot}-{namespace}-{socket.gethostname()}".replace("/", "_")
 
 
-def find_interpreter(workdir: str, python: str) -> str:
+def _find_interpreter(workdir: str, python: str) -> str:
     """Return the named interpreter, else that of the folder's .venv, else the system's."""
     if python:
         path = os.path.expanduser(python)

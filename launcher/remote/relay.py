@@ -42,14 +42,14 @@ def serve(bundle: object) -> None:
         return
     service.answer({})
     if os.fork() == 0:
-        leave_session()
+        _leave_session()
         prctl(PR_SET_NAME, f"rackrun{order['run']}".encode())  # for people who look at `ps`
         memory_file(f"rackrun{order['run']}")  # by which `stop` finds this process and its children
         stay(context, order["address"], control)
     os._exit(0)
 
 
-def leave_session() -> None:
+def _leave_session() -> None:
     """Leave the session and the streams of SSH, which ends when nothing holds them."""
     os.setsid()
     with open_null() as null:
@@ -57,7 +57,7 @@ def leave_session() -> None:
             os.dup2(null, descriptor)
 
 
-def end_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
     """Have the kernel end this process with its parent; end now where that is gone already."""
     prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
@@ -72,7 +72,7 @@ def stay(context: ssl.SSLContext, address: str, control: ssl.SSLSocket) -> None:
         while True:
             order = json.loads(read_line(control))
             if os.fork() == 0:
-                end_with(relay)
+                _end_with(relay)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(control.detach())  # the parent's: a TLS close would end it for both
                 with contextlib.suppress(OSError):

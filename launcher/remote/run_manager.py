@@ -115,17 +115,17 @@ def start(
             bufsize=0,  # so that select sees all that was not read yet
         )
     STARTED.append(controller)
-    return hear_controller(json.dumps({**order, "state": state}))
+    return _hear_controller(json.dumps({**order, "state": state}))
 
 
 def ready() -> dict[str, Any]:
     """Wait until all hosts have called the controller; return its answer."""
-    return hear_controller("")
+    return _hear_controller("")
 
 
 def go() -> dict[str, Any]:
     """Let the controller begin; from then on it outlives this program."""
-    told = hear_controller("go")
+    told = _hear_controller("go")
     if "error" not in told:
         STARTED.clear()
         STATE_OF.clear()
@@ -141,7 +141,7 @@ def give_up() -> None:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def hear_controller(line: str) -> dict[str, Any]:
+def _hear_controller(line: str) -> dict[str, Any]:
     """Return the controller's answer, or its last output when it ended instead."""
     controller = STARTED[-1]
     assert controller.stdin is not None and controller.stdout is not None
@@ -165,9 +165,9 @@ def clear_old() -> None:
     """Remove what is left of runs that ended a month ago, or never began."""
     found = [glob.glob(os.path.join(STATES, "*", name)) for name in ("record", "code")]
     for state in {os.path.dirname(path) for path in sum(found, [])}:
-        newest = os.path.join(state, "record" if is_run(state) else "code")
+        newest = os.path.join(state, "record" if _is_run(state) else "code")
         is_old = time.time() - os.path.getmtime(newest) > KEPT_SECONDS
-        if is_old and not (is_run(state) and is_controlled(newest)):
+        if is_old and not (_is_run(state) and _is_controlled(newest)):
             shutil.rmtree(state, ignore_errors=True)
 
 
@@ -179,7 +179,7 @@ def find(run: str) -> dict[str, Any]:
     found = matching(run)
     if len(found) > 1:
         return {"error": f"several runs are called {run}: {', '.join(map(in_words, found))}"}
-    return told_of(found[0]) if found else {}
+    return _told_of(found[0]) if found else {}
 
 
 def matching(run: str) -> list[str]:
@@ -187,10 +187,10 @@ def matching(run: str) -> list[str]:
 
     A name is often used again: of several runs of one name, the only one that runs is meant.
     """
-    folders = state_folders()
+    folders = _state_folders()
     found = [path for path in folders if os.path.basename(path).startswith(run)]
     found = found or [path for path in folders if name_of(path) == run]
-    running = [path for path in found if is_controlled(os.path.join(path, "record"))]
+    running = [path for path in found if _is_controlled(os.path.join(path, "record"))]
     return running if len(running) == 1 else found
 
 
@@ -201,35 +201,35 @@ def in_words(path: str) -> str:
 
 def name_of(path: str) -> str:
     """Return the name of the run in a folder."""
-    summary = read_json(summary_file(path))
+    summary = _read_json(_summary_file(path))
     return str(summary.get("name", "")) if isinstance(summary, dict) else ""
 
 
-def summary_file(path: str) -> str:
+def _summary_file(path: str) -> str:
     """Return the file of what runs where; runs begun by older launchers have a card.json."""
     found = os.path.join(path, SUMMARY)
     return found if os.path.exists(found) else os.path.join(path, "card.json")
 
 
-def state_folders() -> list[str]:
+def _state_folders() -> list[str]:
     """Return the folders of all runs that were begun, the newest first."""
-    found = [path for path in glob.glob(os.path.join(STATES, "*")) if is_run(path)]
-    return sorted(found, key=lambda path: os.path.getmtime(summary_file(path)))[::-1]
+    found = [path for path in glob.glob(os.path.join(STATES, "*")) if _is_run(path)]
+    return sorted(found, key=lambda path: os.path.getmtime(_summary_file(path)))[::-1]
 
 
 def list_runs() -> dict[str, Any]:
     """Return this account's newest detached runs that began here, and its agents here."""
-    told = [told_of(path) for path in state_folders()[:MOST_LISTED]]
-    return {"runs": told, "agents": list(living_agents())}
+    told = [_told_of(path) for path in _state_folders()[:MOST_LISTED]]
+    return {"runs": told, "agents": list(_living_agents())}
 
 
-def living_agents() -> Iterator[dict[str, Any]]:
+def _living_agents() -> Iterator[dict[str, Any]]:
     """Yield run, run folder, command and age of every agent of this account."""
     agents = agents_of("")
     for pid in our_pids() if agents else ():
-        agent = agents.get(identity_of(pid))
+        agent = agents.get(_identity_of(pid))
         if agent:
-            told = read_json(os.path.join(agent["scratch"], "command.json"))
+            told = _read_json(os.path.join(agent["scratch"], "command.json"))
             run = os.path.basename(agent["scratch"]).split("-")[1]
             yield {
                 "run": run,
@@ -239,26 +239,26 @@ def living_agents() -> Iterator[dict[str, Any]]:
             }
 
 
-def told_of(path: str) -> dict[str, Any]:
+def _told_of(path: str) -> dict[str, Any]:
     """Return the facts about the run in a folder: summary, state, controller, ending."""
     record = os.path.join(path, "record")
-    alive = is_controlled(record)
+    alive = _is_controlled(record)
     controller = controller_of(os.path.basename(path)) if alive else 0
     return {
-        "summary": read_json(summary_file(path)),
-        "state": read_json(os.path.join(path, "state.json")),
+        "summary": _read_json(_summary_file(path)),
+        "state": _read_json(os.path.join(path, "state.json")),
         "alive": alive,
-        "stopped": controller if is_stopped(controller) else 0,
+        "stopped": controller if _is_stopped(controller) else 0,
         **last_words(record),
     }
 
 
-def is_run(path: str) -> bool:
+def _is_run(path: str) -> bool:
     """Return True for the folder of a run that was begun."""
     return os.path.exists(os.path.join(path, "record"))
 
 
-def is_controlled(record: str) -> bool:
+def _is_controlled(record: str) -> bool:
     """Return True while the controller of a record lives: it holds a lock on it."""
     with open(record, "rb") as file:
         try:
@@ -281,7 +281,7 @@ def last_words(record: str) -> dict[str, Any]:
     return said
 
 
-def read_json(path: str) -> Any:
+def _read_json(path: str) -> Any:
     """Return what a plain file holds; nothing when it is not there, or holds no JSON."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         return json.loads(contents(path, JSON_BYTES))
@@ -301,7 +301,7 @@ def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
 
 def controller_of(run: str) -> int:
     """Return the process id of a run's controller; 0 when there is none."""
-    return next((pid for pid in our_pids() if is_controller(pid, environment_of(pid), run)), 0)
+    return next((pid for pid in our_pids() if _is_controller(pid, environment_of(pid), run)), 0)
 
 
 # -- following
@@ -317,7 +317,7 @@ def follow(run: str, on: bool) -> dict[str, Any]:
     reader, heartbeat = RecordReader(), RecordHeartbeat(run)
     with open(path, "rb") as record:
         while not reader.over:
-            alive = is_controlled(path)
+            alive = _is_controlled(path)
             for line in lines_of(record):
                 reader.pass_on(line)
             if alive and on:
@@ -326,7 +326,7 @@ def follow(run: str, on: bool) -> dict[str, Any]:
             if reader.over or not (alive and on) or select.select([0], [], [], LOOK_SECONDS)[0]:
                 break
     reader.close()
-    return {"alive": is_controlled(path)}
+    return {"alive": _is_controlled(path)}
 
 
 class RecordHeartbeat:
@@ -343,11 +343,11 @@ class RecordHeartbeat:
         if time.monotonic() < self.next_at:
             return
         self.next_at = time.monotonic() + BEAT_SECONDS
-        self.stopped = self.stopped + 1 if is_stopped(self.controller) else 0
+        self.stopped = self.stopped + 1 if _is_stopped(self.controller) else 0
         service.write(json.dumps({"beat": self.controller if self.stopped > 1 else 0}).encode())
 
 
-def is_stopped(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     """Return whether a process was stopped (SIGSTOP), or is traced."""
     return state_of(pid) in ("T", "t")
 
@@ -422,12 +422,12 @@ def processes(run: str) -> dict[str, Any]:
     mark, agents, found = f"{variables.RUN_ID}={run}".encode(), agents_of(run), []
     for pid in our_pids():
         environment = environment_of(pid)
-        if is_controller(pid, environment, run):
+        if _is_controller(pid, environment, run):
             found.append({"role": "controller", **described(pid)})
-        elif agent := agents.get(identity_of(pid)):
+        elif agent := agents.get(_identity_of(pid)):
             found.append({"role": "agent", **described(pid), **agent})
         elif any(variable.startswith(mark) for variable in environment):
-            found.append({**role_of(pid, environment), **described(pid)})
+            found.append({**_role_of(pid, environment), **described(pid)})
         elif is_relay(pid, run):
             found.append({"role": "relay", **described(pid)})
     alive = [process for process in found if "pid" in process]
@@ -439,10 +439,10 @@ def agents_of(run: str) -> dict[Any, dict[str, Any]]:
     found: dict[Any, dict[str, Any]] = {}
     for scratch in filter(is_own_folder, glob.glob(f"{SCRATCH}{run}*")):
         path = os.path.join(scratch, "agent.pid")
-        told = read_json(path)
+        told = _read_json(path)
         if isinstance(told, list) and len(told) == 5:
             pid, started, _, _, space = told
-            command = read_json(os.path.join(scratch, "command.json"))
+            command = _read_json(os.path.join(scratch, "command.json"))
             lease = command.get("lease_seconds") if isinstance(command, dict) else None
             with contextlib.suppress(OSError, TypeError):  # gone just now; no keys for a table
                 found[pid, started, space] = {
@@ -458,7 +458,7 @@ def our_pids() -> Iterator[int]:
     return filter(is_mine, sorted(all_pids()))
 
 
-def is_controller(pid: int, environment: list[bytes], run: str) -> bool:
+def _is_controller(pid: int, environment: list[bytes], run: str) -> bool:
     """Return True for the controller of the run."""
     return f"{variables.CONTROLLER}={run}".encode() in environment and PROGRAM in command_line(pid)
 
@@ -485,7 +485,7 @@ def sweep(run: str) -> dict[str, Any]:
     return {}
 
 
-def role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
+def _role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
     """Return what a process of a run does in it, and the folder of its agent."""
     words, said = command_line(pid), dict(v.partition(b"=")[::2] for v in environment)
     scratch = os.path.dirname(said.get(variables.REPORTS.encode(), b"").decode(errors="replace"))
@@ -497,7 +497,7 @@ def role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
     return {"role": role, "rank": int(rank), "scratch": scratch}
 
 
-def identity_of(pid: int) -> tuple[int, int, str] | None:
+def _identity_of(pid: int) -> tuple[int, int, str] | None:
     """Return what an agent writes about itself: its id, its start time, its namespace of ids."""
     process = look_up(pid)
     try:

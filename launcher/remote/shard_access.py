@@ -32,12 +32,12 @@ def shards(
     try:
         if not data.startswith(("http://", "https://")):
             folder = os.path.join(workdir, os.path.expanduser(data))
-            return {"dataset": within(FOLDER_SECONDS, lambda: dataset_in(folder))}
+            return {"dataset": within(FOLDER_SECONDS, lambda: _dataset_in(folder))}
         files = {**os.environ, **environment}
         return {
             "dataset": within(
                 SHARDS_SECONDS * (1 + 2 * every_shard),
-                lambda: dataset_at(data.rstrip("/") + "/", workdir, every_shard, files),
+                lambda: _dataset_at(data.rstrip("/") + "/", workdir, every_shard, files),
             )
         }
     except FileNotFoundError as error:
@@ -53,18 +53,18 @@ class Unfit(Exception):
     """Raised for a server or a manifest that the ranks could not read, either."""
 
 
-def dataset_at(base: str, workdir: str, every_shard: bool, files: dict[str, str]) -> str:
+def _dataset_at(base: str, workdir: str, every_shard: bool, files: dict[str, str]) -> str:
     """Return the name of a server's data set, once some of its shards have been read."""
     if os.path.isdir(workdir):
         os.chdir(workdir)  # like the ranks, which may have relative paths of certificates
-    reader = reader_of(base, files)
+    reader = _reader_of(base, files)
     name, shards = names_in(fetch(reader, base + "dataset.json"), base)
     for shard in shards if every_shard else shards[:1]:
         fetch(reader, base + shard, first_byte=True)
     return name
 
 
-def dataset_in(folder: str) -> str:
+def _dataset_in(folder: str) -> str:
     """Return the name of the data set in a shard folder."""
     with open(os.path.join(folder, "dataset.json"), "rb") as file:
         return names_in(file.read(MANIFEST_BYTES + 1), folder)[0]
@@ -84,7 +84,7 @@ def names_in(body: bytes, where: str) -> tuple[str, list[str]]:
     return manifest["dataset"][:NAME_LETTERS], shards
 
 
-def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
+def _reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
     """Return a client that asks as the ranks will: without a proxy, with credentials from files.
 
     It has no handler for redirects, so that the password is sent to no other server.
@@ -93,10 +93,10 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
     import ssl
     import urllib.request
 
-    with named_file(variables.AUTHORITY, files):
+    with _named_file(variables.AUTHORITY, files):
         trust = ssl.create_default_context(cafile=files.get(variables.AUTHORITY))
     if variables.CERTIFICATE in files:
-        with named_file(variables.CERTIFICATE, files):
+        with _named_file(variables.CERTIFICATE, files):
             trust.load_cert_chain(files[variables.CERTIFICATE], files.get(variables.KEY))
     reader = urllib.request.OpenerDirector()
     for handler in (
@@ -108,19 +108,19 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
         reader.add_handler(handler)
     if variables.CREDENTIALS in files and is_private(base):
         secret = files[variables.CREDENTIALS]
-        with named_file(variables.CREDENTIALS, files), open(secret, "rb") as file:
+        with _named_file(variables.CREDENTIALS, files), open(secret, "rb") as file:
             told = file.read(SECRET_BYTES).decode().strip().encode()  # the ranks read text
         reader.addheaders = [("Authorization", f"Basic {base64.b64encode(told).decode()}")]
     return reader
 
 
 @contextlib.contextmanager
-def named_file(variable: str, files: dict[str, str]) -> Iterator[None]:
+def _named_file(variable: str, files: dict[str, str]) -> Iterator[None]:
     """Raise Unfit with the variable and path of a file that cannot be used."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:  # ssl.SSLError among them
-        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else reason_of(error)
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else _reason_of(error)
         raise Unfit(f"{variable}={files.get(variable, '')}: {why}") from None
 
 
@@ -142,25 +142,25 @@ def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = Fa
     place = url
     for _ in range(MOST_MOVES + 1):
         try:
-            return body_of(reader, place, first_byte)
+            return _body_of(reader, place, first_byte)
         except urllib.error.HTTPError as error:
             with error:
                 place = moved(place, error)
         except urllib.error.URLError as error:
-            raise Unfit(f"{url}: {reason_of(error.reason)}") from error
+            raise Unfit(f"{url}: {_reason_of(error.reason)}") from error
         except OSError as error:
-            raise Unfit(f"{url}: {reason_of(error)}") from error
+            raise Unfit(f"{url}: {_reason_of(error)}") from error
         except (http.client.HTTPException, ValueError) as error:
             raise Unfit(f"{url}: does not answer in HTTP ({type(error).__name__})") from error
     raise Unfit(f"{url}: too many redirects")
 
 
-def reason_of(error: object) -> str:
+def _reason_of(error: object) -> str:
     """Return the reason of an error, in the system's words."""
     return str(getattr(error, "strerror", None) or error)
 
 
-def body_of(reader: urllib.request.OpenerDirector, url: str, first_byte: bool) -> bytes:
+def _body_of(reader: urllib.request.OpenerDirector, url: str, first_byte: bool) -> bytes:
     """Return the body of a server's answer to one request."""
     import urllib.request
 

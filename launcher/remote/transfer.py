@@ -170,13 +170,13 @@ def unpack(root: str, paths: list[str]) -> dict[str, Any]:
     taken: list[str] = []
     incoming = ""
     try:
-        incoming = new_incoming(root)
+        incoming = _new_incoming(root)
     except OSError as error:
         problem = error
     try:
         line = sys.stdin.buffer.readline()
         while line.strip():
-            header = header_of(line)
+            header = _header_of(line)
             taken.append(header["path"])
             try:
                 take(incoming, header)
@@ -192,7 +192,7 @@ def unpack(root: str, paths: list[str]) -> dict[str, Any]:
     return {}
 
 
-def header_of(line: bytes) -> dict[str, Any]:
+def _header_of(line: bytes) -> dict[str, Any]:
     """Return the header of a file; raise OSError for an invalid one."""
     kinds = {"path": str, "size": int, "mode": int, "link": bool}
     try:
@@ -204,7 +204,7 @@ def header_of(line: bytes) -> dict[str, Any]:
     raise OSError(errno.EBADMSG, "the stream of files is damaged")
 
 
-def new_incoming(root: str) -> str:
+def _new_incoming(root: str) -> str:
     """Make a folder that only this account can read, and remove forgotten ones."""
     os.makedirs(root, exist_ok=True)
     for name in os.listdir(root):
@@ -373,11 +373,11 @@ def send(folder: str, paths: list[str]) -> dict[str, Any]:
                 answer({"error": explained(error)})
                 continue
             with os.fdopen(file, "rb") as stream:
-                send_one(stream)
+                _send_one(stream)
     return {}
 
 
-def send_one(stream: Any) -> None:
+def _send_one(stream: Any) -> None:
     """Send one open file; zeros replace what cannot be read, and an error follows the bytes."""
     status = os.fstat(stream.fileno())
     left, error = status.st_size if stat.S_ISREG(status.st_mode) else 0, ""

@@ -220,7 +220,7 @@ class Job:
 
     work: Work
     folder: RunFolder
-    run_id: str = field(default_factory=lambda: new_run_id())
+    run_id: str = field(default_factory=lambda: _new_run_id())
     """128 random bits: names the run on every host, and guards its rendezvous."""
     environment: tuple[tuple[str, str], ...] = ()
     """Set for every rank on every host, over what the host itself sets."""
@@ -275,7 +275,7 @@ class JobTemplate:
         return Job(
             work,
             folder,
-            run_id=new_run_id(mark),
+            run_id=_new_run_id(mark),
             environment=self.environment,
             secrets=self.secrets,
             limits=self.limits,
@@ -293,7 +293,7 @@ class JobTemplate:
         return (*self.typed, "--resume", str(self.runs / run)) if self.typed else ()
 
 
-def new_run_id(mark: str = "") -> str:
+def _new_run_id(mark: str = "") -> str:
     """Return a random id of 32 hexadecimal digits that begins with `mark`."""
     return mark + secrets.token_hex(RUN_ID_BYTES)[len(mark) :]
 
@@ -306,10 +306,10 @@ def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
     stem = run_name(name)
     candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     try:
-        if is_made(runs):
-            keep_from_git(runs)
+        if _is_made(runs):
+            _keep_from_git(runs)
         mode = SHARED_MODE if share else PRIVATE_MODE
-        path = next(runs / name for name in candidates if is_made(runs / name, mode))
+        path = next(runs / name for name in candidates if _is_made(runs / name, mode))
     except OSError as error:
         reason = f"cannot make a run folder in {runs}: {error.strerror}"
         raise SaveError(f"{reason}; type: --runs FOLDER") from error
@@ -328,7 +328,7 @@ def point_latest_to(folder: Path) -> None:
         partial.replace(link)
 
 
-def is_made(folder: Path, mode: int = SHARED_MODE) -> bool:
+def _is_made(folder: Path, mode: int = SHARED_MODE) -> bool:
     """Make a folder; whether it is ours alone, as it was not there before."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -338,7 +338,7 @@ def is_made(folder: Path, mode: int = SHARED_MODE) -> bool:
     return True
 
 
-def keep_from_git(runs: Path) -> None:
+def _keep_from_git(runs: Path) -> None:
     """Make git ignore a folder that the launcher made in the user's working tree."""
     if any((folder / ".git").exists() for folder in runs.resolve().parents):
         (runs / ".gitignore").write_text("*\n")

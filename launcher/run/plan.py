@@ -141,12 +141,12 @@ class Plan:
 
 def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
     """Lay the ranks out over the hosts in their order; `port` is free on the first of them."""
-    check_environment(job.environment)
+    _check_environment(job.environment)
     world_size = sum(host.processes for host in hosts)
     plans = []
     first_rank = 0
     for node, host in enumerate(hosts):
-        check_environment(host.environment)
+        _check_environment(host.environment)
         forks = (variables.FORK, "0") not in (*job.environment, *host.environment)
         preload = job.work.preload if forks else ()
         scratch = f"/tmp/rackrun-{job.run_id}-{node}"  # short: a socket's path has 107 bytes
@@ -249,7 +249,7 @@ def defaults(host: PlannedHost) -> Environment:
     )
 
 
-def check_environment(pairs: Environment) -> None:
+def _check_environment(pairs: Environment) -> None:
     """Refuse what the kernel cannot carry: an empty name, `=` in a name, a NUL byte."""
     for name, value in pairs:
         if not name or "=" in name or "\0" in name + value:

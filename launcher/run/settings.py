@@ -92,7 +92,7 @@ class Options:
     def environment(self) -> tuple[tuple[str, str], ...]:
         """The pairs of --env; raises UsageError for what is none."""
         pairs = (word.partition("=") for word in self.env)
-        return tuple((name, value if is_set else from_here(name)) for name, is_set, value in pairs)
+        return tuple((name, value if is_set else _from_here(name)) for name, is_set, value in pairs)
 
     @property
     def secrets(self) -> tuple[tuple[str, str], ...]:
@@ -101,7 +101,7 @@ class Options:
             if "=" in name:
                 hint = f"a command line is no secret; type: export {name.partition('=')[0]}=..."
                 raise UsageError(f"--secret takes a name only: {hint}")
-        return tuple((name, from_here(name)) for name in self.secret)
+        return tuple((name, _from_here(name)) for name in self.secret)
 
     @property
     def jobs(self) -> JobTemplate:
@@ -223,7 +223,7 @@ def check_nproc(count: int) -> None:
         raise UsageError(f"--nproc {str(count)[:40]}: more than {MOST_SLOTS} processes on a node")
 
 
-def from_here(name: str) -> str:
+def _from_here(name: str) -> str:
     """Return the launcher's own variable of that name."""
     if name not in os.environ:
         raise UsageError(f"--env {name}: not set here; type: --env {name}=VALUE")

@@ -176,7 +176,7 @@ class RunState:
             case Unreached():
                 host.unreached = event
             case _:
-                take_host_event(host, event, now)
+                _take_host_event(host, event, now)
 
     def ranks_of(self, node: int) -> list[RankState]:
         """Return the ranks of one host."""
@@ -234,7 +234,7 @@ class RunState:
             host.frozen_since += seconds
 
 
-def take_host_event(host: HostState, event: Event, now: float) -> None:
+def _take_host_event(host: HostState, event: Event, now: float) -> None:
     """Take up what an event has about its host."""
     match event:
         case Opened():

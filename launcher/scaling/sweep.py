@@ -77,7 +77,7 @@ def sweep(
         result = launch(count, own)
         if result.exit_code:
             return result.exit_code
-        point = point_of(count, result)
+        point = _point_of(count, result)
         points[count] = points[count].plus(point) if count in points else point
     show(Curve(tuple(points.values())), folder)
     return 0
@@ -96,7 +96,7 @@ def counts_of(text: str, limit: int) -> list[int]:
     return counts
 
 
-def point_of(hosts: int, result: Result) -> Point:
+def _point_of(hosts: int, result: Result) -> Point:
     """Return the measurement that a run reported."""
     speed = result.report.get("speed")
     reported = speed if isinstance(speed, Mapping) else {}

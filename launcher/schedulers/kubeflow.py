@@ -12,13 +12,13 @@ from rackrun.errors import UsageError
 def find_placement(variables: Variables) -> Placement | None:
     """Return the placement of this pod; None outside Kubeflow."""
     if "PET_NNODES" in variables:
-        return train_job(variables)
+        return _train_job(variables)
     if {"RANK", "WORLD_SIZE"} <= variables.set.keys() and "NODE_RANK" not in variables:
-        return pytorch_job(variables)
+        return _pytorch_job(variables)
     return None
 
 
-def train_job(variables: Variables) -> Placement:
+def _train_job(variables: Variables) -> Placement:
     """Read the variables of TrainJob, which a recent PyTorchJob sets as well."""
     nodes = variables.text("PET_NNODES")
     if ":" in nodes.value:
@@ -34,7 +34,7 @@ def train_job(variables: Variables) -> Placement:
     )
 
 
-def pytorch_job(variables: Variables) -> Placement:
+def _pytorch_job(variables: Variables) -> Placement:
     """Read the variables of PyTorchJob; UsageError in a rank, which has LOCAL_RANK as well."""
     if "LOCAL_RANK" in variables:
         raise UsageError("RANK and LOCAL_RANK are set: node is started once per node, not per rank")

@@ -28,17 +28,17 @@ def find_placement(variables: Variables) -> Placement | None:
     """Return the placement of this task; None outside Slurm."""
     if "SLURM_JOB_ID" not in variables:
         return None
-    if not is_in_step(variables):
+    if not _is_in_step(variables):
         hint = f"{called('ssh')} --slurm ... reaches its nodes from here"
         raise UsageError(f"in a Slurm job, but not in a step; type: {SRUN}; {hint}")
-    one_task_each(variables.text("SLURM_STEP_TASKS_PER_NODE"))
+    _one_task_each(variables.text("SLURM_STEP_TASKS_PER_NODE"))
     nodes = variables.number("SLURM_STEP_NUM_NODES")
     node = variables.number("SLURM_NODEID")
     names = variables.text("SLURM_STEP_NODELIST")
     hosts = expand(names.value, names.origin)
     if len(hosts) != nodes.value:
         raise UsageError(f"{names.origin}={names.value} is not {nodes.origin}={nodes.value} nodes")
-    check_name(node, hosts, variables)
+    _check_name(node, hosts, variables)
     job = variables.number("SLURM_JOB_ID")
     gpus = variables.count("SLURM_GPUS_ON_NODE")
     return Placement(
@@ -55,21 +55,21 @@ def find_placement(variables: Variables) -> Placement | None:
     )
 
 
-def is_in_step(variables: Variables) -> bool:
+def _is_in_step(variables: Variables) -> bool:
     """Return True in a step of srun."""
     if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_NODES"} <= variables.set.keys():
         return False
     return variables.number("SLURM_STEP_ID").value < FIRST_SPECIAL_STEP
 
 
-def one_task_each(tasks: Sourced[str]) -> None:
+def _one_task_each(tasks: Sourced[str]) -> None:
     """Refuse a step that starts several tasks on a node: torchrun starts the ranks."""
     if set(repeated(tasks)) != {"1"}:
         several = f"{tasks.origin}={tasks.value}: node is started once per node"
         raise UsageError(f"{several}; type: {SRUN}")
 
 
-def check_name(node: Sourced[int], hosts: list[str], variables: Variables) -> None:
+def _check_name(node: Sourced[int], hosts: list[str], variables: Variables) -> None:
     """Refuse a node that is not where the list has it: the variables were changed."""
     own = variables.find("SLURMD_NODENAME")
     if own and node.value < len(hosts) and hosts[node.value] != own.value:

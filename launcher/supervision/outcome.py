@@ -27,7 +27,7 @@ def result_of(
     job: Job, run: RunState, cause: Cause, log_files: LogFiles, interrupted: bool, now: float
 ) -> Result:
     """Build the final result of a run whose logs are complete."""
-    first, saved = run.ranks[0].fields, saved_step(run)
+    first, saved = run.ranks[0].fields, _saved_step(run)
     verdict = "interrupted" if interrupted else "failed" if cause.exit_code else "done"
     return Result(
         verdict=verdict,
@@ -52,7 +52,7 @@ def result_of(
     )
 
 
-def saved_step(run: RunState) -> int:
+def _saved_step(run: RunState) -> int:
     """Return the step of the newest checkpoint that a rank has reported; 0 for none."""
     steps = (rank.fields.get("checkpoint") for rank in run.ranks)
     return max((step for step in steps if isinstance(step, int)), default=0)

@@ -64,7 +64,7 @@ def groups(
     left = {field.name for field in fields(settings)}
     for part in reversed(settings.__mro__):
         below = own is not None and issubclass(part, own) and part is not own
-        title = heading if below else first_sentence(part)
+        title = heading if below else _first_sentence(part)
         for name in [name for name in written(part) if name in left]:
             left.remove(name)
             default = default_of(settings, name)
@@ -75,7 +75,7 @@ def groups(
     return [*found.values(), *nested]
 
 
-def first_sentence(settings: type[Any]) -> str:
+def _first_sentence(settings: type[Any]) -> str:
     """Return the first line of a class's docstring, without its full stop."""
     lines = (settings.__doc__ or "").strip().splitlines()
     return lines[0].rstrip(".") if lines else ""

@@ -69,7 +69,7 @@ def matrix(said: Said) -> Markup | str:
         return ""
     shares = said.confusion / np.maximum(1, said.confusion.sum(1, keepdims=True))
     if len(said.classes) > MOST_CELLS:
-        return matrix_image(shares)
+        return _matrix_image(shares)
     names = [one_line(str(name).split(",")[0]) for name in said.classes]
     head = Markup("").join(Markup('<th scope="col">{}</th>').format(name) for name in names)
     rows = Markup("").join(
@@ -87,7 +87,7 @@ def _cells(counts: NDArray[np.int64], shares: NDArray[np.float64], row: int) -> 
     )
 
 
-def matrix_image(shares: NDArray[np.float64]) -> Markup:
+def _matrix_image(shares: NDArray[np.float64]) -> Markup:
     """Return the matrix as a square, white where nothing is; root of shares, to see the rare."""
     dark = (255 * (1 - np.sqrt(np.clip(shares, 0, 1)))).astype(np.uint8)
     image = Image.fromarray(dark)

@@ -49,25 +49,25 @@ OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 def write(folder: Path, out: Path | None = None) -> Path:
     """Draw the page of a run, into its folder unless `to` is given; DataError for damage."""
     page = out or folder / PAGE
-    write_whole(page, rendered("run.html", **run_page(read(folder))).encode())
+    write_whole(page, _rendered("run.html", **run_page(read(folder))).encode())
     return page
 
 
 def write_comparison(folders: Sequence[Path], page: Path) -> Path:
     """Draw one page that compares runs."""
     stories = [read(folder) for folder in folders]
-    write_whole(page, rendered("compare.html", **comparison(stories)).encode())
+    write_whole(page, _rendered("compare.html", **comparison(stories)).encode())
     return page
 
 
-def rendered(template: str, **content: Any) -> str:
+def _rendered(template: str, **content: Any) -> str:
     """Return a page; whatever comes from files is escaped by the template."""
     style = Markup((TEMPLATES / "style.css").read_text())  # noqa: S704  our own file
-    return engine().get_template(template).render(style=style, **content)
+    return _engine().get_template(template).render(style=style, **content)
 
 
 @cache
-def engine() -> jinja2.Environment:
+def _engine() -> jinja2.Environment:
     """Return what compiles the templates, each of them once."""
     loader = jinja2.FileSystemLoader(TEMPLATES)
     return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
@@ -76,9 +76,9 @@ def engine() -> jinja2.Environment:
 def run_page(story: Story) -> dict[str, Any]:
     """Return what the template of a run shows."""
     return {
-        "name": shown_text(story.name),
-        "verdict": shown_text(story.end.verdict or "not ended"),
-        "cause": shown_text(story.end.cause),
+        "name": _shown_text(story.name),
+        "verdict": _shown_text(story.end.verdict or "not ended"),
+        "cause": _shown_text(story.end.cause),
         "headlines": list(headlines(story)),
         "facts": list(facts(story)),
         "judged_by": story.judged_by,
@@ -88,8 +88,8 @@ def run_page(story: Story) -> dict[str, Any]:
         "matrix": matrix(story.said) if story.said else "",
         "confusions": confusions(story.said) if story.said else [],
         "hosts": list(hosts(story)),
-        "usage": list(usage_charts(story.usage)),
-        "settings": sorted((shown_text(key), setting(value)) for key, value in settings_of(story)),
+        "usage": list(_usage_charts(story.usage)),
+        "settings": sorted((_shown_text(key), setting(value)) for key, value in settings_of(story)),
     }
 
 
@@ -99,9 +99,9 @@ def comparison(stories: Sequence[Story]) -> dict[str, Any]:
     names = sorted({name for one in settings for name in one})
     rows = [(name, [setting(one.get(name, "")) for one in settings]) for name in names]
     return {
-        "runs": [(shown_text(story.name), list(headlines(story))) for story in stories],
+        "runs": [(_shown_text(story.name), list(headlines(story))) for story in stories],
         "charts": list(charts(stories)),
-        "differing": [(shown_text(name), cells) for name, cells in rows if len(set(cells)) > 1],
+        "differing": [(_shown_text(name), cells) for name, cells in rows if len(set(cells)) > 1],
         "same": plural(sum(len(set(cells)) == 1 for _, cells in rows), "setting"),
     }
 
@@ -128,15 +128,15 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
     """Yield where and how the run was made."""
     plan = story.plan
     if plan.run_id:
-        yield "run", shown_text(plan.run_id)
+        yield "run", _shown_text(plan.run_id)
         yield "ranks", f"{plan.world_size} on {plural(len(plan.hosts), 'host')}"
     if models := dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model):
-        yield "GPUs", shown_text(", ".join(models))
+        yield "GPUs", _shown_text(", ".join(models))
     if plan.hosts:
-        yield "command", shown_text(shlex.join(plan.hosts[0].command))
+        yield "command", _shown_text(shlex.join(plan.hosts[0].command))
         names = [name for name, _ in plan.hosts[0].environment]
         if given := [name for name in names if not name.startswith(OWN_VARIABLES)]:
-            yield "environment variables", shown_text(", ".join(given))  # values may be private
+            yield "environment variables", _shown_text(", ".join(given))  # values may be private
     told = story.config.get("resolved")
     resolved = told if isinstance(told, dict) else {}
     for name in FACTS:
@@ -165,13 +165,13 @@ def charts(stories: Sequence[Story]) -> Iterator[tuple[str, Markup]]:
             curve
             for number, story in enumerate(stories)
             if title not in LEARNED or not story.config.get("synthetic")
-            for curve in story_curves(story, number, len(stories), of_train, of_validation)
+            for curve in _story_curves(story, number, len(stories), of_train, of_validation)
         ]
         if any(len(curve.x) for curve in curves):
             yield title, chart(curves, write_value)
 
 
-def story_curves(
+def _story_curves(
     story: Story, number: int, count: int, of_train: str, of_validation: str
 ) -> Iterator[Series]:
     """Yield the curves of one quantity: its own points faint, their course, and validation."""
@@ -189,7 +189,7 @@ def story_curves(
         yield Series(f"{name}{story.judged_by}", x, y, number if several else 1, dots=True)
 
 
-def usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
+def _usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
     """Yield what hosts used over time, a curve per host."""
     by_host: dict[str, list[HostUsage]] = defaultdict(list)
     for line in usage:
@@ -203,14 +203,14 @@ def usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
         ("sent per second", lambda line: line.sent, data_size, None),
     ):
         curves = [
-            usage_curve(host, lines, begun, number, read_value)
+            _usage_curve(host, lines, begun, number, read_value)
             for number, (host, lines) in enumerate(sorted(by_host.items()))
         ]
         if any(np.nanmax(curve.y, initial=0.0) > 0 for curve in curves):
             yield title, chart(curves, write_value, "minutes", y_range)
 
 
-def usage_curve(
+def _usage_curve(
     host: str,
     lines: Sequence[HostUsage],
     begun: float,
@@ -230,9 +230,9 @@ def hosts(story: Story) -> Iterator[dict[str, str]]:
         busy = [line.gpu for line in lines if line.gpu is not None]
         received = float(np.mean([line.received for line in lines])) if lines else 0.0
         yield {
-            "name": shown_text(place.name),
+            "name": _shown_text(place.name),
             "ranks": str(place.processes),
-            "end": shown_text(story.end.hosts.get(place.name, "not known")),
+            "end": _shown_text(story.end.hosts.get(place.name, "not known")),
             "gpu": percent(np.mean(busy)) if busy else "–",
             "cpu": percent(np.mean([line.cpu for line in lines])) if lines else "–",
             "memory": data_size(max(line.memory for line in lines)) if lines else "–",
@@ -244,17 +244,17 @@ def grid(said: Said) -> list[dict[str, Any]]:
     """Return the images with the model's answer to each."""
     return [
         {
-            "source": data_url(said.images[number]),
+            "source": _data_url(said.images[number]),
             "right": bool(said.labels[number] == said.predicted[number]),
-            "predicted": short_class(said.classes[int(said.predicted[number])]),
-            "label": short_class(said.classes[int(said.labels[number])]),
+            "predicted": _short_class(said.classes[int(said.predicted[number])]),
+            "label": _short_class(said.classes[int(said.labels[number])]),
             "probability": percent(said.probability[number]),
         }
         for number in range(len(said.images))
     ]
 
 
-def data_url(pixels: NDArray[np.uint8]) -> str:
+def _data_url(pixels: NDArray[np.uint8]) -> str:
     """Return an image as an address that carries it."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     file = BytesIO()
@@ -262,12 +262,12 @@ def data_url(pixels: NDArray[np.uint8]) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def short_class(name: object) -> str:
+def _short_class(name: object) -> str:
     """Return the first of the names of a class."""
-    return shown_text(str(name).split(",")[0])
+    return _shown_text(str(name).split(",")[0])
 
 
-def shown_text(text: str) -> str:
+def _shown_text(text: str) -> str:
     """Return text from a file or host in one clean line."""
     return one_line(text)
 
@@ -275,8 +275,8 @@ def shown_text(text: str) -> str:
 def setting(value: object) -> str:
     """Return the value of a setting as people read it."""
     if isinstance(value, list):
-        return shown_text(", ".join(map(str, value)))
-    return shown_text(str(value))
+        return _shown_text(", ".join(map(str, value)))
+    return _shown_text(str(value))
 
 
 def percent(value: Any) -> str:

@@ -47,7 +47,7 @@ def judge(given: Evaluate) -> Evaluation:
     config = settings(given, trained.config)
     with joined(config) as ranks:
         compute = set_up(config, ranks)
-        batches = open_split(config, ranks, trained)
+        batches = _open_split(config, ranks, trained)
         trained = replace(trained, model=compute.placed(trained.model), device=ranks.device)
         tally = Tally(len(trained.classes), ranks.device)
         rows = bytearray()
@@ -82,10 +82,10 @@ def settings(given: Evaluate, trained: Config) -> Config:
     )
 
 
-def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch]:
+def _open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch]:
     """Yield this rank's batches; raise UsageError unless the data suit the model."""
     source = opened(config)
-    check_classes(trained, list(source.manifest.classes), config.data)
+    _check_classes(trained, list(source.manifest.classes), config.data)
     names = [each.name for each in source.manifest.splits if each.samples]
     if config.eval_split not in names:
         raise UsageError(
@@ -100,7 +100,7 @@ def _always(transforms: Transforms, epoch: int) -> Transforms:
     return transforms
 
 
-def check_classes(trained: Trained, found: Sequence[str], data: str) -> None:
+def _check_classes(trained: Trained, found: Sequence[str], data: str) -> None:
     """Raise UsageError unless the data have the classes of the model, in its order."""
     if list(found) == trained.classes:
         return

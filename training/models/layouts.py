@@ -36,7 +36,7 @@ def adapted(found: Tensors, own: Tensors) -> tuple[Tensors, list[str]]:
     return found, notes
 
 
-def without_prefix(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def _without_prefix(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
     """Leave out what a wrapper put before all names, and the tensors that are not below it."""
     probes = list(own)[:PROBES]
     prefixes = {
@@ -68,7 +68,7 @@ def _name_today(name: str) -> str:
     return name
 
 
-def without_extra_heads(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def _without_extra_heads(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
     """Leave out the auxiliary heads of a model that is built without them."""
     kept = {n: one for n, one in found.items() if n in own or not n.startswith(EXTRA_HEADS)}
     return kept, "auxiliary heads left out" * (len(kept) < len(found))
@@ -82,7 +82,7 @@ def blurred(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
     return {names[name]: one for name, one in found.items()}, "plain convolutions blurred" * changed
 
 
-def resized_positions(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def _resized_positions(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
     """Interpolate position embeddings, (1, tokens + side * side, width), to another image size."""
     changed, note = {}, ""
     for name, one in _of_other_shapes(found, own, POSITIONS):
@@ -131,11 +131,11 @@ def counted(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
 
 
 STEPS: tuple[Step, ...] = (
-    without_prefix,
+    _without_prefix,
     renamed,
-    without_extra_heads,
+    _without_extra_heads,
     blurred,
-    resized_positions,
+    _resized_positions,
     resized_bias_tables,
     counted,
 )

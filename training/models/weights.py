@@ -27,7 +27,7 @@ def load_weights(model: nn.Module, path: Path, classes: int) -> str:
     SaveError for anything else that does not fit.
     """
     own = model.state_dict()
-    state, notes = adapted(state_in(path), own)
+    state, notes = adapted(_state_in(path), own)
     head = tuple(f"{name}." for name in heads_of(model, classes)[-1:])
     fresh = [
         name
@@ -59,7 +59,7 @@ def _classes(state: Tensors, own: Tensors, name: str) -> str:
     return f"has {len(own[name])} classes instead of {len(state[name])} and"
 
 
-def state_in(path: Path) -> Tensors:
+def _state_in(path: Path) -> Tensors:
     """Return the weights in a file: a checkpoint, torch.save's or safetensors', wrapped or not."""
     try:
         data = path.read_bytes()
@@ -72,7 +72,7 @@ def state_in(path: Path) -> Tensors:
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), 0)
     if not are_weights(content):
         raise SaveError(f"--weights {path}: holds no named weights")
-    return {plain_name(name): tensor for name, tensor in content.items()}
+    return {_plain_name(name): tensor for name, tensor in content.items()}
 
 
 def _safetensors(data: bytes, path: Path) -> Any:
@@ -98,7 +98,7 @@ def are_weights(state: object) -> TypeGuard[Tensors]:
     )
 
 
-def plain_name(name: str) -> str:
+def _plain_name(name: str) -> str:
     """Return a weight's name without what DDP and torch.compile put before it."""
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)

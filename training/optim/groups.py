@@ -22,7 +22,7 @@ def make_groups(model: nn.Module, config: OptimSettings) -> list[Group]:
     `lr_scale` is a group's share of the learning rate: 1 for the last layer of the model, and
     --layer-decay times less for each one before it.
     """
-    depths = depths_of(model)
+    depths = _depths_of(model)
     spared = set() if config.decay_all else without_decay(model)
     deepest = max(depths.values(), default=0)
     scales = {name: config.layer_decay ** (deepest - depth) for name, depth in depths.items()}
@@ -85,7 +85,7 @@ def without_decay(model: nn.Module) -> set[str]:
     }
 
 
-def depths_of(model: nn.Module) -> dict[str, int]:
+def _depths_of(model: nn.Module) -> dict[str, int]:
     """Return the depth of each weight: the model's blocks and layers, numbered from the image on.
 
     A norm counts with the layer before it, and so does what belongs to no layer, as class tokens.

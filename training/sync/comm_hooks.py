@@ -31,14 +31,14 @@ def register_comm_hook(model: nn.Module, config: SyncSettings, steps: int, done:
     if not isinstance(model, DistributedDataParallel):
         return
     if config.grad_compression == "bfloat16":
-        model.register_comm_hook(None, in_bfloat16)
+        model.register_comm_hook(None, _in_bfloat16)
     elif config.grad_compression == "powersgd":
         whole = max(2, round(steps * WHOLE_SHARE) - done)  # torch needs two steps to warm up
         state = PowerSGDState(None, RANK, start_powerSGD_iter=whole)
         model.register_comm_hook(state, powerSGD_hook)
 
 
-def in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Return the average of a bucket over all ranks, exchanged in bfloat16."""
     whole = bucket.buffer()
     short = whole.to(torch.bfloat16).div_(dist.get_world_size())

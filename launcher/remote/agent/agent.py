@@ -66,7 +66,7 @@ def serve(bundle: Bundle) -> None:
         survivors = sweep(order["scratch"])
         remove_free_locks(order.get("locks", []))
     else:
-        guard = begin_guarded(order["scratch"], order["locks"])
+        guard = _begin_guarded(order["scratch"], order["locks"])
         survivors = Agent(order, launcher, guard).run(bundle)
         if os.getppid() == guard:
             send_signal(guard, signal.SIGCONT)  # stopped, it would stay when the agent has ended
@@ -74,7 +74,7 @@ def serve(bundle: Bundle) -> None:
     launcher.flush_all()
 
 
-def begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
+def _begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
     """Continue as the child of a guard, and return the guard's process id.
 
     The guard ends and removes what a killed agent leaves. It takes no signal, holds none of the
@@ -101,7 +101,7 @@ def begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
     os._exit(0)
 
 
-def run_of(order: dict[str, Any]) -> tuple[str, str]:
+def _run_of(order: dict[str, Any]) -> tuple[str, str]:
     """Return the id of the run and the name of its folder, as an order has them."""
     run = os.path.basename(order["scratch"]).split("-")[1]
     return run, os.path.basename(order["folder"])
@@ -180,7 +180,7 @@ class Agent:
         for path, shared in self.order["locks"]:
             self.locks[path] = lock(path, shared)
             if not shared:
-                sign(path, self.locks[path], *run_of(self.order))
+                sign(path, self.locks[path], *_run_of(self.order))
         if not os.path.isdir(self.order["workdir"]):
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
         mode = 0o777 if self.order["share"] else 0o700  # of the last folder; of others: the umask

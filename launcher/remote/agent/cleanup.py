@@ -31,7 +31,7 @@ def sweep(scratch: str) -> list[str]:
     if not is_scratch(scratch):
         return []
     in_container = is_own_folder(scratch) and os.path.exists(f"{scratch}/container")
-    kept = remove_container(os.path.basename(scratch)) if in_container else []
+    kept = _remove_container(os.path.basename(scratch)) if in_container else []
     deadline = time.monotonic() + KILL_SECONDS
     agent, guard = identities_in(scratch)
     left = remains(scratch, agent, guard)
@@ -46,7 +46,7 @@ def sweep(scratch: str) -> list[str]:
     return [*kept, *(f"{process.pid} ({process.name})" for process in left)]
 
 
-def remove_container(name: str) -> list[str]:
+def _remove_container(name: str) -> list[str]:
     """End a container with all that runs in it; return its name when it could not be ended."""
     import subprocess  # costs half as much as the start of Python
 

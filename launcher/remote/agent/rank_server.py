@@ -82,7 +82,7 @@ class RankServer:
             sys.path[0] = os.getcwd()  # as in `python -m`
         for name in self.order["preload"]:
             __import__(name)
-        if not can_fork():
+        if not _can_fork():
             return
         gc.freeze()  # a collection in a rank would write to all of it, and so copy it
         for _ in range(self.order["processes"]):
@@ -119,7 +119,7 @@ class RankServer:
         for descriptor in streams:
             os.close(descriptor)
         shim.send(json.dumps([pid, os.getpid()]).encode())
-        status = end_of(pid, shim, signals)
+        status = _end_of(pid, shim, signals)
         kill_descendants()
         if status:
             shim.send(json.dumps(status).encode())
@@ -136,11 +136,11 @@ class RankServer:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # else all ranks would draw the same numbers
         command: list[str] = self.order["command"]
-        show_command(command)
+        _show_command(command)
         run_module(command[command.index("-m") + 1 :])
 
 
-def end_of(pid: int, shim: socket.socket, signals: int) -> tuple[int, int] | None:
+def _end_of(pid: int, shim: socket.socket, signals: int) -> tuple[int, int] | None:
     """Wait for a rank's end, and return its code and signal; None when its shim is gone before."""
     with selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
@@ -155,7 +155,7 @@ def end_of(pid: int, shim: socket.socket, signals: int) -> tuple[int, int] | Non
                 os.read(signals, 4096)
 
 
-def can_fork() -> bool:
+def _can_fork() -> bool:
     """Return True if a copy of this process would work: it has no threads and no open GPU.
 
     Threads of OpenBLAS, which numpy starts, are not counted: OpenBLAS ends them before a fork.
@@ -167,7 +167,7 @@ def can_fork() -> bool:
     return threading.active_count() == 1 and not has_gpu
 
 
-def show_command(words: list[str]) -> None:
+def _show_command(words: list[str]) -> None:
     """Show this process in `ps` as a command, as far as there is room for it."""
     import ctypes
 

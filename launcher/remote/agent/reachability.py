@@ -48,7 +48,7 @@ class Reachability:
             self._hang_up(address)
         now = time.monotonic()
         self.call_until, self.until = now + seconds / 2, now + seconds
-        self.most_calls = min(CALLS, free_descriptors() - SPARE_DESCRIPTORS)
+        self.most_calls = min(CALLS, _free_descriptors() - SPARE_DESCRIPTORS)
         self.uncalled = hosts[::-1]
         self._call_some(now)
 
@@ -97,7 +97,7 @@ class Reachability:
         call.close()
 
 
-def free_descriptors() -> int:
+def _free_descriptors() -> int:
     """Return how many files and sockets this process may still open."""
     import resource  # needed only when hosts are called
 

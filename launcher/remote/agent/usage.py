@@ -29,7 +29,7 @@ class UsageMeter:
         self.interface = interface
         self.next_at = 0.0
         self.measured_at = 0.0
-        self.idle, self.total = cpu_times()
+        self.idle, self.total = _cpu_times()
         self.received, self.sent = network_bytes(interface)
         self.gpus: dict[str, dict[str, Any]] = {}
         self.rest = b""
@@ -44,7 +44,7 @@ class UsageMeter:
         CPU and network are means since the last time.
         """
         self.next_at = now + self.every_seconds
-        idle, total = cpu_times()
+        idle, total = _cpu_times()
         passed = max(1, total - self.total)
         cpu = 1 - (idle - self.idle) / passed
         self.idle, self.total = idle, total
@@ -93,7 +93,7 @@ def health(temperature: str = "", power: str = "", reasons: str = "") -> dict[st
     }
 
 
-def cpu_times() -> tuple[int, int]:
+def _cpu_times() -> tuple[int, int]:
     """Return idle and total time of all cores since boot, in ticks."""
     with open("/proc/stat", "rb") as file:
         times = [int(field) for field in file.readline().split()[1:9]]
