@@ -85,7 +85,7 @@ def contestants(archives: dict[str, Path], out: Path) -> Iterator[tuple[str, lis
 
 def timed(command: list[str]) -> Run:
     """Run a process to its end: wall seconds, CPU seconds and largest process of its tree."""
-    os.sync()  # nobody pays for what others have left to be written
+    os.sync()  # so that no run pays for what an earlier one has left to be written
     start = time.monotonic()
     child = os.posix_spawn(
         shutil.which(command[0]) or command[0],

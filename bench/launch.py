@@ -89,7 +89,7 @@ def main(args: list[str]) -> None:
     parser.add_argument("what", nargs="?", choices=MEASUREMENTS, default="starts")
     parser.add_argument("hosts", nargs="*", type=int, help="how many; starts: each of these")
     asked = parser.parse_args(args)
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # nobody's second launch compiles the launcher
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # only the first launch compiles the launcher
     folder = Path(tempfile.mkdtemp(prefix="bench-launch-"))
     lab = Lab(folder)
     try:

@@ -256,7 +256,7 @@ def main(name: str, place: str, last: str) -> None:
         {"write-mds": write_mds, "write-lit": write_lit}[name](Path(place), Path(last))
     else:
         print(json.dumps(measure(name, place, float(last))), flush=True)
-    os._exit(0)  # workers that wait for nobody need not be waited for
+    os._exit(0)  # without waiting for workers, which have nothing left to do
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def _check_weights(config: Config) -> None:
 def _check_resumed(source: TaskSource, config: Config) -> None:
     """Raise UsageError where config.json of a run on this machine shows that it is another one.
 
-    What only its checkpoints tell waits for the ranks, and so do `latest` and runs on hosts.
+    What only its checkpoints hold waits for the ranks, and so do `latest` and runs on hosts.
     """
     if not config.resume or config.resume == LATEST:
         return

@@ -136,7 +136,7 @@ def _launch_node(
         plan = plan_for(placement, work, meeting, options).part(placement.node.value)
         job = job_for(placement, work, meeting.agreement, options, again)
         places = [LocalTransport(plan.hosts[0].name)]
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the run hears it itself, as long as it goes
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
         if placement.nodes.value == 1:
             return run(job, plan, places, options.plain)
         with Peers(placement.node.value, meeting) as peers:

@@ -99,7 +99,7 @@ class RunProcess:
     scratch: Annotated[str, AtMost(4096)] = ""
     """The private folder of its agent, as the host names it; only that host gets it back."""
     heard_seconds_ago: float | None = None
-    """Of agents: since when they heard nothing of the controller; at `lease_seconds` they end."""
+    """Of agents: the age of the last message of the controller; at `lease_seconds` they end."""
     lease_seconds: float | None = None
 
     @property

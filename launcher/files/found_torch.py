@@ -2,9 +2,9 @@
 
     python3 -P found_torch.py FOLDER LOCK...
 
-Says in one line which torch it is, and makes the environment in FOLDER if there is none. A link in
-it leads to the folders of torch, torchvision and what these need; FOLDER/locks has the rest of each
-lock. Ends with 1 when there is no torch that can be used. Nothing but the standard library is here.
+Prints in one line which torch it is, and makes the environment in FOLDER if there is none. A link
+in it leads to the folders of torch, torchvision and what these need; FOLDER/locks has the rest of
+each lock. Ends with 1 when there is no torch that can be used. Needs the standard library only.
 """
 
 from __future__ import annotations

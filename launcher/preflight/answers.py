@@ -18,7 +18,7 @@ MOST_CORES = 1 << 16
 MOST_NAMED = 16
 
 shape = dataclass(eq=False, repr=False)
-"""Nobody keeps one: a frozen class would take four times as long to make, at every launch."""
+"""Not frozen, as none is kept: making a frozen class takes four times as long, at every launch."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Files of a host: read whole when they are plain, written new, digested; an agent's own folder.
 
 An agent keeps its files in /tmp/rackrun-RUN-NODE. Any account may make a folder of such a name, so
-it counts only if this account owns it and nobody else may enter it (mode 0700).
+it counts only if this account owns it and no other may enter it (mode 0700).
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ Work: TypeAlias = TaskWork | Command
 RUN_ID_BYTES = 16
 RUN_ID = r"[0-9a-f]{32}"
 RUN_NAME = r"[0-9]{8}-[0-9]{6}-[A-Za-z0-9._-]{1,239}"
-"""The grammars of a run's id and of its folder's name, which other machines may tell us."""
+"""The grammars of a run's id and of its folder's name, which other machines may send."""
 PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
 LEAST_SECONDS = {"lease_seconds": 1.0, "hang_seconds": 0.1, "start_seconds": 1.0}
 LEAST_SECONDS |= {"rendezvous_seconds": 1.0}

@@ -181,7 +181,7 @@ def _cells(curve: Curve, point: Point) -> tuple[str, ...]:
 
 
 def _efficiency(curve: Curve, point: Point) -> str:
-    """Return it as a range, or in words where the windows do not tell the sizes apart."""
+    """Return it as a range, or in words where the windows of the sizes overlap."""
     found = curve.efficiency(point)
     if point is curve.points[0]:
         return "100%"

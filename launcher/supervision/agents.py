@@ -66,8 +66,8 @@ class AgentGroup:
 class SilenceDetector:
     """Finds the hosts whose agents have gone silent.
 
-    Only time in which the launcher itself could hear counts. Its threads share a processor: with
-    hundreds of hosts a turn may take seconds, and a suspended launcher hears nothing at all.
+    Only time in which the launcher itself could read counts. Its threads share a processor: with
+    hundreds of hosts a turn may take seconds, and a suspended launcher reads nothing at all.
     """
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
@@ -78,7 +78,7 @@ class SilenceDetector:
         self._looked_at = time.monotonic()
         self._heard_at = [client.heard_at for client in agents.clients]
         self._silent = [0.0 for _ in agents.clients]
-        """By host, the seconds of listening since it was heard."""
+        """By host, the seconds of listening since its last message."""
 
     def lost(self, now: float, deadline: float | None) -> Iterator[Lost]:
         """Yield the hosts to give up on; `deadline`: when all must have confirmed their end."""
@@ -102,7 +102,7 @@ class SilenceDetector:
                 yield Lost(host.plan.node, reason)
 
     def _silence(self, place: int, client: AgentClient, listened: float) -> float:
-        """Return for how long a host was not heard, after `listened` more seconds."""
+        """Return for how long a host has been silent, after `listened` more seconds."""
         # A reader that waits for room on the queue is held up by us, not by its host.
         if client.blocked or client.heard_at != self._heard_at[place]:
             self._heard_at[place], self._silent[place] = client.heard_at, 0.0

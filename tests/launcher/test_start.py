@@ -102,10 +102,10 @@ def test_a_program_takes_along_all_that_it_imports(programs: tuple[ModuleType, .
 @pytest.mark.parametrize("magic", [None, b"another Python's"])
 def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | None) -> None:
     """Compiled or as source, the agent starts, and knows its own source for the shims."""
-    parcel = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
-    assert len(parcel) < 80_000
+    bundle = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
+    assert len(bundle) < 85_000
     channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
-    channel.send(parcel + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
+    channel.send(bundle + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
     told = b"".join(iter(channel.receive, b""))
     assert told.startswith(service.MARKER)
     assert b'"survivors": []' in told
@@ -115,9 +115,9 @@ def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | N
 @pytest.mark.parametrize("magic", [None, b"another Python's"])
 def test_a_failure_of_the_agent_names_its_file_and_line(magic: bytes | None) -> None:
     """An order without its locks fails in the agent: the traceback is that of the file here."""
-    parcel = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
+    bundle = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
     channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
-    channel.send(parcel + bootstrap.order(do="run", scratch="/nonexistent/nothing"))
+    channel.send(bundle + bootstrap.order(do="run", scratch="/nonexistent/nothing"))
     b"".join(iter(channel.receive, b""))
     source = (ROOT / "launcher/remote/agent/agent.py").read_text().splitlines()
     line = next(n for n, text in enumerate(source, start=1) if 'order["locks"]' in text)

@@ -84,7 +84,7 @@ def _begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     agent = os.fork()
     if agent == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # only a signal tells that the guard was killed
+        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # only a signal reports the death of the guard
         return guard
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with open_null() as null:

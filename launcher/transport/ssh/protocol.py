@@ -39,7 +39,7 @@ class SshProtocol(paramiko.Transport):
 class _GatewayChannel:
     """A connection through a gateway. To close it is no error where the gateway is gone.
 
-    paramiko's thread would end with the traceback of that error, and wake nobody who waits for it.
+    paramiko's thread would end with the traceback of that error, and leave its waiters asleep.
     """
 
     def __init__(self, channel: paramiko.Channel) -> None:
