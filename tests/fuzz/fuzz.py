@@ -1,28 +1,29 @@
 """Every decoder under a coverage-guided fuzzer: `python -m tests.fuzz.fuzz --inputs 10_000_000`.
 
 The targets are the functions `fuzz_*` of the files `targets_*.py` beside this one. Each runs in a
-process of its own, with an equal share of the inputs. An input that ends in a traceback, takes
-more than a minute (by the clock: others use the machine as well), or more than 4 GiB of memory, is
-kept as a file and fails the target. A target whose share would take longer than `--minutes` hands
-the rest to the faster ones.
+process of its own, forked from one that has imported all of them, with an equal share of the
+inputs. An input that ends in a traceback, takes more than a minute (by the clock: others use the
+machine as well), or more than 4 GiB of memory, is kept as a file and fails the target. A target
+whose share would take longer than `--minutes` hands the rest to the faster ones.
 """
 
 import argparse
 import ast
 import importlib
+import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+Function = Callable[[bytes], None]
 HANG_SECONDS = 60
 MEMORY_MB = 4096
 INPUT_BYTES = 4096
@@ -35,6 +36,11 @@ class Target(NamedTuple):
 
     module: str
     name: str
+
+    @property
+    def place(self) -> str:
+        """Return the name of its folder: files of targets may have functions of one name."""
+        return f"{self.module.rpartition('_')[2]}-{self.name}"
 
 
 class Result(NamedTuple):
@@ -53,10 +59,20 @@ def targets() -> Iterator[Target]:
                 yield Target(f"tests.fuzz.{path.stem}", node.name)
 
 
-def fuzz(target: Target, inputs: int, seconds: int, seed: int, corpus: Path) -> Result:
+def imported(found: Sequence[Target]) -> dict[Target, Function]:
+    """Import the targets, and all that they call with the fuzzer's counters in it."""
+    import atheris
+
+    with atheris.instrument_imports(include=PACKAGES, enable_loader_override=False):
+        modules = {target: importlib.import_module(target.module) for target in found}
+        bundle = importlib.import_module("launcher.transport.bundle")
+    bundle._compiled = compiled  # type: ignore[attr-defined]
+    return {target: getattr(module, target.name) for target, module in modules.items()}
+
+
+def fuzz(function: Function, inputs: int, seconds: int, seed: int, corpus: Path) -> Result:
     """Run one target in a process of its own; return how far it came."""
     corpus.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "tests.fuzz.fuzz", "--child", target.module, target.name]
     limits = {
         "runs": inputs,
         "max_total_time": seconds,
@@ -64,29 +80,34 @@ def fuzz(target: Target, inputs: int, seconds: int, seed: int, corpus: Path) -> 
         "rss_limit_mb": MEMORY_MB,
         "max_len": INPUT_BYTES,
         "seed": seed,
-        "artifact_prefix": f"{corpus.parent}/{target.name}-",
+        "artifact_prefix": f"{corpus}-",
     }
     options = [f"-{name}={value}" for name, value in limits.items()]
     began = time.monotonic()
-    done = subprocess.run(
-        [*words, *options, str(corpus)], cwd=ROOT, capture_output=True, text=True, errors="replace"
-    )
-    told = done.stdout + done.stderr
-    counts = re.findall(r"^(?:Done|#)\s?(\d+)", told, re.MULTILINE)
-    failure = "" if done.returncode == 0 else told[-3000:]
+    with tempfile.TemporaryFile() as output:
+        pid = os.fork()
+        if pid == 0:
+            child(function, [*options, str(corpus)], output.fileno())
+        _, status = os.waitpid(pid, 0)
+        output.seek(0)
+        printed = output.read().decode(errors="replace")
+    counts = re.findall(r"^(?:Done|#)\s?(\d+)", printed, re.MULTILINE)
+    failure = "" if status == 0 else printed[-3000:] or f"ended with status {status}"
     return Result(max(map(int, counts), default=0), time.monotonic() - began, failure)
 
 
-def child(module: str, name: str, options: list[str]) -> None:
+def child(function: Function, options: Sequence[str], output: int) -> NoReturn:
     """Be the process of one target."""
     import atheris
 
-    with atheris.instrument_imports(include=PACKAGES, enable_loader_override=False):
-        target = getattr(importlib.import_module(module), name)
-        bundle = importlib.import_module("launcher.transport.bundle")
-    bundle._compiled = compiled  # type: ignore[attr-defined]
-    atheris.Setup([sys.argv[0], *options], target)
-    atheris.Fuzz()
+    try:
+        os.dup2(output, sys.stdout.fileno())
+        os.dup2(output, sys.stderr.fileno())
+        atheris.Setup([sys.argv[0], *options], function)
+        atheris.Fuzz()
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 def compiled(spec: ModuleSpec) -> CodeType:
@@ -105,16 +126,18 @@ def main() -> int:
     options = parser.parse_args()
     found = [target for target in targets() if options.only in target.name]
     corpus = Path(tempfile.mkdtemp(prefix="rackrun-fuzz-"))
+    functions = imported(found)
     print("| target | inputs | seconds | broken |\n|---|--:|--:|--:|", flush=True)
     total, broken = 0, 0
     rates = {}
     for target in found:  # a first round measures how fast each of them is
-        result = fuzz(target, FIRST_ROUND, HANG_SECONDS, options.seed, corpus / target.name)
+        corpus_of = corpus / target.place
+        result = fuzz(functions[target], FIRST_ROUND, HANG_SECONDS, options.seed, corpus_of)
         rates[target] = result.inputs / max(result.seconds, 0.1)
     for number, target in enumerate(sorted(found, key=rates.__getitem__)):
         share = max(1, (options.inputs - total) // (len(found) - number))
         seconds = int(options.minutes * 60)
-        result = fuzz(target, share, seconds, options.seed, corpus / target.name)
+        result = fuzz(functions[target], share, seconds, options.seed, corpus / target.place)
         total, broken = total + result.inputs, broken + bool(result.failure)
         print(
             f"| {target.name} | {result.inputs:,} | {result.seconds:.0f} |"
@@ -128,7 +151,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], sys.argv[3], sys.argv[4:])
-    else:
-        sys.exit(main())
+    sys.exit(main())
