@@ -16,7 +16,7 @@ from tests import warm
 from tests.training.test_loop import settings
 from training import loop
 from training.run import tracker
-from training.track.sent import read_sent
+from training.track.sent import Sent, files_of, read_sent
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,24 @@ def test_two_trackers_get_a_run_and_what_goes_on_from_it(
     assert [steps for steps in sent if isinstance(steps, int)] == steps
     assert "report.html" in sent
     assert curves(second) == steps
+
+
+def test_what_was_sent_names_no_place_of_its_own(tmp_path: Path) -> None:
+    """The file may be a host's: a server that it names would get the user's password for theirs."""
+    runs = tmp_path / "my runs"
+    run, files = runs / "20260102-030405-b", "mlruns"
+    own = (run / files).as_uri()
+    beside = (runs / "20260102-030405-a" / files).as_uri()
+    assert files_of(run, Sent(), files) == own
+    assert files_of(run, Sent("1", beside), files) == beside
+    elsewhere = [(tmp_path / "a" / files).as_uri(), f"{runs.as_uri()}/../{files}", "file://h/x/y"]
+    elsewhere += [f"{runs.as_uri()}/%2e%2e/{files}", f"{beside}?x", "file:", "file:///etc/cron.d"]
+    for place in elsewhere:
+        assert files_of(run, Sent("1", place), files) == own
+    for place in ("http://evil.example/", "databricks://x", "FILE:///x", "sqlite:////x.db", "\x1b"):
+        with pytest.raises(UsageError, match="the run was sent to") as refused:
+            files_of(run, Sent("1", place), files)
+        assert str(refused.value).isprintable()
 
 
 def curves(folder: Path) -> list[int]:

@@ -12,7 +12,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from training.track.scalars import Line, scalars
-from training.track.sent import Sent
+from training.track.sent import Sent, files_of
 
 MOST_METRICS, MOST_PARAMS, MOST_TEXT = 1000, 100, 500  # of a request; characters of a value
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -23,8 +23,8 @@ class MlflowRun:
 
     def __init__(self, folder: Path, settings: dict[str, Any], sent: Sent) -> None:
         """Go on as the run that was sent before, in its place, or begin a new one."""
-        files = (folder / "mlruns").absolute().as_uri()
-        self.place = os.environ.get("MLFLOW_TRACKING_URI") or sent.place or files
+        server = os.environ.get("MLFLOW_TRACKING_URI")
+        self.place = server or files_of(folder, sent, "mlruns")
         self._client = MlflowClient(tracking_uri=self.place)
         known = sent.id if sent.place == self.place else ""
         self.id = known or self._begun(folder.name, settings)

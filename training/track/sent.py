@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
+from urllib.parse import unquote
 
 from rackrun.atomic import translated_os_errors, write_whole
-from rackrun.errors import DataError
+from rackrun.errors import DataError, UsageError
 from rackrun.shapes import AtMost, Misshapen, parsed
+from rackrun.terminal import one_line
 from training.track.scalars import Line
 
 MOST_BYTES = 1 << 16
@@ -43,6 +45,21 @@ class Sent:
 def path_of(folder: Path, tracker: str) -> Path:
     """Return the file of a tracker in the folder of a run."""
     return folder / f"tracker-{tracker}.json"
+
+
+def files_of(folder: Path, sent: Sent, name: str) -> str:
+    """Return the folder `name` of a run, or of the run beside it that it continues, as a URL.
+
+    What was sent is told by a file that a host may have written: it may name no other place, which
+    would get the credentials in the environment, or files of ours. UsageError for a server.
+    """
+    if sent.place and not sent.place.startswith("file:"):
+        place = one_line(sent.place)[:200]
+        hint = "if it may have this one as well, name it in the tracker's variable"
+        raise UsageError(f"{folder}: the run was sent to {place}; {hint}")
+    named = PurePosixPath(unquote(sent.place)).parent.name
+    beside, own = (run.absolute() / name for run in (folder.parent / named, folder))
+    return (beside if beside.as_uri() == sent.place and named != ".." else own).as_uri()
 
 
 def read_sent(folder: Path, tracker: str) -> Sent:
