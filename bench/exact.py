@@ -1,6 +1,6 @@
 """Measure what exact epochs cost, and what other ways of splitting a data set leave out.
 
-    python -m venv /tmp/peers && /tmp/peers/bin/pip install mosaicml-streaming
+    bench/peers.sh /tmp/peers
     python -m bench.exact --peers /tmp/peers/bin/python [--rounds 3]
 
 Four tables: samples missed and repeated by stock webdataset, MosaicML Streaming (if --peers names a

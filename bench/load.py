@@ -1,11 +1,14 @@
 """Measure how fast images become batches: rackrun's loader, its peers, and pure decoding.
 
-    python -m bench.load [--peers PYTHON] [--rounds 3] [--seconds 6]
+    bench/peers.sh /tmp/peers
+    python -m bench.load --peers /tmp/peers/bin/python [--short-side 256] [--rounds 3] [--seconds 6]
 
-Every contestant makes batches of 64 x 3 x 224 x 224, randomly cropped, from the same JPEGs of about
-110 KB (500 x 375, spectrum and edges of photographs) in the page cache, with two workers. They run
-in turn, several rounds; the medians count, and so do ratios rather than rates. MosaicML Streaming
-and litData take part if --peers names a Python that has them installed beside torch.
+Every contestant makes batches of 64 x 3 x 224 x 224, randomly cropped and mirrored, from the same
+JPEGs of about 110 KB (500 x 375, spectrum and edges of photographs) in the page cache, with two
+workers or threads. They run in turn, several rounds: medians are printed, and of the CPU time the
+least as well, since other work on the machine can only add to it. FFCV has a format of its own; its
+second set holds images that are encoded again at quality 90. Peers that are not installed in the
+Python of bench/peers.sh take part only if --peers names it.
 """
 
 import io
@@ -16,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -30,9 +34,10 @@ from rackrun.commandline import parse, run
 
 CONTESTANTS = Path(__file__).with_name("load_contestants.py")
 ROOT = Path(__file__).parents[1]
+OURS = "ours-folder"
 CLASSES = 10
 COPIES = 8  # of each image, under another name: decoding one costs the same every time
-QUALITY = 92
+QUALITY, RESIZED_QUALITY = 92, 90
 
 NAMES = {
     "ours-folder": "rackrun, from a folder",
@@ -46,9 +51,13 @@ NAMES = {
     "folder-uint8": "ImageFolder, torchvision.io, uint8",
     "mds-uint8": "MosaicML Streaming, torchvision.io, uint8",
     "lit-uint8": "litData, torchvision.io, uint8",
+    "dali": "DALI on the CPU, uint8",
+    "ffcv-raw": "FFCV, raw pixels, uint8",
+    "ffcv-q90": "FFCV, JPEG of quality 90, uint8",
     "decode": "only decoding, whole images",
 }
-PEERS = ("mds-uint8", "lit-uint8")
+PEERS = ("mds-uint8", "lit-uint8", "dali", "ffcv-raw", "ffcv-q90")
+WRITTEN = ("mds", "lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
 
 
 @dataclass(frozen=True)
@@ -61,10 +70,24 @@ class Settings:
     """Times that every contestant runs."""
     seconds: float = 4.0
     """Length of each measurement."""
+    short_side: int = 0
+    """Shorter side of the images, at quality 90, in pixels; 0: they stay as they were drawn."""
     peers: str = ""
-    """A Python with mosaicml-streaming and litdata; without it they do not take part."""
+    """A Python with the peers, as bench/peers.sh installs it; without it few take part."""
+    only: str = ""
+    """Names of the contestants that take part, separated by commas; by default all."""
     scratch: Path = Path(tempfile.gettempdir())
-    """Folder for the images, five times 110 KB each."""
+    """Folder for the images: eleven times 110 KB each, most of it FFCV's raw pixels."""
+
+    @property
+    def contestants(self) -> list[str]:
+        """Return the names of those that take part, ours first."""
+        chosen = set(filter(None, self.only.split(","))) or NAMES.keys()
+        return [
+            name
+            for name in NAMES
+            if name == OURS or (name in chosen and (self.peers or name not in PEERS))
+        ]
 
 
 def main(args: list[str]) -> None:
@@ -73,7 +96,7 @@ def main(args: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         places = prepared(Path(name), settings)
         with serving(Site(Path(name) / "shards", port=0, native=True)) as server:
-            places |= {"ours-nginx": server.url, "ours-exact-nginx": server.url}
+            places |= {name: server.url for name in places if name.endswith("-nginx")}
             report(list(measured(places, settings)), settings)
 
 
@@ -81,7 +104,8 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
     """Return where each contestant finds its images."""
     sys.stderr.write("drawing images\n")
     with Pool(2) as pool:
-        drawn = pool.map(photo, range(settings.images // COPIES))
+        seeds = range(settings.images // COPIES)
+        drawn = pool.map(partial(photo, short_side=settings.short_side), seeds)
     for number in range(settings.images):
         path = root / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,20 +113,19 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
     for form, tiles in (("shards", False), ("tiles", True)):
         packing = Packing(shards=16, tiles=tiles)
         FolderOfClasses(root / "images", root / form, packing=packing).run()
-    places = {"folder": "images", "webdataset": "shards", "ours": "shards", "decode": "images"}
-    places["tiles"] = "tiles"
-    found = {
-        name: str(root / places[name.partition("-")[0]]) for name in NAMES if name not in PEERS
-    }
-    for name in PEERS if settings.peers else ():
-        form = name.partition("-")[0]
-        found[name] = str(root / form)
-        contestant(settings.peers, f"write-{form}", str(root / "images"), found[name])
+    places = {"folder": "images", "webdataset": "shards", "ours": "shards", "tiles": "tiles"}
+    found = {}
+    for name in settings.contestants:
+        form = name if name in WRITTEN else name.partition("-")[0]
+        found[name] = str(root / places.get(form, form if form in WRITTEN else "images"))
+        if form in WRITTEN:
+            sys.stderr.write(f"writing the format of {NAMES[name]}\n")
+            contestant(settings.peers, f"write-{form}", str(root / "images"), found[name])
     return found
 
 
-def photo(seed: int) -> bytes:
-    """Return a JPEG with the spectrum and the edges of a photograph."""
+def photo(seed: int, short_side: int = 0) -> bytes:
+    """Return a JPEG with the spectrum and the edges of a photograph, resized if asked."""
     draw = np.random.default_rng(seed)
     height, width = (375, 500) if seed % 4 else (500, 375)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
@@ -119,19 +142,23 @@ def photo(seed: int) -> bytes:
     tones = np.clip(128 + planes * np.array([48, 22, 22])[:, None, None], 0, 255)
     buffer = io.BytesIO()
     image = Image.fromarray(tones.astype(np.uint8).transpose(1, 2, 0), "YCbCr")
-    image.save(buffer, "JPEG", quality=QUALITY)
+    if not short_side:
+        image.save(buffer, "JPEG", quality=QUALITY)
+        return buffer.getvalue()
+    shorter = min(image.size)
+    width, height = (round(side * short_side / shorter) for side in image.size)
+    resized = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    resized.save(buffer, "JPEG", quality=RESIZED_QUALITY)
     return buffer.getvalue()
 
 
 def measured(places: dict[str, str], settings: Settings) -> Iterator[tuple[str, dict[str, float]]]:
     """Return every contestant's result in every round."""
     for number in range(settings.rounds):
-        for name in NAMES:
-            if name in places:
-                sys.stderr.write(f"round {number + 1}: {NAMES[name]}\n")
-                python = settings.peers if name in PEERS else sys.executable
-                seconds = str(settings.seconds)
-                yield name, json.loads(contestant(python, name, places[name], seconds))
+        for name, place in places.items():
+            sys.stderr.write(f"round {number + 1}: {NAMES[name]}\n")
+            python = settings.peers if name in PEERS else sys.executable
+            yield name, json.loads(contestant(python, name, place, str(settings.seconds)))
 
 
 def contestant(python: str, *words: str) -> str:
@@ -144,20 +171,25 @@ def contestant(python: str, *words: str) -> str:
 
 
 def report(results: list[tuple[str, dict[str, float]]], settings: Settings) -> None:
-    """Print a line per contestant: medians over the rounds, and its rate over ours."""
-    medians = {}
-    for name, first in results[: len(results) // settings.rounds]:
-        own = [one for who, one in results if who == name]
-        medians[name] = {key: statistics.median(one[key] for one in own) for key in first}
-    base = medians["ours-folder"]
-    print(f"{'':44}images/s   ours is   per CPU second   ours is   first batch   workers grow")
-    for name, one in medians.items():
+    """Print a line per contestant: medians over the rounds, and ratios to ours."""
+    size = f"shorter side {settings.short_side}" if settings.short_side else "500 x 375"
+    print(f"{size}, {settings.rounds} rounds of {settings.seconds:g} s, medians")
+    print(f"{'':42}images/s  of ours   CPU ms  of ours    least  first batch  workers grow")
+    base = medians(results, OURS)
+    for name in dict(results):
+        one = medians(results, name)
+        least = min(result["cpu_ms"] for who, result in results if who == name)
         print(
-            f"{NAMES[name]:44}{one['rate']:8.0f}  {base['rate'] / one['rate']:7.2f}x"
-            f"  {one['per_cpu_second']:15.0f}"
-            f"  {base['per_cpu_second'] / one['per_cpu_second']:7.2f}x"
-            f"  {one['first_batch_seconds']:10.1f} s  {one['worker_growth_mib']:8.1f} MiB"
+            f"{NAMES[name]:42}{one['rate']:8.0f}{one['rate'] / base['rate']:9.2f}"
+            f"{one['cpu_ms']:9.2f}{one['cpu_ms'] / base['cpu_ms']:9.2f}{least:9.2f}"
+            f"{one['first_batch_seconds']:11.1f} s{one['worker_growth_mib']:10.1f} MiB"
         )
+
+
+def medians(results: list[tuple[str, dict[str, float]]], name: str) -> dict[str, float]:
+    """Return the medians of a contestant's results."""
+    own = [result for who, result in results if who == name]
+    return {key: statistics.median(one[key] for one in own) for key in own[0]}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python bench/load_contestants.py write-NAME FROM TO     copy a folder of classes into its format
 
 Each runs in its own process, with two workers if it has any, under a Python that may be another,
-with the peers installed. `stock` is what the peer's own examples do: Pillow,
+with the peers that bench/peers.sh installs. `stock` is what the peer's own examples do: Pillow,
 float32, normalised in the worker. `uint8` is the same loader with the faster parts of torchvision:
 its JPEG decoder and its second transforms, and uint8 batches.
 """
@@ -127,6 +127,41 @@ def litdata(place: str, transform: Transform) -> Iterable[Any]:
     return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS)
 
 
+def dali(place: str) -> Iterable[Any]:
+    """Load with NVIDIA's DALI on the CPU, which decodes no more than the crop."""
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIClassificationIterator
+
+    @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None)
+    def images() -> Any:
+        encoded, labels = fn.readers.file(file_root=place, random_shuffle=True, name="files")
+        crops = fn.decoders.image_random_crop(encoded, device="cpu", output_type=types.RGB)
+        resized = fn.resize(crops, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
+        return fn.flip(resized, horizontal=fn.random.coin_flip()), labels
+
+    return DALIClassificationIterator(images(), reader_name="files", auto_reset=True)
+
+
+def ffcv(place: str) -> Iterable[Any]:
+    """Load with FFCV, in threads of this process."""
+    from ffcv.fields.basics import IntDecoder
+    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
+
+    pipelines = {
+        "image": [
+            RandomResizedCropRGBImageDecoder((SIZE, SIZE)),
+            RandomHorizontalFlip(),
+            ToTensor(),
+            ToTorchImage(convert_back_int16=False),
+        ],
+        "label": [IntDecoder(), ToTensor()],
+    }
+    order = OrderOption.RANDOM
+    return Loader(place, BATCH, WORKERS, order=order, pipelines=pipelines, os_cache=True)
+
+
 class PureDecode(IterableDataset[int]):
     """Nothing but decoding whole images that are in memory: the limit."""
 
@@ -155,6 +190,8 @@ def batches(name: str, place: str) -> Iterable[Any]:
         return ours(place, exact=how.startswith("exact"))
     if who == "decode":
         return DataLoader(PureDecode(place), batch_size=None, num_workers=WORKERS)
+    if who in ("dali", "ffcv"):
+        return (dali if who == "dali" else ffcv)(place)
     made = {"webdataset": webdataset, "folder": image_folder, "mds": streaming, "lit": litdata}
     return made[who](place, TRANSFORMS[how]())
 
@@ -180,6 +217,17 @@ def write_lit(source: Path, target: Path) -> None:
     cache.merge()
 
 
+def write_ffcv(source: Path, target: Path, mode: str) -> None:
+    """Write the images in the format of FFCV: raw pixels, or JPEGs encoded again."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
+
+    fields = {"image": RGBImageField(write_mode=mode, jpeg_quality=90), "label": IntField()}
+    writer = DatasetWriter(str(target), fields, num_workers=WORKERS)
+    writer.from_indexed_dataset(ImageFolder(str(source)))
+
+
 def labelled(source: Path) -> Iterator[tuple[int, bytes]]:
     """Yield label and bytes of every image in a folder of class folders."""
     for label, folder in enumerate(sorted(source.iterdir())):
@@ -187,8 +235,16 @@ def labelled(source: Path) -> Iterator[tuple[int, bytes]]:
             yield label, path.read_bytes()
 
 
+WRITERS = {
+    "write-mds": write_mds,
+    "write-lit": write_lit,
+    "write-ffcv-raw": partial(write_ffcv, mode="raw"),
+    "write-ffcv-q90": partial(write_ffcv, mode="jpg"),
+}
+
+
 def measure(name: str, place: str, seconds: float) -> dict[str, float]:
-    """Return images per second, and per second of CPU, after a short warm-up."""
+    """Return images per second, and milliseconds of CPU an image, after a short warm-up."""
     begin = time.perf_counter()
     supply = endless(name, place)
     next(supply)
@@ -203,7 +259,7 @@ def measure(name: str, place: str, seconds: float) -> dict[str, float]:
         passed = time.perf_counter() - start
     return {
         "rate": count / passed,
-        "per_cpu_second": count / (cpu_seconds() - cpu),
+        "cpu_ms": (cpu_seconds() - cpu) / count * 1000,
         "first_batch_seconds": first,
         "worker_growth_mib": (worker_bytes() - memory) / 2**20,
     }
@@ -211,8 +267,9 @@ def measure(name: str, place: str, seconds: float) -> dict[str, float]:
 
 def endless(name: str, place: str) -> Iterator[Any]:
     """Yield a contestant's batches, epoch after epoch."""
+    made = batches(name, place)  # once: FFCV compiles its decoder for every loader
     while True:
-        yield from batches(name, place)
+        yield from made
 
 
 def family() -> list[str]:
@@ -252,8 +309,8 @@ def worker_bytes() -> int:
 def main(name: str, place: str, last: str) -> None:
     """Write a format, or measure a contestant."""
     warnings.simplefilter("ignore")
-    if name in ("write-mds", "write-lit"):
-        {"write-mds": write_mds, "write-lit": write_lit}[name](Path(place), Path(last))
+    if write := WRITERS.get(name):
+        write(Path(place), Path(last))
     else:
         print(json.dumps(measure(name, place, float(last))), flush=True)
     os._exit(0)  # without waiting for workers, which have nothing left to do
