@@ -47,6 +47,10 @@ PILLOW_ERRORS = (  # what its readers raise at damaged files
 
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic"]
+KERNELS = {
+    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
+    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+}
 
 
 class Random(Protocol):
@@ -86,15 +90,12 @@ class Region:
 
     def resize(self, out: Pixels, interpolation: Interpolation) -> None:
         """Fill `out`, antialiased; torch's kernel for bytes has three times Pillow's speed."""
-        kernel = {
-            "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
-            "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
-        }[interpolation]
         scales = (
             out.shape[0] * self.shrink / self.box.height,
             out.shape[1] * self.shrink / self.box.width,
         )
         # torch.nn.functional.interpolate calls the same kernel, but cannot write to a given place.
+        kernel = KERNELS[interpolation]
         kernel(_planes(self.pixels), out.shape[:2], False, *scales, out=_planes(out))
 
 
@@ -151,7 +152,8 @@ def resized_crop(
 
 def mirrored(pixels: Pixels) -> Pixels:
     """Return uint8 (height, width, channels) with left and right exchanged, in the same memory."""
-    pixels[:] = torch.from_numpy(pixels).flip(1).numpy()
+    memory = torch.from_numpy(pixels)
+    memory.copy_(memory.flip(1))
     return pixels
 
 
@@ -318,4 +320,4 @@ def _check_scans(data: bytes) -> None:
 
 def _planes(pixels: Pixels) -> torch.Tensor:
     """Return the memory as torch sees images: (1, 3, height, width), channels last."""
-    return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
+    return torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))
