@@ -251,9 +251,13 @@ def test_a_test_split_that_cannot_be_held_out(
 
 
 def test_own_images_stand_upright_and_other_formats_become_jpegs(
-    tmp_path: Path, convert: Convert
+    tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EXIF is applied and counted, unless it is not wanted; TIFF and AVIF are read, HEIC is not."""
+    """EXIF is applied and counted, unless it is not wanted; TIFF and AVIF are read, and HEIC is
+    not where pillow-heif is missing.
+    """
+    monkeypatch.setattr("convert.images.reencode._formats", lambda: ("JPEG", "TIFF", "AVIF"))
+    monkeypatch.setattr("convert.readers.records.READS_HEIC", False)
     odd = {
         "a/side.jpg": rotated("side"),
         "a/scan.tif": drawn("scan", format="TIFF"),
@@ -278,3 +282,18 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(
     kept = convert("folder", source, "--exif", "ignore", out="kept")
     assert manifest_of(kept).report["rotated"] == 1
     assert odd["a/side.jpg"] in [sample.image for sample in everything(kept)]
+
+
+def test_pictures_of_phones_become_jpegs(tmp_path: Path, convert: Convert) -> None:
+    """HEIC is read where pillow-heif is installed; one that is cut off is left out and counted."""
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    phone = drawn("phone", format="HEIF", quality=95)
+    odd = {"a/phone.HEIC": phone, "b/half.heif": phone[: len(phone) // 2]}
+    out = convert("folder", write_files(tmp_path / "set", classes(3, "a", "b") | odd))
+    assert manifest_of(out).report == {"re-encoded": 1, "undecodable": 1}
+    (image,) = (Image.open(io.BytesIO(s.image)) for s in everything(out) if s.key == "a_phone")
+    pixels = np.asarray(Image.open(io.BytesIO(phone)).convert("RGB")).astype(int)
+    assert image.format == "JPEG"
+    assert np.abs(np.asarray(image) - pixels).mean() < 3
