@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -171,13 +172,13 @@ class Overflowing(Double):
         return outputs
 
 
-def distance(ranks: Ranks, folder: Path, name: str) -> float:
+def distance(ranks: Ranks, folder: Path, name: str, **options: Any) -> float:
     """Train with the product; return on rank 0 how far it ends from the reference, relatively.
 
     Looked at are the weights, their average, the loss of each step, and the last evaluation.
     """
     recipe = RECIPES[name]
-    config = settings(recipe, ranks.world, folder)
+    config = replace(settings(recipe, ranks.world, folder), **options)
     data = InMemory(ranks, recipe)
     schedule = make_schedule(config, data.epoch_steps, 1)
     with StopRequests(0) as requests, patch.object(report, "write", lambda folder: folder):

@@ -26,6 +26,12 @@ def test_a_run_ends_like_the_reference(name: str, tmp_path: Path) -> None:
     assert distance(ALONE, tmp_path, name) < EQUAL
 
 
+@pytest.mark.long
+def test_a_compiled_run_ends_like_the_reference(tmp_path: Path) -> None:
+    """--compile, by inductor: steps are compiled, and the average of their weights is the same."""
+    assert distance(ALONE, tmp_path, "sgd", compile=True) < EQUAL
+
+
 @pytest.mark.parametrize(
     ("ranks", "words"), [(3, ()), pytest.param(2, ("mutated",), marks=pytest.mark.long)]
 )
