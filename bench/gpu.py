@@ -1,87 +1,196 @@
-"""ResNet-50 on a GPU: images/s eager and compiled, the loop against a bare step, copies.
+"""Measure training on one GPU: rates, parts of a step, operations, copies, loading, accuracy.
 
-    python -m bench.gpu [--batch-size 256] [--steps 50] [--rounds 3]
+    python -m bench.gpu [--batch-size 256] [--steps 30] [--rounds 2] [--only rates parts ...]
 
-loop     `imagenet --synthetic` with all it does between two steps, against forward, backward and
-         update of the same model on the same batch, already normalised; in turn, medians
-memory   what an image moves if every operation reads and writes in full, against the bandwidth
-         that the maker gives; a compiled model moves less, so for it this is a bound
-copies   steps on batches that come from pinned memory as training copies them, against the same
-         steps on one batch that stays; meanwhile torch raises if anything waits for the GPU
+rates       `imagenet --synthetic` with all it does between two steps, against forward, backward and
+            update of the same model on the same batch, already normalised, in bfloat16 and float16,
+            as it is and compiled; in turn, medians. Shares of the peaks that the maker gives: of
+            arithmetic, and of bandwidth if every operation read and wrote in full
+parts       milliseconds of forward, backward and update, with arithmetic and memory traffic
+operations  the operations that take most of a step, by torch's profiler, and the share of the step
+            in which the GPU computes
+copies      steps on batches that come from pinned memory as training copies them, against the same
+            steps on one batch that stays; meanwhile torch raises if anything waits for the GPU
+shards      the same steps on batches that loader workers decode from shards of 110 KB images, and
+            the workers alone: what they deliver, and what the steps wait
+accuracy    the demo: cats and dogs are drawn, and a small network learns to tell them apart
 
-Without a GPU it prints that, and measures nothing. No figures have been measured yet.
+Parts that have not begun after --minutes are left out, and named. With --device cpu all but copies
+run on a CPU, to try them. Without a GPU that is all there is: no figures have been measured yet.
 """
 
+import contextlib
+import io
+import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, repeat
+from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from bench.load import write_images
 from bench.loop import WARM_UP_STEPS, bare, looped
+from catdog.demo import main as draw
+from catdog.model import TASK as CATDOG
+from catdog.recipes import DemoRecipe
+from convert.folder import FolderOfClasses
+from convert.options import Packing
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
 from rackrun.commandline import parse, run
+from rackrun.tables import table
 from training.data.loader import on_device
-from training.data.open import Synthetic
+from training.data.open import Synthetic, open_data
 from training.data.samples import Batch
 from training.device import set_up
-from training.monitor.profile import memory_traffic, peak
+from training.loop import run as train
+from training.monitor.profile import forward_flops, measure, memory_traffic, peak
 from training.ranks import Ranks, joined
+from training.run.folder import RunFiles
 from training.state import TrainingState
+from training.sync.gradient_sync import GradientSync
+
+PRECISIONS = ("bf16", "fp16")
+LISTED = 12  # operations
+PROFILED_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Settings:
     """ResNet-50 on a GPU."""
 
+    model: str = "resnet50"
+    """Model of torchvision."""
+    image_size: int = 224
+    """Side of the images (pixels)."""
     batch_size: int = 256
     """Images per step."""
-    steps: int = 50
+    steps: int = 30
     """Steps of each measurement, after some to warm up."""
-    rounds: int = 3
-    """Times that each is measured; medians count."""
+    rounds: int = 2
+    """Times that each rate is measured; medians count."""
+    device: str = "auto"
+    """auto: the GPU; cpu: try all of it without one."""
+    only: tuple[str, ...] = ()
+    """Parts to measure; none: all."""
+    minutes: float = 9.0
+    """Time after which no further part begins."""
+    images: int = 4000
+    """Images in the shards, and drawings of the demo."""
+    epochs: int = 10
+    """Epochs of the demo."""
+
+    @property
+    def config(self) -> ImageNet:
+        """Return the training settings for fixed random images."""
+        return ImageNet(
+            synthetic=True,
+            model=self.model,
+            image_size=self.image_size,
+            batch_size=self.batch_size,
+            device="cpu" if self.device == "cpu" else "auto",
+            epochs=1,
+            steps_per_epoch=WARM_UP_STEPS + self.steps + 1,
+        )
+
+
+class Bench:
+    """A model on a device, and the batch of --synthetic."""
+
+    def __init__(self, config: ImageNet, ranks: Ranks, steps: int) -> None:
+        self.ranks, self.steps = ranks, steps
+        self.compute, self.transforms = set_up(config, ranks), TASK.transforms(config, 0)
+        model = self.compute.placed(TASK.model(config, TASK.synthetic_classes))
+        self.state = TrainingState(model, config, float16=self.compute.precision == "fp16")
+        data = Synthetic(config, self.transforms, TASK.synthetic_classes, ranks)
+        self.batch = next(data.training(0))
+
+    def step(self, batch: Batch) -> None:
+        """Take a step."""
+        answers = self.compute.answers(self.state.model, self.transforms, batch.images)
+        self.state.loss_scale.backward(cross_entropy(answers, batch.labels))
+        self.state.advance()
+
+    def seconds(self, batches: Iterator[Batch], act: Callable[[Batch], None]) -> float:
+        """Return the mean time of `act` on a batch; torch raises if it waits for the GPU."""
+        on_gpu = self.ranks.device.type == "cuda"
+        for number, batch in enumerate(islice(batches, WARM_UP_STEPS + self.steps)):
+            if number == WARM_UP_STEPS:
+                settle(on_gpu)
+                begin = time.perf_counter()
+                refuse_waits(on_gpu)
+            act(batch)
+        refuse_waits(False)
+        settle(on_gpu)
+        return (time.perf_counter() - begin) / self.steps
+
+
+def settle(on_gpu: bool) -> None:
+    """Wait for what the GPU has to do."""
+    if on_gpu:
+        torch.cuda.synchronize()
+
+
+def refuse_waits(refused: bool) -> None:
+    """Have torch raise where the host waits for the GPU, or not."""
+    if torch.cuda.is_available():
+        torch.cuda.set_sync_debug_mode("error" if refused else "default")
 
 
 def main(args: list[str]) -> None:
     """Print all measurements, or that there is no GPU."""
     settings = parse(Settings, "python -m bench.gpu", args)
-    if not torch.cuda.is_available():
+    if settings.device != "cpu" and not torch.cuda.is_available():
         print("no GPU: not measured")
         return
-    config = ImageNet(
-        synthetic=True,
-        batch_size=settings.batch_size,
-        epochs=1,
-        steps_per_epoch=WARM_UP_STEPS + settings.steps + 1,
-    )
+    on_gpu = settings.device != "cpu"
+    name = torch.cuda.get_device_name() if on_gpu else "CPU"
+    print(f"{name}, torch {torch.__version__}, {settings.model}, batches of {settings.batch_size}")
+    begun = time.monotonic()
+    for part in settings.only or PARTS:
+        if time.monotonic() - begun > 60 * settings.minutes:
+            print(f"\n{part}: left out, {settings.minutes:g} minutes are over")
+            continue
+        print(f"\n{part}", flush=True)
+        PARTS[part](settings)
+    print(f"\n{time.monotonic() - begun:.0f} s in all")
+
+
+def rates(settings: Settings) -> None:
+    """Print images/s of the loop and of bare steps, and shares of the peaks."""
+    config = settings.config
     with joined(config) as ranks:
-        traffic, bandwidth = bytes_per_image(config, ranks), peak(ranks.device).memory_bytes
-    print(f"{torch.cuda.get_device_name()}, batches of {config.batch_size}")
-    for name, one in (("eager", config), ("compiled", replace(config, compile=True))):
-        rate, simple = rates(one, settings)
-        share = f", {rate * traffic / bandwidth:.0%} of the bandwidth" if bandwidth else ""
-        print(
-            f"{name:9}{rate:9,.0f} images/s in the loop, {simple:9,.0f} bare:"
-            f" {rate / simple:.3f}; {rate * traffic / 1e12:.2f} TB/s{share}"
-        )
-    with joined(config) as ranks:
-        copies(config, ranks, settings)
+        top = peak(ranks.device)
+        flops, traffic = per_image(Bench(config, ranks, settings.steps))
+    for precision in PRECISIONS:
+        for name, one in (("eager", config), ("compiled", replace(config, compile=True))):
+            loop, simple = medians(replace(one, precision=precision), settings)
+            shares = f"{loop * flops / 1e12:.1f} TFLOP/s"
+            if top.flops:
+                shares += f", {loop * flops / top.flops:.1%} of the peak"
+            if top.memory_bytes and name == "eager":
+                shares += f"; {loop * traffic / top.memory_bytes:.0%} of the bandwidth"
+            print(
+                f"{precision} {name:9}{loop:9,.0f} images/s in the loop, {simple:9,.0f} bare:"
+                f" {loop / simple:.3f}; {shares}",
+                flush=True,
+            )
 
 
-def bytes_per_image(config: ImageNet, ranks: Ranks) -> float:
-    """Return the memory traffic of an image, uncompiled."""
-    compute, transforms = set_up(config, ranks), TASK.transforms(config, 0)
-    batch = synthetic(config, ranks)
-    model = compute.placed(TASK.model(config, TASK.synthetic_classes))
-    return memory_traffic(model, transforms, compute, batch)
+def per_image(bench: Bench) -> tuple[float, float]:
+    """Return the operations and the memory traffic of training on an image, uncompiled."""
+    words = (bench.state.model, bench.transforms, bench.compute, bench.batch)
+    return 3 * forward_flops(*words), memory_traffic(*words)
 
 
-def rates(config: ImageNet, settings: Settings) -> tuple[float, float]:
-    """Print the images per second of the loop, and of the bare step."""
+def medians(config: ImageNet, settings: Settings) -> tuple[float, float]:
+    """Return the images per second of the loop, and of the bare step."""
     images = settings.steps * settings.batch_size
     turns = [(looped(TASK, config), bare(TASK, config)) for _ in range(settings.rounds)]
     loop, simple = (
@@ -91,25 +200,56 @@ def rates(config: ImageNet, settings: Settings) -> tuple[float, float]:
     return loop, simple
 
 
-def copies(config: ImageNet, ranks: Ranks, settings: Settings) -> None:
+def parts(settings: Settings) -> None:
+    """Print the table of a run with --synthetic."""
+    config = settings.config
+    with joined(config) as ranks:
+        bench = Bench(config, ranks, settings.steps)
+        sync = GradientSync(config, ranks, bench.state, settings.steps)
+        batches = repeat(bench.batch)
+        found = measure(bench.state, sync, bench.transforms, bench.compute, ranks, batches)
+        print(found.table())
+
+
+def operations(settings: Settings) -> None:
+    """Print the operations that take most of a step."""
+    with joined(settings.config) as ranks:
+        bench = Bench(settings.config, ranks, settings.steps)
+        step = bench.seconds(repeat(bench.batch), bench.step)
+        with torch.profiler.profile() as profile:
+            for _ in range(PROFILED_STEPS):
+                bench.step(bench.batch)
+            settle(ranks.device.type == "cuda")
+    kind = "device" if ranks.device.type == "cuda" else "cpu"
+    taken = {
+        event.key: getattr(event, f"self_{kind}_time_total") / 1e3 / PROFILED_STEPS
+        for event in profile.key_averages()
+        if kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA
+    }
+    whole = sum(taken.values())
+    head = ("operation", "ms a step", "share")
+    longest = sorted(taken.items(), key=lambda one: -one[1])[:LISTED]
+    rows = [(name[:70], f"{spent:.3f}", f"{spent / whole:.1%}") for name, spent in longest]
+    print(table(head, rows, numbers=head[1:]))
+    print(f"all {whole:.2f} ms of a step of {step * 1e3:.2f} ms: {whole / step / 1e3:.0%}")
+
+
+def copies(settings: Settings) -> None:
     """Print the time of a step with and without new batches, and of a copy alone."""
-    compute, transforms = set_up(config, ranks), TASK.transforms(config, 0)
-    state = TrainingState(compute.placed(TASK.model(config, TASK.synthetic_classes)), config)
-    batch = synthetic(config, ranks)
-    images, labels = (part.cpu().pin_memory() for part in batch[:2])
-    pinned = batch._replace(images=images, labels=labels)
+    if settings.device == "cpu":
+        print("need a GPU")
+        return
+    with joined(settings.config) as ranks:
+        bench = Bench(settings.config, ranks, settings.steps)
+        images, labels = (part.cpu().pin_memory() for part in bench.batch[:2])
+        pinned = bench.batch._replace(images=images, labels=labels)
 
-    def step(batch: Batch) -> None:
-        logits = compute.logits(state.model, transforms, batch.images)
-        cross_entropy(logits, batch.labels).backward()
-        state.advance()
+        def fresh() -> Iterator[Batch]:
+            return on_device(repeat(pinned), ranks.device)
 
-    def fresh() -> Iterator[Batch]:
-        return on_device(repeat(pinned), ranks.device)
-
-    stays = seconds_per_step(repeat(batch), step, settings.steps)
-    arrives = seconds_per_step(fresh(), step, settings.steps)
-    alone = seconds_per_step(fresh(), lambda batch: None, settings.steps)
+        stays = bench.seconds(repeat(bench.batch), bench.step)
+        arrives = bench.seconds(fresh(), bench.step)
+        alone = bench.seconds(fresh(), lambda batch: None)
     print(
         f"a step on a batch that stays {stays * 1e3:.2f} ms, on one that is copied"
         f" {arrives * 1e3:.2f} ms; a copy alone {alone * 1e3:.2f} ms, of which"
@@ -117,23 +257,63 @@ def copies(config: ImageNet, ranks: Ranks, settings: Settings) -> None:
     )
 
 
-def seconds_per_step(batches: Iterator[Batch], step: Callable[[Batch], None], steps: int) -> float:
-    """Return the mean time of a step, in which nothing waits for the GPU: torch would raise."""
-    for number, batch in enumerate(islice(batches, WARM_UP_STEPS + steps)):
-        if number == WARM_UP_STEPS:
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            torch.cuda.set_sync_debug_mode("error")
-        step(batch)
-    torch.cuda.set_sync_debug_mode("default")
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / steps
+def shards(settings: Settings) -> None:
+    """Print images/s of steps on decoded images, and of the loader workers alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(io.StringIO()):
+            made = Path(folder, "shards")
+            images = write_images(Path(folder), settings.images)
+            FolderOfClasses(images, made, packing=Packing(shards=16)).run()
+        plain = replace(settings.config, synthetic=False, data=str(made), steps_per_epoch=0)
+        for exact in (False, True):
+            config = replace(plain, exact_epochs=exact, epochs=1000)
+            with joined(config) as ranks:
+                bench = Bench(settings.config, ranks, settings.steps)
+                stays = bench.seconds(repeat(bench.batch), bench.step)
+                arrives = bench.seconds(batches(config, ranks), bench.step)
+                alone = bench.seconds(batches(config, ranks), lambda batch: None)
+            size = settings.batch_size
+            print(
+                f"{'exact epochs' if exact else 'resampled':13}{size / arrives:9,.0f} images/s, on"
+                f" a batch that stays {size / stays:9,.0f}; loader workers alone"
+                f" {size / alone:9,.0f}; steps wait {max(arrives - stays, 0) / arrives:.1%}",
+                flush=True,
+            )
 
 
-def synthetic(config: ImageNet, ranks: Ranks) -> Batch:
-    """Return the batch of --synthetic, on the device."""
-    data = Synthetic(config, TASK.transforms(config, 0), TASK.synthetic_classes, ranks)
-    return next(data.training(0))
+def batches(config: ImageNet, ranks: Ranks) -> Iterator[Batch]:
+    """Yield the batches of training, on the device."""
+    data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 0)
+    yield from (batch for batch in data.training(0) if len(batch.labels) == config.batch_size)
+
+
+def accuracy(settings: Settings) -> None:
+    """Print how long the demo trains, and how many unseen drawings the network knows."""
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(io.StringIO()):
+            draw([folder, "--images", str(settings.images)])
+        config = DemoRecipe(
+            data=f"{folder}/shards",
+            device=settings.config.device,
+            epochs=settings.epochs,
+            run_folder=f"{folder}/run",
+        )
+        begun = time.monotonic()
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(CATDOG, config)
+        seconds = time.monotonic() - begun
+        lines = RunFiles(Path(folder, "run")).metrics.read_text().splitlines()
+        judged = [line for line in map(json.loads, lines) if line["kind"] == "evaluate"]
+    found = [f"{line['top1']:.2%}" for line in judged]
+    print(
+        f"{settings.images:,} drawings, {settings.epochs} epochs: {found[-1]} of the unseen ones"
+        f" in {seconds:.0f} s (by epoch: {', '.join(found)})"
+    )
+
+
+PARTS: dict[str, Callable[[Settings], None]] = {
+    part.__name__: part for part in (rates, parts, operations, copies, shards, accuracy)
+}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ Python of bench/peers.sh take part only if --peers names it.
 
 import io
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -103,13 +104,7 @@ def main(args: list[str]) -> None:
 def prepared(root: Path, settings: Settings) -> dict[str, str]:
     """Return where each contestant finds its images."""
     sys.stderr.write("drawing images\n")
-    with Pool(2) as pool:
-        seeds = range(settings.images // COPIES)
-        drawn = pool.map(partial(photo, short_side=settings.short_side), seeds)
-    for number in range(settings.images):
-        path = root / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(drawn[number % len(drawn)])
+    write_images(root, settings.images, settings.short_side)
     for form, tiles in (("shards", False), ("tiles", True)):
         packing = Packing(shards=16, tiles=tiles)
         FolderOfClasses(root / "images", root / form, packing=packing).run()
@@ -122,6 +117,17 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
             sys.stderr.write(f"writing the format of {NAMES[name]}\n")
             contestant(settings.peers, f"write-{form}", str(root / "images"), found[name])
     return found
+
+
+def write_images(root: Path, images: int, short_side: int = 0) -> Path:
+    """Draw images into a folder for each class; return the folder of these."""
+    with Pool(os.cpu_count()) as pool:
+        drawn = pool.map(partial(photo, short_side=short_side), range(-(-images // COPIES)))
+    for number in range(images):
+        path = root / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(drawn[number % len(drawn)])
+    return root / "images"
 
 
 def photo(seed: int, short_side: int = 0) -> bytes:

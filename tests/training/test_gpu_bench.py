@@ -1,0 +1,63 @@
+"""bench/gpu.py, as far as a machine without a GPU can run it."""
+
+import re
+
+import pytest
+import torch
+
+from bench import gpu
+from training.monitor.profile import Peak
+
+TINY = (
+    *("--device", "cpu", "--model", "shufflenet_v2_x0_5", "--image-size", "32"),
+    *("--batch-size", "2", "--steps", "2", "--rounds", "1"),
+)
+
+
+def test_without_a_gpu_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said, and the command ends well."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu.main([])
+    assert capsys.readouterr().out == "no GPU: not measured\n"
+
+
+def test_rates_are_shares_of_the_peaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both precisions, compiled and not: images/s times operations or bytes, over what is given."""
+    monkeypatch.setattr(gpu, "medians", lambda config, settings: (3e3, 4e3))
+    monkeypatch.setattr(gpu, "per_image", lambda bench: (24e9, 450e6))
+    monkeypatch.setattr(gpu, "peak", lambda device: Peak(144e12, 2.7e12))
+    gpu.main([*TINY, "--only", "rates"])
+    lines = capsys.readouterr().out.splitlines()
+    loop = "    3,000 images/s in the loop,     4,000 bare: 0.750; 72.0 TFLOP/s, 50.0% of the peak"
+    assert lines[3:7] == [
+        f"bf16 eager    {loop}; 50% of the bandwidth",
+        f"bf16 compiled {loop}",
+        f"fp16 eager    {loop}; 50% of the bandwidth",
+        f"fp16 compiled {loop}",
+    ]
+
+
+def test_what_would_take_too_long_is_left_out_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lent GPU is given back in time."""
+    gpu.main([*TINY, "--minutes", "-1"])
+    printed = capsys.readouterr().out
+    assert re.findall(r"(\w+): left out", printed) == list(gpu.PARTS)
+
+
+@pytest.mark.long
+def test_all_but_copies_run_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every other part measures something, on shards and drawings that it makes."""
+    words = ("--images", "40", "--epochs", "1")
+    gpu.main([*TINY, *words, "--only", *(part for part in gpu.PARTS if part != "rates")])
+    printed = capsys.readouterr().out
+    assert "backward" in printed and "GFLOP per image" in printed
+    assert re.search(r"convolution\S* +[\d.]+ +[\d.]+%", printed)
+    assert re.search(r"all [\d.]+ ms of a step of [\d.]+ ms: \d+%", printed)
+    assert "need a GPU" in printed
+    for name in ("resampled", "exact epochs"):
+        assert re.search(rf"{name} +[\d,]+ images/s, .* workers alone +[\d,]+; steps wait", printed)
+    assert re.search(r"40 drawings, 1 epochs: [\d.]+% of the unseen ones in \d+ s", printed)
