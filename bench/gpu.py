@@ -113,8 +113,8 @@ class Bench:
 
     def step(self, batch: Batch) -> None:
         """Take a step."""
-        answers = self.compute.answers(self.state.model, self.transforms, batch.images)
-        self.state.loss_scale.backward(cross_entropy(answers, batch.labels))
+        logits = self.compute.logits(self.state.model, self.transforms, batch.images)
+        self.state.loss_scale.backward(cross_entropy(logits, batch.labels))
         self.state.advance()
 
     def seconds(self, batches: Iterator[Batch], act: Callable[[Batch], None]) -> float:
