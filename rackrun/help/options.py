@@ -148,6 +148,8 @@ def _fields(node: ast.ClassDef) -> Source:
     found = {}
     for line, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            if ast.unparse(line.annotation).startswith("ClassVar"):
+                continue  # no field
             is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             text = str(after.value.value) if is_text else ""  # type: ignore[union-attr]
             found[line.target.id] = (line.annotation, text)
