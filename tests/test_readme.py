@@ -76,7 +76,7 @@ FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ipc", "--shm-size", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
     *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
     "--logdir",  # of tensorboard
-    *("--peers", "--rounds", "--scratch"),  # of bench/
+    *("--minutes", "--only", "--peers", "--rounds", "--scratch"),  # of bench/
 }
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")

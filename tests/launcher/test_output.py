@@ -69,7 +69,8 @@ def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(
     for megabytes in sizes:
         with (tmp_path / "screen").open("wb") as screen:
             command = ("--", *flooder(tmp_path, megabytes))
-            process = one.run_ssh("--name", str(megabytes), hosts, *command, stdout=screen)
+            words = ("--ssh-config", str(one.config), "--name", str(megabytes), hosts, *command)
+            process = one.launcher(*words, stdout=screen, before=("env",))  # our own child
         peak, processor = watched(process.pid)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0, err

@@ -212,10 +212,11 @@ def test_hosts_show_who_they_are_before_the_start_as_well(
         assert (code, "certificate" in said and "failed" in said) == (65, True), out + err
 
 
-def test_run_local_serves_when_asked(shards: Path) -> None:
+def test_run_local_serves_when_asked(lab: Labs, shards: Path) -> None:
     """`./run-local --serve` reads its own shards over HTTP."""
+    python = lab(1).cheap_python()
     done = warm.run(
-        *("-m", "launcher", "local", "--python", warm.interpreter(), "--serve", "--serve-native"),
+        *("-m", "launcher", "local", "--python", python, "--serve", "--serve-native"),
         *("--plain", "catdog", "--data", shards),
         start=warm.Launcher,
         cwd=shards.parent / "code",

@@ -113,7 +113,7 @@ def test_network_and_recipe_are_the_published_ones() -> None:
 def test_two_ranks_learn_real_digits(tmp_path: Path) -> None:
     """Over 97 % of 360 unseen digits, judged on the test split, each image once over all ranks."""
     shards = convert(write(tmp_path / "raw", files()), tmp_path / "shards")
-    words = ("--data", shards, "--run-folder", tmp_path / "run", "--epochs", 4, "--lr", 0.04)
+    words = ("--data", shards, "--run-folder", tmp_path / "run", "--epochs", 6, "--lr", 0.04)
     more = ("--lr-schedule", "cosine", "--batch-size", 16, "--device", "cpu", "--workers", 0)
     job = warm.ranks(
         2,
