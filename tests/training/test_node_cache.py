@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> 
     shapes.chmod(0o755)
     with ExitStack() as servers:
         server = servers.enter_context(serving(Site(shapes, port=0, native=True)))
+        stopped = Event()
 
         class Progress:
             """Starts the server again once the rank has reported that it lacks data."""
@@ -59,6 +61,7 @@ def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> 
                 self.reported.append(name)
                 self.current_phase = name
                 if name == "data" and not server.alive:
+                    assert stopped.wait(60)
                     servers.enter_context(serving(server.site))
 
         words = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
@@ -68,6 +71,7 @@ def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> 
         batches = waits_reported(data.training(0), progress, 0.1)
         labels = [next(batches).labels.tolist()]
         server.stop()
+        stopped.set()
         labels += [batch.labels.tolist() for batch in islice(batches, 99)]
     assert labels == expected
     assert progress.reported[:2] == ["data", "train"]
