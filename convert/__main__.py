@@ -5,11 +5,9 @@ from convert.signals import while_importing
 
 def main(args: list[str]) -> None:
     """Run the command that the command line names."""
-    from convert.commands import Convert
-    from rackrun.commandline import parse
-    from rackrun.commands import called
+    from convert.commands import read
 
-    parse(Convert, called("convert"), args).command.run()
+    read(args).run()
 
 
 if __name__ == "__main__":

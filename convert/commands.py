@@ -1,75 +1,109 @@
-"""The commands of `python -m convert`."""
+"""The commands of `python -m convert`; a class of settings is imported only when it is called."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from __future__ import annotations
 
-from tyro.conf import Positional, subcommand
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple, Protocol
 
-from convert.catdog import Catdog
-from convert.folder import FolderOfClasses, ImageFolder
-from convert.hf import HuggingFace
-from convert.imagenet import Imagenet
-from convert.indexing.command import Index
-from convert.mnist import MnistFiles
-from convert.packing.output_folder import Target
-from convert.packing.pack import finish
-from convert.packing.sidecars import write_sidecars
-from convert.summary import Summary
-from convert.table import ImageTable
-from convert.verify import Verify
+from convert.signals import while_importing
+from rackrun.commandline import parse, unknown_command
+from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.machine import core_count
+from rackrun.help.options import Option, OptionGroup
+from rackrun.help.page import HELP, Head, show
 
 
-@dataclass(frozen=True)
-class Finish:
-    """Complete a folder that the tasks of an array job have filled."""
-
-    out: Positional[Path]
-    """Folder with the shards."""
-    allow_left_out: int | None = None
-    """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
+class Runnable(Protocol):
+    """The settings of a command."""
 
     def run(self) -> None:
-        """Write indexes, report and manifest; refuse while a share is missing."""
-        finish(self.out, self.allow_left_out)
+        """Run the command."""
 
 
-@dataclass(frozen=True)
-class Sidecars:
-    """Write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
+class Subcommand(NamedTuple):
+    """A command: its place and line in the help, and where the class of its settings is."""
 
-    folder: Positional[Path]
-    """Finished shard folder."""
-    workers: int = 0
-    """Processes; 0: one per core."""
+    group: str
+    help: str
+    module: str
+    settings: str
 
-    def run(self) -> None:
-        """Write them from the headers of the tars; the shards stay as they are."""
-        if self.workers < 0:
-            raise UsageError("--workers cannot be negative")
-        if not self.folder.is_dir():
-            raise UsageError(f"{self.folder}: there is no such folder")
-        with Target(self.folder).locked():
-            write_sidecars(self.folder, self.workers or core_count())
+    def load(self) -> type[Runnable]:
+        """Import the class of the settings; a signal meanwhile ends the process at once."""
+        with while_importing():
+            loaded: type[Runnable] = getattr(import_module(self.module), self.settings)
+        return loaded
 
 
-@dataclass(frozen=True)
-class Convert:
-    """Convert raw data sets into folders of shards; summarise and verify them."""
+RAW, SHARDS = "From raw data to shards", "Folders of shards"
 
-    command: (
-        Annotated[Catdog, subcommand("catdog")]
-        | Annotated[Imagenet, subcommand("imagenet")]
-        | Annotated[MnistFiles, subcommand("mnist")]
-        | Annotated[FolderOfClasses, subcommand("folder")]
-        | Annotated[ImageFolder, subcommand("imagefolder")]
-        | Annotated[ImageTable, subcommand("csv")]
-        | Annotated[HuggingFace, subcommand("hf")]
-        | Annotated[Index, subcommand("index")]
-        | Annotated[Finish, subcommand("finish")]
-        | Annotated[Sidecars, subcommand("sidecars")]
-        | Annotated[Summary, subcommand("summary")]
-        | Annotated[Verify, subcommand("verify")]
-    )
+COMMANDS = {
+    "catdog": Subcommand(RAW, "Kaggle's or Microsoft's cats and dogs.", "convert.catdog", "Catdog"),
+    "imagenet": Subcommand(
+        RAW, "ImageNet-1k, in any form that is in use.", "convert.imagenet", "Imagenet"
+    ),
+    "mnist": Subcommand(RAW, "MNIST, from its four files.", "convert.mnist", "MnistFiles"),
+    "folder": Subcommand(
+        RAW, "One folder of images per class.", "convert.folder", "FolderOfClasses"
+    ),
+    "imagefolder": Subcommand(
+        RAW, "The same as folder, as torchvision calls it.", "convert.folder", "FolderOfClasses"
+    ),
+    "csv": Subcommand(
+        RAW, "A CSV or Parquet file of paths and labels.", "convert.table", "ImageTable"
+    ),
+    "hf": Subcommand(RAW, "A Hugging Face data set on this machine.", "convert.hf", "HuggingFace"),
+    "index": Subcommand(
+        RAW, "Tars in WebDataset's layout, left as they are.", "convert.indexing.command", "Index"
+    ),
+    "finish": Subcommand(
+        SHARDS,
+        "Complete a folder that an array job has filled.",
+        "convert.packing.commands",
+        "Finish",
+    ),
+    "sidecars": Subcommand(
+        SHARDS, "Write files for other readers.", "convert.packing.commands", "Sidecars"
+    ),
+    "summary": Subcommand(SHARDS, "Print counts, bytes and classes.", "convert.summary", "Summary"),
+    "verify": Subcommand(
+        SHARDS, "Read everything again and check every byte.", "convert.verify", "Verify"
+    ),
+}
+"""A line here adds a command; its module is imported only when it is called."""
+
+HEAD = Head(
+    "{prog} COMMAND [options]",
+    "Convert raw data sets into folders of shards; summarise and verify them.",
+    (
+        ("{prog} folder photos data/shards", "convert one folder of images per class"),
+        ("{prog} folder --help", "show the options of a command"),
+        ("{prog} verify data/shards", "check the result"),
+    ),
+)
+
+
+def read(args: Sequence[str]) -> Runnable:
+    """Return the settings of the command that the words name; UsageError for bad ones.
+
+    --help prints and exits.
+    """
+    prog, known = called("convert"), ", ".join(COMMANDS)
+    name = args[0] if args else ""
+    if name in HELP:
+        show(HEAD.of(prog=prog), _listed())
+    if not name:
+        raise UsageError(f"no command given; there are: {known}; type: {prog} --help")
+    if name not in COMMANDS:
+        raise UsageError(unknown_command(name, COMMANDS, prog))
+    return parse(COMMANDS[name].load(), f"{prog} {name}", args[1:])
+
+
+def _listed() -> list[OptionGroup]:
+    """Return the commands by group, as rows of the help."""
+    groups: dict[str, OptionGroup] = {}
+    for name, one in COMMANDS.items():
+        rows = groups.setdefault(one.group, OptionGroup(one.group)).options
+        rows.append(Option(name, "", "", one.help))
+    return list(groups.values())

@@ -52,11 +52,6 @@ class FolderOfClasses:
         pack(found, self.packing, self.out)
 
 
-@dataclass(frozen=True)
-class ImageFolder(FolderOfClasses):
-    """The same as folder, under the name that torchvision gives to this layout."""
-
-
 def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordListing:
     """List the images below a folder of class folders."""
     if not source.is_dir():

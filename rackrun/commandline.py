@@ -15,7 +15,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -109,6 +109,13 @@ def parse(
         if exit.code != _BAD_USAGE:  # --help, or a signal that came meanwhile
             raise
     raise UsageError(_sentence(_complaint(read, words), words, _options(read, words), answers))
+
+
+def unknown_command(word: str, known: Collection[str], prog: str) -> str:
+    """Return the message about a first word that is no command: what was meant, what to type."""
+    close = difflib.get_close_matches(word, known, n=1)
+    meant = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)};"
+    return f"{word}: no such command; {meant} type: {prog} --help"
 
 
 def typed_command(program: str) -> str:

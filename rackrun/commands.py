@@ -157,13 +157,9 @@ def help_text() -> str:
 
 def _unknown(word: str) -> str:
     """Return the message about a first word that is no command."""
-    import difflib
-
+    from rackrun.commandline import unknown_command
     from rackrun.user_code.tasks import find_task
 
-    close = difflib.get_close_matches(word, COMMANDS, n=1)
     if find_task(word):
         return f"{word} is a task; type: rackrun local {word}, or rackrun ssh HOSTS {word}"
-    if close:
-        return f"{word}: no such command; did you mean {close[0]}? type: rackrun --help"
-    return f"{word}: no such command; there are: {', '.join(COMMANDS)}; type: rackrun --help"
+    return unknown_command(word, COMMANDS, "rackrun")

@@ -89,9 +89,8 @@ def _options(command: str, typed: Sequence[str]) -> set[str]:
 
 
 def _kinds() -> set[str]:
-    """Return the kinds of conversion, which the help of `convert` shows as {catdog,folder,...}."""
-    shown = _help(COMMANDS["convert"].load(), ["--help"])
-    return set("".join(re.findall(r"\{([a-z,]+)\}", shown)[:1]).split(","))
+    """Return the kinds of conversion."""
+    return set(import_module("convert.commands").COMMANDS)
 
 
 def _options_of_task(task: str) -> set[str]:
@@ -107,14 +106,10 @@ def _options_of_task(task: str) -> set[str]:
 
 
 def _in_help(main: Callable[[list[str]], object], words: list[str]) -> set[str]:
-    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", _help(main, words)))
-
-
-def _help(main: Callable[[list[str]], object], words: list[str]) -> str:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         main(words)
-    return shown.getvalue()
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.getvalue()))
 
 
 def _runs() -> set[str]:

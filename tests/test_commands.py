@@ -21,7 +21,7 @@ from PIL import Image
 import nginx.__main__ as nginx
 from catdog.demo import Demo
 from catdog.drawings.camera import jpeg
-from convert.commands import Convert
+from convert.commands import read as read_convert
 from launcher.commands.board import BoardOptions
 from launcher.commands.parse import RENAMED, parse, read_work, split, with_settings
 from launcher.commands.ray import RayOptions
@@ -234,7 +234,7 @@ def read(line: str) -> None:
     elif words[2:4] == ["launcher", "node"]:
         read_launch("node", words[4:])
     elif words[2] == "convert":
-        commandline.parse(Convert, "convert", words[3:])
+        read_convert(words[3:])
     elif words[2] == "nginx":
         nginx._read(nginx.Serve, "", words[3:])
     elif words[2:4] == ["training", "track"]:

@@ -107,7 +107,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "convert": {
         "__main__": "commands signals",
         "signals": "",
-        "commands": "catdog folder hf imagenet indexing mnist packing summary table verify",
+        "commands": "signals",
         "catdog": "options packing readers",
         "folder": "options packing readers",
         "hf": "options packing readers",

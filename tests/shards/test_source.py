@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from convert.commands import COMMANDS
 from rackrun.errors import DataError, Problem, UsageError
 from shards.folder import FolderSource
 from shards.open import open_source
@@ -173,8 +174,9 @@ def test_a_missing_file_is_a_data_error(gone: str, fresh: Tiny) -> None:
 
 
 def test_torch_is_not_needed() -> None:
-    """The head node reads and writes shards without a GPU stack."""
-    code = "import sys, shards.source, shards.writer, convert.__main__; print(*sys.modules)"
+    """The head node reads, writes and converts shards without a GPU stack."""
+    modules = {"shards.source", "shards.writer", *(one.module for one in COMMANDS.values())}
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

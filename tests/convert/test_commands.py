@@ -1,0 +1,42 @@
+"""The commands of `python -m convert`: each is imported only when it is called."""
+
+import subprocess
+import sys
+
+import pytest
+
+from convert.commands import COMMANDS, read
+from rackrun.errors import UsageError
+
+
+def test_help_lists_all_commands_and_imports_none() -> None:
+    """Nor does it import the parser of options, which takes longer than the rest."""
+    code = """
+import contextlib, sys
+from convert.commands import read
+with contextlib.suppress(SystemExit):
+    read(["--help"])
+print(*sys.modules, file=sys.stderr)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rows = {line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")}
+    assert rows >= COMMANDS.keys()
+    loaded = set(shown.stderr.split())
+    assert "convert.commands" in loaded
+    assert not {"tyro", *(command.module for command in COMMANDS.values())} & loaded
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no command given; there are: catdog, imagenet, "),
+        (["foldr", "in", "out"], "foldr: no such command; did you mean folder?"),
+        (["--workers", "2"], "--workers: no such command; there are: catdog, imagenet, "),
+    ],
+)
+def test_a_first_word_that_is_no_command(words: list[str], says: str) -> None:
+    """What is wrong, what there is, and what to type."""
+    with pytest.raises(UsageError) as problem:
+        read(words)
+    assert str(problem.value).startswith(says)
+    assert str(problem.value).endswith(" type: python -m convert --help")
