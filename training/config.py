@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal, NoReturn, TypeVar, get_args
 
 from rackrun.commandline import parse
 from rackrun.commands import called
+from rackrun.contract.trackers import TrackerName
 from rackrun.errors import UsageError
 from rackrun.help.options import Hidden, Values, groups
 from rackrun.help.page import HELP, Head, show
@@ -24,7 +25,6 @@ from training.recorded import with_new_options
 
 Switch = Literal["auto", "on", "off"]
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
-TrackerName = Literal["wandb", "mlflow"]
 OPTIMIZERS = ("sgd", "adamw", "lamb")
 SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")
 Optimizer = Annotated[str, Values(f"{{{','.join(OPTIMIZERS)},MODULE:NAME}}")]

@@ -15,6 +15,7 @@ from typing import ClassVar, TypeAlias
 
 from rackrun.contract.files import LATEST, PUBLISHED, RETURNED
 from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.contract.trackers import SENT_FILES
 from rackrun.errors import SaveError, UsageError
 from rackrun.units import MOST_SECONDS
 
@@ -139,10 +140,13 @@ class Limits:
 ATTACHED = ".attached"
 """The file in the copy of a detached run's folder that names the run."""
 
-LAUNCHER_FILES = frozenset({"run.toml", "report.html", "live.json", ATTACHED, "checkpoints"})
+LAUNCHER_FILES = frozenset(
+    {"run.toml", "report.html", "live.json", ATTACHED, "checkpoints", *SENT_FILES.values()}
+)
 """At the top of a run folder, what no host supplies.
 
-`rerun` obeys run.toml, a browser report.html, and a resumed run continues from checkpoints.
+`rerun` obeys run.toml, a browser report.html; a resumed run continues from checkpoints, and a
+tracker the run of its own that one of SENT_FILES names.
 """
 
 SUPERVISOR_FILES = frozenset({"plan.json", "result.json", "usage.jsonl", "logs", RETURNED})

@@ -193,11 +193,13 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: P
 OURS = ("plan.json", "result-node3.json", "usage.jsonl", "logs/fake/rank-0.out")
 OURS += ("returned/rank-1.json", "checkpoints/step-99999999.pt")
 ONLY_HERE = ("run.toml", "Run.TOML", "report.html", "live.json", "live-node1.json/x", ".attached")
+ONLY_HERE += ("tracker-wandb.json", "Tracker-MLflow.JSON")
 
 
 @pytest.mark.parametrize("path", [*OURS, *ONLY_HERE])
 def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> None:
-    """Neither the settings, which `rerun` would run here, nor a page for our browser."""
+    """Neither settings, which `rerun` would run here, nor a page for our browser, nor the id of
+    another run of a tracker, which `track` would continue."""
     said = answers(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
     host = Recorded(said + answers(b"{}", b"{}"))
     with pytest.raises(Problem, match="a file that is not a host's is offered"):

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from catdog.model import TASK
+from launcher.files.download import fetch_results
 from rackrun.errors import MissingPackage, UsageError
 from tests import warm
+from tests.launcher.fake_host import Here
+from tests.launcher.test_download import plan
 from tests.training.test_loop import settings
 from training import loop
 from training.run import tracker
-from training.track.sent import Sent, files_of, read_sent
+from training.track.sent import Sent, files_of, read_sent, write_sent
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +86,33 @@ def test_what_was_sent_names_no_place_of_its_own(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="the run was sent to") as refused:
             files_of(run, Sent("1", place), files)
         assert str(refused.value).isprintable()
+
+
+def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: Path) -> None:
+    """Its file stays with it: sent from here, a run is a new one, with all of its steps."""
+    there, here = a_run(tmp_path / "there"), tmp_path / "here"
+    here.mkdir()
+    for name in ("wandb", "mlflow"):
+        write_sent(there, name, Sent("another-run", steps={"train": 10**6}))
+    place = Here()
+    fetch_results(place, plan(there), "", here)
+    place.gone()
+    sent = warm.run("-m", "training", "track", "wandb", here, env={**os.environ})
+    assert sent.returncode == 0, sent.stderr
+    assert read_sent(here, "wandb").id not in ("", "another-run")
+    (offline,) = here.glob("wandb/offline-run-*/*.wandb")
+    assert [step for step in wandb_records(offline) if isinstance(step, int)] == [5, 10]
+    assert not (here / "tracker-mlflow.json").exists()
+
+
+def a_run(folder: Path) -> Path:
+    """Make the folder of a run of ten steps."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"name": "catdog"}))
+    line = {"kind": "train", "epoch": 0.5, "loss": 1.0, "accuracy": 0.5, "images_per_second": 9.0}
+    lines = [{**line, "step": step, "rate": 0.1, "time": 1.7e9} for step in (5, 10)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
 def curves(folder: Path) -> list[int]:

@@ -24,10 +24,10 @@ from tyro.conf import Positional
 
 from rackrun.commandline import parse
 from rackrun.contract import variables
+from rackrun.contract.trackers import TrackerName
 from rackrun.errors import MissingPackage, Problem, UsageError
 from rackrun.run_report.folder import PAGE, metric_line
 from rackrun.terminal import one_line
-from training.config import TrackerName
 from training.track.scalars import Line, summary
 from training.track.sent import END_SECONDS, Sent, read_sent, write_sent
 

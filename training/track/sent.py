@@ -1,6 +1,7 @@
 """What a tracker already has of a run: tracker-NAME.json in the run's folder.
 
-With it a resumed run goes on as the same run of the tracker, and nothing is sent twice.
+With it a resumed run goes on as the same run of the tracker, and nothing is sent twice. It stays
+where it was written: results of a host come back without it (launcher.run.job.LAUNCHER_FILES).
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Annotated
 from urllib.parse import unquote
 
 from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.contract.trackers import SENT_FILES
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import AtMost, Misshapen, parsed
 from rackrun.terminal import one_line
@@ -44,7 +46,7 @@ class Sent:
 
 def path_of(folder: Path, tracker: str) -> Path:
     """Return the file of a tracker in the folder of a run."""
-    return folder / f"tracker-{tracker}.json"
+    return folder / SENT_FILES[tracker]
 
 
 def files_of(folder: Path, sent: Sent, name: str) -> str:
