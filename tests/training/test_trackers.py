@@ -105,6 +105,17 @@ def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: P
     assert not (here / "tracker-mlflow.json").exists()
 
 
+def test_another_server_gets_all_steps(tmp_path: Path) -> None:
+    """What one of them has says nothing of another."""
+    run = a_run(tmp_path / "run")
+    for server in (tmp_path / "run" / "mlruns", tmp_path / "mlruns"):
+        words = {**os.environ, "MLFLOW_TRACKING_URI": server.as_uri()}
+        sent = warm.run("-m", "training", "track", "mlflow", run, env=words)
+        assert sent.returncode == 0, sent.stderr
+        told = json.loads(warm.run("-c", MLFLOW, server.parent, env=words).stdout)
+        assert told["steps"] == [5, 10]
+
+
 def a_run(folder: Path) -> Path:
     """Make the folder of a run of ten steps."""
     folder.mkdir()

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,7 +105,8 @@ def send(tracker: str, folder: Path, ending: RunEnding) -> None:
     """Send what a tracker lacks of a run, until the run has ended."""
     sent, unread, lines = read_sent(folder, tracker), reader(folder / "metrics.jsonl"), list[Line]()
     run = opened(tracker, folder, sent)
-    sent = replace(sent, id=run.id, place=run.place)
+    steps = sent.steps if run.id == sent.id else {}  # a new run has none of those of another one
+    sent = Sent(run.id, run.place, steps)
     over = False
     while not over:
         over = ending.wait(POLL_SECONDS)
