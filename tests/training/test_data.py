@@ -100,6 +100,22 @@ def test_training_sees_the_same_images_wherever_it_starts(shapes: Path, workers:
         )
 
 
+def growing(epoch: int) -> Transforms:
+    return Transforms(size=16 + 4 * epoch)
+
+
+@pytest.mark.parametrize("options", [{}, {"exact_epochs": True}], ids=["drawn", "exact"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_beyond_the_last_epoch_fit_its_memory(
+    shapes: Path, workers: int, options: dict[str, bool]
+) -> None:
+    """Workers read ahead of the end of a run, where images would have grown further."""
+    config = settings(shapes, workers=workers, epochs=2, batch_size=40, **options)
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    batches = open_data(config, alone, growing, TASK.name, 2).training(0)
+    assert [batch.images.shape[2] for batch in islice(batches, 15)] == [16] * 5 + [20] * 10
+
+
 def test_training_differs_by_seed_epoch_rank_and_step(shapes: Path) -> None:
     """No two batches are the same, and another seed gives other ones."""
     config = settings(shapes, steps_per_epoch=3)

@@ -107,7 +107,16 @@ def open_data(
         return Synthetic(config, transforms(0), synthetic_classes, ranks)
     require_data(config, task)
     planned = config.exact_epochs or config.chooses
-    return (Planned if planned else Resampled)(config, ranks, transforms)
+    of_run = partial(_of_run, transforms, config.epochs)
+    return (Planned if planned else Resampled)(config, ranks, of_run)
+
+
+def _of_run(transforms: TransformsOfEpoch, epochs: int, epoch: int) -> Transforms:
+    """Return the transforms of an epoch; those of the last one for what workers read beyond it.
+
+    Such batches are never used, but must fit the memory of the others.
+    """
+    return transforms(min(epoch, epochs - 1))
 
 
 class Resampled:
