@@ -9,6 +9,7 @@ from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
 from training.data.transforms import Transforms, augmented
 from training.models.named import named_model, normalised_for, takes_one_size
+from training.models.residual_blocks import begin_as_identity
 from training.task import Task
 
 FEWEST_BLURRED = 16  # channels; the image itself is not blurred
@@ -38,6 +39,8 @@ def build(config: ImageNet, classes: int) -> nn.Module:
     if takes_one_size(config.model) and (problem := config.two_sizes()):
         raise UsageError(problem)
     model = named_model(config.model, classes, config.judged_size)
+    if config.zero_init_residual:
+        begin_as_identity(model)
     if config.blur_pool:
         blur_halvings(model)
     return model

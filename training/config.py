@@ -189,6 +189,9 @@ class OptimSettings:
     """Epochs of linear warm-up of the learning rate; at most half of the run."""
     step_epochs: int = 30
     """Schedule `step`: epochs between two divisions of the learning rate by ten."""
+    lr_milestones: str = ""
+    """Schedule `step`: epochs after which the learning rate is divided by ten, in place of
+    --step-epochs: 30,60,80."""
     momentum: float = 0.9
     """Momentum of sgd; 0: none."""
     nesterov: bool = True
@@ -399,6 +402,8 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
                 "--gradient-checkpointing and --compile exclude each other: torch.compile chooses"
                 " itself what to compute again"
             )
+        if self.lr_milestones and not MILESTONES.fullmatch(self.lr_milestones):
+            found.append(f"--lr-milestones {self.lr_milestones}: type epochs, as in 30,60,80")
         if self.profile_steps and not PROFILED.fullmatch(self.profile_steps):
             found.append(f"--profile-steps {self.profile_steps}: type FIRST,LAST, as in 50,60")
         return found
@@ -411,6 +416,7 @@ def _number(value: float) -> str:
 
 POLICIES = ("trivial_augment", "rand_augment", "augmix")
 PROFILED = re.compile(r"([1-9]\d{0,8}),([1-9]\d{0,8})")
+MILESTONES = re.compile(r"[1-9]\d{0,8}(,[1-9]\d{0,8}){0,99}")
 BODY = "body"  # to --freeze: all layers but the last
 MOST = 2**53  # of anything that is counted: a float holds it exactly
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")

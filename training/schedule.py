@@ -43,6 +43,7 @@ class Schedule:
     save: int
     warmup: int
     decay: int
+    milestones: tuple[int, ...]
     shape: str
     power: float
     stages: tuple[Stage, ...]
@@ -74,7 +75,8 @@ class Schedule:
         if self.own:
             return self._own_share(step - warmup, steps - warmup)
         if self.shape == "step":
-            return 0.1 ** (step // self.decay)
+            passed = sum(step >= at for at in self.milestones)
+            return 0.1 ** (passed if self.milestones else step // self.decay)
         if self.shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * done))
         if self.shape in ("linear", "polynomial"):
@@ -106,6 +108,9 @@ def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
         save=config.save_every_epochs * epoch_steps,
         warmup=round(min(config.warmup_epochs, config.epochs / 2) * epoch_steps),
         decay=config.step_epochs * epoch_steps,
+        milestones=tuple(
+            int(epoch) * epoch_steps for epoch in config.lr_milestones.split(",") if epoch
+        ),
         shape=config.lr_schedule,
         power=config.lr_power,
         stages=_stages(config, world if config.scale_lr else 1),

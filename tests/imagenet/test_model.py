@@ -11,8 +11,9 @@ from imagenet.model import BlurredConv, build, training_size, transforms
 from imagenet.recipes import RECIPES, Fast16, ImageNet
 from rackrun.errors import UsageError
 from training.config import from_command_line
+from training.models.residual_blocks import last_norms
 from training.optim.groups import make_groups
-from training.schedule import make_schedule
+from training.schedule import check_scaled_lr, make_schedule
 
 IMAGES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)
 LABELS = torch.arange(8)
@@ -132,6 +133,32 @@ def test_torchvisions_first_recipe_has_the_published_constants() -> None:
     assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, False, 1e-4)
     groups = make_groups(build(config, 10), config)
     assert sum(len(group["params"]) for group in groups if not group["weight_decay"]) == 0
+
+
+def test_the_large_batch_has_the_published_constants() -> None:
+    """3.2 for 8,192 images in parts of 32 after 5 epochs, by ten after 30, 60 and 80 of 90."""
+    config = RECIPES["sgd-8k"]()
+    schedule = make_schedule(config, 100, 32)
+    assert (config.batch_size * 32, config.batch_size // config.grad_accum_steps) == (8192, 32)
+    assert (config.epochs, config.warmup_epochs, schedule.peak) == (90, 5, pytest.approx(3.2))
+    rates = [schedule.lr(100 * epoch) for epoch in (5, 29, 30, 59, 60, 79, 80, 89)]
+    assert rates == pytest.approx([3.2, 3.2, 0.32, 0.32, 0.032, 0.032, 0.0032, 0.0032])
+    assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, True, 1e-4)
+    check_scaled_lr(config, schedule.peak, 8192)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "resnet50"])
+def test_residual_blocks_begin_as_the_identity(model: str) -> None:
+    """With --zero-init-residual a branch adds nothing at first, and learns; others are refused."""
+    found = build(ImageNet(model=model, zero_init_residual=True), 10)
+    first, last = found.get_submodule("layer1.1"), found.get_submodule("layer4.1")
+    for block in (first, last):
+        features = torch.rand(2, next(block.parameters()).shape[1], 4, 4)
+        assert torch.equal(block(features), features)
+    found(torch.rand(2, 3, 64, 64)).sum().backward()
+    assert all(norm.weight.grad.any() for norm in last_norms(found))  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="no residual blocks of torchvision; type --no-zero-init"):
+        build(ImageNet(model="vgg11_bn", zero_init_residual=True), 10)
 
 
 def test_without_growth_the_centre_is_the_usual_one() -> None:

@@ -46,6 +46,7 @@ def test_the_reference_recipe_is_the_published_one() -> None:
         (["--batch-size", "10", "--grad-accum-steps", "4"], "--grad-accum-steps 4 does not divide"),
         (["--synthetic", "--data", "x"], "--synthetic and --data exclude each other"),
         (["--weights", "x", "--resume", "y"], "--weights and --resume exclude each other"),
+        (["--lr-milestones", "30,a"], "--lr-milestones 30,a: type epochs, as in 30,60,80"),
         (["--ema-decay", "1"], "--ema-decay 1 is not between 0 and"),
         (["--epochs", "many"], "--epochs"),
         (["--epocs", "3"], "did you mean --epochs?"),

@@ -60,6 +60,8 @@ def test_step_divides_by_ten_and_constant_does_not_move() -> None:
     """The two plain schedules do what their names say."""
     stepped = make_schedule(Config(epochs=6, lr=1.0, lr_schedule="step", step_epochs=2), 5, 1)
     assert [stepped.lr(step) for step in (0, 9, 10, 20)] == pytest.approx([1, 1, 0.1, 0.01])
+    at = make_schedule(Config(epochs=6, lr=1.0, lr_schedule="step", lr_milestones="2,5"), 5, 1)
+    assert [at.lr(step) for step in (9, 10, 24, 25, 29)] == pytest.approx([1, 0.1, 0.1, 0.01, 0.01])
     constant = make_schedule(Config(epochs=6, lr=0.3, lr_schedule="constant"), 5, 1)
     assert {constant.lr(step) for step in range(30)} == {0.3}
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
+from training.models.residual_blocks import last_norms
 
 
 class SkippedBranch:
@@ -32,11 +33,10 @@ def with_stochastic_depth(model: nn.Module, share: float) -> nn.Module:
     """
     if not share:
         return model
-    from torchvision.models.resnet import BasicBlock, Bottleneck
     from torchvision.ops import StochasticDepth
 
-    places = (BasicBlock, Bottleneck, StochasticDepth)
-    found = [module for module in model.modules() if isinstance(module, places)]
+    own = [module for module in model.modules() if isinstance(module, StochasticDepth)]
+    found = [*last_norms(model), *own]
     if not found:
         raise UsageError(
             f"--stochastic-depth {share:g}: the model has no residual blocks of torchvision; type"
@@ -47,6 +47,5 @@ def with_stochastic_depth(model: nn.Module, share: float) -> nn.Module:
         if isinstance(module, StochasticDepth):
             module.p = here
         else:
-            last = module.bn3 if isinstance(module, Bottleneck) else module.bn2
-            last.register_forward_hook(SkippedBranch(here))
+            module.register_forward_hook(SkippedBranch(here))
     return model
