@@ -13,12 +13,12 @@ from PIL import Image
 
 from convert.__main__ import main
 from convert.images import jpegtran
-from convert.images.jpegtran import transcoded
+from convert.images.jpegtran import Refused, transcoded
 from convert.images.tiles import Untiled, tiled
 from convert.originals import Originals
 from convert.packing.plan import load_plan
 from convert.verify import tiles_compared
-from rackrun.errors import DataError, MissingProgram, UsageError
+from rackrun.errors import DataError, MissingProgram, Problem, UsageError
 from shards.index import Manifest
 from shards.jpeg import Frame, jpeg_frame
 from shards.tiles import MOST_TILES, grid_of, original_digest, tile_bounds, tile_interval
@@ -212,6 +212,21 @@ def test_a_missing_jpegtran_is_named_before_anything_is_read(
     with pytest.raises(MissingProgram, match="sudo apt-get install libjpeg-turbo-progs"):
         convert("folder", folder, "--tiles")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"), [("KILL", Problem), ("TERM", Problem), ("SEGV", Refused)]
+)
+def test_a_jpegtran_that_is_killed_is_no_defect_of_the_image(
+    sent: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the same images would become other bytes on a machine that is short of memory."""
+    killed = tmp_path / "jpegtran"
+    killed.write_text(f"#!/bin/sh\nkill -{sent} $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(jpegtran, "jpegtran", lambda: str(killed))
+    with pytest.raises(error):
+        transcoded(textured(1))
 
 
 def test_verify_compares_with_the_originals(
