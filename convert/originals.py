@@ -12,7 +12,7 @@ from convert.readers.directories import Folder
 from convert.readers.records import Container, Defect, Record, is_image
 from convert.readers.tars import Tar
 from convert.readers.zips import Zip
-from rackrun.errors import UsageError
+from rackrun.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,21 @@ class Originals:
                     shown.advance(Progress(1, record.size))
         return cls(container, found)
 
-    def fault(self, tiled: bytes, digest: bytes) -> str | None:
-        """Return why an image is not its original with tiles, "" if it is; None without one."""
+    def check(self, tiled: bytes, digest: bytes, where: str) -> bool:
+        """Return False if the original of an image is not here.
+
+        DataError, which names `where`, if it is and the image has other coefficients.
+        """
         record = self.records.get(digest)
         if record is None:
-            return None
+            return False
         try:
             equal = same_coefficients(tiled, self.container.read(record))
         except (Refused, Defect) as error:
-            return f"cannot be compared with {record.name}: {error}"
-        return "" if equal else f"its coefficients are not those of {record.name}"
+            raise DataError(f"{where}: cannot be compared with {record.name}: {error}") from None
+        if not equal:
+            raise DataError(f"{where}: its coefficients are not those of {record.name}")
+        return True
 
 
 def _opened(source: Path) -> tuple[Container, Iterator[Record]]:

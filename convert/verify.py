@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +38,8 @@ class Verify:
     workers: int = 0
     """Processes; 0: one per core."""
     json: bool = False
-    """Print JSON: location, samples, shards, and faults, a list of sentences."""
+    """Print JSON: location, samples, shards, and faults, a list of sentences; with --source also
+    equal and without_original, counts of images with tiles."""
     source: Path | None = None
     """Of a data set made with --tiles: folder, zip or tar of the originals, to compare with."""
 
@@ -48,7 +49,7 @@ class Verify:
             raise UsageError("--workers cannot be negative")
         source = open_source(self.location)
         originals = self._originals(source)
-        faults, compared = list(strangers(source)), Compared(0, 0)
+        faults, compared = list(strangers(source)), Compared()
         jobs = [
             VerifyJob(self.location, split.name, number)
             for split in source.manifest.splits
@@ -72,7 +73,10 @@ class Verify:
             )
 
     def _originals(self, source: Source) -> Originals | None:
-        """Read the originals; UsageError for a data set that keeps their bytes."""
+        """Return the originals, read once, or None without --source.
+
+        UsageError for a data set that keeps their bytes.
+        """
         if self.source is None:
             return None
         if not source.manifest.tiles:
@@ -84,7 +88,7 @@ class Verify:
         if self.json:
             counted = {"location": self.location, "samples": samples, "shards": shards}
             if self.source is not None:
-                counted |= compared._asdict()
+                counted |= asdict(compared)
             lines = [json.dumps({**counted, "faults": faults}, indent=2)]
         elif faults:
             lines = faults
@@ -107,25 +111,26 @@ class VerifyJob(NamedTuple):
     number: int
 
 
-class Compared(NamedTuple):
-    """Images with tiles that were to be compared with their originals."""
+@dataclass(frozen=True)
+class Compared:
+    """Counts of images with tiles that were to be compared with their originals."""
 
-    equal: int
-    without_original: int
+    equal: int = 0
+    without_original: int = 0
 
-    def __add__(self, other: "Compared") -> "Compared":  # type: ignore[override]
-        return Compared(*map(sum, zip(self, other, strict=True)))
+    def __add__(self, other: "Compared") -> "Compared":
+        return Compared(self.equal + other.equal, self.without_original + other.without_original)
 
 
 def _verify_shard(
     job: VerifyJob,
     report: Callable[[Progress | Compared | str], None],
-    originals: Originals | None = None,
+    originals: Originals | None,
 ) -> None:
     """Report every fault of a shard as a line, and at the end how much was read."""
     source = open_source(job.location)
     shard = source.manifest.split(job.split).shards[job.number]
-    where, compared = f"{source.location}: {shard.name}", Compared(0, 0)
+    where, compared = f"{source.location}: {shard.name}", Compared()
     try:
         for row, data in stored_samples(source, job.split, job.number):
             try:
@@ -141,18 +146,20 @@ def _verify_shard(
 
 
 def tiles_compared(sample: Sample, where: str, originals: Originals | None) -> Compared:
-    """Compare an image with its original if it has tiles; DataError if they do not fit."""
-    frame = jpeg_frame(sample.image)
+    """Return the count of an image with tiles, compared with its original; of others, no count.
+
+    DataError if its list of tiles does not fit it, or its coefficients are not the original's.
+    """
+    frame, where = jpeg_frame(sample.image), f"{where}: sample {sample.key}"
     if frame is None or not frame.tiles_at:
-        return Compared(0, 0)
+        return Compared()
     if not has_sound_tiles(sample.image, frame):
-        raise DataError(f"{where}: sample {sample.key}: its list of tiles does not fit it")
+        raise DataError(f"{where}: its list of tiles does not fit it")
     if originals is None:
-        return Compared(0, 0)
-    fault = originals.fault(sample.image, original_digest(sample.image, frame))
-    if fault:
-        raise DataError(f"{where}: sample {sample.key}: {fault}")
-    return Compared(0, 1) if fault is None else Compared(1, 0)
+        return Compared()
+    if originals.check(sample.image, original_digest(sample.image, frame), where):
+        return Compared(equal=1)
+    return Compared(without_original=1)
 
 
 def strangers(source: Source) -> Iterator[str]:

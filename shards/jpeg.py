@@ -25,7 +25,8 @@ class Frame:
     tiles_at: int
     """The segment that lists the tiles (shards.tiles); 0 if there is none."""
     scan_at: int
-    """First byte of the first scan's compressed pixels."""
+    """First byte of the first scan's compressed pixels; of a progressive JPEG, which is decoded
+    whole, the end of its frame header."""
 
 
 def jpeg_frame(data: bytes) -> Frame | None:

@@ -117,7 +117,7 @@ def tile_bounds(data: bytes, frame: Frame, grid: Grid) -> Numbers | None:
 
 @lru_cache(256)
 def _numbers(count: int) -> bytes:
-    """Return the second bytes of the markers after so many tiles: restarts, at last the end."""
+    """Return the second bytes of the markers after `count` tiles: restart markers, then the end."""
     return bytes(FIRST_RESTART + number % RESTARTS for number in range(count - 1)) + END[1:]
 
 
