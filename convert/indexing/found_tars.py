@@ -1,7 +1,9 @@
 """The tars that a command line names, each with its split."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ from shards.index import ADOPTED_NAME
 
 WORD = re.compile(r"[a-z]+")
 BRACES = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
-MOST = 100_000  # tars
+MOST = 1_000_000  # tars, as in a manifest
 
 
 class FoundTar(NamedTuple):
@@ -41,7 +43,10 @@ def found_tars(sources: tuple[str, ...], split: str, name: str) -> FoundTars:
     """Return the tars of these folders, files or URLs; UsageError if that is not possible."""
     if split and split not in (TRAIN, VAL, TEST):
         raise UsageError(f"--split {split}: train, val and test are possible")
-    expanded = [place for source in sources for place in _expanded(source)]
+    places = chain.from_iterable(map(_expanded, sources))
+    expanded = list(islice(places, MOST + 1))
+    if len(expanded) > MOST:
+        raise UsageError(f"{sources[0][:80]}: more than {MOST:,} tars; index them in parts")
     remote = [place for place in expanded if place.startswith(("http://", "https://"))]
     if remote and len(remote) < len(expanded):
         raise UsageError("some tars lie here and some on a server; index them apart")
@@ -56,18 +61,19 @@ def found_tars(sources: tuple[str, ...], split: str, name: str) -> FoundTars:
     return FoundTars(tars, beside, folders.pop() if folders else "", _dataset(name, tars[0].name))
 
 
-def _expanded(source: str) -> list[str]:
-    """Return the names that braces expand to, as webdataset and shells expand them."""
+def _expanded(source: str) -> Iterator[str]:
+    """Yield the names that braces expand to, as webdataset and shells expand them."""
     match = BRACES.search(source)
     if match is None:
-        return [source]
+        yield source
+        return
     low, high = (whole_number(digits, LARGEST_NUMBER) for digits in match.groups())
     if low is None or high is None or not low <= high < low + MOST:
         shown = one_line(match[0])[:40]
         raise UsageError(f"{source[:80]}: {shown} is no range of at most {MOST:,} numbers")
     head, tail = source[: match.start()], source[match.end() :]
-    numbers = (str(number).zfill(len(match[1])) for number in range(low, high + 1))
-    return [name for number in numbers for name in _expanded(f"{head}{number}{tail}")]
+    for number in range(low, high + 1):
+        yield from _expanded(f"{head}{str(number).zfill(len(match[1]))}{tail}")
 
 
 def _files(places: list[str]) -> list[Path]:

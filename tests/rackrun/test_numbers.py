@@ -71,8 +71,9 @@ def test_a_whole_number_is_digits_within_its_limit(
         lambda: counts_of(f"1,{LONG}", 8),
         lambda: class_number(ENDLESS, ("cat", "dog")),
         lambda: convert(["index", f"set-train-{{0..{ENDLESS}}}.tar"]),
+        lambda: convert(["index", "{0..999999}/set-train-{0..999999}.tar"]),
     ],
-    ids=range(23),
+    ids=range(24),
 )
 def test_no_number_is_too_long_to_be_refused_in_a_line(asked: Callable[[], object]) -> None:
     """They ended in a traceback, or were taken: a host with 10**400 ranks."""
