@@ -120,7 +120,7 @@ def fuzz_picture(data: bytes) -> None:
 
 
 def fuzz_tiles(data: bytes) -> None:
-    """A JPEG with a list of tiles: eight bytes say which box is cut out."""
+    """Fuzz a JPEG with a list of tiles: its first eight bytes choose the box to cut out."""
     head, picture = data[:8].ljust(8, b"\0"), data[8:]
     frame = jpeg_frame(picture)
     if frame is None:

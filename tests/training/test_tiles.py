@@ -41,7 +41,7 @@ KINDS: dict[str, dict[str, object]] = {
 
 @cache
 def pair(kind: str, number: int) -> tuple[bytes, bytes]:
-    """A JPEG of a kind and a size, without and with tiles."""
+    """Return a JPEG of a kind and a size, without and with tiles."""
     image = photograph(number, *SIZES[number])
     if kind.startswith("gray"):
         image = image.convert("L")
@@ -53,7 +53,7 @@ def pair(kind: str, number: int) -> tuple[bytes, bytes]:
 
 
 def frame_of(data: bytes) -> Frame:
-    """The frame header of a JPEG that has one."""
+    """Return the frame header of a JPEG that has one."""
     frame = jpeg_frame(data)
     assert frame is not None
     return frame
@@ -197,7 +197,7 @@ def test_damage_within_a_tile_leads_to_the_whole_file() -> None:
 
 @pytest.fixture(scope="module")
 def two_forms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The same images, one of them a PNG, as shards without and with tiles."""
+    """Convert the same images, one of them a PNG, without and with tiles."""
     root = tmp_path_factory.mktemp("forms")
     for number in range(40):
         path = root / "images" / "ab"[number % 2] / f"{number}.jpg"
