@@ -94,7 +94,7 @@ def interpreter(path: Path, body: str) -> Path:
 WITH_UV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-def door(
+def run_local(
     clone: Path, python: Path, environment: Mapping[str, str] = WITH_UV
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -109,7 +109,7 @@ def door(
 
 def test_without_python_the_package_to_install_is_named(clone: Path, tmp_path: Path) -> None:
     """A machine without Python gets one line with what to type, and exit code 78."""
-    result = door(clone, tmp_path / "absent")
+    result = run_local(clone, tmp_path / "absent")
     assert result.returncode == 78
     assert "sudo apt-get install python3 python3-venv" in result.stderr
     assert not (clone / ".venv").exists() or not any((clone / ".venv").iterdir())
@@ -118,7 +118,7 @@ def test_without_python_the_package_to_install_is_named(clone: Path, tmp_path: P
 def test_without_the_venv_package_the_line_to_type_is_shown(clone: Path, tmp_path: Path) -> None:
     """Debian's python3 without python3-venv is met with the command that installs it."""
     script = f'case "$*" in *ensurepip*) exit 1;; esac\nexec "{BASE}" "$@"'
-    result = door(clone, interpreter(tmp_path / "python3", script))
+    result = run_local(clone, interpreter(tmp_path / "python3", script))
     assert result.returncode == 78
     assert result.stderr.splitlines()[-1].endswith("type: sudo apt-get install python3-venv")
 
@@ -126,7 +126,7 @@ def test_without_the_venv_package_the_line_to_type_is_shown(clone: Path, tmp_pat
 def test_an_old_python_is_refused(clone: Path, tmp_path: Path) -> None:
     """An interpreter that the project does not support is refused before anything is made."""
     script = 'case "$*" in *version_info*) exit 1;; esac'
-    result = door(clone, interpreter(tmp_path / "python3", script))
+    result = run_local(clone, interpreter(tmp_path / "python3", script))
     assert result.returncode == 78
     assert "older than 3.11" in result.stderr
 
@@ -137,7 +137,7 @@ def test_a_failed_installation_is_tried_again_next_time(clone: Path, bare: Path)
     shutil.copytree(bare, clone / ".venv", symlinks=True)
     (clone / "requirements" / "base.txt").write_text("this is no lock\n")
     for _ in range(2):
-        result = door(clone, BASE)
+        result = run_local(clone, BASE)
         assert result.returncode == 78
         assert "first use" in result.stderr
         assert "the installation failed" in result.stderr
@@ -153,7 +153,7 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone: Path, tmp_
     text += (clone / "requirements" / "base.txt").read_bytes()
     sums = subprocess.run(["cksum"], input=text, capture_output=True, check=True)
     (clone / ".venv" / "installed").write_bytes(f"{clone} ".encode() + sums.stdout.strip())
-    result = door(clone, interpreter(tmp_path / "python3", script))
+    result = run_local(clone, interpreter(tmp_path / "python3", script))
     assert result.returncode == 78
     assert "anew" in result.stderr
 
@@ -164,18 +164,18 @@ def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
     without a hash; else the files of the lock are installed, the project is built with them, and no
     dependency is looked for. A change of the lock is followed at the next use."""
     small(clone, digest="0" * 64)
-    other = door(clone, BASE)
+    other = run_local(clone, BASE)
     assert (other.returncode, other.stdout) == (78, "")
     assert "hash" in other.stderr.lower()
     assert not list((clone / ".venv").glob("lib/*/site-packages/braceexpand*"))
     small(clone)
-    whole = door(clone, BASE)
+    whole = run_local(clone, BASE)
     assert (whole.returncode, whole.stdout) == (0, "runs\n"), whole.stderr
     assert "installing" in whole.stderr
-    assert door(clone, BASE).stderr == ""
+    assert run_local(clone, BASE).stderr == ""
     with (clone / "requirements" / "base.txt").open("a") as lock:
         lock.write("decorator==5.3.1\n")
-    added = door(clone, BASE)
+    added = run_local(clone, BASE)
     assert (added.returncode, added.stdout) == (78, "")
     assert "installing" in added.stderr
     assert "hash" in added.stderr.lower() and "decorator" in added.stderr
@@ -201,10 +201,10 @@ def test_uv_installs_with_the_settings_of_pip(
         "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
     }
     (clone / "requirements" / "base.txt").write_text(HASH.sub("0" * 64, lock))
-    other = door(clone, BASE, environment)
+    other = run_local(clone, BASE, environment)
     assert (other.returncode, other.stdout) == (78, "") and "hash" in other.stderr.lower()
     (clone / "requirements" / "base.txt").write_text(lock)
-    done = door(clone, BASE, environment)
+    done = run_local(clone, BASE, environment)
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info/INSTALLER")
     assert by.read_text().strip() == installer
@@ -263,17 +263,17 @@ def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
     (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
     smi = interpreter(tmp_path / "nvidia-smi", "echo '535.104.05, 7.0'; touch $0-was-asked")
     environment = {**WITH_UV, "PATH": f"{tmp_path}:{WITH_UV['PATH']}", "HOME": str(tmp_path)}
-    done = door(clone, BASE, environment)
+    done = run_local(clone, BASE, environment)
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     assert (clone / ".venv" / "lock").read_text() == "cuda12\n"
     assert list(clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info"))
     smi.with_name("nvidia-smi-was-asked").unlink()
-    again = door(clone, BASE, environment)
+    again = run_local(clone, BASE, environment)
     assert (again.stdout, again.stderr) == ("runs\n", "")
     assert not smi.with_name("nvidia-smi-was-asked").exists()
-    other = door(clone, BASE, {**environment, "RACKRUN_LOCK": "base"})
+    other = run_local(clone, BASE, {**environment, "RACKRUN_LOCK": "base"})
     assert (other.returncode, other.stdout) == (78, "")
-    unknown = door(clone, BASE, {**environment, "RACKRUN_LOCK": "cuda10"})
+    unknown = run_local(clone, BASE, {**environment, "RACKRUN_LOCK": "cuda10"})
     said = "rackrun: RACKRUN_LOCK: no lock is called cuda10; type base or cuda12\n"
     assert (unknown.returncode, unknown.stderr) == (78, said)
 
@@ -287,7 +287,7 @@ def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     (tmp_path / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
     own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     rest = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    done = door(clone, tmp_path / "python3", {**rest, **own})
+    done = run_local(clone, tmp_path / "python3", {**rest, **own})
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/braceexpand-*.dist-info/INSTALLER")
     assert by.read_text().strip() == "uv"
@@ -310,7 +310,7 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
         "PIP_CONSTRAINT": str(tmp_path / "constraints"),
     }
     place = sysconfig.get_path("purelib")
-    used = door(clone, warm.interpreter(), environment)
+    used = run_local(clone, warm.interpreter(), environment)
     assert (used.returncode, used.stdout) == (0, f"{place}/torch/__init__.py 1\n"), used.stderr
     assert used.stderr.splitlines() == [
         f"rackrun: using torch {version('torch')} and torchvision {version('torchvision')}"
@@ -320,7 +320,7 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
     ]
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "run-local").symlink_to(Path("..", clone.name, "run-local"))
-    again = door(tmp_path / "bin", BASE, environment)  # called through a link, and current
+    again = run_local(tmp_path / "bin", BASE, environment)  # called through a link, and current
     assert (again.stdout, again.stderr) == (used.stdout, "")
     (link,) = clone.glob(f".venv/lib/*/site-packages/{found_torch.LINK}")
     assert answer(clone, "RACKRUN_OWN_TORCH=1; venv_torch_is_there") == 1

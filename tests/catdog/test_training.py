@@ -18,7 +18,7 @@ from training.run import checkpoint
 from training.run.folder import RunFiles
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 TINY = [
     "--image-size",
     "32",
@@ -188,7 +188,7 @@ def stat(pid: int) -> list[str]:
 
 def gone(leader: int) -> None:
     """Wait until a session has no process."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while left := session(leader):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

@@ -17,9 +17,9 @@ import sys
 import termios
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyte
 
@@ -28,6 +28,7 @@ from launcher.run.job import Command, Job, Limits, RunFolder
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.transport.local import LocalTransport, free_port
 from tests import warm
+from tests.waiting import until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -39,9 +40,7 @@ SERVED = (  # it forks the server of the ranks off, as torchrun does for a task
     f" runpy.run_path({FAKE[-1]!r}, run_name='__main__')",
 )
 SHORT = {"lease_seconds": 3.0, "hang_seconds": 1.0, "grace_seconds": 1.0, "checkpoint_seconds": 5.0}
-PATIENCE_SECONDS = 240.0
-
-T = TypeVar("T")
+TIMEOUT_SECONDS = 240.0
 
 
 def main(
@@ -204,7 +203,7 @@ class Drive:
 
     def wait(self) -> int:
         """Wait for the launcher's end; return its exit code."""
-        self.out, self.err = self.process.communicate(timeout=PATIENCE_SECONDS)
+        self.out, self.err = self.process.communicate(timeout=TIMEOUT_SECONDS)
         return int(self.process.returncode)
 
     def end(self) -> "Drive":
@@ -258,16 +257,6 @@ def marked(canary: str) -> dict[int, str]:
         if state not in "ZX":
             found[int(entry.name)] = line
     return found
-
-
-def until(wanted: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
-    """Wait for something true."""
-    deadline, looked = time.monotonic() + seconds, time.thread_time()
-    while not (value := wanted()):
-        assert time.monotonic() < deadline, "this does not happen"
-        time.sleep(max(0.02, 9 * (time.thread_time() - looked)))  # to look costs a tenth of a core
-        looked = time.thread_time()
-    return value
 
 
 def break_down(number: int, frame: object) -> None:

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from launcher.run.hosts import Host
 from tests import warm
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = 4.0
@@ -279,12 +280,8 @@ def wait_for_banner(address: str, port: int, seconds: float = 20) -> None:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    """Wait for an event that has no better way to be waited for."""
-    deadline, looked = time.monotonic() + seconds, time.thread_time()
-    while not condition():
-        assert time.monotonic() < deadline, f"after {seconds} s: {what}"
-        time.sleep(max(0.02, 9 * (time.thread_time() - looked)))  # to look costs a tenth of a core
-        looked = time.thread_time()
+    """Wait for what the sentence says."""
+    until(condition, seconds, what)
 
 
 def children(pid: int) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.drive import PATIENCE_SECONDS, Drive, peak_mib
+from tests.launcher.drive import TIMEOUT_SECONDS, Drive, peak_mib
 from tests.launcher.lab import Lab
 
 MEMORY_MIB = 120  # the interpreter with all of the launcher takes 40
@@ -47,7 +47,7 @@ def test_a_flood_takes_time_in_proportion_and_no_more_memory(
     for megabytes in sizes:
         screen = tmp_path / f"screen-{megabytes}"
         drive = Drive(tmp_path, flooder(tmp_path, megabytes, KINDS[kind]), output=screen)
-        assert drive.process.wait(5 * PATIENCE_SECONDS) == 0
+        assert drive.process.wait(5 * TIMEOUT_SECONDS) == 0
         assert drive.peak_mib < MEMORY_MIB
         assert drive.log(0, "out").stat().st_size == 1_000_000 * megabytes
         if kind == "lines":
@@ -72,7 +72,7 @@ def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(
             words = ("--ssh-config", str(one.config), "--name", str(megabytes), hosts, *command)
             process = one.launcher(*words, stdout=screen, before=("env",))  # our own child
         peak, processor = watched(process.pid)
-        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        _, err = process.communicate(timeout=TIMEOUT_SECONDS)
         assert process.returncode == 0, err
         (log,) = one.folder.glob(f"runs/*-{megabytes}/logs/*/rank-0.out")
         assert log.stat().st_size == 1_000_000 * megabytes

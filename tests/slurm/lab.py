@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 300.0
+TIMEOUT_SECONDS = 300.0
 NODES = 3
 
 CONFIGURATION = """\
@@ -174,7 +174,7 @@ class SlurmLab:
         return until(lambda: (job := self.job(number))["JobState"] not in running and job)
 
 
-def until(wanted: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+def until(wanted: Callable[[], T], seconds: float = TIMEOUT_SECONDS) -> T:
     """Wait for something true."""
     deadline = time.monotonic() + seconds
     while not (value := wanted()):

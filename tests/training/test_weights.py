@@ -154,7 +154,7 @@ def test_a_file_of_another_kind_is_named_in_our_own_words(
 
 
 def test_a_table_that_holds_itself_has_no_weights(tmp_path: Path) -> None:
-    """A pickle may say so; nobody searches it for ever."""
+    """A pickle may hold itself; the search for weights ends all the same."""
     table: dict[str, object] = {}
     table["state"] = {"model": table}
     torch.save(table, tmp_path / "round.pth")

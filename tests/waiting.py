@@ -1,0 +1,17 @@
+"""Waiting in tests, for events that have no better way to be waited for."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(wanted: Callable[[], T], seconds: float = 240.0, what: str = "this happens") -> T:
+    """Return the first true value; AssertionError with `what` if there is none in time."""
+    deadline, looked = time.monotonic() + seconds, time.thread_time()
+    while not (value := wanted()):
+        assert time.monotonic() < deadline, f"after {seconds:g} s: {what}"
+        time.sleep(max(0.02, 9 * (time.thread_time() - looked)))  # to look costs a tenth of a core
+        looked = time.thread_time()
+    return value
