@@ -33,11 +33,11 @@ def shards(
         if not data.startswith(("http://", "https://")):
             folder = os.path.join(workdir, os.path.expanduser(data))
             return {"dataset": within(FOLDER_SECONDS, lambda: _dataset_in(folder))}
-        files = {**os.environ, **environment}
+        files = _files_of({**os.environ, **environment}, workdir)
         return {
             "dataset": within(
                 SHARDS_SECONDS * (1 + 2 * every_shard),
-                lambda: _dataset_at(data.rstrip("/") + "/", workdir, every_shard, files),
+                lambda: _dataset_at(data.rstrip("/") + "/", every_shard, files),
             )
         }
     except FileNotFoundError as error:
@@ -53,10 +53,17 @@ class Unfit(Exception):
     """Raised for a server or a manifest that the ranks could not read, either."""
 
 
-def _dataset_at(base: str, workdir: str, every_shard: bool, files: dict[str, str]) -> str:
+def _files_of(environment: dict[str, str], workdir: str) -> dict[str, str]:
+    """Return the files that identify a reader, by variable; relative ones as the ranks find them.
+
+    The working directory stays: an interpreter that is started later must not import from there.
+    """
+    named = {name: environment[name] for name in variables.ACCESS if name in environment}
+    return {name: path and os.path.join(workdir, path) for name, path in named.items()}
+
+
+def _dataset_at(base: str, every_shard: bool, files: dict[str, str]) -> str:
     """Return the name of a server's data set, once some of its shards have been read."""
-    if os.path.isdir(workdir):
-        os.chdir(workdir)  # like the ranks, which may have relative paths of certificates
     reader = _reader_of(base, files)
     name, shards = names_in(fetch(reader, base + "dataset.json"), base)
     for shard in shards if every_shard else shards[:1]:

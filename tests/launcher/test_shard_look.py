@@ -97,6 +97,18 @@ def test_a_redirect_on_the_same_server_is_followed_as_the_ranks_do(
     )
 
 
+def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(
+    server: Server, tmp_path: Path
+) -> None:
+    """As for the ranks. The program itself stays in its folder: it starts interpreters there."""
+    secret(tmp_path)
+    before = Path.cwd()
+    relative = {variables.CREDENTIALS: "secret"}
+    assert shard_access.shards(server.url, str(tmp_path), False, relative) == {"dataset": "toy"}
+    assert "Authorization: Basic" in server.asked[0]
+    assert Path.cwd() == before
+
+
 def test_a_password_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
     """A name that begins like this machine's number is the name of any machine."""
     assert shard_access.is_private("http://127.0.0.9:80/") and shard_access.is_private(
