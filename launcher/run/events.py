@@ -26,7 +26,6 @@ Signal: TypeAlias = Annotated[int, Between(0, 64)]
 Count: TypeAlias = Annotated[int, Between(0, 2**53)]
 Words: TypeAlias = Annotated[str, AtMost(4096)]
 Names: TypeAlias = Annotated[tuple[Annotated[str, AtMost(256)], ...], AtMost(65536)]
-Seconds: TypeAlias = Annotated[float, Between(0, 2**31)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,7 @@ class PeerHangLimit:
     """The seconds that ranks of another node may go without progress, in their phase."""
 
     node: Node
-    seconds: Seconds
+    seconds: float
 
 
 PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerHangLimit

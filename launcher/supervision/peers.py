@@ -19,7 +19,7 @@ from launcher.rendezvous.gather import Rendezvous
 from launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
 from launcher.run.hosts import MOST_HOSTS
 from launcher.supervision.agent_client import EventQueue
-from rackrun.shapes import AtMost, Between, Misshapen, shaped
+from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Misshapen, shaped
 
 TEXT_LETTERS = 4096
 GONE = "its launcher is gone"
@@ -51,7 +51,7 @@ class PeerHangLimitMessage:
     """The seconds that the ranks of a node may go without progress."""
 
     node: Node
-    seconds: Annotated[float, Between(0, 1e9)]
+    seconds: Annotated[float, Between(0, LARGEST_NUMBER)]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from launcher.rendezvous.connection import PeerConnection
 from launcher.rendezvous.gather import Agreement, Rendezvous
 from launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
 from launcher.supervision.agent_client import EventQueue
+from launcher.supervision.hangs import PHASE_HANG_FACTORS
 from launcher.supervision.peers import GONE, NONSENSE, Peers
+from rackrun.units import MOST_SECONDS
 
 NAMES = ("n0", "n1", "n2")
 
@@ -60,6 +62,15 @@ def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: Exit
     while heard.count(b"\n") < 3:
         heard += one.ends[2].recv(1 << 16)
     assert heard.startswith(failed)
+
+
+def test_the_longest_hang_limit_is_one_for_the_other_nodes(stack: ExitStack) -> None:
+    """--hang-seconds of a century switches the detection off, and a phase multiplies it."""
+    longest = MOST_SECONDS * max(PHASE_HANG_FACTORS.values())
+    one, other = Node(0, stack), Node(2, stack)
+    other.peers.send_hang_limit(longest)
+    one.ends[2].sendall(other.ends[0].recv(1 << 16))
+    assert one.inbox.get(timeout=20) == PeerHangLimit(2, longest)
 
 
 @pytest.mark.parametrize(
