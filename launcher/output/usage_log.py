@@ -20,6 +20,8 @@ FEWEST_LINES = 64  # of a host, after lines were joined
 MOST_LINES = 20_000  # of the file, unless FEWEST_LINES of every host are more
 WRITE_SECONDS = 3.0
 FIRST_SECONDS = 3.0  # that a line covers, before lines are joined
+FOREIGN = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading and joining raise for lines that a rank has written to the file."""
 
 UsageLine: TypeAlias = dict[str, Any]
 
@@ -64,7 +66,7 @@ class UsageLog:
             self.lines += len(self.waiting)
             while self.lines > self.most_lines:
                 self._join()
-        except (SaveError, LookupError, TypeError, ValueError):  # or a rank has written to it
+        except (SaveError, *FOREIGN):
             self.refused = True
         self.waiting.clear()
 

@@ -105,7 +105,20 @@ def test_heat_and_power_of_gpus(
     assert len(asked) == 1 + (refused != "nothing")
 
 
-@pytest.mark.parametrize("text", [b"mine\n", b"5\n", b"{}\n", b'{"host": "gpu01"}\n', b"\xff\n"])
+INFINITE = b"""\
+{"host": "gpu01", "time": 0, "gpus": [], "cpu": 0, "memory": Infinity, "received": 0, "sent": 0}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"mine\n", b"5\n", b"{}\n", b'{"host": "gpu01"}\n', b"\xff\n"),
+        b"[" * 100_000 + b"\n",
+        INFINITE,
+    ],
+    ids=range(7),
+)
 def test_what_a_rank_writes_to_the_file_ends_no_run(
     text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
