@@ -252,6 +252,21 @@ no-index = true
 """
 
 
+def test_settings_that_pip_cannot_read_are_its_own_to_explain(tmp_path: Path) -> None:
+    """pip names the file and the line; nothing is installed, and there is no traceback."""
+    (tmp_path / "pip.conf").write_text("index-url = https://mirror/simple\n")
+    done = subprocess.run(
+        [sys.executable, "-P", pip_settings.__file__, "touch", tmp_path / "installed"],
+        env={**os.environ, "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and not (tmp_path / "installed").exists()
+    assert f"file: '{tmp_path}/pip.conf', line: 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
     clone: Path, bare: Path, tmp_path: Path
 ) -> None:
@@ -282,7 +297,7 @@ def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
 def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     clone: Path, tmp_path: Path
 ) -> None:
-    """A first use takes a third of pip's time on any machine."""
+    """A first use takes a fifth of pip's time on any machine."""
     small(clone)
     (tmp_path / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
     own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}

@@ -3,8 +3,9 @@
     python -P pip_settings.py UV WORDS...
 
 uv reads no pip.conf and no PIP_* variable, so a machine whose packages come from a mirror, or
-through a proxy, would look for them elsewhere. Ends with uv's exit code. An index may hold a
-password, so everything goes into the environment and nothing onto the command line.
+through a proxy, would look for them elsewhere. Ends with uv's exit code, or with pip's where pip
+cannot read its settings. An index may hold a password, so everything goes into the environment and
+nothing onto the command line.
 """
 
 from __future__ import annotations
@@ -36,17 +37,22 @@ TRUE = ("1", "on", "true", "yes")
 def main() -> int:
     """Run the command with pip's settings in its environment and return its exit code."""
     command = sys.argv[1:]
-    settings = pip_settings()
+    try:
+        settings = pip_settings()
+    except subprocess.CalledProcessError as error:  # pip has printed why
+        return error.returncode
     if settings.get("no-index", "").lower() in TRUE:
         command.append("--no-index")
     return subprocess.run(command, env={**for_uv(settings), **os.environ}, check=False).returncode
 
 
 def pip_settings() -> dict[str, str]:
-    """Return pip's settings for installing, whatever file or variable they come from."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-    )
+    """Return pip's settings for installing, whatever file or variable they come from.
+
+    Raises CalledProcessError where pip cannot read them.
+    """
+    words = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     sections: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")
