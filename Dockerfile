@@ -19,7 +19,7 @@ RUN if [ -n "${PACKAGES}" ]; then \
         rm -rf /var/lib/apt/lists/*; \
     fi
 
-# A user of its own: nothing here is written as root, whoever starts the container.
+# A user of its own: nothing here is written as root, whatever account starts the container.
 RUN groupadd --gid 1000 rackrun && useradd --uid 1000 --gid 1000 --create-home rackrun
 
 # Everything that the project needs: the files whose hashes are in the lock; PyTorch with CUDA.
@@ -32,7 +32,7 @@ RUN python3 -m venv /opt/venv && \
 
 # The project itself, as .dockerignore selects it; its user can read it and not change it.
 COPY . .
-# HOME: caches go where everybody may write, whoever runs this, on a read-only root as well.
+# HOME: caches go where any account may write, on a read-only root as well.
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/tmp \
     PYTHONPATH=/opt/rackrun \

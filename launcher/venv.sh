@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by run-local, run-ssh, run-ray and run-tests, and on the hosts by the porter (--sync).
+# Sourced by run-local, run-ssh, run-ray and run-tests, and on hosts by launcher/remote/transfer.py
+# (--sync).
 # Defines `venv_python EXTRAS...`: sets $python to the interpreter of .venv in the repository, which is
 # made and filled on first use, and again whenever pyproject.toml or the lock in requirements/
 # changes or the interpreter is gone. Afterwards it costs one checksum.
@@ -153,10 +154,7 @@ venv_want() { # LOCK: sets $locks, $stamp, and in $wanted what the stamp holds o
 }
 
 venv_python() { # EXTRAS...
-    local stamp locks wanted lock extra extras=()
-    for extra; do
-        extras+=("$extra")
-    done
+    local stamp locks wanted lock extras=("$@")
     python="$root/.venv/bin/python"
     lock=$(venv_lock)
     venv_want "${lock:-base}"
