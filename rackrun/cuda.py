@@ -4,7 +4,7 @@ As a program, it prints the lock in requirements/ that fits the GPUs of this mac
 
     python3 -P rackrun/cuda.py  ->  base
 
-Nothing but the standard library is here: launcher/venv.sh asks before there is an environment.
+It needs the standard library only: launcher/venv.sh runs it before there is an environment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,20 +79,8 @@ def driver_here() -> str:
     return found[0] if found else ""
 
 
-def _lock_for(driver: str, capabilities: Collection[str]) -> str:
-    """Return the lock for a driver and all GPUs of a host; the usual one where none fits."""
-    known = [_capability(one) for one in capabilities if re.fullmatch(r"\d+\.\d", one)]
-    release = _number(driver)
-    fit = [
-        build.lock
-        for build in _fitting(known)
-        if build.lock and (not release or release >= build.driver)
-    ]
-    return fit[0] if fit else BASE
-
-
 def _lock_here() -> str:
-    """Return the lock for this machine, whose GPUs nvidia-smi knows."""
+    """Return the lock for the driver and GPUs that nvidia-smi lists; the usual one if none fits."""
     try:
         words = ["nvidia-smi", *QUERY]
         asked = subprocess.run(
@@ -101,7 +89,10 @@ def _lock_here() -> str:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return BASE
     found = re.findall(r"^([\d.]+), *(\d+\.\d) *$", asked.stdout, re.MULTILINE)
-    return _lock_for(found[0][0], [capability for _, capability in found]) if found else BASE
+    if not found:
+        return BASE
+    builds = _fitting([_capability(number) for _, number in found])
+    return next((build.lock for build in _for_driver(found[0][0], builds) if build.lock), BASE)
 
 
 def _fitting(capabilities: Collection[Capability]) -> list[Build]:
@@ -113,17 +104,22 @@ def _fitting(capabilities: Collection[Capability]) -> list[Build]:
     ]
 
 
+def _for_driver(driver: str, builds: Sequence[Build]) -> list[Build]:
+    """Return the builds that a driver runs: all, where its version is not known."""
+    release = _number(driver)
+    return [build for build in builds if not release or release >= build.driver]
+
+
 def _install(driver: str, capabilities: Collection[Capability]) -> str:
     """Return which build of torch to install for a driver and all GPUs of a host."""
     fit = _fitting(capabilities)
     if not fit:
         return "; no build of torch since 2.10 has code for all GPUs here"
-    release = _number(driver)
-    build = next((build for build in fit if not release or release >= build.driver), None)
-    if build is None:
+    builds = _for_driver(driver, fit)
+    if not builds:
         return f"; install driver {fit[-1].driver} or newer"
-    also = "a newer driver, or " if release and build is not fit[0] else ""
-    return f"; install {also}a build for this driver and GPU: pip install {build.packages}"
+    also = "a newer driver, or " if builds[0] is not fit[0] else ""
+    return f"; install {also}a build for this driver and GPU: pip install {builds[0].packages}"
 
 
 def _runs(archs: str, capability: Capability) -> bool:
