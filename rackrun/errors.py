@@ -6,8 +6,8 @@ Problem                70  what nothing below describes: an internal error, a fa
 │   └── Unavailable    65  a server does not deliver; no sample is to blame
 ├── ReadError          74  a raw data set that the operating system can no longer read
 ├── SaveError          74  output that cannot be written, a checkpoint that cannot be read
-├── MissingPackage   78  a package of an extra is not installed
-└── MissingProgram   78  a program that an option needs is not installed
+├── MissingPackage     78  a package of an extra is not installed
+└── MissingProgram     78  a program that an option needs is not installed
 
 The launcher (`launcher.errors`) and nginx (`nginx.errors`) add leaves: 69, 75, 77, 78.
 An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.

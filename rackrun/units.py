@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 _SPAN = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?")
-MOST_SECONDS = 100 * 365 * 86400  # more than any deadline; a clock can still hold the sum
+MOST_SECONDS = 100 * 365 * 86400  # of a limit that is typed: a clock can still hold the sum
 
 
 def duration(seconds: float) -> str:
@@ -20,10 +20,9 @@ def seconds_in(text: str) -> int:
     """Return the seconds in a time span such as 2h, 90m, 1h30m or 1d12h; raise ValueError."""
     match = _SPAN.fullmatch(text)
     if match is None or not text:
-        raise ValueError(f"{text!r} is not a time span")
-    counts = [whole_number(count, MOST_SECONDS) for count in match.groups(default="0")]
-    units = zip(counts, (86400, 3600, 60, 1), strict=True)
-    seconds = sum(MOST_SECONDS + 1 if count is None else count * unit for count, unit in units)
+        raise ValueError(f"{text[:40]!r} is not a time span")
+    units = zip(match.groups(default="0"), (86400, 3600, 60, 1), strict=True)
+    seconds = sum(int(count) * unit for count, unit in units)
     if seconds > MOST_SECONDS:
         raise ValueError(f"{text[:40]!r} is more than a century")
     return seconds

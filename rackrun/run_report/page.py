@@ -47,14 +47,17 @@ OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Draw the page of a run, into its folder unless `to` is given; DataError for damage."""
+    """Draw the page of a run, into its folder by default, and return its path.
+
+    Raises DataError for a damaged file of the run.
+    """
     page = out or folder / PAGE
     write_whole(page, _rendered("run.html", **run_page(read(folder))).encode())
     return page
 
 
 def write_comparison(folders: Sequence[Path], page: Path) -> Path:
-    """Draw one page that compares runs."""
+    """Draw one page that compares runs, and return its path; DataError for a damaged file."""
     stories = [read(folder) for folder in folders]
     write_whole(page, _rendered("compare.html", **comparison(stories)).encode())
     return page
@@ -76,9 +79,9 @@ def _engine() -> jinja2.Environment:
 def run_page(story: Story) -> dict[str, Any]:
     """Return what the template of a run shows."""
     return {
-        "name": _shown_text(story.name),
-        "verdict": _shown_text(story.end.verdict or "not ended"),
-        "cause": _shown_text(story.end.cause),
+        "name": one_line(story.name),
+        "verdict": one_line(story.end.verdict or "not ended"),
+        "cause": one_line(story.end.cause),
         "headlines": list(headlines(story)),
         "facts": list(facts(story)),
         "judged_by": story.judged_by,
@@ -89,7 +92,7 @@ def run_page(story: Story) -> dict[str, Any]:
         "confusions": confusions(story.said) if story.said else [],
         "hosts": list(hosts(story)),
         "usage": list(_usage_charts(story.usage)),
-        "settings": sorted((_shown_text(key), setting(value)) for key, value in settings_of(story)),
+        "settings": sorted((one_line(key), setting(value)) for key, value in settings_of(story)),
     }
 
 
@@ -99,9 +102,9 @@ def comparison(stories: Sequence[Story]) -> dict[str, Any]:
     names = sorted({name for one in settings for name in one})
     rows = [(name, [setting(one.get(name, "")) for one in settings]) for name in names]
     return {
-        "runs": [(_shown_text(story.name), list(headlines(story))) for story in stories],
+        "runs": [(one_line(story.name), list(headlines(story))) for story in stories],
         "charts": list(charts(stories)),
-        "differing": [(_shown_text(name), cells) for name, cells in rows if len(set(cells)) > 1],
+        "differing": [(one_line(name), cells) for name, cells in rows if len(set(cells)) > 1],
         "same": plural(sum(len(set(cells)) == 1 for _, cells in rows), "setting"),
     }
 
@@ -128,15 +131,15 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
     """Yield where and how the run was made."""
     plan = story.plan
     if plan.run_id:
-        yield "run", _shown_text(plan.run_id)
+        yield "run", one_line(plan.run_id)
         yield "ranks", f"{plan.world_size} on {plural(len(plan.hosts), 'host')}"
     if models := dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model):
-        yield "GPUs", _shown_text(", ".join(models))
+        yield "GPUs", one_line(", ".join(models))
     if plan.hosts:
-        yield "command", _shown_text(shlex.join(plan.hosts[0].command))
+        yield "command", one_line(shlex.join(plan.hosts[0].command))
         names = [name for name, _ in plan.hosts[0].environment]
         if given := [name for name in names if not name.startswith(OWN_VARIABLES)]:
-            yield "environment variables", _shown_text(", ".join(given))  # values may be private
+            yield "environment variables", one_line(", ".join(given))  # values may be private
     told = story.config.get("resolved")
     resolved = told if isinstance(told, dict) else {}
     for name in FACTS:
@@ -230,9 +233,9 @@ def hosts(story: Story) -> Iterator[dict[str, str]]:
         busy = [line.gpu for line in lines if line.gpu is not None]
         received = float(np.mean([line.received for line in lines])) if lines else 0.0
         yield {
-            "name": _shown_text(place.name),
+            "name": one_line(place.name),
             "ranks": str(place.processes),
-            "end": _shown_text(story.end.hosts.get(place.name, "not known")),
+            "end": one_line(story.end.hosts.get(place.name, "not known")),
             "gpu": percent(np.mean(busy)) if busy else "–",
             "cpu": percent(np.mean([line.cpu for line in lines])) if lines else "–",
             "memory": data_size(max(line.memory for line in lines)) if lines else "–",
@@ -264,19 +267,14 @@ def _data_url(pixels: NDArray[np.uint8]) -> str:
 
 def _short_class(name: object) -> str:
     """Return the first of the names of a class."""
-    return _shown_text(str(name).split(",")[0])
-
-
-def _shown_text(text: str) -> str:
-    """Return text from a file or host in one clean line."""
-    return one_line(text)
+    return one_line(str(name).split(",")[0])
 
 
 def setting(value: object) -> str:
     """Return the value of a setting as people read it."""
     if isinstance(value, list):
-        return _shown_text(", ".join(map(str, value)))
-    return _shown_text(str(value))
+        return one_line(", ".join(map(str, value)))
+    return one_line(str(value))
 
 
 def percent(value: Any) -> str:
