@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.run.job import check_seconds
 from launcher.run.settings import HostOptions, Options, Positional, ScalingOptions
 from rackrun.errors import UsageError
 from rackrun.help.page import Head
-from rackrun.units import MOST_SECONDS
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",
@@ -101,9 +101,7 @@ class SshOptions(HostOptions, ScalingOptions, DetachOptions, SyncOptions, CheckO
             raise UsageError("--deep goes with --check, and without --json: it ends with a run")
         if self.sync_wheels and not self.sync:
             raise UsageError("--sync-wheels means nothing without --sync")
-        if not 0 <= self.detach_seconds <= MOST_SECONDS:
-            bounds = "0 or more, and less than a century"
-            raise UsageError(f"--detach-seconds {self.detach_seconds:g}: must be {bounds}")
+        check_seconds("detach_seconds", self.detach_seconds)
         if self.host_list and self.slurm:
             raise UsageError("-H and --slurm exclude each other: leave one of them out")
         if self.sweep_hosts and not self.sweep:
@@ -147,9 +145,7 @@ class NodeOptions(Options):
     def __post_init__(self) -> None:
         """Refuse an unknown check, and a wait without an end."""
         super().__post_init__()
-        if not 0 <= self.wait_seconds <= MOST_SECONDS:
-            bounds = "0 or more, and less than a century"
-            raise UsageError(f"--wait-seconds {self.wait_seconds:g}: must be {bounds}")
+        check_seconds("wait_seconds", self.wait_seconds)
         for name in self.ignore_check:
             if name != "public":
                 raise UsageError(f"--ignore-check {name}: no such check; there is: public")

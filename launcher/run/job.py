@@ -130,11 +130,16 @@ class Limits:
     def __post_init__(self) -> None:
         """Refuse what leaves no time for anything."""
         for setting in fields(self):
-            value, least = getattr(self, setting.name), LEAST_SECONDS.get(setting.name, 0.0)
-            if not least <= value <= MOST_SECONDS:
-                option = setting.name.replace("_", "-")
-                bounds = f"at least {least:g} s, and less than a century"
-                raise UsageError(f"--{option} {value:g}: must be {bounds}")
+            least = LEAST_SECONDS.get(setting.name, 0.0)
+            check_seconds(setting.name, getattr(self, setting.name), least)
+
+
+def check_seconds(name: str, seconds: float, least: float = 0.0) -> None:
+    """Raise UsageError for a setting of that name that is too short, or longer than a century."""
+    if not least <= seconds <= MOST_SECONDS:
+        option = name.replace("_", "-")
+        bounds = f"at least {least:g} s, and at most a century"
+        raise UsageError(f"--{option} {seconds:g}: must be {bounds}")
 
 
 ATTACHED = ".attached"
@@ -310,10 +315,10 @@ def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
     stem = run_name(name)
     candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     try:
-        if _is_made(runs):
+        if _make_folder(runs, SHARED_MODE):
             _keep_from_git(runs)
         mode = SHARED_MODE if share else PRIVATE_MODE
-        path = next(runs / name for name in candidates if _is_made(runs / name, mode))
+        path = next(runs / name for name in candidates if _make_folder(runs / name, mode))
     except OSError as error:
         reason = f"cannot make a run folder in {runs}: {error.strerror}"
         raise SaveError(f"{reason}; type: --runs FOLDER") from error
@@ -332,8 +337,8 @@ def point_latest_to(folder: Path) -> None:
         partial.replace(link)
 
 
-def _is_made(folder: Path, mode: int = SHARED_MODE) -> bool:
-    """Make a folder; whether it is ours alone, as it was not there before."""
+def _make_folder(folder: Path, mode: int) -> bool:
+    """Make a folder and its parents; return False where it was there already."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir(mode)

@@ -126,7 +126,7 @@ class Options:
         except ValueError:
             seconds = -1
         if seconds < bool(self.time_limit):
-            hint = "type a time such as 90m, 2h or 1d12h, of at most 100 years"
+            hint = "type a time such as 90m, 2h or 1d12h, of at most a century"
             raise UsageError(f"--time-limit {one_line(self.time_limit)[:40]}: {hint}")
         return seconds
 

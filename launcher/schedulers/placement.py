@@ -8,11 +8,12 @@ from typing import Generic, TypeVar
 
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, is_address
 from rackrun.errors import UsageError
+from rackrun.shapes import LARGEST_NUMBER
 from rackrun.terminal import one_line
+from rackrun.units import whole_number
 
 T = TypeVar("T")
 
-MOST_DIGITS = 18
 MASTER_PORT = 29500
 """torchrun's own default."""
 
@@ -94,10 +95,11 @@ class Variables:
     def number(self, *names: str) -> Sourced[int]:
         """Return the same as a whole number."""
         found = self.text(*names)
-        if not found.value.isdecimal() or len(found.value) > MOST_DIGITS:
+        number = whole_number(found.value, LARGEST_NUMBER)
+        if number is None:
             shown = one_line(found.value)[:40]
             raise UsageError(f"{found.origin}={shown}: not a whole number of a likely size")
-        return Sourced(int(found.value), found.origin)
+        return Sourced(number, found.origin)
 
     def count(self, *names: str) -> Sourced[int] | None:
         """Return a number of processes; None where there is none: unset, 0, or `auto` and `gpu`."""
