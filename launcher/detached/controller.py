@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.detached.known_runs import as_tuples, host_of
 from launcher.detached.record import RunRecord
 from launcher.lifecycle.attempts import Launch, RunObserver, run_to_end
 from launcher.lifecycle.launch_settings import LaunchSettings
@@ -42,7 +41,7 @@ from rackrun.errors import Problem
 def main() -> int:
     """Take the order, gather the hosts, and supervise the run until its end."""
     order = json.loads(sys.stdin.readline())
-    hosts = tuple(host_of(told) for told in order["hosts"])
+    hosts = tuple(Host(**_values(told)) for told in order["hosts"])
     for number in (signal.SIGINT, signal.SIGTERM, STOP_SIGNAL):
         signal.signal(number, _interrupt)
     try:
@@ -141,4 +140,9 @@ def settings_of(told: Mapping[str, Any]) -> LaunchSettings:
 
 def _values(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a dataclass that has been JSON, with tuples again."""
-    return {name: as_tuples(value) for name, value in told.items()}
+    return {name: _as_tuples(value) for name, value in told.items()}
+
+
+def _as_tuples(value: Any) -> Any:
+    """Return lists as tuples, all the way down."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from launcher.output.log_files import write_json
 from launcher.run.hosts import Host
@@ -123,13 +123,3 @@ def _forget_old(folder: Path) -> None:
     for path in folder.glob("*.json"):
         if time.time() - path.stat().st_mtime > KEPT_SECONDS:
             path.unlink(missing_ok=True)
-
-
-def host_of(told: Mapping[str, Any]) -> Host:
-    """Return a host from its fields in JSON."""
-    return Host(**{name: as_tuples(value) for name, value in told.items()})
-
-
-def as_tuples(value: Any) -> Any:
-    """Return lists as tuples, all the way down."""
-    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
