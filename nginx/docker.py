@@ -11,6 +11,7 @@ from nginx.account import Account
 from nginx.errors import ServeRefused
 from nginx.native import arguments
 from nginx.site import Site
+from rackrun.errors import Problem
 
 # The official image at the version of the digest; what was tested is what runs.
 IMAGE = (
@@ -18,7 +19,7 @@ IMAGE = (
 )
 INSTALL = "sudo apt-get install docker.io"
 LABEL = "rackrun.server"
-PATIENCE_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 PULL_SECONDS = 300.0
 CPU_PERIOD = 100_000  # microseconds
 
@@ -27,18 +28,21 @@ def missing() -> str:
     """Return why no container can be run here; empty if one can."""
     if not shutil.which("docker"):
         return "no docker on this machine"
-    answer = _docker("version", "--format", "{{.Server.Version}}")
+    try:
+        answer = _docker("version", "--format", "{{.Server.Version}}")
+    except Problem as error:
+        return str(error)
     return "" if answer.returncode == 0 else f"docker does not answer ({_last_line(answer.stderr)})"
 
 
 def fetch(image: str) -> str:
-    """Make sure that the image is here; why it cannot be had, empty if it can."""
+    """Make sure that the image is here; return why it cannot be had, empty if it can."""
     if _docker("image", "inspect", image).returncode == 0:
         return ""
     try:
         answer = _docker("pull", "--quiet", image, seconds=PULL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"the image {image} did not arrive within {PULL_SECONDS:.0f} s"
+    except Problem as error:
+        return f"the image {image} cannot be pulled ({error})"
     if answer.returncode == 0:
         return ""
     return f"the image {image} cannot be pulled ({_last_line(answer.stderr)})"
@@ -127,16 +131,24 @@ def log_of(name: str) -> str:
     return answer.stderr if answer.returncode == 0 else ""
 
 
-def _docker(*words: str, seconds: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["docker", *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=seconds,
-        check=False,
-    )
+def _docker(*words: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run docker to its end; raise Problem when that does not come within ANSWER_SECONDS.
+
+    `seconds` is another limit.
+    """
+    limit = seconds or ANSWER_SECONDS
+    try:
+        return subprocess.run(
+            ["docker", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Problem(f"docker {words[0]} does not answer within {limit:g} s") from None
 
 
 def _last_line(text: str) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from nginx import native, registry, serve
+from nginx import docker, native, registry, serve
 from nginx.docker import IMAGE
 from nginx.errors import FolderError
 from nginx.serve import servers, serving, start
 from nginx.site import Site
 from nginx.traffic import LINE_BYTES
-from rackrun.errors import UsageError
+from rackrun.errors import Problem, UsageError
 from tests.nginx.conftest import manifest_of
 
 COMMAND = [sys.executable, "-m", "nginx"]
@@ -295,6 +295,21 @@ def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(
     assert refused.stderr.endswith(
         "; type sudo apt-get install docker.io, or sudo apt-get install nginx-light\n"
     )
+
+
+def test_a_docker_daemon_that_hangs_is_a_line_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the call and says nothing, as one whose storage is gone: why it is not used, or
+    what ends `stop`."""
+    monkeypatch.setattr(docker, "ANSWER_SECONDS", 1.0)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "docker.sock"))
+        silent.listen()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+        assert docker.missing() == "docker version does not answer within 1 s"
+        with pytest.raises(Problem, match="docker container does not answer within 1 s"):
+            docker.remove("rackrun-nginx-00000000-80")
 
 
 def test_an_image_that_was_asked_for_is_never_replaced(folder: Path, daemon: None) -> None:
