@@ -123,7 +123,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def link(environment: Path, found: Mapping[str, Distribution]) -> None:
-    """Let the environment find these packages, behind its own; torch's folder comes first."""
+    """Let the environment find these packages, after its own; torch's folder comes first."""
     modules = [sys.modules[name].__file__ or "" for name in SHARED]
     folders = [str(Path(module).parents[1]) for module in modules]
     folders += [str(one.locate_file("")) for one in found.values()]

@@ -139,7 +139,7 @@ def _progress(say: Say, name: str, there: Differences, number: int) -> None:
 
 
 def _make_environment(client: RpcClient, root: str, name: str, say: Say) -> None:
-    chosen = {name: os.environ.get(name, "") for name in (variables.OWN_TORCH, variables.LOCK)}
+    chosen = {word: os.environ.get(word, "") for word in (variables.OWN_TORCH, variables.LOCK)}
     client.order("environment", root=root, chosen=chosen)
     last = ""
     for _ in range(MOST_LINES):

@@ -38,7 +38,7 @@ from rackrun.terminal import one_line
 from rackrun.units import first_few, form
 
 Say = Callable[[str], None]
-"""Prints how far the waiting is."""
+"""Shows the user which nodes are still waited for."""
 
 Agree: TypeAlias = "Callable[[Sequence[NodeInfo], str], Agreement]"
 """Decides for all nodes, from what each reported and the address at which it reached node 0."""

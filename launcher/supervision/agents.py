@@ -66,8 +66,8 @@ class AgentGroup:
 class SilenceDetector:
     """Finds the hosts whose agents have gone silent.
 
-    Only time in which the launcher itself could read counts. Its threads share a processor: with
-    hundreds of hosts a turn may take seconds, and a suspended launcher reads nothing at all.
+    Time counts only while the launcher itself could read messages. Its threads share a processor:
+    with hundreds of hosts a turn may take seconds, and a suspended launcher reads nothing at all.
     """
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:

@@ -89,9 +89,9 @@ def _stopped(host: HostState, run: RunState, now: float) -> Hang:
 
 def _standstill(still: list[RankState], now: float) -> Hang:
     """Return the hang of ranks without progress: one is the cause, several are suspects."""
-    behind = sorted(still, key=lambda rank: (rank.step, rank.moved_at))
+    fewest_first = sorted(still, key=lambda rank: (rank.step, rank.moved_at))
     suspects = tuple(
-        Suspect(rank.node, rank.rank, rank.step, _stillness(rank, now)) for rank in behind
+        Suspect(rank.node, rank.rank, rank.step, _stillness(rank, now)) for rank in fewest_first
     )
     if len(suspects) == 1:
         return Hang(suspects[0].node, suspects[0].rank, suspects[0].text, suspects)

@@ -10,7 +10,7 @@ MOST_RETURNED = 1_000_000
 """Bytes of such a file."""
 
 LATEST = "latest"
-"""To --resume: the newest run of the same folder and name; in a folder: the link to its newest."""
+"""The value of --resume for the newest run of a name; also its link in a folder of runs."""
 
 PUBLISHED = "imagenet"
-"""To --weights: the best that torchvision has for the model; no file, as other words without ://."""
+"""The value of --weights for published weights of the model; any other is a file or a URL."""

@@ -69,18 +69,18 @@ class UsageMeter:
         return rates
 
     def take_gpus(self, data: bytes) -> None:
-        """Take lines of nvidia-smi: index, percent busy, MiB used, MiB in all, and GPU_HEALTH."""
+        """Take lines of nvidia-smi: index, percent busy, MiB used, MiB in all, perhaps `health`."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             index, *values = [field.strip() for field in line.decode("ascii", "replace").split(",")]
-            if len(values) >= 3 and all(value.isdigit() for value in values[:3]):
+            if len(values) in (3, 6) and all(value.isdigit() for value in values[:3]):
                 busy, used, total = map(int, values[:3])
                 use = {"busy": min(busy, 100), "memory": used, "memory_total": total}
                 self.gpus[index] = {**use, **health(*values[3:])}
 
 
 def health(temperature: str = "", power: str = "", reasons: str = "") -> dict[str, Any]:
-    """Return degrees, W, and what slows a GPU down; what its driver does not know counts as none.
+    """Return degrees Celsius, W, and what slows a GPU down; 0, 0 and "" where that is not known.
 
     `reasons` is a bit mask, as 0x0000000000000020.
     """
