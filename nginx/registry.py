@@ -31,6 +31,7 @@ from nginx.site import Site
 from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.errors import Problem
+from rackrun.machine import boot_id
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Matches, Misshapen, parsed
 
 GRACE_SECONDS = 5.0
@@ -73,13 +74,6 @@ class ServerProcess:
                 os.killpg(self.pid, wanted)
             if _gone(self.pid, GRACE_SECONDS):
                 return
-
-
-def boot_id() -> str:
-    """Return what tells this start of the machine from all others; empty where it is not known."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 def _ticks(pid: int) -> int:

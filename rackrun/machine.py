@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 DEVICES = Path("/sys/bus/pci/devices")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @functools.cache
@@ -15,6 +16,15 @@ def core_count() -> int:
     if hasattr(os, "sched_getaffinity"):  # macOS has no affinity
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return the kernel's UUID of this boot; empty where it gives none."""
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 def bind_near(device: str, devices: Path = DEVICES) -> bool:

@@ -13,7 +13,6 @@ again. Where the folder cannot be written to, one warning is logged, and everyth
 
 import contextlib
 import fcntl
-import functools
 import logging
 import os
 import stat
@@ -24,11 +23,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rackrun.errors import UsageError
+from rackrun.machine import boot_id
 from shards.source import Stored
 
 PIECE_BYTES = 128 << 10
 USAGE = struct.Struct("<QI")  # the file `usage`: the bytes of all blocks, and their CRC-32
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 SPARE = 0.05  # of the limit is made free at once: finding the oldest blocks takes a while
 PARTIAL = ".partial"
 STUCK_SECONDS = (
@@ -210,23 +209,17 @@ def _read_part(file: int, key: str, length: int, part: slice) -> bytes | None:
 
 
 def _note(used: int) -> bytes:
-    """Return the content of the file `usage` for that many bytes."""
-    return USAGE.pack(used, zlib.crc32(used.to_bytes(8, "little"), _boot()))
+    """Return the content of the file `usage` for that many bytes, valid during this boot.
+
+    After another one it may be older than the files.
+    """
+    return USAGE.pack(used, zlib.crc32(used.to_bytes(8, "little") + boot_id().encode()))
 
 
 def _noted(noted: bytes, unknown: int) -> int:
     """Return the bytes noted in `usage`; `unknown` unless noted since the last boot."""
     used = int.from_bytes(noted[:8], "little")
     return used if noted == _note(used) else unknown
-
-
-@functools.cache
-def _boot() -> int:
-    """Return a number for this boot: a note of an earlier one may be older than the files."""
-    try:
-        return zlib.crc32(BOOT.read_bytes())
-    except OSError:
-        return 0
 
 
 def _locked(path: Path) -> int:
