@@ -401,7 +401,7 @@ def test_a_notebook(clone: Clone, name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def resumed(printed: str) -> str:
-    """The name of the folder whose checkpoint a run says that it resumed."""
+    """Return the name of the folder whose checkpoint a run reports as resumed."""
     (found,) = re.findall(r"resumed after step [1-9]\d* of .*?([^/]+)/checkpoints/", printed)
     return str(found)
 

@@ -41,7 +41,7 @@ def write_sidecars(folder: Path, workers: int) -> None:
     """
     manifest = _manifest(folder)
     if manifest.tars:
-        raise UsageError(f"{folder}: its tars lie on a server: files for other readers lie there")
+        raise UsageError(f"{folder}: its tars lie on a server; type this on it, in their folder")
     if not manifest.sidecars:
         _refuse_foreign(folder, manifest)
         write_whole(folder / MANIFEST_NAME, replace(manifest, sidecars=True).serialise())

@@ -27,7 +27,7 @@ def drawn(
 
 
 def textured(seed: int, size: tuple[int, int] = (300, 200), **save: Any) -> bytes:
-    """A JPEG with details everywhere, as photographs have; options as for `drawn`."""
+    """Return a JPEG with details everywhere, as in photographs; options as for `drawn`."""
     grain = np.random.default_rng(seed).integers(256, size=(size[1] // 3, size[0] // 3, 3))
     image = Image.fromarray(grain.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
     stored = io.BytesIO()

@@ -201,7 +201,7 @@ def overflowing(ranks: Ranks) -> Callable[[Config, int], nn.Module]:
 
 
 def parts_of(recipe: Recipe, world: int, step: int) -> list[list[Samples]]:
-    """The parts of a step's batch by rank: as many as its largest share of the samples needs."""
+    """Return the parts of a step's batch by rank: as many as its largest share needs."""
     images, labels = samples(step, recipe.samples_in(step))
     share = -(-len(labels) // world)
     count = -(-share * PARTS * world // recipe.batch)
