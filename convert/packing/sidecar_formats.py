@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from convert.readers.names import is_meta
 from convert.readers.records import as_text
 from convert.readers.tars import BLOCK, Tar
 from rackrun.errors import DataError
@@ -44,7 +45,7 @@ def _members(tar: Tar) -> Iterator[Member]:
         start, end = end, -(-(member.offset + member.size) // BLOCK) * BLOCK
         folder, slash, file = member.name.rpartition("/")
         stem, dot, extension = file.partition(".")
-        if not dot or not stem or file.startswith("__"):
+        if not dot or not stem or is_meta(file):
             continue
         if not member.name.isascii() or not member.name.isprintable() or " " in member.name:
             raise DataError(

@@ -27,6 +27,12 @@ def class_table(labels: set[str]) -> dict[str, int]:
     return {label: number for number, label in enumerate(ordered)}
 
 
+def is_meta(file: str) -> bool:
+    """Return True for a file of a tar that describes it and is no sample, such as __info__.json."""
+    stem = file.partition(".")[0]
+    return stem.startswith("__") and stem.endswith("__")
+
+
 def free_key(stems: Iterable[str], name: str, taken: set[str]) -> str:
     """Return the first of these stems whose key is free, else one with a hash of `name`.
 
@@ -47,7 +53,7 @@ def safe_key(text: str) -> str:
     become one key.
     """
     key = UNSAFE.sub("_", text)
-    if key == text and len(key) <= MAX_KEY_BYTES:
+    if key == text and len(key) <= MAX_KEY_BYTES and not is_meta(key):
         return key
     return _marked_key(text, text)
 

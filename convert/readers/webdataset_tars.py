@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
-from convert.readers.names import is_class_name
+from convert.readers.names import is_class_name, is_meta
 from convert.readers.records import IMAGE_SUFFIXES, as_text
 from convert.readers.tars import BLOCK, Tar, TarMember
 from rackrun.errors import DataError
@@ -73,7 +73,8 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
 
 def _hidden(name: str) -> bool:
     """Return True for litter such as ._a.jpg of macOS, which webdataset skips, too."""
-    return name.rpartition("/")[2].startswith((".", "__"))
+    file = name.rpartition("/")[2]
+    return file.startswith(".") or is_meta(file)
 
 
 def _parts(name: str) -> tuple[str, str]:

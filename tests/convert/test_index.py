@@ -115,6 +115,16 @@ def test_tars_are_indexed_where_they_lie(
     assert re.search(rf"type: ./run-local \w+ --data {tmp_path}\n", printed.err)
 
 
+def test_a_key_that_begins_with_underscores_is_a_sample(tmp_path: Path) -> None:
+    """As to webdataset; __info__.json is none."""
+    members = [("__info__.json", b"{}")]
+    for number, key in enumerate(("__a", "b")):
+        members += [(f"{key}.cls", b"%d" % number), (f"{key}.jpg", drawn(key))]
+    write_tar(tmp_path / "set-train-0.tar", members)
+    main(["index", str(tmp_path), "--workers", "1"])
+    assert [sample.key for sample in everything(tmp_path)] == ["__a", "b"]
+
+
 def test_tars_in_folders_that_are_only_read(tmp_path: Path) -> None:
     """With --out index and manifest lie apart, with links to the tars; classes are names."""
     labels = by_name(tmp_path / "tars")

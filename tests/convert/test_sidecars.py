@@ -13,7 +13,7 @@ from convert.__main__ import main
 from rackrun.errors import UsageError
 from shards.index import Manifest
 from tests.convert.conftest import Convert, shown
-from tests.convert.drawn import drawn
+from tests.convert.drawn import drawn, write_files
 from tests.convert.test_index import as_hugging_face, by_webdataset, write_tar
 
 
@@ -115,6 +115,16 @@ def test_tars_of_other_programs_get_them(tmp_path: Path, write: Callable[[Path],
     assert not list(tmp_path.glob("*.idx"))
     assert not (tmp_path / ".nv-meta").exists()
     assert {path: path.read_bytes() for path in tars} == tars
+
+
+@pytest.mark.parametrize("names", [("猫咪", "狗"), ("__cat", "dog"), ("__cat", "__dog")])
+def test_keys_that_begin_with_underscores_are_samples(
+    names: tuple[str, str], tmp_path: Path, convert: Convert
+) -> None:
+    """As letters do that are not ASCII: the index had none of them, or there was no index."""
+    files = {f"{name}/{n}.jpg": drawn(f"{name}{n}") for name in names for n in "1234_"}
+    out = convert("folder", write_files(tmp_path / "set", files), "--sidecars")
+    check(out)
 
 
 def test_conversions_remove_no_tar_of_another_program(
