@@ -41,30 +41,30 @@ RAW, SHARDS = "From raw data to shards", "Folders of shards"
 COMMANDS = {
     "catdog": Subcommand(RAW, "Kaggle's or Microsoft's cats and dogs.", "convert.catdog", "Catdog"),
     "imagenet": Subcommand(
-        RAW, "ImageNet-1k, in any form that is in use.", "convert.imagenet", "Imagenet"
+        RAW, "ImageNet-1k, in any of its usual layouts.", "convert.imagenet", "Imagenet"
     ),
     "mnist": Subcommand(RAW, "MNIST, from its four files.", "convert.mnist", "MnistFiles"),
     "folder": Subcommand(
         RAW, "One folder of images per class.", "convert.folder", "FolderOfClasses"
     ),
     "imagefolder": Subcommand(
-        RAW, "The same as folder, as torchvision calls it.", "convert.folder", "FolderOfClasses"
+        RAW, "The same as folder: torchvision's name for it.", "convert.folder", "FolderOfClasses"
     ),
     "csv": Subcommand(
         RAW, "A CSV or Parquet file of paths and labels.", "convert.table", "ImageTable"
     ),
     "hf": Subcommand(RAW, "A Hugging Face data set on this machine.", "convert.hf", "HuggingFace"),
     "index": Subcommand(
-        RAW, "Tars in WebDataset's layout, left as they are.", "convert.indexing.command", "Index"
+        RAW, "An index for tars in WebDataset's layout.", "convert.indexing.command", "Index"
     ),
     "finish": Subcommand(
         SHARDS,
-        "Complete a folder that an array job has filled.",
+        "Complete the shards of an array job.",
         "convert.packing.commands",
         "Finish",
     ),
     "sidecars": Subcommand(
-        SHARDS, "Write files for other readers.", "convert.packing.commands", "Sidecars"
+        SHARDS, "Write index files for other programs.", "convert.packing.commands", "Sidecars"
     ),
     "summary": Subcommand(SHARDS, "Print counts, bytes and classes.", "convert.summary", "Summary"),
     "verify": Subcommand(
@@ -75,7 +75,7 @@ COMMANDS = {
 
 HEAD = Head(
     "{prog} COMMAND [options]",
-    "Convert raw data sets into folders of shards; summarise and verify them.",
+    "Convert raw data sets to folders of shards; summarize and verify them.",
     (
         ("{prog} folder photos data/shards", "convert one folder of images per class"),
         ("{prog} folder --help", "show the options of a command"),

@@ -11,37 +11,37 @@ from rackrun.machine import core_count
 
 @dataclass(frozen=True)
 class Packing:
-    """Options of packing images into shards."""
+    """Shards, splits and damaged images."""
 
     preset: Preset = field(default_factory=Preset)
     shards: int = 0
-    """Training shards; 0: about 64 MiB each, at least 16 if there are enough images."""
+    """Number of training shards; 0: about 64 MiB each, at least 16 if there are enough images."""
     val_shards: int = 0
-    """Validation shards, and test shards; 0: likewise, at least 4."""
+    """Number of validation shards, and of test shards; 0: about 64 MiB each, at least 4."""
     val_percent: float = 10.0
-    """Share of each class held out, unless the set has a validation split; 0: none (percent)."""
+    """Percent of each class held out, unless the set has a validation split; 0: none."""
     test_percent: float = 0.0
-    """Share of each class set aside for a final test, as the split test (percent)."""
+    """Percent of each class set aside as the split test."""
     exif: Literal["apply", "ignore"] = "apply"
     """apply: rotate JPEGs by their EXIF orientation (never ImageNet or cats and dogs)."""
     seed: int = 0
     """Seed of the order in which images are packed; the validation split does not depend on it."""
     check: Literal["structure", "decode"] = "structure"
-    """decode: also decode every image, at about 1 ms of CPU each."""
+    """decode: also decode every image, at some milliseconds of CPU each."""
     extension: Literal["jpg", "true"] = "jpg"
-    """Extension of images in the shards: jpg for all, or true: by each image's format."""
+    """Extension of images in the shards: jpg for all, or true: that of each image's format."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
     tiles: bool = False
-    """Rewrite JPEGs losslessly with restart markers: crops decode faster (needs jpegtran)."""
+    """Rewrite JPEGs without loss so that crops decode faster (needs jpegtran)."""
     sidecars: bool = False
-    """Also write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
+    """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     follow_links: bool = False
     """Also follow symbolic links that lead out of SOURCE."""
     workers: int = 0
-    """Processes; 0: one per core."""
+    """Number of processes; 0: one per core."""
     task_index: int | None = None
-    """In an array job, number of this task, from 0; end with: convert finish OUT."""
+    """In an array job: number of this task, from 0. After all tasks, run: convert finish OUT."""
     task_count: int = 1
     """Tasks in the array job; each converts an equal share."""
     force: bool = False

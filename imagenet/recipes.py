@@ -16,7 +16,7 @@ SIZES = ("start_image_size", "evaluation_size", "short_side")
 
 @dataclass(frozen=True)
 class ImageNet(Config):
-    """Train a classifier on ImageNet: 90 epochs, like the classic recipes of ResNet-50.
+    """Train a classifier on ImageNet in 90 epochs, as in the classic recipes for ResNet-50.
 
     SGD with Nesterov's momentum, 0.1 for 256 images after 5 epochs of warm-up, divided by ten every
     30 epochs, random crops. 115 million images: 13 hours at 2,500 images/s. Accuracy: not measured.
@@ -26,24 +26,24 @@ class ImageNet(Config):
     """Set of defaults to start from: classic, fast16, fast32; as published: torchvision-v1,
     torchvision-v2, ffcv16, ffcv32, ffcv88, timm-a1, timm-a2, timm-a3, sgd-8k."""
     start_image_size: int = 0
-    """Side in the first epochs, growing evenly to --image-size; 0: --image-size (pixels)."""
+    """Side in the first epochs in pixels, growing linearly to --image-size; 0: --image-size."""
     grow_from_epoch: int = 0
     """Epoch (from 0) until which images have --start-image-size."""
     grow_until_epoch: int = 0
     """Epoch from which images have --image-size; 0: after 7/8 of all."""
     evaluation_size: int = 0
-    """Side of the square that is evaluated; 0: --image-size (pixels)."""
+    """Side of the square in evaluations, in pixels; 0: --image-size."""
     short_side: int = 0
-    """Shorter side before the centre is cut out; 0: 256 for every 224 of the square (pixels)."""
+    """Shorter side before the center crop, in pixels; 0: 256/224 of the side of the square."""
     crop_area: float = 0.08
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of resizing, always antialiased."""
     blur_pool: bool = False
-    """Blur before each halving convolution, so that a shift by a pixel changes less."""
+    """Blur before each strided convolution, so that outputs change less if an image shifts."""
     zero_init_residual: bool = False
-    """Start the weights of the last norm of each residual block at 0, so that blocks of ResNets
-    pass on their inputs at first."""
+    """Initialize the last norm of each residual block to 0, so that each block of a ResNet begins
+    as the identity."""
     mixup: float = 0.0
     """Blend pairs of images, shares drawn from Beta(x, x); 0: never."""
     cutmix: float = 0.0

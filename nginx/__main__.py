@@ -55,9 +55,9 @@ class StopCommand:
     """Stop the servers that this user runs."""
 
     folder: tyro.conf.Positional[Path | None] = None
-    """Only those that serve this folder."""
+    """Stop only the servers of this folder."""
     port: int = 0
-    """Only the one on this port; 0: any port."""
+    """Stop only the server on this port; 0: any port."""
 
 
 def main(words: list[str]) -> int:

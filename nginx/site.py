@@ -26,23 +26,23 @@ class Site:
     """One folder of shards at one address."""
 
     folder: Path
-    """The folder of shards, as the converter left it."""
+    """Finished shard folder."""
     address: str = "127.0.0.1"
-    """The IP address of this machine to listen on."""
+    """IP address of this machine to listen on."""
     port: int = 8080
-    """The port; 0: a free one."""
+    """Port to listen on; 0: a free one."""
     names: tuple[str, ...] = ()
     """Other host names that readers may use for this machine in their URLs."""
     native: bool = False
     """Run this machine's nginx instead of a container."""
     image: str = ""
-    """The container image; default: the official nginx, pinned by its digest."""
+    """Container image (default: the official nginx, pinned by its digest)."""
     memory: int = 0
     """Memory limit of the container in MiB, its page cache included; 0: half of this machine's."""
     certificate: Path | None = None
     """Serve over TLS with this certificate (PEM, with its chain)."""
     key: Path | None = None
-    """The private key of the certificate (PEM)."""
+    """Private key of the certificate (PEM)."""
     client_ca: Path | None = None
     """Serve only clients with a certificate from this authority (PEM)."""
     credentials: Path | None = None

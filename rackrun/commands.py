@@ -43,15 +43,15 @@ COMMANDS = {
     "check": Command("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
     "ps": Command("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
     "rerun": Command("Runs", "Start a run again, as a new one.", "launcher.catalog.rerun"),
-    "board": Command("Runs", "Show a run in a browser of this machine.", "launcher.commands.board"),
+    "board": Command("Runs", "Show a run in a browser on this machine.", "launcher.commands.board"),
     "report": Command("Runs", "Draw report.html of a run; compare runs.", _REPORT),
     "attach": Command("Runs", "Follow a detached run; Ctrl-C detaches.", _SSH, ("attach",)),
-    "logs": Command("Runs", "Print what the ranks of a detached run wrote.", _SSH, ("logs",)),
-    "status": Command("Runs", "Show what runs on every host of a run.", _SSH, ("status",)),
-    "stop": Command("Runs", "End a run as Ctrl-C would; verify every host.", _SSH, ("stop",)),
+    "logs": Command("Runs", "Print the output of a detached run's ranks.", _SSH, ("logs",)),
+    "status": Command("Runs", "Show the processes of a run on every host.", _SSH, ("status",)),
+    "stop": Command("Runs", "Stop a run as Ctrl-C would; verify every host.", _SSH, ("stop",)),
     "evaluate": Command("Models", "Evaluate a model on a split.", "training.judge.command"),
-    "predict": Command("Models", "Print what images show, by a model.", "training.predict"),
-    "export": Command("Models", "Write a model for other programs.", "training.export.command"),
+    "predict": Command("Models", "Classify images with a model.", "training.predict"),
+    "export": Command("Models", "Export a model to other formats.", "training.export.command"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
     COMPLETION: Command("Shell", "Print completion for bash or zsh.", "rackrun.completion"),
@@ -82,8 +82,8 @@ _EXAMPLES = """\
   rackrun local                                              a demo that needs no data
   rackrun convert folder ~/images data/shards                one folder of images per class
   rackrun local catdog --data data/shards --epochs 30        train on this machine
-  rackrun check hosts.txt                                    look at every host
-  rackrun ssh hosts.txt catdog --data data/shards            train on all of them
+  rackrun check hosts.txt                                    check every host
+  rackrun ssh hosts.txt catdog --data data/shards            train on all hosts
   rackrun ssh --detach hosts.txt -- python train.py          any script, under torchrun
 """
 

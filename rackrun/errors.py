@@ -1,6 +1,6 @@
 """Errors for users, as a tree; each class carries its exit code.
 
-Problem                70  what nothing below describes: an internal error, a failed download
+Problem                70  anything else: an internal error, a failed download
 ├── UsageError         64  options, paths, hosts.txt, an unknown task
 ├── DataError          65  data that do not match their manifest, index or name
 │   └── Unavailable    65  a server does not deliver; no sample is to blame

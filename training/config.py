@@ -36,7 +36,7 @@ Range = tuple[str, float, float, str]
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The model, the run folder, and what the run continues from."""
+    """Model, run folder and checkpoint to start from."""
 
     recipe: str = "default"
     """Set of defaults to start from; other options override single ones."""
@@ -57,12 +57,12 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """The samples of each batch, and where they come from."""
+    """Data and batches."""
 
     data: str = ""
     """Folder or URL of the shards (`python -m convert` makes them)."""
     cache: str = ""
-    """Folder on the node, on a disk or in /dev/shm, that keeps what was read from --data."""
+    """Folder on the node, on a disk or in /dev/shm, that caches what is read from --data."""
     cache_size: float = 50.0
     """Size limit of --cache in GB; the oldest entries are removed first."""
     synthetic: bool = False
@@ -76,19 +76,19 @@ class DataSettings:
     steps_per_epoch: int = 0
     """Steps per epoch; 0: as many as the training set fills."""
     exact_epochs: bool = False
-    """Use every sample exactly once per epoch, at any number of ranks."""
+    """Use every sample exactly once per epoch, on any number of ranks."""
     global_batch: int = 0
     """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
     keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
     ledger: bool = False
     """Exact epochs: record which samples each rank trained on (`python -m training ledger`)."""
     only_classes: str = ""
-    """Train on these classes only, names or numbers: cat,dog."""
+    """Train only on these classes, by name or number: cat,dog."""
     class_weights: str = ""
-    """How often the samples of a class are used per epoch: cat=2,dog=0.5; `balanced`: all classes
-    equally often, the fewer samples the more of each."""
+    """How often each sample of a class is used per epoch: cat=2,dog=0.5; `balanced`: all classes
+    equally often."""
     max_train_samples: int = 0
-    """Train on this many samples only, the first ones; 0: all."""
+    """Number of training samples to use, the first ones; 0: all."""
     extra_data: str = ""
     """More shard folders with the same classes, and how often their samples are used per epoch:
     FOLDER=1,FOLDER=0.5."""
@@ -104,9 +104,9 @@ class DataSettings:
     seed: int = 0
     """Seed of all random numbers."""
     eval_split: str = "val"
-    """Split of the data set that is evaluated: val or test."""
+    """Split of the data set to evaluate: val or test."""
     eval_flip: bool = False
-    """Evaluate the mean of the outputs for an image and for its mirror image."""
+    """Evaluate the mean of the outputs for an image and its mirror image."""
     bad_samples: Literal["fail", "quarantine"] = "fail"
     """Fail on an image that cannot be decoded, or skip it and count it."""
     bad_samples_limit: int = 100
@@ -126,56 +126,56 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """Augmentation: random changes of training images, after the crop."""
+    """Augmentation of training images, after the crop."""
 
     flip: bool = True
     """Mirror half of the training images; --no-flip for digits, letters and signs."""
     vertical_flip: bool = False
-    """Turn half of the training images upside down, as for aerial images or cells."""
+    """Turn half of the training images upside down: for aerial images or cells."""
     color_jitter: float = 0.0
     """Change brightness, contrast and saturation of training images by up to this share."""
     trivial_augment: bool = False
-    """Change each training image by one operation of random strength (TrivialAugment)."""
+    """Apply one operation of random strength to each training image (TrivialAugment)."""
     rand_augment: int = 0
-    """Change each training image by two operations of this strength, 1 to 30 (RandAugment); 0:
+    """Apply two operations of this strength, 1 to 30, to each training image (RandAugment); 0:
     none."""
     augmix: int = 0
     """Blend each training image with changed copies of this severity, 1 to 10 (AugMix); 0: none."""
     random_erasing: float = 0.0
-    """Share of training images in which a rectangle is covered by the mean colour."""
+    """Share of training images in which a rectangle is covered with the mean color."""
 
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """Fine-tuning from trained weights, the schedule, and when to stop."""
+    """Fine-tuning, learning rate schedule and early stopping."""
 
     freeze: str = ""
     """Layers that keep their weights, by name, comma-separated: features.conv0,features.norm0;
     `body` is all but the last layer."""
     head_epochs: int = 0
-    """Epochs in which only the last layer trains, before all do."""
+    """Epochs in which only the last layer trains, before all layers do."""
     head_lr: float = 1e-3
-    """Peak learning rate of the --head-epochs."""
+    """Peak learning rate during --head-epochs."""
     dropout: float = 0.0
-    """Share of the last layer's inputs that training drops; 0: as the model has it."""
+    """Dropout before the last layer, as a share of its inputs; 0: as the model has it."""
     stochastic_depth: float = 0.0
-    """Share of images for which training leaves out the last residual block, evenly less towards
-    the first; 0: as the model has it."""
+    """Share of images for which training skips the last residual block, and earlier blocks for
+    linearly fewer; 0: as the model has it."""
     lr_schedule: Shape = "cosine"
     """How the learning rate falls after the warm-up; `plateau`: when evaluations stop improving;
     your own as `my_schedules:triangle`, called with step and steps."""
     plateau_epochs: int = 2
-    """Schedule `plateau`: evaluations without a better one before the learning rate falls."""
+    """Schedule `plateau`: evaluations without improvement before the learning rate falls."""
     plateau_factor: float = 0.1
     """Schedule `plateau`: factor by which the learning rate falls."""
     patience: int = 0
-    """End after this many evaluations in a row that are no better than the best (early stopping);
-    0: never."""
+    """End the run after this many evaluations in a row without improvement (early stopping); 0:
+    never."""
 
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """The update rule, and the learning rate of each step."""
+    """Optimizer, learning rate and loss."""
 
     optimizer: Optimizer = "sgd"
     """Update rule, or your own as `my_optimizers:lion`, called with params and lr."""
@@ -184,11 +184,11 @@ class OptimSettings:
     scale_lr: bool = False
     """Multiply --lr by the number of ranks."""
     lr_power: float = 2.0
-    """Schedule `polynomial`: the learning rate is the share of remaining steps to this power."""
+    """Schedule `polynomial`: power of the share of remaining steps."""
     warmup_epochs: float = 0.0
     """Epochs of linear warm-up of the learning rate; at most half of the run."""
     step_epochs: int = 30
-    """Schedule `step`: epochs between two divisions of the learning rate by ten."""
+    """Schedule `step`: epochs after which the learning rate is divided by ten, each time."""
     lr_milestones: str = ""
     """Schedule `step`: epochs after which the learning rate is divided by ten, in place of
     --step-epochs: 30,60,80."""
@@ -199,42 +199,42 @@ class OptimSettings:
     weight_decay: float = 5e-5
     """Weight decay; norms, biases, embeddings, class tokens, bias tables and scales have none."""
     decay_all: bool = False
-    """Weight decay also on norms, biases and the like."""
+    """Apply weight decay to norms, biases and the like, too."""
     layer_decay: float = 1.0
-    """Learning rate of each layer as a share of the next one's; 1: the same for all."""
+    """Learning rate of each layer, as a share of the next layer's; 1: the same for all."""
     loss: Literal["ce", "bce"] = "ce"
-    """ce: cross-entropy over the classes; bce: binary cross-entropy of each class, for itself."""
+    """ce: cross-entropy over the classes; bce: mean binary cross-entropy of the classes."""
     bce_threshold: float = 0.0
     """Loss `bce`: mixed targets above this count as 1, the others as 0; 0: as they are."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes."""
     loss_weights: str = ""
-    """Weight of each class in the loss: `balanced` (the fewer training samples, the more), or
-    cat=2,dog=0.5."""
+    """Weight of each class in the loss: cat=2,dog=0.5, or `balanced`, by the inverse of its
+    training samples."""
     clip_grad: float = 0.0
-    """Clip the norm of the gradient to this; 0: no clipping."""
+    """Maximum norm of the gradient, which is clipped to it; 0: no clipping."""
     ema_decay: float = 0.0
-    """Decay of the average of the weights (EMA), which is evaluated and kept; 0: none."""
+    """Decay of the moving average of the weights (EMA), which is evaluated and saved; 0: none."""
     ema_steps: int = 1
-    """Steps between two updates of that average."""
+    """Steps between updates of the EMA."""
 
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """The exchange between ranks."""
+    """Communication between ranks."""
 
     grad_accum_steps: int = 1
-    """Compute each batch in this many parts: the same step in less memory."""
+    """Number of parts in which each batch is computed: the same step in less memory."""
     grad_compression: Literal["float32", "bfloat16", "powersgd"] = "float32"
-    """Form in which ranks exchange gradients; sending fewer bytes pays off on slow networks."""
+    """Compression of the gradients that ranks exchange, for slow networks."""
     local_sgd_steps: int = 0
-    """Local SGD: ranks train on their own and average their weights after this many steps, once a
-    tenth of the run is over. For networks that are too slow to exchange gradients. 0: off."""
+    """Local SGD: after a tenth of the run, ranks train separately and average their weights every
+    so many steps, for networks that are too slow to exchange gradients; 0: off."""
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """The device that computes, and how it computes."""
+    """Device and precision."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto: a GPU if there is one."""
@@ -243,25 +243,25 @@ class DeviceSettings:
     products where the GPU has them. auto: bf16 where all GPUs have it in hardware (Ampere or
     newer), else fp16 (Volta, Turing); fp32 on older ones and on the CPU."""
     channels_last: Switch = "auto"
-    """Memory layout NHWC; auto: on, which is nearly always faster."""
+    """Use the memory layout NHWC; auto: on, which is nearly always faster."""
     compile: bool = False
     """Compile the model with torch.compile: a slower start, faster steps."""
     numa_binding: bool = True
-    """Run each rank and its loader on the CPU cores beside its GPU, on hosts with several sockets.
-    """
+    """On hosts with several sockets, run each rank and its loader on the CPU cores closest to its
+    GPU."""
     gradient_checkpointing: bool = False
-    """Keep only the inputs of the model's blocks, and compute the rest again in backward: less
-    memory, slower steps."""
+    """Keep only the inputs of the model's blocks, and recompute the rest in backward: less memory,
+    slower steps."""
     deterministic: bool = False
     """Use only deterministic algorithms: slower on a GPU."""
     collective_timeout_seconds: int = 1200
-    """How long a rank waits for the others before it fails. A last resort without a launcher;
-    longer than a launcher allows for a save."""
+    """Time that a rank waits for the others before it fails. Matters only without a launcher, which
+    detects hangs earlier."""
 
 
 @dataclass(frozen=True)
 class OutputSettings:
-    """The files that a run writes, and when."""
+    """Logs, checkpoints and reports."""
 
     log_every_steps: int = 20
     """Steps between lines of metrics.jsonl."""
@@ -290,7 +290,7 @@ class OutputSettings:
         return [name for name in self.track.split(",") if name]
 
     profile_steps: str = ""
-    """Write a torch.profiler trace of rank 0 from the first to the second of two steps: 50,60."""
+    """Write a torch.profiler trace of rank 0, from one step to another: 50,60."""
 
 
 @dataclass(frozen=True)
@@ -482,9 +482,9 @@ HEAD = Head(
     (
         ("{prog} --data data/shards", "train on a folder of shards"),
         ("{prog} --data data/shards --epochs 5", "with other settings"),
-        ("{prog} --data data/shards --resume latest", "go on with the newest run"),
+        ("{prog} --data data/shards --resume latest", "resume the newest run"),
         ("{prog} --synthetic --epochs 1", "measure speed"),
-        ("{prog} predict runs/latest photos/", "print what images show"),
+        ("{prog} predict runs/latest photos/", "classify images"),
     ),
 )
 """The head of a task's help."""
@@ -508,7 +508,7 @@ def from_command_line(
 def show_help(recipe: type["Config"], prog: str) -> NoReturn:
     """Print the options of a task with the defaults of a recipe, and end the command."""
     head = HEAD.of(prog=prog, about=cleandoc(recipe.__doc__ or ""))
-    show(head, groups(recipe, Config, "Of this task only"))
+    show(head, groups(recipe, Config, "Options of this task"))
 
 
 def require_data(config: DataSettings, task: str) -> None:

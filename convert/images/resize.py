@@ -24,16 +24,16 @@ MCU = {"L": (8, 8), "RGB": (16, 16)}  # pixels, as JPEGs are encoded here
 
 @dataclass(frozen=True)
 class Preset:
-    """The form in which images are stored; with the defaults their bytes stay as they are."""
+    """Size and quality of the stored images; by default, images are not changed."""
 
     gray: bool = False
     """Store one channel instead of three."""
     size: int | None = None
-    """Width and height; the aspect ratio is not kept (pixels)."""
+    """Width and height in pixels; the aspect ratio is not kept."""
     short_side: int | None = None
-    """Length of the shorter side; smaller images stay as they are (pixels)."""
+    """Length of the shorter side in pixels; smaller images are not changed."""
     long_side: int | None = None
-    """Length of the longer side; smaller images stay as they are (pixels)."""
+    """Length of the longer side in pixels; smaller images are not changed."""
     quality: int | None = None
     """JPEG quality, 1 to 95; 90 if images are resized or made gray."""
 

@@ -67,7 +67,7 @@ class Index:
     workers: int = 0
     """Processes; 0: one per core."""
     sidecars: bool = False
-    """Also write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
+    """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     force: bool = False
     """Replace an existing index."""
 

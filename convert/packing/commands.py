@@ -14,7 +14,7 @@ from rackrun.machine import core_count
 
 @dataclass(frozen=True)
 class Finish:
-    """Complete a folder that the tasks of an array job have filled."""
+    """Complete the folder of shards that the tasks of an array job have written."""
 
     out: Positional[Path]
     """Folder with the shards."""
@@ -28,12 +28,12 @@ class Finish:
 
 @dataclass(frozen=True)
 class Sidecars:
-    """Write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
+    """Write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
 
     folder: Positional[Path]
     """Finished shard folder."""
     workers: int = 0
-    """Processes; 0: one per core."""
+    """Number of processes; 0: one per core."""
 
     def run(self) -> None:
         """Write them from the headers of the tars; the shards stay as they are."""

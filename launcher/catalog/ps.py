@@ -40,7 +40,7 @@ class PsOptions(ReachOptions):
     host_list: str = ""
     """Also ask these hosts (also: -H): gpu01,gpu[02-04]."""
     runs: Path = Path("runs")
-    """Folder of run folders."""
+    """Folder that contains run folders."""
     json: bool = False
     """Print it as JSON."""
 

@@ -1,4 +1,4 @@
-"""`rackrun board RUN --web`: the dashboard of a run in a browser of this machine, read-only."""
+"""`rackrun board RUN --web`: show the dashboard of a run in a browser here, read-only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.run_report.called import run_called
 
-ABOUT = "Show a run in a browser on this machine: a run folder here, or a detached run by its id."
+ABOUT = "Show a run in a browser on this machine: a run folder here, or a detached run by its ID."
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BoardOptions(RunOptions):
     """Options of `board`."""
 
     web: bool = False
-    """Serve the page on 127.0.0.1, at an address that only this terminal prints."""
+    """Serve the page on 127.0.0.1, at a secret address that this terminal prints."""
 
 
 def main(args: Sequence[str]) -> int:

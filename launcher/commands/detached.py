@@ -61,9 +61,9 @@ VERBS: dict[str, Verb] = {
     "attach": (
         AttachOptions,
         attach,
-        "Show a detached run from its first line on; Ctrl-C detaches.",
+        "Print all output of a detached run, and follow it; Ctrl-C detaches.",
     ),
-    "status": (StatusOptions, status, "Show what runs on every host of a detached run."),
-    "logs": (LogsOptions, logs, "Print what the ranks of a detached run wrote."),
-    "stop": (StopOptions, stop, "End a detached run as Ctrl-C would, and look at every host."),
+    "status": (StatusOptions, status, "Show the processes of a detached run on every host."),
+    "logs": (LogsOptions, logs, "Print the output of a detached run's ranks."),
+    "stop": (StopOptions, stop, "Stop a detached run as Ctrl-C would, and verify every host."),
 }

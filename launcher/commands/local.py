@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 HEAD = Head(
     "{prog} [options] [TASK [task options] | -- COMMAND]",
-    "Train on this machine, by torchrun. Without a task: draws cats and dogs and trains on them.",
+    "Train on this machine with torchrun. Without a task, draw cats and dogs and train on them.",
     (
         ("{prog}", "a demo that needs no data"),
         ("{prog} catdog --data data/shards", "a task"),
-        ("{prog} --nproc 2 -- python train.py", "any script, in two ranks"),
+        ("{prog} --nproc 2 -- python train.py", "any script, on two ranks"),
         ("{prog} --dry-run catdog --data data/shards", "print what would run"),
         ("{prog} --sweep lr=0.1,0.3 catdog --data ...", "a run for each value"),
     ),

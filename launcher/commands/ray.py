@@ -36,16 +36,16 @@ DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
 
 @dataclass(frozen=True)
 class RayOptions(HostOptions):
-    """The cluster."""
+    """Ray cluster."""
 
     address: str = "auto"
-    """The cluster's address, HOST:PORT; auto: the cluster of this machine."""
+    """Address of the cluster, HOST:PORT; auto: the cluster of this machine."""
 
 
 HEAD = Head(
     "{prog} [options] [TASK [task options] | -- COMMAND]",
-    "Train on the nodes of a Ray cluster, by torchrun on every one. Without a task: trains catdog"
-    " on data/shards.",
+    "Train on the nodes of a Ray cluster, with torchrun on each. Without a task, train catdog on"
+    " data/shards.",
     (
         ("{prog} catdog --data data/shards", "a task, on every node"),
         ("{prog} --address head:6379 -- python train.py", "any script, on another cluster"),

@@ -12,16 +12,16 @@ from rackrun.help.page import Head
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",
-    "Train on the hosts of a file, over SSH: torchrun on every one, after checks on all of them."
-    " Without a task: trains the demo, for which images are drawn here.",
+    "Train on the hosts of a file over SSH: check all hosts, then start torchrun on each. Without a"
+    " task, train the demo on images that are drawn on this machine.",
     (
         ("{prog} hosts.txt", "the demo, on every host"),
-        ("{prog} --check hosts.txt", "look at the hosts only"),
+        ("{prog} --check hosts.txt", "check the hosts only"),
         ("{prog} hosts.txt catdog --data data/shards", "a task"),
-        ("{prog} --sync hosts.txt -- python train.py", "any script; copies it first"),
+        ("{prog} --sync hosts.txt -- python train.py", "copy a script, then run it"),
         ("{prog} --detach hosts.txt catdog --data ...", "in the background"),
         ("{prog} -H gpu[01-04]:8 -- python train.py", "hosts without a file"),
-        ("{prog} attach|logs|status|stop RUN", "look after a detached run"),
+        ("{prog} attach|logs|status|stop RUN", "manage a detached run"),
         ("{prog} ps", "list the runs"),
     ),
     "{prog} HOSTS TASK --help shows the options of a task.",
@@ -31,12 +31,12 @@ SSH_HEAD = Head(
 
 @dataclass(frozen=True)
 class HostChoice:
-    """The hosts, and how they are reached."""
+    """Hosts and SSH."""
 
     hosts: Positional[Path] = Path("hosts.txt")
     """Host file: one host per line, in node rank order."""
     host_list: str = ""
-    """Hosts instead of a host file (also: -H), with their processes: gpu01,gpu[02-04]:8"""
+    """Hosts instead of a host file, with processes per host (also: -H): gpu01,gpu[02-04]:8"""
     slurm: bool = False
     """Use the nodes of this Slurm allocation (inside salloc or sbatch) instead of a host file."""
     include: str = ""
@@ -44,7 +44,7 @@ class HostChoice:
     exclude: str = ""
     """Exclude these hosts or slots."""
     hosts_needed: int = 0
-    """Use this many hosts, the first of the file that are free and fit; 0: all hosts."""
+    """Number of hosts to use, the first in the file that are free and pass the checks; 0: all."""
     sweep_hosts: int = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
     accept_new: bool = False
@@ -55,7 +55,7 @@ class HostChoice:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Checks of the hosts."""
+    """Checks of hosts."""
 
     check: bool = False
     """Check every host, print a table, and start no ranks."""
@@ -65,14 +65,14 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """Code and environment for the hosts."""
+    """Code and environment of the hosts."""
 
     sync: bool = False
-    """First copy the working tree to the hosts, without ignored and private files."""
+    """Copy the working tree to the hosts first, without ignored and private files."""
     sync_untracked: tuple[str, ...] = ()
-    """With --sync: also copy this untracked file (or pattern), private by its mode or name."""
+    """With --sync: also copy this untracked private file (or pattern)."""
     sync_wheels: str = ""
-    """With --sync: install from the wheels of this folder, for hosts without a package index."""
+    """With --sync: install from the wheels in this folder, on hosts without a package index."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class DetachOptions:
     detach: bool = False
     """Print a run ID, return after the first step of every rank; the run continues on its hosts."""
     detach_seconds: float = 10.0
-    """With --detach: seconds that your own command must run before this returns; 0: none."""
+    """With --detach: seconds that your own command must run before the launcher returns."""
 
 
 @dataclass(frozen=True)
 class SshOptions(HostOptions, ScalingOptions, DetachOptions, SyncOptions, CheckOptions, HostChoice):
-    """Options of `./run-ssh`: all of these."""
+    """Options of `./run-ssh`."""
 
     json: bool = False
     """With --check or --dry-run: print it as JSON."""
@@ -112,11 +112,11 @@ class SshOptions(HostOptions, ScalingOptions, DetachOptions, SyncOptions, CheckO
 
 NODE_HEAD = Head(
     "{prog} [options] TASK [task options] | -- COMMAND",
-    "Train on this node of a run, started once per node by Slurm, NGC, Kubernetes or mpirun, or by"
-    " hand with MASTER_ADDR, NNODES and NODE_RANK.",
+    "Train on this node of a scheduler's job. Start this once per node: with Slurm, NGC, Kubernetes"
+    " or mpirun, or by hand with MASTER_ADDR, NNODES and NODE_RANK set.",
     (
         ("srun {prog} catdog --data data/shards", "a task, on every node of a job"),
-        ("{prog} --dry-run -- python train.py", "print what was found and would run"),
+        ("{prog} --dry-run -- python train.py", "print what was detected and would run"),
     ),
     "{prog} TASK --help shows the options of a task.",
 )
@@ -125,7 +125,7 @@ NODE_HEAD = Head(
 
 @dataclass(frozen=True)
 class NodeOptions(Options):
-    """This node, and how all nodes meet."""
+    """This node and the rendezvous."""
 
     nproc: int = 0
     """Ranks on this node (also: --nproc-per-node); 0: the scheduler's number, or one per GPU."""

@@ -1,4 +1,4 @@
-"""`./run-ssh attach RUN-ID`: show a detached run from its first line to its last."""
+"""`./run-ssh attach RUN-ID`: print the output of a detached run from its first line to its last."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class AttachOptions(RunOptions):
     """Options of `./run-ssh attach`."""
 
     runs: str = ""
-    """Folder for the results; by default that of the start, or runs."""
+    """Folder for the results (default: the one of the launch, or runs)."""
     plain: bool = False
-    """Plain lines instead of the dashboard."""
+    """Print plain lines instead of the dashboard."""
 
 
 def attach(options: AttachOptions) -> int:

@@ -41,9 +41,9 @@ class ReachOptions:
     """Options for reaching hosts."""
 
     ssh_config: str = ""
-    """An ssh_config file to use in place of your own and the system's."""
+    """ssh_config file to use instead of your own and the system's."""
     accept_new: bool = False
-    """Record the keys of hosts that are not in known_hosts; changed keys are still refused."""
+    """Add unknown host keys to known_hosts; changed keys are still refused."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class RunOptions(ReachOptions):
     """Options that identify a run."""
 
     run: Positional[str] = ""
-    """ID of the run, the start of it, or its name."""
+    """ID of the run, its first characters, or its name."""
     hosts: str = ""
-    """The host file of the run, on a machine where it was not started."""
+    """Host file of the run, on a machine where it was not started."""
     host_list: str = ""
-    """Its hosts instead of a host file (also: -H): gpu01,gpu[02-04]."""
+    """Hosts of the run instead of a host file (also: -H): gpu01,gpu[02-04]."""
 
 
 @dataclass

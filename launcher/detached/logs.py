@@ -1,4 +1,4 @@
-"""`./run-ssh logs RUN-ID`: print what the ranks of a detached run wrote."""
+"""`./run-ssh logs RUN-ID`: print the output of the ranks of a detached run."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class LogsOptions(RunOptions):
     """Options of `./run-ssh logs`."""
 
     host: tuple[str, ...] = ()
-    """Only this host."""
+    """Print only the ranks of this host."""
     rank: tuple[int, ...] = ()
-    """Only this rank."""
+    """Print only this rank."""
     follow: bool = False
-    """Wait for more, until the run ends."""
+    """Wait for more output until the run ends."""
 
 
 def logs(options: LogsOptions) -> int:
-    """Print what the ranks wrote."""
+    """Print the output of the ranks; return the exit code."""
 
     def screens(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Display]:
         if unknown := set(options.host) - {host.name for host in plan.hosts}:

@@ -1,4 +1,4 @@
-"""`./run-ssh status RUN-ID`: what really runs on every host."""
+"""`./run-ssh status RUN-ID`: show which processes of a run exist on every host."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StatusOptions(RunOptions):
 
 
 def status(options: StatusOptions) -> int:
-    """Print what really runs on every host."""
+    """Print which processes of the run exist on every host."""
     with reached(options, need_controller=False) as there:
         hosts = status_of_all(there)
     found = report(there, hosts)

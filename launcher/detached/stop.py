@@ -1,4 +1,4 @@
-"""`./run-ssh stop RUN-ID`: end a run as Ctrl-C would, and look at every host afterwards."""
+"""`./run-ssh stop RUN-ID`: stop a run as Ctrl-C would, and verify every host afterwards."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StopOptions(RunOptions):
 
 
 def stop(options: StopOptions) -> int:
-    """End the run as Ctrl-C would, and look at every host afterwards."""
+    """Stop the run as Ctrl-C would, and verify every host; return the exit code."""
     linger_seconds = LINGER_SECONDS
     with reached(options, need_controller=False, need_record=False) as there:
         try:

@@ -66,7 +66,7 @@ class Options:
     env: tuple[str, ...] = ()
     """Environment variable of every rank: NAME=VALUE, or NAME as set here; repeatable."""
     secret: tuple[str, ...] = ()
-    """Like --env NAME, but never written to a file or shown; repeatable."""
+    """Like --env NAME, but the value is never written to a file or shown; repeatable."""
     dry_run: bool = False
     """Print what would run on each host and start no ranks; shards are served meanwhile."""
     json: bool = False
@@ -76,7 +76,7 @@ class Options:
     time_limit: str = ""
     """Stop the run with a checkpoint after this time, such as 90m, 2h or 1d12h; exit code 124."""
     on_end: str = ""
-    """Command to execute after the run, with its result.json on standard input."""
+    """Command to run after the end, with result.json on standard input."""
     share: bool = False
     """Make run folders readable for other accounts, here and on hosts, subject to the umask."""
     serving: Serving = field(default_factory=Serving)
@@ -150,7 +150,7 @@ class ScalingOptions(Options):
     """Several runs."""
 
     scaling: str = ""
-    """Run TASK --synthetic on, say, 1,2,4,8 hosts (run-local: ranks) and plot its throughput."""
+    """Run TASK --synthetic on, say, 1,2,4,8 hosts (local: ranks) and plot the throughput."""
     sweep: tuple[str, ...] = ()
     """Run once per value of an option, such as lr=0.1,0.3; if repeated, once per combination."""
 
@@ -187,7 +187,7 @@ class LocalOptions(RankOptions, ScalingOptions):
 
 @dataclass(frozen=True)
 class HostOptions(RankOptions):
-    """The start on hosts, and what follows failures."""
+    """Start on hosts, and restarts after failures."""
 
     ignore_check: tuple[str, ...] = ()
     """Name of a preflight check that may fail, such as code; repeatable."""
@@ -200,7 +200,7 @@ class HostOptions(RankOptions):
     max_restarts: int = 0
     """Restarts after failures; a task resumes from its newest checkpoint."""
     spares: int = 0
-    """Number of hosts, the last of the file, kept as spares until others are lost."""
+    """Number of hosts, the last in the file, kept in reserve to replace lost ones."""
     min_hosts: int = 0
     """Minimum number of hosts to continue with after losses; 0: all."""
 

@@ -21,10 +21,10 @@ class ReportOptions:
     """Options of `report`."""
 
     runs: Positional[tuple[Path, ...]]
-    """Run folders such as runs/20260102-030405-catdog, run names, or the start of their ids."""
+    """Run folders such as runs/20260102-030405-catdog, run names, or beginnings of run IDs."""
 
     out: Path | None = None
-    """Where to write the page; by default report.html in the run folder, or compare.html here."""
+    """File to write (default: report.html in the run folder; for several runs, compare.html)."""
 
 
 def main(args: list[str]) -> None:

@@ -10,11 +10,11 @@ OWN_MODELS: tuple[str, ...] = ()
 
 @dataclass(frozen=True)
 class Classify(Config):
-    """Train a classifier of any classes from published weights (fine-tuning).
+    """Fine-tune published weights to classify images of your own classes.
 
-    The last layer trains first, for 2 epochs at 1e-3, then all layers at 1e-4. The rate falls to a
-    tenth when evaluations stop improving; after 5 evaluations without a better one the run ends,
-    and final.pt has the best weights. Accuracy: not measured, it depends on the images.
+    Only the last layer trains for 2 epochs at 1e-3, then all layers at 1e-4. The learning rate
+    falls to a tenth when evaluations stop improving. After 5 evaluations without improvement the
+    run ends, and final.pt has the best weights. Accuracy: not measured; it depends on the images.
     """
 
     recipe: str = "default"
@@ -41,7 +41,7 @@ class Classify(Config):
 
 @dataclass(frozen=True)
 class Probe(Classify):
-    """Train the last layer only, on what the published weights see: the quickest first result."""
+    """Train only the last layer on top of published weights: the fastest way to a first result."""
 
     recipe: str = "probe"
     freeze: str = BODY
@@ -52,7 +52,7 @@ class Probe(Classify):
 
 @dataclass(frozen=True)
 class Scratch(Classify):
-    """Train from random weights, where images are many or like none that are published.
+    """Train from random weights, for many images or images unlike those of published weights.
 
     AdamW at 1e-3 with 5 epochs of warm-up and cosine decay over 100 epochs. Not measured.
     """
