@@ -1,6 +1,6 @@
-"""The loop that all tasks share: lr, step, log; evaluate, save; at the end, final.pt.
+"""The training loop of all tasks: lr, step, log; evaluate, save; at the end, final.pt.
 
-A run is one stage or two (--head-epochs), in which other layers train (training/schedule.py).
+A run has one stage, or two with --head-epochs, which train different layers (training/schedule.py).
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def train(run: TrainingRun) -> int:
 
 
 def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
-    """Train all stages that are left; return 0, or 128 + the number of a signal."""
+    """Train the remaining stages; return 0, or 128 + the number of a signal."""
     trace = StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)
     batches = trace.watched(run.batches(state.step, log.progress), state.step)
     for stage in run.schedule.stages_from(state.epoch):
@@ -59,7 +59,7 @@ def train_stage(
     stage: Stage,
     batches: Iterator[Batch],
 ) -> int:
-    """Train the epochs of a stage that are left; return the signal that asks to stop, or 0."""
+    """Train the remaining epochs of a stage; return the signal that asks to stop, or 0."""
     config, schedule = run.config, run.schedule
     state.freeze(stage.frozen, len(run.data.classes))
     sync = GradientSync(config, run.ranks, state, schedule.steps)
@@ -73,7 +73,7 @@ def train_stage(
         log.train()
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
             # A signal reaches ranks at different steps, and clocks differ. All ranks must do the
-            # same after a step, so they agree on the strongest request while they compute it.
+            # same after a step, so they agree on the strongest request during the step.
             strongest_request = run.exchange_requests()
             lr = state.set_lr(schedule.lr(state.step))
             with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):
@@ -83,7 +83,7 @@ def train_stage(
                 counts, scaling = run.sum_over_ranks(sums.take()), state.loss_scale.take()
                 log.interval(state.step, counts, lr, stragglers.take(), scaling)
             request = strongest_request()
-            saves = bool(request) or due(state.step, config.save_steps, 0)  # epochs' ends: below
+            saves = bool(request) or due(state.step, config.save_steps, 0)  # and in end_epoch
             sync.average_weights(epoch_end, before_save=saves)
             if signal := save_or_stop(run, state, log, request, saves):
                 return signal
@@ -94,12 +94,12 @@ def train_stage(
 
 
 def end_epoch(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
-    """Evaluate and save where that is due; return the signal that asks to stop, 0 to go on."""
+    """Evaluate and save if due; return the signal that asks to stop, or 0."""
     schedule = run.schedule
     evaluates = run.data.judges and due(state.step, schedule.evaluate, schedule.steps)
     metrics = evaluate(run, state, log) if evaluates else None
     request, is_best = run.agreed_request(), False
-    if request <= SAVE:  # else the evaluation may be cut short, and is repeated after a resume
+    if request <= SAVE:  # otherwise the evaluation may be incomplete; a resumed run repeats it
         is_best = state.finish_epoch(metrics)
         log.epoch(state, metrics)
     saves = bool(request) or is_best or due(state.step, schedule.save, schedule.steps)
@@ -114,9 +114,9 @@ def save_or_stop(
     saves: bool,
     is_best: bool = False,
 ) -> int:
-    """Save a checkpoint if that is due; return the signal that asks to stop, 0 to go on."""
+    """Save a checkpoint if due; return the signal that asks to stop, or 0."""
     if saves:
         log.save(state, is_best)
         run.requests.acknowledge()
-        request = run.agreed_request()  # a save takes long: a signal may have come meanwhile
+        request = run.agreed_request()  # a save takes long, and a signal may have arrived during it
     return request if request > SAVE else 0

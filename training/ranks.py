@@ -1,4 +1,4 @@
-"""The ranks of a run: who this process is, what it computes on, and the few things all agree on.
+"""The ranks of a run: the identity and device of this process, and what all ranks exchange.
 
 Ranks exchange three things outside of DDP's gradients: counts that are summed, a request that the
 strongest decides (see training.run.stop_requests), and rank 0's buffers. All live on the CPU

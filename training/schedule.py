@@ -1,4 +1,4 @@
-"""When things happen, counted in steps, the only clock of the loop; and the rate at each step."""
+"""The schedule of a run in steps: when to log, evaluate and save, and the learning rate."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SCALED_LR = 3.2
 
 
 def due(step: int, every: int, total: int) -> bool:
-    """Return whether something that happens every few steps happens now, as at the last step."""
+    """Return True at every `every`-th step, and at the last one."""
     return step == total or (every > 0 and step % every == 0)
 
 

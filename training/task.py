@@ -1,4 +1,4 @@
-"""The definition of a task; everything else is the loop's."""
+"""The definition of a task: its model and transforms. Everything else is in the training loop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Read a trained model back, with everything that its use needs: final.pt, or a checkpoint.
+"""Load a trained model with everything needed to use it, from final.pt or a checkpoint.
 
-file -> content, held against its digest -> Trained: the model, its classes, its transforms
+file -> content, verified by its digest -> Trained: the model, its classes, its transforms
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Trained:
         return replace(self, model=self.model.to(device), device=device)
 
     def predict(self, images: Sequence[bytes], top_k: int = 5) -> list[dict[str, float]]:
-        """Return the likeliest classes of image files, each with its probability, best first."""
+        """Return the most likely classes of image files with their probabilities, best first."""
         return self.predict_pixels([self.transforms.for_evaluation(data) for data in images], top_k)
 
     def predict_pixels(self, pixels: Sequence[Pixels], top_k: int) -> list[dict[str, float]]:
@@ -72,9 +72,9 @@ class Trained:
 def load_of_any_task(
     weights: str | PathLike[str], own_model: str = "", own_task: str = ""
 ) -> Trained:
-    """Return the model of a run folder or file of any task, on the CPU; SaveError for none.
+    """Return the model in a run folder or file of any task, on the CPU; SaveError if there is none.
 
-    A task of the user's own has to be named as well, for the same reason as `own_model`.
+    The user's own task has to be named, for the same reason as `own_model`.
     """
     path = weights_file(weights)
     content = checkpoint.read(path)
@@ -124,7 +124,7 @@ def _check_own_model(path: Path, recorded: str, named: str) -> None:
 
 
 def _recorded(settings: Any) -> Any:
-    """Return recorded settings by today's names; anything else as it is, to be refused."""
+    """Return recorded settings under their current names; leave unknown ones, to be refused."""
     return with_new_names(settings) if isinstance(settings, dict) else settings
 
 

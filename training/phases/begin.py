@@ -1,4 +1,4 @@
-"""The last thing before the first step: the model, the run folder, and what they begin with."""
+"""The last phase before the first step: build the model, open the run folder, load weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from training.state import TrainingState
 
 
 def new_state(run: TrainingRun) -> TrainingState:
-    """Build the task's model on the device, and all that is trained beside it."""
+    """Return the state to train: the task's model on the device, optimizer, average of weights."""
     config, compute, classes = run.config, run.compute, len(run.data.classes)
     model = extended(run.task.model(config, classes), config, classes)
     state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
@@ -33,7 +33,7 @@ def new_state(run: TrainingRun) -> TrainingState:
 
 @contextmanager
 def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
-    """Open the run's folder, load the weights or the checkpoint that the settings name, record."""
+    """Open the run folder, load the weights or checkpoint of the settings; yield the recorder."""
     _check_judged(run)
     check_scaled_lr(run.config, run.schedule.peak, run.data.batch)
     if run.ranks.first:
@@ -49,7 +49,7 @@ def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
 
 
 def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
-    """Load what the run begins with, and record the settings and what they come to."""
+    """Load the weights or checkpoint to start from; record the settings and their resolution."""
     config, changed = run.config, ""
     if run.earlier:
         changed = compatibility.changes(as_plain(config), run.earlier.content)
@@ -70,7 +70,7 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
 
 
 def _check_judged(run: TrainingRun) -> None:
-    """Raise UsageError where evaluations decide and there is nothing to evaluate on."""
+    """Raise UsageError if the schedule needs evaluations and there is no split to evaluate."""
     config = run.config
     if run.data.judges or not (config.patience or config.lr_schedule == "plateau"):
         return
@@ -82,7 +82,7 @@ def _check_judged(run: TrainingRun) -> None:
 
 
 def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
-    """Return what records the run; SaveError when it cannot go on from the checkpoint it names."""
+    """Return the recorder of the run; raise SaveError if its checkpoint does not fit the run."""
     config, data = run.config, run.data
     described = {
         "task": run.task.name,

@@ -11,11 +11,11 @@ from training.state import TrainingState
 
 @torch.no_grad()
 def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts:
-    """Return the counts over the validation set, of all ranks; less once a rank is to stop."""
+    """Return the counts of all ranks over the validation set; incomplete if a rank is to stop."""
     log.progress.phase(phases.EVALUATE)
     transforms = run.task.transforms(run.config, state.epoch)
     model = state.evaluated
-    run.ranks.broadcast_buffers(model)  # each rank's batch norms have seen other images
+    run.ranks.broadcast_buffers(model)  # batch norms of each rank have seen different images
     model.eval()
     counter = Counter(run.ranks.device)
     confusion = Confusion(len(run.data.classes), run.ranks.device)

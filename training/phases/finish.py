@@ -20,7 +20,7 @@ GRID_IMAGES = 24
 def finish(
     run: TrainingRun, state: TrainingState, log: RunRecorder, batches: Iterator[Batch]
 ) -> None:
-    """Write final.pt and the report; with --synthetic, print first where a step's time goes."""
+    """Write final.pt and the report; with --synthetic, first print the parts of a step's time."""
     log.wait_for_save()
     speed = None
     if run.config.synthetic:
@@ -42,7 +42,7 @@ def finish(
 
 @torch.no_grad()
 def predictions(run: TrainingRun, state: TrainingState) -> dict[str, Any] | None:
-    """Return some validation images and what the model predicts of them, for the report."""
+    """Return some validation images with the model's predictions, for the report."""
     batch = run.data.grid(GRID_IMAGES)
     if batch is None:
         return None

@@ -1,4 +1,4 @@
-"""The loss that training minimizes: cross-entropy over classes, or a binary one for each class.
+"""The loss: cross-entropy over the classes, or the mean binary cross-entropy of each class.
 
 Targets are labels, int64 (B,), or the shares of classes in mixed images, float (B, classes).
 """
@@ -17,7 +17,7 @@ def summed_loss(
     config: OptimSettings,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the sum of a batch's losses, in which a sample counts as much as its classes weigh."""
+    """Return the sum of the losses of a batch, each weighted by the classes of its sample."""
     if config.loss == "bce":
         return _binary(logits, targets, config, weights)
     smoothing = config.label_smoothing
@@ -32,7 +32,7 @@ def _binary(
     config: OptimSettings,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the binary cross-entropy of each class's output, as a mean over classes.
+    """Return the sum over a batch of the binary cross-entropy, averaged over classes.
 
     Smoothing comes before the threshold, as in timm (Wightman et al., 2021, arXiv:2110.00476).
     """

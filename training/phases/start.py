@@ -1,4 +1,4 @@
-"""The start of a run: ranks meet, the device is set up, the data are opened."""
+"""The first phase of a run: join the other ranks, set up the device, open the data."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from training.task import Task
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """All that does not change while a run lasts."""
+    """Everything that stays the same during a run."""
 
     task: Task
     config: Config
@@ -38,10 +38,10 @@ class TrainingRun:
     schedule: Schedule
     earlier: Earlier | None
     weights: torch.Tensor | None = None
-    """Of each class in the loss, if they differ."""
+    """Weight of each class in the loss; None if they are equal."""
 
     def class_weights(self, logits: torch.Tensor) -> torch.Tensor | None:
-        """Return the weights of classes in the type of the logits; None if they are equal."""
+        """Return the class weights in the dtype of the logits; None if they are equal."""
         return None if self.weights is None else self.weights.to(logits)
 
     def batches(self, step: int, progress: ProgressReporter) -> Iterator[Batch]:
@@ -51,34 +51,34 @@ class TrainingRun:
         return waits_reported(batches, progress)
 
     def parts_in(self, step: int) -> int:
-        """Return the parts in which each rank computes its batch of a step, the same on all."""
-        # Every rank must exchange gradients as often as the others do, so the number of parts
-        # follows from the largest batch of any rank, not from this rank's.
+        """Return in how many parts every rank computes its batch of a step."""
+        # All ranks must exchange gradients equally often, so the number of parts follows from the
+        # largest batch of any rank, not from this rank's.
         largest = -(-self.data.samples_in(step) // self.ranks.world)
         return -(-largest * self.config.grad_accum_steps // self.config.batch_size)
 
     def agreed_request(self) -> int:
-        """Return the strongest request of any rank: nothing, to save, or a signal to stop."""
+        """Return the strongest request of any rank: none, to save, or a signal to stop."""
         return self.ranks.all_reduce_max(self.requests.pending)
 
     def exchange_requests(self) -> Callable[[], int]:
-        """Send this rank's request; return what waits for the strongest one, after a step.
+        """Send this rank's request; return a function that waits for the strongest of all ranks.
 
-        The ranks' messages travel while they compute, so that no step ends by waiting for them. A
-        request that comes meanwhile is sent before the next step.
+        The exchange overlaps with the step, so that no step waits for it. A request that arrives
+        meanwhile is sent before the next step.
         """
         if self.ranks.world == 1:
             return self.agreed_request
         return self.ranks.all_reduce_max_later(self.requests.pending)
 
     def sum_over_ranks(self, sums: torch.Tensor) -> Counts:
-        """Return what all ranks counted together."""
+        """Return the counts of all ranks, summed."""
         return as_counts(self.ranks.all_reduce_sum(sums))
 
 
 @contextmanager
 def started(task: Task, config: Config) -> Iterator[TrainingRun]:
-    """Join the world that torchrun describes as one of its ranks, and open what a run needs."""
+    """Join the world that torchrun describes as one of its ranks; yield the opened run."""
     report_start()
     with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
         compute = set_up(config, ranks)
@@ -95,7 +95,7 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
 
 
 def _for_workers(task: Task, config: Config) -> TransformsOfEpoch:
-    """Return the transforms of each epoch; UsageError where no loader worker could receive them."""
+    """Return the transforms of each epoch; UsageError if they cannot be sent to loader workers."""
     transforms = partial(task.transforms, config)
     try:
         if config.workers and not config.synthetic:

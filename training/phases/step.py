@@ -1,8 +1,8 @@
-"""A step of the optimizer: the gradient of a batch, in parts if it has to be, and the update.
+"""A step of the optimizer: the gradient of a batch, computed in parts if needed, and the update.
 
-A step's gradient is the sum over the samples of all ranks divided by the global batch, which is a
-constant. DDP divides the sum of the ranks' gradients by their number; the loss makes up for that,
-and is itself never reduced before `backward`.
+The gradient of a step is the sum over the samples of all ranks divided by the global batch, which
+is constant. DDP divides the sum of the ranks' gradients by their number; the loss is scaled to
+compensate for that, and is never reduced before `backward`.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""Checkpoints: files of torch.save that are whole or absent, know who they are, and prove it.
+"""Checkpoints: files of torch.save that are complete or absent, with an identity and a digest.
 
-A file ends with the SHA-256 of what precedes it (torch ignores what follows its data), since
-torch.load does not notice a flipped byte. It is written under a hidden name, brought to the disk
-and renamed. Only plain data and tensors are read back, never code.
+A file ends with the SHA-256 of its content (torch ignores bytes after its data), since torch.load
+does not notice a flipped byte. It is written under a hidden name, synced to the disk and renamed.
+Only plain data and tensors are read back, never code.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ Content = dict[str, Any]
 
 
 def write(path: Path, content: Content) -> None:
-    """Write plain data and tensors to a file, whole or not at all; SaveError when it cannot be."""
+    """Write plain data and tensors to a file, whole or not at all; raise SaveError on failure."""
     data = pack(content)
     footer = b"sha256:%s\n" % hashlib.sha256(data).hexdigest().encode()
     with atomic_write(path) as file, translated_os_errors(path):
@@ -112,9 +112,9 @@ def save(folder: RunFiles, content: Content, keep: int, best: bool) -> Path:
 
 
 class BackgroundSaves:
-    """Saves checkpoints while training goes on: one thread writes a copy of the state at a time.
+    """Saves checkpoints in the background: a thread writes one copy of the state at a time.
 
-    What a save fails with is raised by the next call of `ended` or `wait`.
+    The error of a failed save is raised by the next call of `ended` or `wait`.
     """
 
     def __init__(self, folder: RunFiles, keep: int) -> None:
@@ -126,7 +126,7 @@ class BackgroundSaves:
         self._step = 0
 
     def begin(self, content: Content, best: bool) -> None:
-        """Copy the state and begin to save it; the save before has to be over."""
+        """Copy the state and begin to save it; the previous save must have ended."""
         assert not self._save
         self._step = content["state"]["step"]
         copied = self._snapshot.take(content)
@@ -141,13 +141,13 @@ class BackgroundSaves:
         return self._step
 
     def wait(self) -> int:
-        """Return the step of the save that is under way, once it has ended; 0 if none is."""
+        """Wait for the current save and return its step; 0 if there is none."""
         if self._save:
             wait([self._save])
         return self.ended()
 
     def end(self, failure: type[BaseException]) -> None:
-        """End with the run; an error waits for the save under way, the second Ctrl-C does not."""
+        """End with the run: an error waits for the current save, a second Ctrl-C does not."""
         if not issubclass(failure, Exception):
             self.abandon()
             return
@@ -155,18 +155,18 @@ class BackgroundSaves:
             self.wait()
 
     def abandon(self) -> None:
-        """Take the file from a save that is under way, so that it fails and leaves nothing."""
+        """Remove the file of the current save, so that it fails and leaves nothing."""
         remove_partials(self._folder)
 
 
 def remove_partials(folder: RunFiles) -> None:
-    """Remove what interrupted saves have left."""
+    """Remove the files that interrupted saves have left."""
     for rubbish in partials(folder.checkpoints):
         rubbish.unlink(missing_ok=True)
 
 
 def keep_best(earlier: RunFiles, folder: RunFiles) -> None:
-    """Take over the best checkpoint of the run that this one goes on from."""
+    """Take over the best checkpoint of the run that this one continues."""
     if earlier.best.exists() and not folder.best.exists():
         write_whole(folder.best, earlier.best.read_bytes())
 
@@ -195,9 +195,9 @@ def steps_in(folder: Path) -> list[Path]:
 
 
 def newest_valid(folder: Path) -> tuple[Path, bytes]:
-    """Return the newest whole checkpoint in a folder; name every damaged one on the way.
+    """Return the newest intact checkpoint in a folder; report every damaged one.
 
-    SaveError when none is: starting from scratch must be the user's decision.
+    Raise SaveError if none is intact: starting from scratch must be the user's decision.
     """
     for path in reversed(steps_in(folder)):
         try:

@@ -1,6 +1,6 @@
-"""What a checkpoint and the run that continues from it must share, and how they differ.
+"""Compare a checkpoint with the run that resumes from it: what must be equal, and what differs.
 
-What can change in between is named, what cannot is refused: both in the words of options.
+Settings that may change are reported, others refused; both as options.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ NOT_OF_MODELS = {field.name for field in fields(Config)} - {"model"}
 def identity(
     described: Content, model: nn.Module, data: str, batch: int, epoch_steps: int
 ) -> Content:
-    """Return what a checkpoint and the run that resumes from it must share."""
+    """Return the values that must be equal in a checkpoint and in the run that resumes from it."""
     return {
         "format": FORMAT,
         "task": described["task"],
@@ -47,7 +47,7 @@ def identity(
 
 
 def check(expected: Content, described: Content, content: Content, path: Path) -> None:
-    """Raise SaveError with all that keeps the run that is `described` from a checkpoint."""
+    """Raise SaveError with all reasons why the `described` run cannot resume from a checkpoint."""
     found = content.get("identity")
     if not isinstance(found, dict):
         raise SaveError(f"{path}: no checkpoint of a run (weights alone: type --weights {path})")
@@ -62,9 +62,9 @@ def changes(config: Mapping[str, Any], content: Content) -> str:
 
 
 def order(lanes: int, content: Content) -> str:
-    """Return a remark where samples are drawn in another order than the checkpoint's, or "".
+    """Return a remark if samples are drawn in another order than the checkpoint's, or "".
 
-    `lanes` are those of the data: one for each loader worker, 0 where all follows from the seed.
+    `lanes`: one for each loader worker; 0 if the order follows from the seed alone.
     """
     there = content.get("lanes")
     if not lanes or not there or lanes == there:
@@ -79,7 +79,7 @@ def order(lanes: int, content: Content) -> str:
 def _problems(
     expected: Content, described: Content, found: Content, content: Content
 ) -> Iterator[str]:
-    """Yield what cannot be continued; a consequence of something else is left out."""
+    """Yield the reasons why a run cannot be continued, without consequences of other reasons."""
     differs = {name for name in expected if expected[name] != found.get(name)}
     here, there = settings_of(described["config"]), settings_of(content.get("config", {}))
     for name in ("format", "task"):

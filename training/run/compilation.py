@@ -1,8 +1,8 @@
-"""Compilation as a phase of its own: with --compile any step may take minutes.
+"""Report compilation as a separate phase: with --compile, a step may take minutes.
 
-The first step compiles for batches of any size, and so does one with larger images, and the first
-batch of an evaluation. (Batches of one image or
-none are exceptions: torch compiles for them alone.)
+The first step compiles for batches of any size, and so do the first step with larger images and the
+first batch of an evaluation. (Batches of one image or none are exceptions: torch compiles for them
+separately.)
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from training.run.progress import ProgressReporter
 
 @contextmanager
 def compilation_reported(progress: ProgressReporter, compiles: bool) -> Iterator[None]:
-    """Report the phase "compile" while torch compiles, and then the one that it interrupted."""
+    """Report the phase "compile" while torch compiles, and afterwards the previous phase again."""
     if not compiles:
         yield
         return
-    from torch._dynamo.callback import callback_handler  # a second that other runs save
+    from torch._dynamo.callback import callback_handler  # takes a second, only with --compile
 
     interrupted = []
 

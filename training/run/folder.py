@@ -1,4 +1,4 @@
-"""The folder of a run: the one place that knows what is called what in it."""
+"""The folder of a run: the only place that knows the names of its files."""
 
 import glob
 import json
@@ -19,7 +19,7 @@ RUNS = Path("runs")
 
 
 class RunFiles:
-    """Every path of a run, as a property; the folder itself is made on first use."""
+    """Every path of a run, as a property; the folder is created on first use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class RunFiles:
 
     @property
     def final(self) -> Path:
-        """The trained weights with what `predict` needs."""
+        """The trained weights, with everything that `predict` needs."""
         return self.path / "final.pt"
 
     @property
@@ -66,12 +66,12 @@ class RunFiles:
 
     @property
     def report(self) -> Path:
-        """The run on one page."""
+        """The report of the run as a page."""
         return self.path / PAGE
 
     @property
     def report_image(self) -> Path:
-        """The run as one image, which is drawn on demand."""
+        """The report of the run as an image, drawn on demand."""
         return self.path / "report.png"
 
     @property
@@ -100,7 +100,7 @@ def writes_to(folder: RunFiles, ranks: Ranks) -> bool:
     """Make the folder on all nodes; return True on the one rank that writes to each disk.
 
     Any node may survive the others, so one rank of each node writes, unless nodes share the folder.
-    They find out by marks that they leave in it: who sees that of a lower rank does not write.
+    They detect that by marker files: a rank that finds the marker of a lower rank does not write.
     """
     if ranks.writes:
         folder.make()

@@ -5,9 +5,9 @@
         rows     int32: the rows of the index, step by step of rank 0, then of rank 1, …
         samples  rows in the index; epoch_steps, steps that make an epoch
 
-Entries are what reached the optimiser, not what was planned. They are gathered when a checkpoint
-is written, and kept beside it on every disk. What was trained after the last checkpoint and lost
-in an interruption is in no file, as it is in no weights: the run trains it again.
+Entries are the samples that reached the optimizer, not those that were planned. They are gathered
+when a checkpoint is written, and kept with it on every disk. Steps after the last checkpoint that
+were lost in an interruption are in no file, as they are in no weights: the run repeats them.
 """
 
 import io
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = re.compile(r"(\d{8,})-(\d{8,})\.npz")
 NAMED = 5  # rows that a complaint names
 MOST_STEPS = 10**9
-ZIP_ERRORS = (  # what a damaged page, or one that was made to harm, makes of zipfile
+ZIP_ERRORS = (  # errors of zipfile for a damaged or malicious page
     *(ValueError, KeyError, OSError, EOFError, RuntimeError, OverflowError),
     *(BadZipFile, struct.error),
 )
@@ -75,7 +75,7 @@ class Interval:
 
 
 class Ledger:
-    """Notes what this rank trains on; all ranks together write it down with every checkpoint."""
+    """Notes the samples of this rank; with every checkpoint, all ranks together write a page."""
 
     def __init__(
         self, folder: Path, ranks: "Ranks", writes: bool, samples: int, epoch_steps: int
@@ -234,7 +234,7 @@ class Verdict:
 
 
 def verdicts(intervals: list[Interval], expected: dict[int, Rows] | None = None) -> list[Verdict]:
-    """Hold each epoch against the data set: every row once, or as often as in `expected`.
+    """Compare each epoch with the data set: every row once, or as often as in `expected`.
 
     `expected` has by epoch how often each row must come.
     """

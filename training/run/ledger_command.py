@@ -24,12 +24,12 @@ ELSEWHERE = "where the data are elsewhere now, type --data FOLDER"
 
 @dataclass(frozen=True)
 class LedgerCommand:
-    """Compare what the ranks of a run trained on with the data set, epoch by epoch."""
+    """Compare the samples that the ranks of a run trained on with the data set, epoch by epoch."""
 
     run_folder: Positional[Path]
     """Folder of a run that was trained with --exact-epochs --ledger."""
     data: str = ""
-    """Folder or URL of its data, if that has moved since."""
+    """Folder or URL of the data, if they have moved since."""
 
     def run(self) -> None:
         """Print a line per epoch; DataError when one of them is not exact."""

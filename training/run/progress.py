@@ -14,7 +14,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class ProgressReporter:
-    """The voice of a rank: every rank reports, the first one also writes lines."""
+    """Progress of a rank: every rank sends reports, rank 0 also prints lines."""
 
     def __init__(self, ranks: Ranks, schedule: Schedule, epochs: int) -> None:
         self._reporter = Reporter(ranks.rank, epochs=epochs, steps=schedule.steps)
@@ -73,7 +73,7 @@ class ProgressReporter:
             )
 
     def reads(self, dataset: str) -> None:
-        """Take up what the run reads, in words; once, for all ranks."""
+        """Report a description of the data; once, for all ranks."""
         if self._speaks:
             self._report |= {"dataset": dataset}
 

@@ -1,4 +1,4 @@
-"""What a run was resolved to: devices, hosts, data, model, versions.
+"""Facts of a run after its settings were resolved: devices, hosts, data, model, versions.
 
 The first lines of a run show it, and config.json keeps it beside the settings as they were given.
 """

@@ -1,4 +1,4 @@
-"""What a finished run leaves: the weights, the judged images, and the page."""
+"""The results of a finished run: weights, predictions on validation images, and the report."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def write_results(
 
 
 def _draw(folder: RunFiles, say: Callable[[str], None]) -> str:
-    """Draw the report and return its path; nothing where that fails, as the run is done."""
+    """Draw the report and return its path; nothing if that fails, as the run has ended."""
     from rackrun.run_report.page import write  # nothing else here needs what that imports
 
     try:

@@ -1,4 +1,4 @@
-"""Resume from the newest whole checkpoint of any node, broadcast to all ranks."""
+"""Resume from the newest intact checkpoint of any node, broadcast to all ranks."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +21,7 @@ Found = tuple[Path, bytes]  # a checkpoint and its bytes
 
 @dataclass
 class Earlier:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run continues from."""
 
     path: Path
     content: Content
@@ -45,9 +45,9 @@ class Earlier:
 
 
 def earlier_run(config: Config, task: str, ranks: Ranks) -> Earlier | None:
-    """Return the checkpoint to resume from by the settings; None where a run is to begin.
+    """Return the checkpoint that the settings name; None if the run starts from scratch.
 
-    Earlier attempts of the same launch come first. It need not know whether they saved anything.
+    Checkpoints of earlier attempts of the same launch take precedence, if there are any.
     """
     attempts = [Path(name) for name in config.earlier_attempts.split(",") if name]
     found = _newest(partial(_in_attempts, attempts), ranks) if attempts else None
