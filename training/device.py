@@ -138,14 +138,15 @@ def _keep_compiled_code() -> None:
     if os.environ.get(CODE_CACHE):
         return
     try:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
         folder = caches / "rackrun" / "inductor"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_closed = all(map(_is_closed, (folder, *folder.parents[:2])))
+        for place in (caches, folder.parent, folder):  # one by one: parents=True obeys the umask
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_closed(place):
+                why = f"{place} is not a folder that this account alone can write to"
+                raise UsageError(_no_code_cache(why))
     except (OSError, RuntimeError) as error:  # RuntimeError: an account without a home
         raise UsageError(_no_code_cache(str(error))) from None
-    if not is_closed:
-        raise UsageError(_no_code_cache(f"other accounts may write to {folder}, or one above it"))
     os.environ[CODE_CACHE] = str(folder)
 
 
