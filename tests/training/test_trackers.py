@@ -105,6 +105,23 @@ def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: P
     assert not (here / "tracker-mlflow.json").exists()
 
 
+def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) -> None:
+    """In there stands where their artifacts lie, which could be any place."""
+    there, here = a_run(tmp_path / "there"), tmp_path / "here"
+    here.mkdir()
+    client = "import sys, mlflow; mlflow.MlflowClient(sys.argv[1]).create_experiment"
+    words = ("catdog", (tmp_path / "elsewhere").as_uri())
+    made = warm.run("-c", f"{client}{words}", (there / "mlruns").as_uri(), env=FILES)
+    assert made.returncode == 0, made.stderr
+    place = Here()
+    fetch_results(place, plan(there), "", here)
+    place.gone()
+    sent = warm.run("-m", "training", "track", "mlflow", here, env={**os.environ})
+    assert sent.returncode == UsageError.exit_code
+    assert f"{here}/mlruns: came with the results of a host; look at it as it is" in sent.stderr
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_another_server_gets_all_steps(tmp_path: Path) -> None:
     """What one of them has says nothing of another."""
     run = a_run(tmp_path / "run")
@@ -114,6 +131,9 @@ def test_another_server_gets_all_steps(tmp_path: Path) -> None:
         assert sent.returncode == 0, sent.stderr
         told = json.loads(warm.run("-c", MLFLOW, server.parent, env=words).stdout)
         assert told["steps"] == [5, 10]
+
+
+FILES = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
 def a_run(folder: Path) -> Path:

@@ -107,6 +107,7 @@ def send(tracker: str, folder: Path, ending: RunEnding) -> None:
     run = opened(tracker, folder, sent)
     steps = sent.steps if run.id == sent.id else {}  # a new run has none of those of another one
     sent = Sent(run.id, run.place, steps)
+    write_sent(folder, tracker, sent)
     over = False
     while not over:
         over = ending.wait(POLL_SECONDS)

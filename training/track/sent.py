@@ -52,9 +52,13 @@ def path_of(folder: Path, tracker: str) -> Path:
 def files_of(folder: Path, sent: Sent, name: str) -> str:
     """Return the folder `name` of a run, or of the run beside it that it continues, as a URL.
 
-    What was sent is told by a file that a host may have written: it may name no other place, which
-    would get the credentials in the environment, or files of ours. UsageError for a server.
+    Neither the record of what was sent nor a folder that came back with a host's results is
+    trusted: another place would get the credentials in the environment, or have files overwritten.
+    UsageError for a server in the record, and for a folder without a record.
     """
+    if not sent.place and (folder / name).exists():
+        hint = "look at it as it is, or name a server in the tracker's variable"
+        raise UsageError(f"{folder / name}: came with the results of a host; {hint}")
     if sent.place and not sent.place.startswith("file:"):
         place = one_line(sent.place)[:200]
         hint = "if it may have this one as well, name it in the tracker's variable"
