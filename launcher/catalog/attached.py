@@ -138,9 +138,11 @@ def _launcher_of(plan: Path) -> int:
 def _hosts(run: AttachedRun, options: StopOptions) -> Iterator[DetachedRun]:
     """Yield the hosts of a run: those that are typed, this machine, or those written down here."""
     if run.folder and not (options.hosts or options.host_list) and _is_of_this_machine(run.folder):
-        with suppress(OSError, Misshapen):
-            names = run_in(run.folder.path).hosts
-        host = Host(names[0])
+        try:
+            host = Host(run_in(run.folder.path).hosts[0])
+        except (OSError, Misshapen) as error:
+            hint = f"type: {called('stop')} --host-list localhost {run.run}"
+            raise UsageError(f"{run.folder.path}: its plan is gone: {error}; {hint}") from None
         network = open_network("", options)
         places = [LocalTransport(host.label)]
         yield DetachedRun(run.run, network, [host], host, str(RUNS), places=places)

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from launcher.catalog import rerun
+from launcher.catalog.attached import AttachedRun, stop_attached
 from launcher.catalog.folders import runs_in
 from launcher.catalog.listed import ListedRun, age, table, task_of
 from launcher.catalog.ps import main, merged
 from launcher.commands.detached import main as look_after
 from launcher.commands.parse import work_of
 from launcher.detached import known_runs
+from launcher.detached.stop import StopOptions
 from launcher.lifecycle.task_check import refuse_absent_run
 from launcher.output.log_files import LogFiles
 from launcher.remote import processes
@@ -116,6 +118,9 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
     home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=home, text=True)
     assert (told.returncode, "1 of 1 host clean" in told.stderr) == (0, True), told.stderr
+    job.folder.plan.unlink()  # meanwhile: the folder was found by it
+    with pytest.raises(UsageError, match="its plan is gone: .*; type: .* --host-list localhost"):
+        stop_attached(AttachedRun(job.run_id, job.folder, None), StopOptions())
 
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(away: Away) -> None:
