@@ -19,7 +19,7 @@ from convert.readers.arrow_images import ArrowImages
 from convert.readers.listed_files import ListedFiles
 from convert.readers.names import class_table, dataset_name, is_class_name
 from convert.readers.records import HELD_OUT, ImageDefect, Record, RecordListing
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.terminal import clean, say
 
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in its folder
@@ -83,12 +83,15 @@ class HuggingFace:
 
 
 def load(source: str, config: str = "") -> dict[str, Any]:
-    """Return the splits of a data set on this machine, by name; UsageError if it is not here."""
+    """Return the splits of a data set on this machine, by name; UsageError if it is not here.
+
+    Raises MissingPackage where the library that reads it is not installed.
+    """
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")  # read once, by the import
     try:
         import datasets
     except ImportError:
-        raise UsageError("convert hf needs datasets: pip install 'rackrun[hf]'") from None
+        raise MissingPackage("datasets", "hf") from None
     damage = (KeyError, TypeError, AttributeError, RuntimeError, datasets.exceptions.DatasetsError)
     try:
         found = _found(datasets, source, config or None)

@@ -25,7 +25,7 @@ from convert.readers.records import (
     as_text,
     images,
 )
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.terminal import clean
 from shards.index import Origin
 
@@ -150,7 +150,7 @@ def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise UsageError(f"{path}: Parquet needs pyarrow: pip install 'rackrun[parquet]'") from None
+        raise MissingPackage("pyarrow", "parquet") from None
     try:
         with ParquetFile(path) as file:
             for batch in file.iter_batches():

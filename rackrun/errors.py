@@ -72,10 +72,12 @@ class SaveError(Problem):
 def install_command(extra: str) -> str:
     """Return what to type for an extra, in the way in which this environment was made."""
     environment, checkout = Path(sys.prefix), Path(__file__).parents[1]
+    has_torch = extra != "train" and find_spec("torch") is not None
+    tool = f"'rackrun[{'train,' * has_torch}{extra}]'"  # uv and pipx keep only what is named
     if (environment / "uv-receipt.toml").exists():
-        return f"uv tool install 'rackrun[{extra}]'"
+        return f"uv tool install {tool}"
     if (environment / "pipx_metadata.json").exists():
-        return f"pipx install --force 'rackrun[{extra}]'"
+        return f"pipx install --force {tool}"
     pip = shutil.which("pip")
     if find_spec("pip") is None:  # as uv makes environments
         program = f"uv pip install --python {shlex.quote(sys.executable)}"

@@ -92,8 +92,8 @@ def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab: Lab) -> Non
 @pytest.mark.parametrize(
     "made_by, checkout, typed",
     [
-        ("uv-receipt.toml", "", "uv tool install 'rackrun[wandb]'"),
-        ("pipx_metadata.json", "", "pipx install --force 'rackrun[wandb]'"),
+        ("uv-receipt.toml", "", "uv tool install 'rackrun[train,wandb]'"),
+        ("pipx_metadata.json", "", "pipx install --force 'rackrun[train,wandb]'"),
         ("bin/pip", "", "pip install 'rackrun[wandb]'"),
         ("", "", "{python} -m pip install 'rackrun[wandb]'"),
         ("", "pyproject.toml", "{python} -m pip install --editable '{root}[wandb]'"),
@@ -103,7 +103,8 @@ def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab: Lab) -> Non
 def test_an_extra_is_installed_as_rackrun_was(
     made_by: str, checkout: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By uv or pipx as a tool, by the pip of this environment, or into a clone's."""
+    """By uv or pipx as a tool, which keeps only what is named; by the pip of this environment, or
+    into a clone's."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     (tmp_path / "rackrun").mkdir()

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from rackrun.contract.files import PUBLISHED
-from rackrun.errors import UsageError
+from rackrun.errors import MissingPackage, UsageError
 from rackrun.terminal import one_line
 from training.data.transforms import Transforms
 from training.models.registered import TIMM
@@ -28,7 +28,7 @@ def timm_model(name: str, classes: int, size: int) -> nn.Module:
     fixed = takes_one_size(name)
     options: dict[str, Any] = {"img_size": size} if fixed else {}
     try:
-        model: nn.Module = _timm(name).create_model(
+        model: nn.Module = _timm().create_model(
             name, pretrained=False, num_classes=classes, **options
         )
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -83,7 +83,7 @@ def repository(name: str) -> str:
 @cache
 def published(name: str) -> Any:
     """Return timm's facts about a model's published weights, by its name with or without a tag."""
-    timm = _timm(name)
+    timm = _timm()
     if not timm.is_model(name):
         close = get_close_matches(name, timm.list_models(), n=1)
         meant = f"did you mean {TIMM}{close[0]}?" if close else "type a name of timm.list_models()"
@@ -97,10 +97,10 @@ def published(name: str) -> Any:
     return found or timm.models.PretrainedCfg()
 
 
-def _timm(name: str) -> ModuleType:
+def _timm() -> ModuleType:
     try:
         import timm
     except ImportError:
-        raise UsageError(f"--model {TIMM}{name}: needs timm: pip install 'rackrun[timm]'") from None
+        raise MissingPackage("timm", "timm") from None
     module: ModuleType = timm
     return module
