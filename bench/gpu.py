@@ -13,6 +13,7 @@ copies      steps on batches that come from pinned memory as training copies the
             steps on one batch that stays; meanwhile torch raises if anything waits for the GPU
 shards      the same steps on batches that loader workers decode from shards of 110 KB images, and
             the workers alone: what they deliver, and what the steps wait
+decode      what the GPU decodes of the same JPEGs, against the loader workers of a rank
 accuracy    the demo: cats and dogs are drawn, and a small network learns to tell them apart
 
 Parts that have not begun after --minutes are left out, and named. With --device cpu all but copies
@@ -45,6 +46,8 @@ from imagenet.model import TASK
 from imagenet.recipes import ImageNet
 from rackrun.commandline import parse, run
 from rackrun.tables import table
+from shards.open import open_source
+from training.data.gpu_decode import MEASURED, gpu_decoder
 from training.data.loader import on_device
 from training.data.open import Synthetic, open_data
 from training.data.samples import Batch
@@ -281,6 +284,19 @@ def shards(settings: Settings) -> None:
             )
 
 
+def decode(settings: Settings) -> None:
+    """Print images/s of decoding on the GPU, and by loader workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(io.StringIO()):
+            images = write_images(Path(folder), MEASURED)
+            FolderOfClasses(images, Path(folder, "shards"), packing=Packing(shards=1)).run()
+        config = replace(settings.config, synthetic=False, data=f"{folder}/shards")
+        source = open_source(config.data)
+        with joined(config) as ranks:
+            auto = replace(config, gpu_decode="auto")
+            print(gpu_decoder(auto, ranks, TASK.transforms(auto, 0), source)[1])
+
+
 def batches(config: ImageNet, ranks: Ranks) -> Iterator[Batch]:
     """Yield the batches of training, on the device."""
     data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 0)
@@ -312,7 +328,7 @@ def accuracy(settings: Settings) -> None:
 
 
 PARTS: dict[str, Callable[[Settings], None]] = {
-    part.__name__: part for part in (rates, parts, operations, copies, shards, accuracy)
+    part.__name__: part for part in (rates, parts, operations, copies, shards, decode, accuracy)
 }
 
 

@@ -99,6 +99,10 @@ class DataSettings:
     """Images in the shuffle buffer of each worker."""
     workers: int = -1
     """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
+    gpu_decode: Switch = "off"
+    """Decode the JPEGs of training on the GPU, where training crops at random and changes nothing
+    else but the mirror; auto: if a short measurement at the start finds it faster than the
+    workers."""
     first_batch_seconds: float = 300.0
     """Time limit for a rank to read its first batch; no rank takes a step before all have one."""
     seed: int = 0
@@ -397,6 +401,11 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
         if len(policies) > 1:
             options = [f"--{name.replace('_', '-')}" for name in policies]
             found.append(f"{' and '.join(options)} exclude each other: leave out all but one")
+        if self.gpu_decode != "off" and self.bad_samples != "fail":
+            found.append(
+                f"--gpu-decode {self.gpu_decode} and --bad-samples {self.bad_samples} exclude each"
+                " other: only loader workers leave images out; type --gpu-decode off"
+            )
         if self.gradient_checkpointing and self.compile:
             found.append(
                 "--gradient-checkpointing and --compile exclude each other: torch.compile chooses"

@@ -11,8 +11,8 @@ from imagenet.model import TASK
 from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
 from tests.training.conftest import MakeShards
-from training.data.class_weights import class_weights
 from training.data.open import open_data
+from training.phases.class_weights import class_weights
 from training.ranks import Ranks
 
 CLASSES = ("cat", "dog", "bird")

@@ -33,6 +33,7 @@ from shards.tiles import CHROMA, window
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
+RATIO = (3 / 4, 4 / 3)  # the least and the greatest width to height of a random crop
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
 
 PILLOW_ERRORS = (  # what its readers raise at damaged files
@@ -109,7 +110,7 @@ def random_resized_crop(
     size: int,
     rng: Random,
     scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ratio: tuple[float, float] = RATIO,
     flip: float = 0.5,
     interpolation: Interpolation = "bilinear",
     out: Pixels | None = None,
@@ -252,7 +253,7 @@ def _tiled(data: bytes, frame: Frame, box: Box, rows: int, shrink: int) -> Regio
 
 def _turbo(data: bytes, frame: Frame, rows: int, shrink: int) -> Pixels | None:
     """Return that many rows at 1/shrink, or all; None if libjpeg-turbo refuses."""
-    if rows < frame.height and data.rfind(END, -TRAILER) >= 0:
+    if rows < frame.height and has_end(data):
         cut = _with_height(data, frame, rows)
         return _decoded(cut, frame.width, rows, shrink, strict=False)
     return _decoded(data, frame.width, frame.height, shrink, strict=True)
@@ -273,6 +274,11 @@ def _decoded(
     except ValueError:
         return None
     return pixels
+
+
+def has_end(data: bytes) -> bool:
+    """Return True if a JPEG has its end marker where that of a whole one is."""
+    return data.rfind(END, -TRAILER) >= 0
 
 
 def _with_height(data: bytes, frame: Frame, height: int) -> bytearray:

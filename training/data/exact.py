@@ -29,6 +29,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem, UsageError
 from training.config import DataSettings
+from training.data.gpu_decode import gpu_decoder, preparing
 from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.mixture import Mixture
 from training.data.order.blocks import resampled, rows_by_label, shuffled
@@ -36,7 +37,14 @@ from training.data.order.epoch import Order, Positions
 from training.data.order.reading import Part, Reader, Reading
 from training.data.order.shared import SharedOrder
 from training.data.pool import SamplePool, share_index, training_mixture, training_pool
-from training.data.samples import Batch, Quarantine, StoredSample, prepared
+from training.data.samples import (
+    Batch,
+    LeftToGpu,
+    Quarantine,
+    StoredSample,
+    left_to_gpu,
+    prepared,
+)
 from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, TransformsOfEpoch
 from training.data.validation import Validation
@@ -55,6 +63,7 @@ class Share(NamedTuple):
     places: Positions  # (n,): in the slot
     rows: Positions  # (n,): in the index
     skipped: int
+    left: list[LeftToGpu]
 
 
 class Planned:
@@ -73,6 +82,7 @@ class Planned:
         pool = training_pool(config)
         for source in pool.sources:
             share_index(source, pool.split, ranks)
+        self._decoder, self.remark = gpu_decoder(config, ranks, transforms(0), pool.sources[0])
         self._walk = Walk(
             config=config,
             pool=pool,
@@ -81,6 +91,7 @@ class Planned:
             batch=self.batch,
             rank=ranks.rank,
             world=ranks.world,
+            on_gpu=self._decoder is not None,
         )
         self.classes = pool.classes
         self.rows = pool.index.size
@@ -98,7 +109,7 @@ class Planned:
         walk = replace(self._walk, start=start)
         slots = walk.slots(AHEAD if self._workers else 0, self._device)
         made = loaded(ExactStream(walk, slots), self._workers)
-        return on_device(merged(made, self._workers, slots), self._device)
+        return on_device(merged(made, self._workers, slots), self._device, self._decoder)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class that the first epoch draws."""
@@ -134,6 +145,7 @@ class Walk:
     rank: int
     world: int
     start: int = 0
+    on_gpu: bool = False  # whether JPEGs are left to the GPU
     orders: SharedOrder = field(default_factory=SharedOrder)
 
     @property
@@ -212,12 +224,14 @@ class ExactStream(IterableDataset[Share | Problem]):
         transforms, seed = self.walk.transforms(epoch), (self.walk.config.seed, epoch)
         images = self.slots.images(number, self.walk.largest, transforms.training_shape).numpy()
         places, positions = part.places[here], part.positions[here]
-        kept = [
-            prepared(images[place], position, stored, transforms.for_training, seed, quarantine)
+        prepare = preparing(transforms, self.walk.on_gpu)
+        made = [
+            prepared(images[place], position, stored, prepare, seed, quarantine)
             for place, position, stored in zip(
                 places.tolist(), positions.tolist(), found, strict=True
             )
         ]
+        kept = [one is not None for one in made]
         return Share(
             number,
             transforms.training_shape,
@@ -225,6 +239,9 @@ class ExactStream(IterableDataset[Share | Problem]):
             places[kept],
             part.rows[here][kept],
             quarantine.news(),
+            left_to_gpu(
+                (place, one) for place, one in zip(places.tolist(), made, strict=True) if one
+            ),
         )
 
 
@@ -294,4 +311,5 @@ def in_order(together: list[Share], slots: Slots) -> Batch:
         slots.labels(number, np.concatenate([share.labels for share in together])[order]),
         sum(share.skipped for share in together),
         torch.from_numpy(np.concatenate([share.rows for share in together])[order]),
+        left=[one for share in together for one in share.left],
     )

@@ -5,7 +5,7 @@ import multiprocessing
 import signal
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import repeat
 from multiprocessing.connection import wait
@@ -24,6 +24,8 @@ from training.data.worker_server import CONTEXT, end_workers, worker_init
 from training.ranks import Ranks
 
 Item = TypeVar("Item")
+Decoder = Callable[[Batch, torch.Tensor], None]
+"""Decodes the JPEGs of a batch into their places among its images on the device."""
 NOTICED_SECONDS = 2.0  # until the end of a process is known
 
 atexit.register(end_workers)
@@ -96,7 +98,9 @@ def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
     return None
 
 
-def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+def on_device(
+    batches: Iterator[Batch], device: torch.device, decoder: Decoder | None = None
+) -> Iterator[Batch]:
     """Yield batches on the device, each copied while the one before it is in use.
 
     On a GPU all of that happens in a stream of its own, from pinned memory, beside the work of the
@@ -105,7 +109,7 @@ def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
     """
     side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     ahead: tuple[Batch, torch.Event | None] | None = None
-    for copied in _copies(iter(batches), device, side):
+    for copied in _copies(iter(batches), device, side, decoder):
         if ahead:
             yield _handed_over(*ahead)
         ahead = copied
@@ -114,7 +118,10 @@ def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
 
 
 def _copies(
-    batches: Iterator[Batch], device: torch.device, side: torch.cuda.Stream | None
+    batches: Iterator[Batch],
+    device: torch.device,
+    side: torch.cuda.Stream | None,
+    decoder: Decoder | None,
 ) -> Iterator[tuple[Batch, torch.Event | None]]:
     """Yield batches whose copies have begun, and the event of their end."""
     under_way = deque[torch.Event]()
@@ -126,6 +133,10 @@ def _copies(
             return
         with torch.cuda.stream(side) if side else nullcontext():
             images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
+            if decoder and batch.left:
+                if under_way:  # the decoder's own stream must not overwrite what is still resized
+                    under_way[-1].synchronize()
+                decoder(batch, images)
             done = side.record_event() if side else None
         if done:
             under_way.append(done)

@@ -32,16 +32,19 @@ from rackrun.errors import Problem
 from shards.source import Source
 from training.config import DataSettings, require_data
 from training.data.exact import Planned
+from training.data.gpu_decode import gpu_decoder, preparing
 from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.pool import opened, share_index
 from training.data.samples import (
     Batch,
+    LeftToGpu,
     Quarantine,
     Seed,
     StoredSample,
     drawn_shards,
     filled,
     found_in,
+    left_to_gpu,
     numbered,
     repeated,
 )
@@ -68,7 +71,8 @@ class Data(Protocol):
     """Steps that make an epoch."""
     batch: int
     """Samples of a full step, over all ranks: what its gradient is divided by."""
-
+    remark: str
+    """What a user should know about how the images are read, if anything."""
     rows: int
     """Rows of the training set's index."""
     judges: bool
@@ -133,6 +137,7 @@ class Resampled:
         self.rows = manifest.split(TRAIN).samples
         self.epoch_steps = config.steps_per_epoch or max(self.rows // self.batch, 1)
         self._device = ranks.device
+        self._decoder, self.remark = gpu_decoder(config, ranks, transforms(0), self._source)
         self._workers = worker_count(config, ranks)
         self.lanes = max(self._workers, 1)
         self._plan = DataPlan(
@@ -143,6 +148,7 @@ class Resampled:
             world=ranks.world,
             epoch_steps=self.epoch_steps,
             lanes=self.lanes,
+            on_gpu=self._decoder is not None,
         )
         self._validation = Validation(config, ranks, transforms, self._source)
         self.judges = self._validation.judges
@@ -153,7 +159,7 @@ class Resampled:
         plan = replace(self._plan, start=start)
         slots = plan.slots(AHEAD * self._workers, self._device)
         made = loaded(ResampledStream(plan, slots), self._workers)
-        return on_device((batch_in(slots, one) for one in made), self._device)
+        return on_device((batch_in(slots, one) for one in made), self._device, self._decoder)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the training set."""
@@ -185,7 +191,7 @@ class Synthetic:
         self.batch = config.batch_size * ranks.world
         self.rows = self.batch
         self.judges = True
-        self.lanes = 0
+        self.lanes, self.remark = 0, ""
         random = torch.Generator().manual_seed(config.seed + ranks.rank)
         shape = (config.batch_size, transforms.size, transforms.size, transforms.channels)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=random)
@@ -227,6 +233,8 @@ class DataPlan:
     epoch_steps: int
     lanes: int
     start: int = 0
+    on_gpu: bool = False
+    """Whether JPEGs are left to the GPU."""
 
     @property
     def sharing(self) -> int:
@@ -274,13 +282,14 @@ class Filled(NamedTuple):
     shape: Shape
     labels: list[int]
     skipped: int
+    left: list[LeftToGpu]
 
 
 def batch_in(slots: Slots, made: Filled) -> Batch:
     """Return the batch that lies in a slot."""
-    number, shape, labels, skipped = made
-    images = slots.images(number, len(labels), shape).permute(0, 3, 1, 2)
-    return Batch(images, slots.labels(number, np.array(labels, np.int64)), skipped)
+    images = slots.images(made.number, len(made.labels), made.shape).permute(0, 3, 1, 2)
+    labels = slots.labels(made.number, np.array(made.labels, np.int64))
+    return Batch(images, labels, made.skipped, left=made.left)
 
 
 class ResampledStream(IterableDataset[Filled | Problem]):
@@ -310,10 +319,12 @@ class ResampledStream(IterableDataset[Filled | Problem]):
             done = plan.share(first, step, lane)
             transforms, seed = plan.transforms(epoch), plan.seed(epoch, lane)
             shape, found = transforms.training_shape, self._found(epoch, lane, done)
+            prepare = preparing(transforms, plan.on_gpu)
             for number in islice(numbers, plan.share(step, last, lane)):
                 images = self.slots.images(number, plan.config.batch_size, shape)
-                kept = filled(images, found, transforms.for_training, seed, quarantine)
-                yield Filled(number, shape, [label for *_, label in kept], quarantine.news())
+                kept = filled(images, found, prepare, seed, quarantine)
+                labels, left = [one.label for one in kept], left_to_gpu(enumerate(kept))
+                yield Filled(number, shape, labels, quarantine.news(), left)
             step = last
 
     def _found(self, epoch: int, lane: int, done: int) -> Iterator[tuple[int, StoredSample]]:

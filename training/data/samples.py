@@ -6,6 +6,8 @@ rows_of        the same for neighbouring rows of the index, read by ranges
 repeated       each sample several times, among others
 numbered       (number, StoredSample), from where an interrupted chain resumes
 filled         images of a batch, each decoded into its place; bad ones fail or are counted
+
+With --gpu-decode, a place may hold a JPEG instead (training.data.gpu_decode).
 """
 
 import sys
@@ -22,13 +24,23 @@ from shards.samples import portions
 from shards.source import Source
 from shards.verify import Sample
 from training.config import DataSettings
-from training.data.decode import Pixels
+from training.data.decode import Box, Pixels
 
 READ_BYTES = 2 << 20  # at once
 
 Seed = tuple[int, ...]
-Prepare = Callable[[bytes, np.random.Generator, Pixels], object]
-"""Fills uint8 (size, size, channels) with an image as the model sees it."""
+
+
+class JpegCrop(NamedTuple):
+    """A JPEG that lies in the place of its pixels, and the part of it that the GPU is to decode."""
+
+    length: int  # bytes
+    box: Box
+    mirror: bool
+
+
+Prepare = Callable[[bytes, np.random.Generator, Pixels], JpegCrop | None]
+"""Fills uint8 (size, size, channels) with an image as the model sees it, or with a JPEG."""
 
 
 class StoredSample(NamedTuple):
@@ -36,6 +48,23 @@ class StoredSample(NamedTuple):
 
     shard: str
     sample: Sample
+
+
+class Kept(NamedTuple):
+    """A sample that has its place in a batch."""
+
+    shard: str
+    key: str
+    label: int
+    crop: JpegCrop | None
+
+
+class LeftToGpu(NamedTuple):
+    """A place of a batch with a JPEG in it."""
+
+    place: int
+    name: str  # of the sample, for messages
+    crop: JpegCrop
 
 
 class Batch(NamedTuple):
@@ -50,6 +79,7 @@ class Batch(NamedTuple):
     skipped: int = 0  # bad samples left out of it
     rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
     keys: Sequence[tuple[str, str]] = ()  # shard and key of each, in an evaluation
+    left: Sequence[LeftToGpu] = ()  # places where the images still are JPEGs
 
 
 class Quarantine:
@@ -145,16 +175,16 @@ def filled(
     prepare: Prepare,
     seed: Seed,
     quarantine: Quarantine,
-) -> list[tuple[str, str, int]]:
+) -> list[Kept]:
     """Decode samples into uint8 (n, size, size, channels), until it is full or there are no more.
 
-    Return the shard, key and label of each. All that is random follows from the seed and the
-    sample's number.
+    Return those that have a place. All that is random follows from the seed and the sample's
+    number.
     """
-    places, kept = images.numpy(), list[tuple[str, str, int]]()
+    places, kept = images.numpy(), list[Kept]()
     for number, stored in found:
-        if prepared(places[len(kept)], number, stored, prepare, seed, quarantine):
-            kept.append((stored.shard, stored.sample.key, stored.sample.label))
+        if one := prepared(places[len(kept)], number, stored, prepare, seed, quarantine):
+            kept.append(one)
             if len(kept) == len(places):
                 break
     return kept
@@ -167,17 +197,24 @@ def prepared(
     prepare: Prepare,
     seed: Seed,
     quarantine: Quarantine,
-) -> bool:
-    """Decode a sample into its place; return False for a bad one that may be left out."""
+) -> Kept | None:
+    """Decode a sample into its place; return None for a bad one that may be left out."""
     sample = stored.sample
     try:
         if sample.fault:
             raise sample.fault
-        prepare(sample.image, _random((*seed, number)), place)
+        crop = prepare(sample.image, _random((*seed, number)), place)
     except DataError as error:
         quarantine.admit(stored, error)
-        return False
-    return True
+        return None
+    return Kept(stored.shard, sample.key, sample.label, crop)
+
+
+def left_to_gpu(kept: Iterable[tuple[int, Kept]]) -> list[LeftToGpu]:
+    """Return the places, given with their samples, where a JPEG lies."""
+    return [
+        LeftToGpu(place, f"{one.shard}: {one.key}", one.crop) for place, one in kept if one.crop
+    ]
 
 
 def _random(seed: Seed) -> np.random.Generator:

@@ -105,9 +105,9 @@ class ValidationRows(Dataset[Batch | Problem]):
         kept = filled(images, enumerate(found), prepare, (), self._quarantine)
         return Batch(
             images[: len(kept)].permute(0, 3, 1, 2),
-            torch.tensor([label for _, _, label in kept], dtype=torch.int64),
+            torch.tensor([one.label for one in kept], dtype=torch.int64),
             self._quarantine.news(),
-            keys=tuple((shard, key) for shard, key, _ in kept),
+            keys=tuple((one.shard, one.key) for one in kept),
         )
 
     @cached_property

@@ -113,8 +113,7 @@ def _remarks(run: TrainingRun) -> list[str]:
             f"{config.data} has no split {config.eval_split!r}: trains without evaluation;"
             f" {called('convert')} can hold one out"
         )
-    if why := run.compute.remark(config):
-        remarks.append(why)
+    remarks += filter(None, (run.compute.remark(config), run.data.remark))
     if config.scale_lr:
         remarks.append(
             f"lr {config.lr:g} for {plural(config.batch_size, 'image')}, {run.schedule.peak:g}"

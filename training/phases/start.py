@@ -11,12 +11,12 @@ import torch
 from rackrun.errors import UsageError
 from training.config import Config
 from training.counts import Counts, as_counts
-from training.data.class_weights import class_weights
 from training.data.open import Data, open_data
 from training.data.samples import Batch
 from training.data.transforms import TransformsOfEpoch
 from training.data.waiting import after_first_batch, waits_reported
 from training.device import Compute, set_up
+from training.phases.class_weights import class_weights
 from training.ranks import Ranks, joined
 from training.run.progress import ProgressReporter, report_start
 from training.run.resume import Earlier, earlier_run

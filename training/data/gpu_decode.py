@@ -1,0 +1,230 @@
+"""Decode the JPEGs of training batches on the GPU (--gpu-decode).
+
+Loader workers read and verify samples and draw their crops as ever. What the GPU can decode they
+leave as it is, in the place of its pixels, which travels to the rank without a copy:
+
+    worker   bytes -> its place holds the JPEG, and a JpegCrop | its place holds the pixels
+    rank     the batch, copied to the GPU -> JPEGs: uint8 (3, height, width) -> the crop, resized,
+             in its place
+
+torchvision's decode_jpeg, by nvJPEG, decodes whole images at their full resolution. Workers still
+decode crops that they would decode at a fraction of it, JPEGs longer than their pixels or of
+more than MOST_PIXELS, and all but plain baseline JPEGs: nvJPEG decodes progressive ones one by one,
+and may not follow Adobe's marker of other colours. What it refuses, Pillow decodes in the rank.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from rackrun.errors import DataError, UsageError
+from rackrun.terminal import one_line
+from shards.jpeg import Frame, jpeg_frame
+from shards.source import Source
+from training.config import DataSettings
+from training.data.decode import FINE, RATIO, Interpolation, Pixels, decode, draw_box, has_end
+from training.data.loader import worker_count
+from training.data.samples import (
+    Batch,
+    JpegCrop,
+    LeftToGpu,
+    Prepare,
+    Quarantine,
+    filled,
+    left_to_gpu,
+    rows_of,
+)
+from training.data.transforms import Transforms
+from training.ranks import Ranks
+
+MOST_PIXELS = 1 << 20  # of an image: those of a batch of 256 take 0.8 GB of the GPU's memory
+MEASURED = 64  # images
+ADOBE = b"\xff\xee\x00\x0eAdobe"  # the segment that may name other colours than the usual ones
+RED_GREEN_BLUE = b"RGB"  # the names of components that may be colours themselves
+ON_CPU_ONLY = {
+    "vertical_flip": "--vertical-flip",
+    "color_jitter": "--color-jitter",
+    "trivial_augment": "--trivial-augment",
+    "rand_augment": "--rand-augment",
+    "augmix": "--augmix",
+    "erase": "--random-erasing",
+}
+"""Changes of training images that loader workers make, and their options."""
+
+
+@dataclass(frozen=True)
+class GpuDecoder:
+    """Decodes the JPEGs in a batch into their places among its images on the device."""
+
+    device: torch.device
+    interpolation: Interpolation
+
+    def __call__(self, batch: Batch, images: torch.Tensor) -> None:
+        """Fill the places of `images`, uint8 (B, 3, size, size), that hold a JPEG in the batch."""
+        jpegs = jpegs_in(batch)
+        try:
+            found = decoded(jpegs, self.device)
+        except RuntimeError:  # it names none, and returns none of the others
+            found = [self._alone(*one) for one in zip(batch.left, jpegs, strict=True)]
+        for left, pixels in zip(batch.left, found, strict=True):
+            images[left.place] = self._resized(pixels, left.crop, images.shape[2:])
+
+    def _alone(self, left: LeftToGpu, jpeg: torch.Tensor) -> torch.Tensor:
+        """Return the pixels of a JPEG, by Pillow if nvJPEG refuses; DataError if it is damaged."""
+        try:
+            return decoded([jpeg], self.device)[0]
+        except RuntimeError:
+            pass
+        try:
+            pixels = decode(jpeg.numpy().tobytes())
+        except DataError as error:
+            also = "type --gpu-decode off --bad-samples quarantine to leave such images out"
+            raise DataError(f"{left.name}: {error}; {also}") from None
+        return torch.from_numpy(pixels).permute(2, 0, 1).to(self.device)
+
+    def _resized(self, pixels: torch.Tensor, crop: JpegCrop, size: Sequence[int]) -> torch.Tensor:
+        """Return the crop of an image as float32 (3, height, width) of whole numbers."""
+        box, (height, width) = crop.box, size
+        part = pixels[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        # Rows before columns, rounded in between, as the kernel for bytes on the CPU does it.
+        resized = part[None].float()
+        for shape in ((box.height, width), (height, width)):
+            resized = interpolate(resized, shape, mode=self.interpolation, antialias=True)
+            resized = resized.round_().clamp_(0, 255)  # bicubic goes beyond
+        return resized[0].flip(2) if crop.mirror else resized[0]
+
+
+def gpu_decoder(
+    config: DataSettings, ranks: Ranks, transforms: Transforms, source: Source
+) -> tuple[GpuDecoder | None, str]:
+    """Return what decodes on the GPU, None if loader workers do, and a remark on the choice.
+
+    Raise UsageError if --gpu-decode on cannot be had. With `auto` all ranks choose the same.
+    """
+    if config.gpu_decode == "off":
+        return None, ""
+    decoder, faster, remark = GpuDecoder(ranks.device, transforms.interpolation), False, ""
+    why_not = _obstacle(ranks.device, transforms)
+    if not why_not:
+        try:
+            faster, remark = _compared(decoder, config, ranks, transforms, source)
+        except RuntimeError as error:
+            why_not = f"torchvision cannot: {one_line(str(error))}"
+    if config.gpu_decode == "on":
+        if why_not:
+            raise UsageError(f"--gpu-decode on: {why_not}; type --gpu-decode off")
+        return decoder, f"JPEGs are decoded on the GPU: {remark}"
+    if ranks.all_reduce_max(int(not faster)):
+        why = remark or why_not
+        return None, f"JPEGs are decoded by loader workers: {why} (--gpu-decode auto)"
+    return decoder, f"JPEGs are decoded on the GPU: {remark} (--gpu-decode auto)"
+
+
+def preparing(transforms: Transforms, on_gpu: bool) -> Prepare:
+    """Return what fills an image's place in a training batch: with pixels, or for the GPU."""
+
+    def with_pixels(data: bytes, random: np.random.Generator, place: Pixels) -> None:
+        transforms.for_training(data, random, place)
+
+    def with_jpeg(data: bytes, random: np.random.Generator, place: Pixels) -> JpegCrop | None:
+        frame = jpeg_frame(data)
+        if frame is None or len(data) > place.size or not _is_usual(data, frame, transforms.size):
+            return with_pixels(data, random, place)
+        # The crop is the one that with_pixels would draw.
+        mirror = random.random() < (0.5 if transforms.flip else 0.0)
+        box = draw_box(frame.width, frame.height, random, (transforms.crop_area, 1.0), RATIO)
+        place.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
+        return JpegCrop(len(data), box, mirror)
+
+    return with_jpeg if on_gpu and not _changes(transforms) else with_pixels
+
+
+def jpegs_in(batch: Batch) -> list[torch.Tensor]:
+    """Return the JPEGs in a batch: uint8 (length,), each where its pixels would be."""
+    places = batch.images.permute(0, 2, 3, 1)
+    return [places[left.place].view(-1)[: left.crop.length] for left in batch.left]
+
+
+def decoded(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return the pixels of each JPEG on the device: uint8 (3, height, width)."""
+    from torchvision.io import ImageReadMode, decode_jpeg  # loader workers need not import it
+
+    with warnings.catch_warnings():
+        # Its successor, torchcodec, is a package of its own, for which there is no lock yet.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found: list[torch.Tensor] = decode_jpeg(jpegs, ImageReadMode.RGB, device)
+    return found
+
+
+def _is_usual(data: bytes, frame: Frame, size: int) -> bool:
+    """Return True for a whole baseline JPEG of usual colours and moderate size."""
+    shorter, components = min(frame.width, frame.height), frame.height_at + 5
+    names = data[components : components + 9 : 3]
+    return (
+        frame.one_scan
+        and shorter < 2 * FINE * size  # else the crop may be decoded at a fraction
+        and frame.width * frame.height <= MOST_PIXELS
+        and names != RED_GREEN_BLUE
+        and data.find(ADOBE, 0, frame.scan_at) < 0
+        and has_end(data)
+    )
+
+
+def _obstacle(device: torch.device, transforms: Transforms) -> str:
+    """Return why no JPEG of training can be decoded on the device; nothing if some can."""
+    return "ranks compute on the CPU" if device.type != "cuda" else _changes(transforms)
+
+
+def _changes(transforms: Transforms) -> str:
+    """Return what training does to images that only loader workers do, or nothing."""
+    if type(transforms) is not Transforms:
+        return "the task has transforms of its own"
+    if transforms.channels != 3 or transforms.crop_area >= 1:
+        return "the task does not train on random crops in colour"
+    options = [option for name, option in ON_CPU_ONLY.items() if getattr(transforms, name)]
+    return f"loader workers are needed for {' and '.join(options)}" if options else ""
+
+
+def _compared(
+    decoder: GpuDecoder, config: DataSettings, ranks: Ranks, transforms: Transforms, source: Source
+) -> tuple[bool, str]:
+    """Return whether the GPU decodes faster than this rank's workers, and how fast both are.
+
+    Raise RuntimeError if it cannot decode.
+    """
+    samples = source.manifest.split("train").samples
+    found = list(rows_of(source, "train", range(min(MEASURED, samples))))
+    shape, workers = (len(found), *transforms.training_shape), max(worker_count(config, ranks), 1)
+    places = torch.empty(shape, dtype=torch.uint8, pin_memory=decoder.device.type == "cuda")
+
+    def fill(on_gpu: bool) -> Batch:
+        prepare, quarantine = preparing(transforms, on_gpu), Quarantine(config)
+        kept = filled(places, enumerate(found), prepare, (config.seed,), quarantine)
+        left = left_to_gpu(enumerate(kept))
+        return Batch(places.permute(0, 3, 1, 2), torch.empty(0), left=left)
+
+    def decode_left() -> None:
+        images = batch.images.to(decoder.device, copy=True)
+        decoder(batch, images)
+        images[0].cpu()  # waits for all of it
+
+    by_workers = len(found) / _seconds(lambda: fill(on_gpu=False)) * workers
+    batch = fill(on_gpu=True)
+    if not batch.left:
+        return False, f"none of the first {len(found)} images is a JPEG that a GPU decodes"
+    decoded(jpegs_in(batch), decoder.device)  # raises if it cannot; the first call takes longer
+    by_gpu = len(batch.left) / _seconds(decode_left)
+    rates = f"{by_gpu:,.0f} images/s, loader workers ({workers}) {by_workers:,.0f}"
+    return by_gpu > by_workers, rates
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
