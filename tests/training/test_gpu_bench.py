@@ -60,4 +60,5 @@ def test_all_but_copies_run_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None
     assert "need a GPU" in printed
     for name in ("resampled", "exact epochs"):
         assert re.search(rf"{name} +[\d,]+ images/s, .* workers alone +[\d,]+; steps wait", printed)
+    assert "by loader workers: ranks compute on the CPU" in printed
     assert re.search(r"40 drawings, 1 epochs: [\d.]+% of the unseen ones in \d+ s", printed)
