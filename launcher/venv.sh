@@ -77,16 +77,20 @@ venv_find_uv() {
 }
 
 venv_get() { # WORDS...
-    local python="$root/.venv/bin/python" installer
+    local python="$root/.venv/bin/python" installer next='type the same command again'
     # What is imported is compiled then: compiling all that torch brings takes pip minutes.
     installer=("$python" -m pip install --disable-pip-version-check --progress-bar on --no-compile)
     if [ -n "$uv" ]; then
         installer=("$python" -P "$root/launcher/files/pip_settings.py" "$uv" pip install
             --python "$python")
     fi
+    if [ ${#wheels[@]} != 0 ]; then # of another lock, it may be
+        next="bring the wheels of requirements/$lock.txt: python3 -m pip download --require-hashes"
+        next+=" --only-binary :all: -r requirements/$lock.txt -d FOLDER, and --sync-wheels FOLDER"
+    fi
     # Constraints of an image (NGC sets some) are for its packages; here the lock names each version.
     PIP_CONSTRAINT='' "${installer[@]}" "${quiet[@]}" "$@" >&2 ||
-        venv_fail "the installation failed; see the lines above, then type the same command again"
+        venv_fail "the installation failed; see the lines above, then $next"
 }
 
 venv_wheels() { # sets $wheels to the options for wheels that were brought, if there are any

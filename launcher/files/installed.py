@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree
 from launcher.remote.files import INSTALLED, file_digest
+from rackrun.contract import variables
 from rackrun.contract.tasks import PLATFORM, TASKS
+from rackrun.cuda import BASE
 from rackrun.errors import UsageError
 
 _LOCKS = ("base.txt", "cuda12.txt")
@@ -30,9 +33,10 @@ def with_wheels(code: WorkingTree, folder: Path) -> WorkingTree:
     """
     found = {f"wheels/{path.name}": path for path in sorted(folder.glob("*.whl"))}
     if not found:
+        lock = f"requirements/{os.environ.get(variables.LOCK) or BASE}.txt"
         raise UsageError(
             f"--sync-wheels {folder}: holds no wheel; type: python3 -m pip download"
-            f" --require-hashes --only-binary :all: -r requirements/base.txt -d {folder}"
+            f" --require-hashes --only-binary :all: -r {lock} -d {folder}"
         )
     return _beside(code, found)
 

@@ -137,8 +137,11 @@ def test_hosts_without_an_index_install_from_wheels_that_are_brought(lab: Labs) 
     assert code == 78 and "torch" in err  # the lock does not name it
     (installed,) = (one.folder / "there-1").glob(".venv/lib/*/site-packages/only_here*")
     assert installed.name == "only_here-1.dist-info"
-    code, _, err = launch(one, "--sync", "--sync-wheels", str(one.folder), named=False)
-    assert code == 64 and "holds no wheel; type: python3 -m pip download" in err
+    for chosen, lock in (({}, "base.txt"), ({"RACKRUN_LOCK": "cuda12"}, "cuda12.txt")):
+        words = ("--sync", "--sync-wheels", str(one.folder))
+        code, _, err = launch(one, *words, named=False, env=chosen)
+        assert code == 64 and "holds no wheel; type: python3 -m pip download" in err
+        assert f"-r requirements/{lock} -d {one.folder}" in err
 
 
 def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> None:

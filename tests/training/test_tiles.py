@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from convert.images.tiles import tiled
 from convert.options import Packing
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
+from nginx.serve import serving
+from nginx.site import Site
 from shards.jpeg import Frame, jpeg_frame
 from shards.tiles import grid_of, tile_bounds, window
 from tests.training.test_decode import encoded, photograph
@@ -210,18 +213,35 @@ def two_forms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "plain", root / "tiles"
 
 
+def batches(location: str, **options: Any) -> list[tuple[bytes, list[int]]]:
+    """Return images and labels of some steps of training, and of evaluation."""
+    config = ImageNet(
+        data=location, batch_size=8, workers=0, device="cpu", image_size=48, **options
+    )
+    ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 2)
+    given = chain(islice(data.training(0), 7), data.evaluation())
+    return [(batch.images.numpy().tobytes(), batch.labels.tolist()) for batch in given]
+
+
 def test_batches_are_those_of_the_originals(two_forms: tuple[Path, Path]) -> None:
     """Every image and label of training, and of evaluation, whichever form is read."""
-
-    def batches(folder: Path) -> list[tuple[bytes, list[int]]]:
-        config = ImageNet(data=str(folder), batch_size=8, workers=0, device="cpu", image_size=48)
-        ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
-        data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 2)
-        given = chain(islice(data.training(0), 7), data.evaluation())
-        return [(batch.images.numpy().tobytes(), batch.labels.tolist()) for batch in given]
-
     plain, with_tiles = two_forms
-    assert batches(with_tiles) == batches(plain)
+    assert batches(str(with_tiles)) == batches(str(plain))
+
+
+@pytest.mark.parametrize("exact_epochs", [False, True])
+def test_tiles_come_over_http_and_from_the_cache_of_a_node(
+    two_forms: tuple[Path, Path], exact_epochs: bool, tmp_path: Path
+) -> None:
+    """From a server, by a cache that is empty, and by a full one: the batches of the folder."""
+    _, with_tiles = two_forms
+    expected = batches(str(with_tiles), exact_epochs=exact_epochs)
+    with_tiles.chmod(0o755)
+    with serving(Site(with_tiles, port=0, native=True)) as server:
+        for cache in ("", str(tmp_path), str(tmp_path)):
+            assert batches(server.url, exact_epochs=exact_epochs, cache=cache) == expected
+    assert any(tmp_path.iterdir())
 
 
 def test_an_exact_epoch_has_the_rows_and_images_of_the_originals(

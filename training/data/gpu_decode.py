@@ -134,7 +134,8 @@ def preparing(transforms: Transforms, on_gpu: bool) -> Prepare:
     def with_jpeg(data: bytes, random: np.random.Generator, place: Pixels) -> JpegCrop | None:
         frame = jpeg_frame(data)
         if frame is None or len(data) > place.size or not _is_usual(data, frame, transforms.size):
-            return with_pixels(data, random, place)
+            with_pixels(data, random, place)
+            return None
         # The crop is the one that with_pixels would draw.
         mirror = random.random() < (0.5 if transforms.flip else 0.0)
         box = draw_box(frame.width, frame.height, random, (transforms.crop_area, 1.0), RATIO)
