@@ -22,7 +22,7 @@ class HostError(Problem):
     """A problem with one or more hosts."""
 
     def __init__(self, text: str, hosts: Collection[str] = ()) -> None:
-        """Store the labels of `hosts`, without which the run could go on."""
+        """Store the labels of `hosts`, without which the run could continue."""
         super().__init__(text)
         self.hosts = frozenset(hosts)
 

@@ -19,12 +19,12 @@ NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EACCES)
 
 @contextlib.contextmanager
 def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Give a file beside `path` that gets its name only if the block ends without an error.
+    """Yield a file next to `path` that gets its name only if the block ends without an error.
 
-    It is on the disk before it is renamed, and its name before the block is left. After an error or
-    an interrupt nothing is left of it; after a kill, a hidden partial file of no use. Two processes
-    may write the same file: the later rename wins, and both files are whole. `mode` is less the
-    umask. Write within `translated_os_errors(path)`, which makes a full disk a SaveError.
+    The file is on the disk before it is renamed, and the name before the block ends. An error or an
+    interrupt leaves nothing, a kill a hidden partial file. Two processes may write the same file:
+    the later rename wins, and both files are complete. The umask applies to `mode`. Write within
+    `translated_os_errors(path)`, which turns a full disk into a SaveError.
     """
     partial = partial_path(path)
     try:
@@ -54,7 +54,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def partial_path(path: Path) -> Path:
-    """Return a unique name for a file that is not whole yet: hidden, so that no server shows it."""
+    """Return a unique name for an incomplete file, hidden so that no server shows it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
@@ -64,7 +64,7 @@ def partials(folder: Path) -> list[Path]:
 
 
 def written_for(partial: Path) -> str:
-    """Return the name of the file that a partial one was to become."""
+    """Return the final name of a partial file."""
     return partial.name[1:].rsplit(".", 2)[0]
 
 

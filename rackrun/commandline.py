@@ -1,7 +1,7 @@
-"""The command line of every command: from words to settings, from an error to a line and a code.
+"""The command line of every command: parse words to settings, turn errors into a line and a code.
 
-The settings are a dataclass, the parser is tyro's. The same mistake gives the same sentence in
-every command: what was typed, what is wrong with it, and what to type for help.
+The settings are a dataclass, the parser is tyro's. The same mistake gives the same message in every
+command: what was typed, what is wrong with it, and what to type for help.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rackrun.terminal import clean, clean_lines, discard, open_streams
 Settings = TypeVar("Settings")
 
 Renamed = Mapping[str, str]
-"""Old spellings of options, which are still accepted and shown nowhere, and the current ones."""
+"""Old spellings of options, which are accepted but never shown, and the current ones."""
 
 Answers = Mapping[str, str]
-"""Options that other programs have, and what to do here instead."""
+"""Options of other programs, and what to type instead."""
 
 _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
@@ -42,13 +42,13 @@ TRAINING_PACKAGES = (
     "torchvision",
     "webdataset",
 )
-"""What a light installation lacks: the extra `train`."""
+"""The packages of the extra `train`, which a light installation lacks."""
 
 _BAD_USAGE = 2  # tyro's exit code
 
 _UNSURE = ("Unrecognized options", "Missing argument", "Required options")
-"""Complaints that tyro makes of an unknown option: at one before a positional argument, it reports
-only that the latter is missing."""
+"""Errors that tyro reports for an unknown option: before a positional argument, it reports only
+that the argument is missing."""
 
 _SURELY = 0.8  # for an option of another program
 _ALIKE = 0.7  # of the letters, for an option that may have been meant
@@ -81,9 +81,9 @@ def parse(
     renamed: Renamed = _NO_WORDS,
     answers: Answers = _NO_WORDS,
 ) -> Settings:
-    """Return the settings that the command line asks for; raise UsageError for a bad one.
+    """Return the settings on the command line; raise UsageError for an invalid one.
 
-    `markers` are further ones of `tyro.conf`. --help prints and exits.
+    `markers` are additional ones of `tyro.conf`. --help prints and exits.
     """
     import tyro  # a twentieth of a second, which commands that need no options do without
 
@@ -112,14 +112,14 @@ def parse(
 
 
 def unknown_command(word: str, known: Collection[str], prog: str) -> str:
-    """Return the message about a first word that is no command: what was meant, what to type."""
+    """Return the message for an unknown command: the one that was probably meant, what to type."""
     close = difflib.get_close_matches(word, known, n=1)
     meant = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)};"
     return f"{word}: no such command; {meant} type: {prog} --help"
 
 
 def typed_command(program: str) -> str:
-    """Return what a user has typed to start this program, for its messages and its help."""
+    """Return the command that the user typed to start this program, for messages and help."""
     return os.environ.get(variables.TYPED, program)
 
 
@@ -131,7 +131,7 @@ def current_names(args: Sequence[str], renamed: Renamed) -> Iterator[str]:
 
 
 def _complaint(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> str:
-    """Return tyro's boxed complaint; it draws boxes only where standard output is UTF-8."""
+    """Return tyro's boxed error; it draws boxes only if standard output is UTF-8."""
     complaint = io.StringIO()
     utf8 = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with (
@@ -153,7 +153,7 @@ def _options(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> s
 
 
 def _sentence(complaint: str, words: Sequence[str], known: set[str], answers: Answers) -> str:
-    """Return tyro's boxed complaint as a sentence: where, what, and what to type."""
+    """Return tyro's boxed error as a sentence: where, what, and what to type."""
     title, *rows = [row.strip("│╭╮╰╯") for row in complaint.splitlines()]
     sections = [" ".join(part.split()) for part in re.split("─{2,}", "\n".join(rows))]
     parts = [_missing(title, rows) or _what(sections[0], words)]
@@ -182,7 +182,7 @@ def _unknown(words: Sequence[str], known: set[str]) -> str:
 
 
 def _closest(name: str, names: Iterable[str], alike: float = _ALIKE) -> str:
-    """Return the name that was probably meant; empty when none is alike."""
+    """Return the name that was probably meant; empty if none is similar."""
     return "".join(difflib.get_close_matches(name, names, n=1, cutoff=alike))
 
 
@@ -195,7 +195,7 @@ def _missing(title: str, rows: Sequence[str]) -> str:
 
 
 def _what(section: str, words: Sequence[str]) -> str:
-    """Return a section of tyro's complaint in the words that all commands share."""
+    """Return a section of tyro's error in the wording of all commands."""
     complaint, expected, choices = section.partition(". Expected one of ")
     section = complaint + expected + choices.replace("'", "")
     for pattern, sentence in _SENTENCES:
@@ -217,9 +217,9 @@ def _as_typed(sentence: str, words: Sequence[str]) -> str:
 def run(
     main: Callable[[list[str]], int | None], signals: Sequence[signal.Signals] = (signal.SIGTERM,)
 ) -> NoReturn:
-    """Run a command to its exit: the only place that turns an error into a line and a code.
+    """Run a command and exit: the only place that turns an error into a line and a code.
 
-    These signals end it through every clean-up on the way.
+    These signals end it after all cleanup.
     """
     open_streams()
     handle(signals, _terminate)
@@ -256,9 +256,9 @@ def print_version() -> int:
 
 
 def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
-    """Print what went wrong, in text that no terminal obeys; return the exit code.
+    """Print an error without control characters; return the exit code.
 
-    `cleaned` is for messages: a newline that a file's name brings along must not begin a line.
+    `cleaned` is for messages: a newline in a file name must not begin a line.
     """
     if isinstance(error, ModuleNotFoundError) and (needed := missing_package(error)):
         error = needed
@@ -273,13 +273,13 @@ def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingPackage | None:
-    """Return the message about a package that only training needs; None for any other."""
+    """Return the message for a missing package that only training needs; None for any other."""
     package = (error.name or "").partition(".")[0]
     return MissingPackage(package) if package in TRAINING_PACKAGES else None
 
 
 def reader_left() -> int:
-    """Return the exit code for a reader (head, less) that has left."""
+    """Return the exit code for a reader (head, less) that has closed the output."""
     discard(sys.stdout)
     return 128 + signal.SIGPIPE
 

@@ -13,14 +13,14 @@ from rackrun.errors import UsageError
 
 
 class Command(NamedTuple):
-    """A command: its place and line in the help, and what runs it."""
+    """A command: its group and line in the help, and the function that runs it."""
 
     group: str
     help: str
     target: str
     """Module with a `main(args)` that returns an exit code; another function as MODULE:FUNCTION."""
     words: tuple[str, ...] = ()
-    """Words that it puts before those of the user."""
+    """Words to insert before those of the user."""
 
     def load(self) -> Callable[[list[str]], int | None]:
         """Import the function that runs the command."""
@@ -56,11 +56,11 @@ COMMANDS = {
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
     COMPLETION: Command("Shell", "Print completion for bash or zsh.", "rackrun.completion"),
 }
-"""A line here adds a command; what it runs is imported only when it is called."""
+"""A line here adds a command; its module is imported only when it is called."""
 
 VERSION = "--version"
 ALIASES = {"help": "--help", "version": VERSION, "list": "ps"}
-"""Words that other programs have for these."""
+"""Names that other programs use for these."""
 
 _SPELLINGS = {
     "launcher.commands.local": "./run-local",
@@ -76,7 +76,7 @@ _SPELLINGS = {
     "training.judge.command": "python -m training evaluate",
     "training.predict": "python -m training predict",
 }
-"""How commands are called where `rackrun` is not: by a script of the repository, or a module."""
+"""How to call commands without `rackrun` installed: a script of the repository, or a module."""
 
 _EXAMPLES = """\
   rackrun local                                              a demo that needs no data
@@ -89,7 +89,7 @@ _EXAMPLES = """\
 
 
 class _Caller:
-    """How commands are called in this process; by scripts in a checkout, unless set otherwise."""
+    """How messages call commands in this process; in a checkout by scripts, unless set otherwise."""
 
     by_name = not (Path(__file__).parents[1] / "run-ssh").exists()
     folder = "./"
@@ -105,7 +105,7 @@ def called(name: str) -> str:
 
 
 def program() -> list[str]:
-    """Return the words that start `rackrun` in any folder, by its name where that is enough."""
+    """Return the words that start `rackrun` in any folder, just its name if that is enough."""
     if _Caller.by_name and shutil.which("rackrun"):
         return ["rackrun"]
     return [sys.executable, "-P", "-S", str(Path(__file__).with_name("__main__.py"))]
@@ -142,7 +142,7 @@ def _meant(word: str) -> str:
 
 
 def is_about_runs(word: str) -> bool:
-    """Return True for a command that looks after runs, which is also accepted after another."""
+    """Return True for a command that manages runs, which is also accepted after another."""
     return word in COMMANDS and COMMANDS[word].group == "Runs"
 
 
@@ -156,7 +156,7 @@ def help_text() -> str:
 
 
 def _unknown(word: str) -> str:
-    """Return the message about a first word that is no command."""
+    """Return the message for an unknown command."""
     from rackrun.commandline import unknown_command
     from rackrun.user_code.tasks import find_task
 

@@ -44,7 +44,7 @@ else
 fi
 """,
 }
-"""A Tab after `./run-local` starts Python and not the script, which may install what it lacks."""
+"""A Tab after `./run-local` starts Python and not the script, which may install packages."""
 
 _KNOWN = Path("~/.rackrun/known")
 

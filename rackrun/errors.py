@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 class Problem(Exception):
-    """An error that a user can act on; its message has where, what, and what to type next."""
+    """An error that a user can act on; the message has where, what, and what to type next."""
 
     exit_code = 70
 
@@ -39,7 +39,7 @@ class DataError(Problem):
 
 
 class Unavailable(DataError):
-    """A server does not deliver what it should have; leaving out samples would not help."""
+    """A server does not deliver data that it should have; leaving out samples would not help."""
 
 
 class ReadError(Problem):
@@ -70,7 +70,7 @@ class SaveError(Problem):
 
 
 def install_command(extra: str) -> str:
-    """Return what to type for an extra, in the way in which this environment was made."""
+    """Return the command that installs an extra, with the installer that made this environment."""
     environment, checkout = Path(sys.prefix), Path(__file__).parents[1]
     has_torch = extra != "train" and find_spec("torch") is not None
     tool = f"'rackrun[{'train,' * has_torch}{extra}]'"  # uv and pipx keep only what is named

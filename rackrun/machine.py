@@ -12,7 +12,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @functools.cache
 def core_count() -> int:
-    """Return the number of CPU cores that this process may use, also once it is bound to some."""
+    """Return the number of CPU cores that this process may use, even if it is bound to some."""
     if hasattr(os, "sched_getaffinity"):  # macOS has no affinity
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -20,7 +20,7 @@ def core_count() -> int:
 
 @functools.cache
 def boot_id() -> str:
-    """Return the kernel's UUID of this boot; empty where it gives none."""
+    """Return the kernel's UUID of this boot; empty if there is none."""
     try:
         return BOOT.read_text().strip()
     except OSError:
@@ -28,9 +28,9 @@ def boot_id() -> str:
 
 
 def bind_near(device: str, devices: Path = DEVICES) -> bool:
-    """Let this thread, and what it starts, run on the cores beside a PCI device only.
+    """Bind this thread, and what it starts, to the cores closest to a PCI device.
 
-    Return False where the kernel knows no such device, or all cores are equally near.
+    Return False if the kernel knows no such device, or if all cores are equally close.
     """
     if not device:
         return False

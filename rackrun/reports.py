@@ -1,7 +1,7 @@
 """Reports of a rank to the launcher: one JSON object in one datagram. Standard library only.
 
-A report is also the rank's sign of life, so it comes from the loop itself, never from a thread. It
-never makes a step wait: what is not taken at once is dropped, and the next report repeats it.
+A report also shows that the rank makes progress, so the loop itself sends it, never a thread. It
+never delays a step: a report that is not taken at once is dropped, and the next one repeats it.
 """
 
 import atexit

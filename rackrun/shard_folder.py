@@ -1,4 +1,4 @@
-"""Whether a path is a folder of shards, and if not, the command that makes one of it.
+"""Check whether a path is a folder of shards; if not, name the command that makes one of it.
 
 Standard library only: the launcher asks this before a run folder exists, and the ranks once more.
 """
@@ -19,7 +19,7 @@ MOST_NAMES = 1000  # to look at; a folder may have millions
 
 
 def why_no_shards(location: str) -> str:
-    """Return why shards cannot be read from a path, and what to type; empty when they can."""
+    """Return why shards cannot be read from a path, and what to type; empty if they can."""
     folder = Path(location)
     convert = f"{called('convert')} folder {shlex.quote(location)} OUT"
     if (folder / MANIFEST_NAME).exists():

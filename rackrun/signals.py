@@ -1,4 +1,4 @@
-"""Handlers of signals that leave alone what the caller ignores."""
+"""Handle signals, except those that the caller ignores."""
 
 import signal
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def handle(numbers: Iterable[signal.Signals], handler: Handler) -> dict[signal.Signals, Any]:
-    """Have signals call a handler, except those that the caller ignores; return what did before.
+    """Set the handler of signals, except those that the caller ignores; return the previous ones.
 
     `nohup` and `&` in a script make their programs ignore SIGHUP and SIGINT.
     """

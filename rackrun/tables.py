@@ -23,10 +23,10 @@ def table(
     wrapped: Sequence[str] = (),
     numbers: Sequence[str] = (),
 ) -> str:
-    """Return a table as text, in colour on a terminal; columns in `numbers` are right-aligned.
+    """Return a table as text, in color on a terminal; columns in `numbers` are right-aligned.
 
-    The columns named in `wrapped` give way on a narrow terminal. A first column without a name has
-    marks, which colour their rows.
+    The columns in `wrapped` become narrower on a narrow terminal. A first column without a name has
+    marks, which color their rows.
     """
     from rich.console import Console  # a twentieth of a second, which --help does without
     from rich.table import Table
@@ -48,7 +48,7 @@ def table(
 
 
 def as_csv(rows: Iterable[Sequence[object]]) -> bytes:
-    """Return rows as CSV in UTF-8; a name that is no text keeps its bytes."""
+    """Return rows as CSV in UTF-8; a name that is not valid text keeps its bytes."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode(errors="surrogateescape")
@@ -60,6 +60,6 @@ def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 
 def require_folder(path: str) -> None:
-    """Raise UsageError for a file that cannot be written since its folder is missing."""
+    """Raise UsageError if the folder of a file is missing."""
     if path and not Path(path).parent.is_dir():
         raise UsageError(f"{path}: no folder {Path(path).parent}; type: mkdir -p its name")

@@ -1,4 +1,4 @@
-"""Make text from elsewhere safe to print to a terminal or a log.
+"""Make external text safe to print to a terminal or a log.
 
 Banners, error messages of hosts and servers, names in archives and checkpoints: any of it
 may hold escape sequences that move the cursor, rename the window or hide a line. Every
@@ -45,15 +45,15 @@ def say(line: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Send the rest of a stream to /dev/null: its reader has left.
+    """Send the rest of a stream to /dev/null: its reader has closed it.
 
-    The interpreter would fail to write what is still in its buffer, at its end, and report that.
+    Otherwise the interpreter would fail to flush its buffer at exit, and report that.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def open_streams() -> None:
-    """Open /dev/null where the caller has closed a standard stream, before another file is it."""
+    """Open /dev/null for each closed standard stream, before another file takes its number."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Write durations, sizes and counts, each in one form everywhere."""
+"""Format durations, sizes and counts, the same way everywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_SECONDS = 100 * 365 * 86400  # of a limit that is typed: a clock can still 
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read a clock: 0:07, 12:34, 1:02:03."""
+    """Return seconds as a clock time: 0:07, 12:34, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,6 +1,6 @@
 """`./run-local`: torchrun on this machine, through the same agent as on any other host.
 
-What does the work is imported after the command line, so that `--help` answers at once.
+Other modules are imported after parsing the command line, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HEAD = Head(
 
 @takes_settings_file(LocalOptions)
 def main(args: Sequence[str]) -> int:
-    """Run what the command line asks for, and return the exit code."""
+    """Run the command line, and return the exit code."""
     own, rest = hoisted(*split(args, LocalOptions))
     options = parse(LocalOptions, "local", own, HEAD) if own else LocalOptions()
     work = read_work("local", LocalOptions, own, rest)

@@ -36,7 +36,10 @@ MOST_PROCESSES = 1024  # of a sweep on this machine
 
 
 def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> int:
-    """Do what the options ask, and return the exit code; `typed` is the command to type again."""
+    """Check, plan or launch as the options demand; return the exit code.
+
+    `typed` is the command to type again.
+    """
     demo = work is None
     work = work or DEMO
     jobs = options.jobs
@@ -61,7 +64,7 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
 
 
 def stay(work: Work, options: LocalOptions) -> Result:
-    """Launch, and return how it ended."""
+    """Launch, and return the result."""
     check_gpus(work, NAME, interpreter(options.python), options.image)
     return launch_local(work, options)
 
@@ -78,7 +81,7 @@ def show(work: Work, options: LocalOptions) -> int:
 
 
 def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
-    """Run something on this machine; `again` is the command that was typed."""
+    """Launch on this machine, and return the result; `again` is the typed command."""
     jobs = recorded("local", options, work, again)
     with check_task_options(work, "local") as refuse:
         if not options.image:  # where in a container the data are, only the container knows
@@ -92,7 +95,7 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
 
 
 def _launch_contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> Result:
-    """Run something in a container on this machine, which is looked at as any host is."""
+    """Launch in a container on this machine, which is checked like any host."""
     from launcher.lifecycle.attempts import Launch, run_to_end
     from launcher.lifecycle.planning import code_here
 

@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _end_before_the_start(number: int, frame: FrameType | None) -> None:
-    """Raise once the scheduler wants the node back, while it still waits for others."""
+    """Raise if the scheduler asks for the node back while it waits for others."""
     raise HostLost("stopped before all nodes had joined; type the same command again")
 
 
@@ -77,9 +77,9 @@ def placement_here(options: NodeOptions, environment: Mapping[str, str]) -> Plac
 
 
 def with_free_port(placement: Placement) -> Placement:
-    """Return a single node's placement with a port that is free now, unless one was asked for.
+    """Return a single node's placement with a port that is free now, unless one was given.
 
-    Jobs side by side on this machine would otherwise meet at the same port.
+    Several jobs on this machine would otherwise use the same port.
     """
     if placement.nodes.value > 1 or placement.port.origin in ("--port", "MASTER_PORT"):
         return placement
@@ -87,7 +87,7 @@ def with_free_port(placement: Placement) -> Placement:
 
 
 def show(placement: Placement, work: Work, options: NodeOptions) -> None:
-    """Show what was found, where it came from, and what would run here."""
+    """Print what was detected, from which variable, and what would run here."""
     found, plan = found_in(placement, work, options)
     if options.json:
         text = json.dumps({"found": found, "plan": asdict(plan)}, indent=2)
@@ -111,7 +111,7 @@ def found_in(
 
 
 def _found_text(found: Mapping[str, object]) -> str:
-    """Return a line for each thing that was found."""
+    """Return a line for each detected value."""
     lines = [f"platform: {found['platform']}"]
     for name, part in found.items():
         if isinstance(part, dict):
@@ -121,7 +121,7 @@ def _found_text(found: Mapping[str, object]) -> str:
 
 
 def _expected_slots(placement: Placement, options: NodeOptions) -> tuple[int, ...]:
-    """Return the processes of all nodes, as far as one can know: the roll call counts them."""
+    """Return the processes of all nodes, as far as this node knows; the rendezvous counts them."""
     if options.slots:
         return slots_of(options.slots, placement.nodes)
     return (processes(placement).value,) * placement.nodes.value
@@ -130,7 +130,7 @@ def _expected_slots(placement: Placement, options: NodeOptions) -> tuple[int, ..
 def _launch_node(
     placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
 ) -> Result:
-    """Meet the others, and run this node's share; `again` is the command that was typed."""
+    """Join the rendezvous, and run this node's share; `again` is the typed command."""
     with ExitStack() as servers:
         meeting = meet(placement, work, options, servers)
         plan = plan_for(placement, work, meeting, options).part(placement.node.value)
@@ -144,7 +144,7 @@ def _launch_node(
 
 
 def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:
-    """Return the plan of the whole run; of the other nodes it has what all have agreed on."""
+    """Return the plan of the whole run; for other nodes, only what all nodes agreed on."""
     agreement = meeting.agreement
     folder = str((options.runs / agreement.folder).resolve())
     here = planned("", meeting.address, 0, folder, signalled_together=True)

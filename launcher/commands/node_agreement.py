@@ -1,4 +1,4 @@
-"""The agreement of the nodes of a run: they meet at node 0, and each checks what it is given."""
+"""The agreement of the nodes of a run: they connect to node 0, and each checks what it receives."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def processes(placement: Placement) -> Sourced[int]:
 
 
 def _check_private(address: str, options: NodeOptions) -> None:
-    """Refuse to meet at a public address, unless that was asked for."""
+    """Refuse a rendezvous at a public address, unless --ignore-check allows it."""
     if ip_address(address.partition("%")[0]).is_global and not options.ignore_check:
         where = f"nodes would meet at the public address {address}"
         raise PreflightRefused(
@@ -112,7 +112,7 @@ def _check_private(address: str, options: NodeOptions) -> None:
 
 
 def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> None:
-    """Take from node 0 only what was asked for here, of its own run and from its own machine."""
+    """Accept from node 0 only what the options here allow, about its run and from its machine."""
     _check_private(meeting.master, options)
     agreed = meeting.agreement
     name = file_name(options.name or work.name)
@@ -142,7 +142,7 @@ def _served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
 
 
 def _resumable(member: NodeInfo, options: NodeOptions, work: Work) -> str:
-    """Return the run that a node would resume from, if it is one of this name."""
+    """Return the run that a node would resume from, if it has this name."""
     fits = options.auto_resume and _is_run_of(member.resume, file_name(options.name or work.name))
     return member.resume if fits else ""
 
@@ -153,7 +153,7 @@ def _is_run_of(run: str, name: str) -> bool:
 
 
 def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -> str:
-    """Serve the data at the address that all nodes know, if asked to, and return the URL."""
+    """With --serve, serve the data at an address that all nodes know; return the URL."""
     serving = options.serving
     if not serving.serve:
         return ""
@@ -179,7 +179,7 @@ def job_for(
 
 
 def _newest_run(options: NodeOptions, work: Work) -> str:
-    """Return the folder of the newest run of this name with a checkpoint; empty for none."""
+    """Return the folder of the newest run of this name with a checkpoint; "" if there is none."""
     name = file_name(options.name or work.name)
     found = {path.parents[1].name for path in options.runs.glob(f"*-{name}/checkpoints/*.pt")}
     return max((run for run in found if _is_run_of(run, name)), default="")

@@ -1,4 +1,4 @@
-"""The launcher's command line: options from dataclasses, then what is to run."""
+"""The launcher's command line: options from dataclasses, then a task or command."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TYPED_ONLY = {
     "json": "a Result is returned",
     "config": "give its options by name",
 }
-"""Options that mean nothing where a run is started from Python, and what to do instead."""
+"""Options without effect when a run is started from Python, and what to do instead."""
 
 RENAMED = {
     "--allow": "--ignore-check",
@@ -77,7 +77,7 @@ ELSEWHERE = {
     **dict.fromkeys(("--rdzv-id", "--standalone"), NOT_NEEDED),
     **dict.fromkeys(("--gpus", "--gpu-ids", "--devices"), CHOSEN),
 }
-"""Options of torchrun, accelerate, DeepSpeed and mpirun, and what to do here instead."""
+"""Options of torchrun, accelerate, DeepSpeed and mpirun, and what to type instead."""
 
 Settings = TypeVar("Settings")
 
@@ -107,7 +107,7 @@ def split(
 def takes_settings_file(
     settings: type[Options], words: int = 0
 ) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
-    """Let a command take --config FILE: its settings come before the words that were typed.
+    """Let a command take --config FILE, whose settings come before the typed words.
 
     An error about an option of the file names file and key. `words` are the plain words that come
     before the task, as in `split`.
@@ -132,7 +132,7 @@ def takes_settings_file(
 def with_settings(
     file: SettingsFile, args: Sequence[str], settings: type[Options], words: int = 0
 ) -> list[str]:
-    """Return a command line with the settings of a file, over which what was typed wins."""
+    """Return a command line with the settings of a file; typed options take precedence."""
     own, rest = split(args, settings, words)
     before, work = split(args, settings)
     hosts: list[str] = []
@@ -198,7 +198,7 @@ def launching(head: Head, prog: str) -> Head:
 
 
 def _without_switched_off(settings: type[Any], args: Sequence[str]) -> list[str]:
-    """Return the words without `--no-wait`, which a settings file may make necessary."""
+    """Return the words without `--no-wait` and the like, which only change a settings file."""
     left, known = list(args), set(names_of(settings))
     off = {name for name in switches(settings) if name.startswith("--no-") and name not in known}
     for word in [word for word in args if word in off]:
@@ -209,7 +209,7 @@ def _without_switched_off(settings: type[Any], args: Sequence[str]) -> list[str]
 
 
 def _answers_of(settings: type[Any]) -> dict[str, str]:
-    """Return the answers to options that this command does not have, but others do."""
+    """Return the answers to options that other commands have, but not this one."""
     if not issubclass(settings, Options):
         return {}
     known = set(names_of(settings)) - {"--hosts"}  # the host file, which has no option
@@ -223,7 +223,7 @@ def _answers_of(settings: type[Any]) -> dict[str, str]:
 
 
 def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOptions:
-    """Return the options from their names in Python; raise UsageError for an unknown one."""
+    """Return the options given by name in Python; raise UsageError for an unknown one."""
     names = {_as_field(old): _as_field(new) for old, new in RENAMED.items()}
     outer = {names.get(name, name): value for name, value in values.items()}
     for name, instead in TYPED_ONLY.items():
@@ -243,14 +243,14 @@ def _as_field(option: str) -> str:
 
 
 def _taken(values: dict[str, Any], group: type[Any]) -> dict[str, Any]:
-    """Take the values that belong to a group of options out of all, as its fields have them."""
+    """Remove the values of a group of options from all values, and return them as its fields."""
     kinds = get_type_hints(group)
     names = [field.name for field in fields(group) if field.name in values]
     return {name: _meant(name, kinds[name], values.pop(name)) for name in names}
 
 
 def _meant(name: str, kind: Any, value: Any) -> Any:
-    """Return a value from Python as a field has it; raise UsageError for one that does not fit."""
+    """Return a value from Python as the type of a field; raise UsageError if it does not fit."""
     if kind in (Path, str) and isinstance(value, str | os.PathLike):
         return kind(os.fspath(value))
     if kind is float and isinstance(value, int):
@@ -266,10 +266,10 @@ def _meant(name: str, kind: Any, value: Any) -> Any:
 def read_work(
     name: str, settings: type[Options], own: Sequence[str], rest: Sequence[str]
 ) -> Work | None:
-    """Return what a command line asks to run; raise UsageError with what was meant instead.
+    """Return the task or command to run; raise UsageError with what was probably meant.
 
-    `own` are the launcher's words after the command, of which none may be among a task's. A
-    task that is asked for something else than training answers in place of this process.
+    `own` are the launcher's options, which may not appear among a task's. A task that is called for
+    something other than training replaces this process.
     """
     prog = called(name)
     work = work_of(rest, (*prog.split(), *own))
@@ -283,7 +283,7 @@ def read_work(
 def _refuse_misplaced(
     prog: str, own: Sequence[str], settings: type[Options], task: TaskWork
 ) -> None:
-    """Refuse options of the launcher after a task, with the command as it was meant."""
+    """Refuse launcher options after a task; the message has the intended command."""
     names, answers = set(names_of(settings)), _answers_of(settings)
     ours: list[str] = []
     kept: list[str] = []
@@ -323,7 +323,7 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
 
 
 def _no_task(words: Sequence[str], before: Sequence[str]) -> str:
-    """Return why these words are no task with options, and what was probably meant."""
+    """Return why these words are not a task with options, and what was probably meant."""
     word = words[0]
     if word.endswith((".txt", ".hosts")) or Path(word).name == "hostfile":
         return f"{word!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(words)}"
@@ -336,7 +336,7 @@ def _no_task(words: Sequence[str], before: Sequence[str]) -> str:
 
 
 def _with_latest_run_named(option: str) -> str:
-    """Return `runs/latest` as the run that it leads to now: this launch will move the link."""
+    """Return the run that `runs/latest` links to now: this launch will move the link."""
     name, _, value = option.rpartition("=")
     path = Path(value)
     if path.name != LATEST or not path.is_symlink():
@@ -355,7 +355,7 @@ def _is_program(word: str) -> bool:
 
 
 def typed(command: str, own: Sequence[str], work: Work) -> tuple[str, ...]:
-    """Return the command that launched a task, without --resume; nothing for other work."""
+    """Return the command that launched a task, without --resume; empty for other work."""
     if not isinstance(work, TaskWork):
         return ()
     return (*called(command).split(), *own, work.task, *without(work.options, "--resume"))

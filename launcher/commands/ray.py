@@ -1,6 +1,6 @@
 """`./run-ray`: torchrun on every node of a Ray cluster, by the same survey, agents and supervision.
 
-Ray only lends the nodes: it starts no rank itself.
+Ray only provides the nodes; it starts no ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ HEAD = Head(
 
 @takes_settings_file(RayOptions)
 def main(args: Sequence[str]) -> int:
-    """Run what the command line asks for, and return the exit code."""
+    """Run the command line, and return the exit code."""
     own, rest = split(args, RayOptions)
     options = parse(RayOptions, "ray", own, HEAD)
     work = read_work("ray", RayOptions, own, rest) or DEFAULT
@@ -77,7 +77,7 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
 
 @contextmanager
 def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Iterator[Launch]:
-    """Reserve the nodes, check the options of a task, and serve its data meanwhile."""
+    """Reserve the nodes, check the options of a task, and serve its data; yield the launch."""
     with (
         cluster(options.address) as (hosts, places),
         check_task_options(work, "ray") as refuse,

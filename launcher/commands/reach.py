@@ -55,13 +55,13 @@ def connected(
 def chosen(
     hosts: tuple[Host, ...], network: Network, settings: LaunchSettings, options: SshOptions
 ) -> tuple[tuple[Host, ...], tuple[Machine, ...]]:
-    """Return the hosts of the run and the ways to them: all, or the first that are free and fit."""
+    """Return the hosts of the run and their transports: all, or the first that pass the checks."""
     if not options.hosts_needed:
         return hosts, network.connect(hosts)
     wanted = options.hosts_needed + options.spares
     busy_before = ""
     places = network.try_each(hosts)
-    # Code and data are left for the look before the start: they may be brought in between.
+    # Code and data are checked before the start: they may be copied in between.
     needs = settings.requirements(Command(("true",)), None)
     with closing(looks(hosts, places, needs)) as surveys:
         for found in surveys:
@@ -85,7 +85,7 @@ def chosen(
 def _fit_ones(
     hosts: Sequence[Host], places: Sequence[Machine | Problem], rows: Sequence[TableRow]
 ) -> list[tuple[Host, Machine]]:
-    """Return the hosts on which a run could start, and the ways to them."""
+    """Return the hosts on which a run could start, and their transports."""
     unfit = {row.host for row in rows if row.level == "refused"}
     pairs = zip(hosts, places, strict=True)
     fit = [(host, place) for host, place in pairs if not isinstance(place, Problem)]
@@ -93,7 +93,7 @@ def _fit_ones(
 
 
 def addresses(hosts: Sequence[Host], places: Sequence[Machine | Problem]) -> list[str]:
-    """Return the data address of each host that answers; empty for one behind a gateway."""
+    """Return the data address of each host that answers; empty for a host behind a gateway."""
     return [
         host.address or place.address
         for host, place in zip(hosts, places, strict=True)

@@ -1,6 +1,6 @@
-"""`--check` and `--dry-run`: look at the hosts, print what was found or planned, start nothing.
+"""`--check` and `--dry-run`: inspect the hosts, print findings or the plan, and start nothing.
 
-But for `--deep`, whose measurements are a run of their own.
+`--deep` is the exception: it measures in a run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check(
     as_json: bool,
     own: Sequence[Path],
 ) -> int:
-    """Print a table of all checks; return the exit code with which a run would be refused.
+    """Print a table of all checks; return the exit code of a launch.
 
     `own` are files here that are not code, such as the host file.
     """
@@ -59,7 +59,7 @@ def deep_check(
     settings: LaunchSettings,
     options: SshOptions,
 ) -> Launch:
-    """Return the run that measures hosts which have passed all checks."""
+    """Return the run that measures the hosts, after they have passed all checks."""
     reached = [place for place in places if not isinstance(place, Problem)]
     program = _measuring(work, hosts)
     code = code_there(hosts, reached, program, options)
@@ -88,7 +88,7 @@ def show_plan(
     as_json: bool,
     own: Sequence[Path] = (),
 ) -> int:
-    """Look at the hosts and print what would run there; return 0."""
+    """Inspect the hosts and print what would run there; return 0."""
     code = code_here(settings.jobs.runs, own=own)
     active = RestartState(settings.restarts, tuple(hosts)).active()
     jobs = settings.jobs

@@ -1,6 +1,6 @@
 """`./run-ssh`: torchrun on every host of a host file, after checks on all of them.
 
-What does the work is imported after the command line, so that `--help` answers at once.
+Other modules are imported after parsing the command line, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ONLY_HOSTS = Command(())
 """The work of --check without a task: hosts are asked for no data."""
 
 LATER = ("attach", "status", "logs", "stop")
-"""What can be said of a detached run, in place of a host file."""
+"""Commands on a detached run, typed instead of a host file."""
 
 
 @takes_settings_file(SshOptions, words=1)
 def main(args: Sequence[str]) -> int:
-    """Run what the command line asks for, and return the exit code."""
+    """Run the command line, and return the exit code."""
     if args and args[0] in LATER:
         from launcher.commands.detached import main as look_after
 

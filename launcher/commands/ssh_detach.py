@@ -1,4 +1,4 @@
-"""`./run-ssh --detach`: start a run that goes on without this machine, and print its id."""
+"""`./run-ssh --detach`: start a run that continues without this machine, and print its ID."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def start_detached(
     settings: LaunchSettings,
     options: SshOptions,
 ) -> int:
-    """Start the run, print its id, and return 0 once every rank has taken its first step.
+    """Start the run, print its ID, and return 0 once every rank has taken its first step.
 
-    What ends the run before that ends this with the same exit code. Ctrl-C only ends the wait.
+    If the run ends before that, return its exit code. Ctrl-C only ends the wait.
     """
     if options.scaling:
         raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
@@ -71,7 +71,7 @@ def _wait(run: str, host: Host, place: Machine, seconds: float | None) -> int:
 
 
 def _refuse_serving(work: Work, serving: Serving, addresses: Sequence[str]) -> None:
-    """Refuse to serve shards from here, since this launcher does not outlive the start."""
+    """Refuse to serve shards from here, because this launcher ends after the start."""
     if folder_to_serve(work, serving, addresses) is not None:
         raise UsageError(
             "--detach: this launcher would serve the shards, and it does not stay;"

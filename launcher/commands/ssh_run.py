@@ -24,7 +24,7 @@ SHORT_ID = 8  # characters of a run's id: enough to find it again
 
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
-    """Do what the options ask, and return the exit code; `typed` is the command to type again."""
+    """Check, plan or launch as the options demand; `typed` is the command to type again."""
     settings = resolved(options, recorded("ssh", options, work, typed))
     with (
         connected(options, settings.restarts) as (hosts, network),
@@ -71,7 +71,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
 
 
 def stay(work: Work, options: SshOptions) -> Result:
-    """Launch, and return how it ended."""
+    """Launch, and return the result."""
     settings = resolved(options, recorded("ssh", options, work))
     with (
         connected(options, settings.restarts) as (hosts, network),
@@ -106,9 +106,9 @@ def attached(launch: Launch, options: SshOptions) -> Result:
 
 
 def advice(options: SshOptions, run: str, result: Result, forgotten: str) -> str:
-    """Return what to type when hosts could not be verified; else forget where the run was.
+    """Return what to type if hosts could not be verified; otherwise forget the hosts of the run.
 
-    `forgotten` is why that could not be written down, if so.
+    `forgotten`: why they could not be recorded, if so.
     """
     doubtful = [name for name, state in result.hosts.items() if state != "clean"]
     if not doubtful:

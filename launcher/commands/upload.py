@@ -1,4 +1,4 @@
-"""The code of a run: what lies in this folder, and with --sync what is uploaded to the hosts."""
+"""The code of a run: the files in this folder, which --sync uploads to the hosts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rackrun.user_code.tasks import find_task
 
 
 def pending(work: Work, options: SshOptions) -> dict[str, str]:
-    """Return checks that hosts need not pass yet, and what a launch will do about them.
+    """Return the checks that hosts need not pass yet because --sync will fix them, and how.
 
-    The environment of a host is its own where an interpreter is named: --sync leaves that alone.
+    --sync leaves the environment of a host alone if `python=` names an interpreter.
     """
     found = {}
     if options.sync:
@@ -40,7 +40,7 @@ def pending(work: Work, options: SshOptions) -> dict[str, str]:
 def code_there(
     hosts: Sequence[Host], places: Sequence[Transport], work: Work, options: SshOptions
 ) -> WorkingTree | None:
-    """Return the code that hosts must have, as it is now; with --sync, upload it first."""
+    """Return the code that hosts must have; with --sync, upload it first."""
     code = code_here(options.runs, own=[options.hosts])
     if options.sync:
         brought = _brought(code, hosts, options)
@@ -54,9 +54,9 @@ def code_there(
 
 
 def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOptions) -> WorkingTree:
-    """Return what --sync brings: the files of this folder, and rackrun for hosts without python=.
+    """Return the files that --sync copies: this folder, and rackrun for hosts without python=.
 
-    Raises UsageError when that is nothing.
+    Raises UsageError if there are none.
     """
     if code:
         brought = with_untracked(code, options.sync_untracked, say)
@@ -74,7 +74,7 @@ def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOption
 
 
 def _left_behind(work: Work, brought: WorkingTree) -> str:
-    """Return the path of a task's or function's file that hosts would not get; or ""."""
+    """Return the path of a task's or function's file if hosts would not get it, otherwise ""."""
     task = find_task(work.task) if isinstance(work, TaskWork) else None
     file = task.file if task else None
     if isinstance(work, FunctionCall):
@@ -84,7 +84,7 @@ def _left_behind(work: Work, brought: WorkingTree) -> str:
 
 
 def _is_elsewhere(path: str) -> bool:
-    """Return True for a file out of this folder, which hosts may have installed."""
+    """Return True for a file outside this folder, which hosts may have installed."""
     return path.startswith("..")
 
 
@@ -100,7 +100,7 @@ def _why_left_behind(path: str, code: WorkingTree | None) -> str:
 def _sync(
     code: WorkingTree, hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
 ) -> None:
-    """Upload the working tree to every host and make the environment there."""
+    """Upload the working tree to every host and create the environment there."""
     workdir = options.workdir or str(code.root)
     destinations = [
         Destination(

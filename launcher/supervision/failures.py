@@ -24,10 +24,10 @@ from launcher.supervision.root_cause import (
 
 
 class FailureLog:
-    """Collects failures, apart for those before and after the end of the run was ordered."""
+    """Collects failures, separately before and after the order to end the run."""
 
     def __init__(self, run: RunState, tail: Tail) -> None:
-        """Take `tail`, which reads the end of a log, where the reason of a failure is."""
+        """Store `tail`, which reads the end of a log, where the reason for a failure is."""
         self._run = run
         self._tail = tail
         self._before: list[Failure] = []
@@ -42,7 +42,7 @@ class FailureLog:
         (self._after if after_end else self._before).append(failure)
 
     def take(self, event: Event, after_end: bool) -> None:
-        """Add the failure in an event, if it is one; a clean exit is none."""
+        """Add the failure in an event, if there is one; a clean exit is not a failure."""
         match event:
             case RankEnded(exit_code=0):
                 pass
@@ -54,7 +54,7 @@ class FailureLog:
                 self._take_early_end(event)
 
     def _take_early_end(self, event: Closed) -> None:
-        """Add the end of an agent that no order and no failure on its host explains."""
+        """Add the end of an agent if neither an order nor a failure on its host explains it."""
         explained = any(
             not isinstance(failure, PeerFailed) and failure.node == event.node
             for failure in self._before

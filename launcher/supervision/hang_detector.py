@@ -1,4 +1,4 @@
-"""Detection of hangs in a run, after every host has tested whether it reaches the others."""
+"""Detect hangs in a run, after every host has tested whether it can reach the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REACH_SECONDS = 2.0  # for hosts to reach one another
 
 
 class HangDetector:
-    """Watches for ranks that do not start or do not get further."""
+    """Watches for ranks that do not start or make no progress."""
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
         """Begin with nothing tested."""

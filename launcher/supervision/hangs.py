@@ -1,10 +1,9 @@
-"""Hangs: ranks that reported progress and then none, and processes that were stopped by a signal.
+"""Hangs: ranks that stopped making progress, and processes that were stopped by a signal.
 
-Only ranks that have reported can hang, so a command that never reports is never taken for one.
-Ranks wait for each other, so the longest limit among them holds for all: while one saves, the
-others may go without progress. All stop soon after the first one does: the one to name is the one
-that was stopped, or whose stack shows no collective (see `root_cause`), or the one with the fewest
-steps.
+Only ranks that have reported can hang, so a command that never reports never counts as hung. Ranks
+wait for each other, so the longest limit among them holds for all: while one saves, the others may
+make no progress. All stop soon after the first one does. The culprit is the rank that was stopped,
+or whose stack shows no collective (see `root_cause`), or that has the fewest steps.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Hang:
 
 
 def find_hang(run: RunState, limits: Limits, now: float, others: float = 0.0) -> Hang | None:
-    """Return the ranks or the process that have held up the run for too long; None if none has.
+    """Return the ranks or the process that have delayed the run for too long; None if none has.
 
     `others`: the limit, in seconds, of ranks that other launchers supervise.
     """
@@ -110,9 +109,9 @@ def _stillness(rank: RankState, now: float) -> str:
 
 
 def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
-    """Return the host whose torchrun keeps the others waiting, so that no ranks are started.
+    """Return the host whose torchrun the others wait for, so that no ranks start.
 
-    The time starts again when a torchrun has joined: only then can it wait for another one.
+    The time starts again whenever a torchrun joins.
     """
     age = now - run.gathering_at
     if age <= limits.rendezvous_seconds:
@@ -130,12 +129,12 @@ def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
 
 
 def longest_hang_limit(run: RunState, limits: Limits) -> float:
-    """Return how long all ranks may go without progress: as long as any one of them may."""
+    """Return how long ranks may make no progress: the longest limit of any of them."""
     return max((_hang_limit(rank, limits) for rank in run.running if rank.phase), default=0.0)
 
 
 def _hang_limit(rank: RankState, limits: Limits) -> float:
-    """Return how long this rank may go without progress in its phase."""
+    """Return how long this rank may make no progress in its phase."""
     limit = limits.hang_seconds * PHASE_HANG_FACTORS.get(rank.phase, 1.0)
     if rank.step_seconds:
         limit = max(limit, _HANG_STEPS * statistics.median(rank.step_seconds))
@@ -143,7 +142,7 @@ def _hang_limit(rank: RankState, limits: Limits) -> float:
 
 
 def split_network(hang: Hang, run: RunState) -> Hang:
-    """Return the hang, attributed to the network where live hosts do not reach each other."""
+    """Return the hang, attributed to the network if live hosts cannot reach each other."""
     names = {host.address: host.name for host in run.plan.hosts}
     pairs = {
         frozenset((host.plan.name, names[address]))

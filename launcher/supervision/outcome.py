@@ -53,7 +53,7 @@ def result_of(
 
 
 def _saved_step(run: RunState) -> int:
-    """Return the step of the newest checkpoint that a rank has reported; 0 for none."""
+    """Return the step of the newest checkpoint that a rank has reported; 0 if there is none."""
     steps = (rank.fields.get("checkpoint") for rank in run.ranks)
     return max((step for step in steps if isinstance(step, int)), default=0)
 
@@ -79,7 +79,7 @@ def describe(cause: Cause | Hang, plan: Plan) -> str:
 
 
 def _interruption(number: int) -> Cause:
-    """Return the cause of a run that a signal ended."""
+    """Return the cause of the end of a run that a signal ended."""
     what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
     what |= {STOP_SIGNAL: called("stop"), TIME_LIMIT: "--time-limit"}
     name = what.get(signal.Signals(number), signal.Signals(number).name)

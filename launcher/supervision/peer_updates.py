@@ -15,7 +15,7 @@ _EXPLANATION_SECONDS = 5.0  # for another node to report the failure that ours f
 
 
 class PeerUpdates:
-    """Keeps the other nodes up to date; does nothing when there are none."""
+    """Keeps the other nodes up to date; does nothing if there are none."""
 
     def __init__(self, peers: Peers | None, run: RunState, failures: FailureLog) -> None:
         """Take the peers; None for a launcher that supervises the whole run."""
@@ -27,16 +27,16 @@ class PeerUpdates:
         self._failed_at = 0.0
 
     def listen(self, events: EventQueue) -> None:
-        """Start putting what other nodes report on the queue."""
+        """Start to put reports of other nodes on the queue."""
         if self._peers:
             self._peers.listen(events)
 
     def take(self, event: PeerHangLimit) -> None:
-        """Remember how long the ranks of another node may go without progress."""
+        """Record how long the ranks of another node may make no progress."""
         self._hang_limits[event.node] = event.seconds
 
     def exchange_hang_limit(self, limits: Limits) -> float:
-        """Send how long our ranks may go without progress; return this for other nodes."""
+        """Send how long our ranks may make no progress; return the same for other nodes."""
         if self._peers:
             self._peers.send_hang_limit(longest_hang_limit(self._run, limits))
         return max(self._hang_limits.values(), default=0.0)
@@ -60,7 +60,7 @@ class PeerUpdates:
         )
 
     def may_explain(self, now: float) -> bool:
-        """Return whether another node may soon report the failure that ours followed from."""
+        """Return whether another node may soon report the failure that caused ours."""
         if not self._peers or not self._failures or now - self._failed_at > _EXPLANATION_SECONDS:
             return False
         return self._failures.is_secondary

@@ -1,8 +1,8 @@
 """The other nodes of a run that was started node by node.
 
-Every node has its own launcher, which sees its own ranks only. Over the connections of the
-rendezvous each one sends the others its first failure, a request to stop, and how long its ranks
-may go without progress; node 0 forwards it. So all nodes end together, with one root cause and one
+Every node has its own launcher, which sees only its own ranks. Over the connections of the
+rendezvous, each one sends the others its first failure, requests to stop, and how long its ranks
+may make no progress; node 0 forwards these. So all nodes end together, with one root cause and one
 exit code.
 """
 
@@ -73,7 +73,7 @@ class Peers:
         self.names = rendezvous.agreement.names
         self.connections = rendezvous.connections
         self.sent: set[bool] = set()
-        """The kinds of our failures that the others know of: secondary ones, or a primary one."""
+        """The kinds of failures that were sent to the others: secondary, or primary."""
         self.stopped = False
         self.leaving = False
         self.hang_limit = 0.0
@@ -100,7 +100,7 @@ class Peers:
             threading.Thread(target=self._listen, args=arguments, daemon=True).start()
 
     def send_failure(self, text: str, exit_code: int, secondary: bool) -> None:
-        """Send why we end, once of each kind; `secondary`: probably because of another node."""
+        """Send why this node ends, once per kind; `secondary`: probably because of another node."""
         if secondary in self.sent:
             return
         self.sent |= {True, secondary}  # a primary failure makes later secondary ones superfluous
@@ -114,7 +114,7 @@ class Peers:
             self._send("stop", {"node": self.node, "signal": signum})
 
     def send_hang_limit(self, seconds: float) -> None:
-        """Send for how long our ranks may go without progress, unless it has hardly changed."""
+        """Send how long our ranks may make no progress, unless it has hardly changed."""
         if not 0.8 * self.hang_limit <= seconds <= 1.25 * self.hang_limit:
             self.hang_limit = seconds
             self._send("hang_limit", {"node": self.node, "seconds": seconds})
@@ -147,7 +147,7 @@ class Peers:
             self._forward({"failed": asdict(lost)}, node)
 
     def _check(self, about: int, node: int) -> None:
-        """Raise Misshapen for an unknown node, or one that speaks for another; node 0 may."""
+        """Raise Misshapen for an unknown node, or if any but node 0 sends for another node."""
         if about >= len(self.names) or about == self.node or (node and about != node):
             raise Misshapen("speaks for another node")
 

@@ -1,8 +1,8 @@
-"""Validation of a rank's reports: known fields, each of its type and size, and no others.
+"""Validate reports of ranks: only known fields, of the right type and size.
 
-Any rank may send anything, so a field that does not fit is left out, and harms neither its host
-nor the run. What is kept is bounded however often a rank reports. Ranks report several times a
-second, so each field has one quick test rather than a shape (see `rackrun.shapes`).
+A rank may send anything. Invalid fields are left out, and harm neither the host nor the run. The
+data that are kept are bounded, however often a rank reports. Ranks report several times a second,
+so each field has a quick test instead of a shape (see `rackrun.shapes`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LARGEST = 2**53
 
 
 def valid_fields(data: bytes) -> dict[str, object]:
-    """Return the fields of a report that are valid; none when it is no report."""
+    """Return the valid fields of a report; none if it is not a report."""
     if len(data) > REPORT_BYTES:
         return {}
     try:
@@ -35,7 +35,7 @@ def fitting_fields(report: Mapping[str, object]) -> dict[str, object]:
 
 
 def _no_number(word: str) -> None:
-    """Return None in place of NaN and Infinity, so that such a loss counts as unknown."""
+    """Return None instead of NaN and Infinity, so that such a loss counts as unknown."""
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_number)

@@ -1,8 +1,8 @@
 """The root cause of a failed run.
 
-When one rank fails, others follow within a second, because their connections break, and then the
-launcher ends the rest. So the root cause is the first failure to arrive whose log does not blame a
-connection; when all do, it is the first of those.
+When one rank fails, others fail within a second because their connections break, and then the
+launcher ends the rest. The root cause is therefore the first failure to arrive whose log does not
+blame a connection, or the first of all if every log does.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Cause:
 def find_root_cause(before: Sequence[Failure], after: Sequence[Failure], tail: Tail) -> Cause:
     """Return the first failure that no other one explains; both lists are in order of arrival.
 
-    `after` are the failures since the end was ordered: the root cause may arrive by a slower
-    connection, or from a rank that takes its time to fail.
+    `after` are the failures after the order to end: the root cause may arrive over a slower
+    connection, or from a rank that is slow to fail.
     """
     primary = [failure for failure in before if not is_secondary(failure, tail)]
     late = [_without_signal(failure) for failure in after if is_independent(failure, tail)]
@@ -60,7 +60,7 @@ def find_root_cause(before: Sequence[Failure], after: Sequence[Failure], tail: T
 
 
 def is_secondary(failure: Failure, tail: Tail) -> bool:
-    """Return whether a rank failed because another one, or the network, was gone."""
+    """Return whether a rank failed because it lost another rank or the network."""
     if isinstance(failure, PeerFailed):
         return failure.secondary
     if not isinstance(failure, RankEnded):
@@ -72,7 +72,7 @@ def is_secondary(failure: Failure, tail: Tail) -> bool:
 def is_independent(failure: Failure, tail: Tail) -> bool:
     """Return whether a failure after the order to end would have happened without it.
 
-    Of a rank that its agent had already ordered to end, only an exception in its log proves that.
+    If the agent had already signaled the rank, only an exception in its log proves that.
     """
     match failure:
         case RankEnded():
@@ -89,10 +89,10 @@ def is_independent(failure: Failure, tail: Tail) -> bool:
 
 
 def _as_raised(ended: RankEnded, tail: str) -> RankEnded:
-    """Return the end by an exception where a thread of gloo then aborted the interpreter.
+    """Return the failure as an exception if a thread of gloo aborted the interpreter after it.
 
-    "terminate called without an active exception" is all that then comes after the traceback, and
-    the rank dies of SIGABRT (pytorch/pytorch#190489).
+    Then only "terminate called without an active exception" follows the traceback, and the rank
+    dies of SIGABRT (pytorch/pytorch#190489).
     """
     raised, aborted = tail.rfind(_exception_of(tail)), tail.rfind(_TERMINATED)
     if ended.signal == signal.SIGABRT and _exception_of(tail) and aborted > raised:
@@ -153,7 +153,7 @@ def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
 
 
 def _killed(cause: Cause, oom: bool) -> Cause:
-    """Return the cause of a SIGKILL, which leaves no log: only the kernel's count of OOM kills."""
+    """Return the cause of a SIGKILL, which leaves no log, from the kernel's count of OOM kills."""
     if oom:
         advice = "a smaller --batch-size or fewer loader workers may fit"
         return replace(cause, text="killed by SIGKILL: the host is out of memory", advice=advice)
@@ -166,9 +166,9 @@ def _crashed(cause: Cause, name: str, tail: str) -> Cause:
 
 
 def _cause_of_hang(hang: Hang, tail: Tail) -> Cause:
-    """Return which rank hangs, and where: the first whose stack is not in a collective.
+    """Return the rank that hangs, and where: the first whose stack is not in a collective.
 
-    The steps of the ranks are a weaker hint, as most ranks do not report every step.
+    The steps of the ranks are a weaker hint, because most ranks do not report every step.
     """
     cause = Cause(hang.text, LOST, hang.node, hang.rank, advice=_RETRY)
     if not hang.suspects:
@@ -189,7 +189,7 @@ def _cause_of_hang(hang: Hang, tail: Tail) -> Cause:
 
 
 def _is_in_a_collective(stack: str) -> bool:
-    """Return whether a stack ends in a call that returns only when other ranks have made it too."""
+    """Return whether a stack ends in a call that waits for the same call on other ranks."""
     innermost = re.search(r"^  File .*", stack, re.MULTILINE)
     return bool(innermost and _COLLECTIVE.search(innermost[0]))
 
@@ -202,7 +202,7 @@ def _stack_of(tail: str) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """Return SIGTERM for 15; real-time signals have no names but their numbers."""
+    """Return the name of a signal, such as SIGTERM for 15; real-time signals have only numbers."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -216,7 +216,7 @@ def _location_of(stack: str) -> str:
 
 
 def _cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
-    """Return why torchrun ended before its ranks, or never started them."""
+    """Return why torchrun ended before its ranks, or never started any."""
     if ended.signal:
         text = f"torchrun was killed by {_signal_name(ended.signal)}"
         return Cause(text, LOST, ended.node, advice=_RETRY)

@@ -1,4 +1,4 @@
-"""The end of a run: every host is ordered to end its ranks, and waited for until it has."""
+"""The end of a run: order every host to end its ranks, and wait until it has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Shutdown:
         self._agents.stop(stop_order(signum, grace_seconds))
 
     def force(self, now: float) -> None:
-        """Order every process killed, and wait for hosts only as long as a user at Ctrl-C would."""
+        """Order all processes killed, and wait only briefly for hosts, as after a second Ctrl-C."""
         self._forced_at = self._forced_at or now
         self.order(signal.SIGKILL, 0, now)
         self.deadline = self._forced_at + _CONFIRM_SECONDS
@@ -56,7 +56,7 @@ class Shutdown:
         )
 
     def _is_unverifiable(self, host: HostState, now: float) -> bool:
-        """Return whether a lost host has had its time to answer a second agent."""
+        """Return whether the time for a lost host to answer a second agent is over."""
         if host.lost is None:
             return False
         if self._forced_at is not None and now - self._forced_at > _FORCED_SECONDS:

@@ -1,4 +1,4 @@
-"""Signals to the launcher: noted by their handlers, taken up by the supervisor once a turn."""
+"""Signals to the launcher: recorded by handlers, processed by the supervisor in its next turn."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _STAY_IGNORED = (signal.SIGINT, signal.SIGHUP)
 
 
 class SignalQueue:
-    """Signals that have arrived and are not yet acted upon."""
+    """Signals that have arrived and are not processed yet."""
 
     def __init__(self) -> None:
         """Install no handler yet."""
         self._pending: deque[int] = deque()
 
     def add(self, number: int) -> None:
-        """Add a signal that came by another way than a handler of this process."""
+        """Add a signal that did not come through a handler of this process."""
         self._pending.append(number)
 
     def take(self) -> Iterator[int]:

@@ -1,8 +1,8 @@
-"""Supervision of a run: all hosts at once, all of them stopped at the first failure.
+"""Supervise a run: watch all hosts at once, and stop all of them at the first failure.
 
-Threads only report: what they receive goes onto one queue. The main thread alone takes it from
-there, decides, writes and draws. Every host ends in one of three ways: its agent reports that
-nothing is left, a second agent cleans up after a lost one, or it is listed as not verified.
+Threads only put what they receive on a queue. The main thread alone takes it from there, decides,
+writes and draws. Every host ends in one of three ways: its agent reports that nothing is left, a
+second agent cleans up after a lost one, or the host is listed as not verified.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Supervisor:
         display: Display,
         peers: Peers | None = None,
     ) -> None:
-        """Take the peers that supervise the other hosts, if these hosts are a part of a run."""
+        """Store the peers that supervise the other hosts, if the run has hosts elsewhere."""
         self.job = job
         self.agents = agents
         self.log_files = log_files
@@ -67,7 +67,7 @@ class Supervisor:
         """The straggler that was reported last, and why."""
 
     def supervise(self) -> Result:
-        """Run until every host has ended or is given up; return the final result."""
+        """Run until every host has ended or is declared lost; return the final result."""
         limits = self.job.limits
         with self.signals.installed(), self.agents.heartbeat(limits):
             self.agents.start(limits, self.job.secrets)
@@ -81,7 +81,7 @@ class Supervisor:
         )
 
     def _turn(self) -> None:
-        """Take in what has happened, decide, show."""
+        """Process the events of a turn: record, decide, draw."""
         for event in self._arrivals():
             self._take(event)
         if refusal := self.log_files.write():
@@ -130,16 +130,16 @@ class Supervisor:
             self.run.take(swept, self.now)
 
     def _advance_clock(self) -> None:
-        """Set the time of this turn; time for which the launcher was suspended does not count.
+        """Set the time of this turn, without the time for which the launcher was suspended.
 
-        A closed laptop lid or a SIGSTOP would otherwise look like hosts gone silent.
+        Otherwise all hosts would seem silent after a closed laptop lid or a SIGSTOP.
         """
         before, self.now = self.now, time.monotonic()
         if self.now - before > _PAUSE_SECONDS:
             self.run.forgive(self.now - before)
 
     def _handle_signals(self) -> None:
-        """Have the ranks save and end at the first signal, and end at once at another one."""
+        """At the first signal, let the ranks save and end; at the next one, end them at once."""
         # As any command would end in `| head`: the output has no reader, but ranks may save.
         if self.display.gone and not self.shutdown.ordered:
             self.signals.add(signal.SIGPIPE)
@@ -188,7 +188,7 @@ class Supervisor:
         self.shutdown.order(signum, grace_seconds, self.now)
 
     def _report_straggler(self) -> None:
-        """Report which rank holds up the others, once for each rank and reason."""
+        """Report which rank delays the others, once for each rank and reason."""
         slow = self.run.slow
         before, self.slow = self.slow, (slow.rank, slow.why) if slow else None
         if slow and self.slow != before:

@@ -1,7 +1,7 @@
 """Files that one package writes and others look for."""
 
 MANIFEST_NAME = "dataset.json"
-"""Written last into a folder of shards: one that has it is complete."""
+"""The manifest, written last: a folder of shards with this file is complete."""
 
 RETURNED = "returned"
 """The folder in a run folder with what a function returned: a file rank-N.json of each rank."""

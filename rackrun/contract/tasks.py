@@ -1,4 +1,4 @@
-"""What can be trained, and the packages that every task shares."""
+"""The table of tasks, and the packages that all tasks share."""
 
 PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "training")
 """The packages that every task shares."""
@@ -9,7 +9,7 @@ TASKS = {
     "imagenet": (),
     "mnist": (),
 }
-"""What can be trained: task -> its own commands, each a module of it with `main(args)`.
+"""The table of tasks: task -> its own commands, each a module in it with `main(args)`.
 
 A task is a package of its name, or the one in PACKAGES, with `recipes.py` (settings, without torch)
 and `model.py` (models and the `TASK`). A line here makes it known to the launcher, to
@@ -17,4 +17,4 @@ and `model.py` (models and the `TASK`). A line here makes it known to the launch
 """
 
 PACKAGES = {"classify": "training.tasks.classify"}
-"""The packages of tasks that have another name."""
+"""The packages of tasks whose package has another name."""

@@ -1,8 +1,8 @@
 """The options of a settings class, as its source describes them.
 
-A class that inherits from several has its options in as many groups, each under the first sentence
-of the class that declares them first. Sources are parsed, and no option is evaluated: the parser
-takes longer to import than a page of help may take.
+A class with several bases has one group of options per base, each under the first line of the
+docstring of the class that declares them. Sources are parsed and options not evaluated, because
+importing the parser takes longer than a page of help may take.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class OptionGroup:
 def groups(
     settings: type[Any], own: type[Any] | None = None, heading: str = ""
 ) -> list[OptionGroup]:
-    """Return the options of a settings class, those that concern all first.
+    """Return the options of a settings class in groups, the most general first.
 
-    What classes below `own` declare comes last, under `heading`.
+    Options declared by subclasses of `own` come last, under `heading`.
     """
     found: dict[str, OptionGroup] = {}
     nested: list[OptionGroup] = []

@@ -63,7 +63,7 @@ def _paragraphs(text: str, width: int) -> Iterator[str]:
 
 
 def _examples(examples: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield commands with what they do beside them, or below them where the screen is narrow."""
+    """Yield commands with their descriptions beside them, or below them on a narrow screen."""
     longest = max((len(typed) for typed, _ in examples), default=0)
     beside = all(longest + len(what) + 5 <= width for _, what in examples)
     for typed, what in examples:

@@ -1,1 +1,1 @@
-"""Code of the user: tasks, and whatever else an import path names."""
+"""The user's code: tasks, and anything that an import path names."""

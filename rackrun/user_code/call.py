@@ -1,8 +1,8 @@
-"""Call a function of the user on a rank, for `launch` in Python, and write down what it returns.
+"""Call a function of the user on a rank, for `launch` in Python, and write its result to a file.
 
 python -m rackrun.user_code.call MODULE:FUNCTION ARGUMENTS
 
-The arguments are a JSON list. What is returned goes to returned/rank-N.json in the run folder.
+The arguments are a JSON list. The result goes to returned/rank-N.json in the run folder.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
 
 
 def as_json(name: str, value: object) -> bytes:
-    """Return what a function returned as JSON; raise UsageError for what is none, or too much."""
+    """Return the result of a function as JSON; raise UsageError if it is not JSON or too large."""
     try:
         text = json.dumps(value, default=_plain, allow_nan=False).encode()
     except (TypeError, ValueError) as error:

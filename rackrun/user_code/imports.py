@@ -1,4 +1,4 @@
-"""Code of the user by its import path, MODULE:NAME; and its mistakes, each in a line."""
+"""Import the user's code by its import path, MODULE:NAME; report its errors in a line each."""
 
 import inspect
 import os
@@ -23,15 +23,15 @@ def is_import_path(name: str) -> bool:
 
 
 def how_to_type(example: str) -> str:
-    """Return what to type for an import path; `example` is the name of what one could be."""
+    """Return what to type for an import path; `example` is an example of a name."""
     return f"type MODULE:NAME, as my_module:{example} for {example} in my_module.py of this folder"
 
 
 def imported(option: str, name: str, example: str, *arguments: str) -> Callable[..., Any]:
-    """Return the class or function that an option names, of the current folder or installed.
+    """Return the class or function that an option names, in the current folder or installed.
 
-    Raises UsageError for one that cannot be called with these arguments, if any, by their names;
-    `example` is the name of one that could be.
+    Raises UsageError if it cannot be called with these keyword arguments; `example` is an example
+    of a name.
     """
     hint = how_to_type(example)
     if not is_import_path(name):
@@ -63,9 +63,9 @@ def import_from(folder: Path) -> None:
 
 
 def own_module(where: str, name: str, hint: str = "") -> ModuleType:
-    """Import a module of the user; an error in it is one line with its place, after `where`.
+    """Import a module of the user; report an error in it as a line with its place, after `where`.
 
-    What is not installed here may be so on hosts: that is no bad usage.
+    A module that is not installed here may be installed on hosts, so that is not a usage error.
     """
     try:
         return import_module(name)

@@ -1,4 +1,4 @@
-"""The revision of the code in a folder, as git names it."""
+"""The git revision of the code in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of the user's code, found and read without being imported: that is for ranks."""
+"""Find and parse the user's code without importing it; only ranks import it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import ast
 
 _AT_RUN_TIME = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
-"""What a module uses that makes names which its source does not show."""
+"""Functions that define names at run time, which the source of a module does not show."""
 
 
 def spec_of(module: str) -> ModuleSpec | None:
@@ -39,7 +39,7 @@ def source_of(module: str) -> Path | None:
 
 
 def parsed(file: Path) -> ast.Module:
-    """Return the syntax of a source; raise UsageError, with the line, for what is no Python."""
+    """Return the syntax tree of a source; raise UsageError, with the line, if it is not Python."""
     import ast
 
     try:
@@ -54,8 +54,8 @@ def parsed(file: Path) -> ast.Module:
 def refuse_absent(option: str, name: str, example: str) -> None:
     """Raise UsageError for an import path that names nothing, as far as sources here show.
 
-    What is not installed here may be so on hosts, and a name may be made while its module is
-    imported: both wait for the ranks. The arguments are those of `imported`.
+    A module that is not installed here may be installed on hosts, and a name may be defined during
+    the import: the ranks check both. The arguments are those of `imported`.
     """
     import ast
 
@@ -82,7 +82,7 @@ def refuse_absent(option: str, name: str, example: str) -> None:
 
 
 def _module_meant(module: str) -> str:
-    """Return a module of the current folder with nearly this name; empty where none has."""
+    """Return a module of the current folder with a similar name; empty if there is none."""
     if "." in module:
         return ""
     close = get_close_matches(module, [path.stem for path in Path.cwd().glob("*.py")], n=1)
@@ -90,7 +90,7 @@ def _module_meant(module: str) -> str:
 
 
 def _names_in(module: ast.Module) -> set[str]:
-    """Return every name in a source, wherever it is."""
+    """Return every name that occurs in a source."""
     import ast
 
     names: set[str] = set()

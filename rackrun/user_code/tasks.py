@@ -1,4 +1,4 @@
-"""What can be trained: the tasks of the table, those of installed packages, and the user's own.
+"""Find tasks: those of the table, those of installed packages, and the user's own.
 
     catdog                 a line of the table in rackrun/contract/tasks.py
     flowers                the name of an entry point in the group `rackrun.tasks`
@@ -6,7 +6,7 @@
     ./my_task.py           a file
 
 A module or file is a task if it defines `TASK` and `RECIPES`; a package may have them in `model.py`
-and `recipes.py`. Sources are only read here: to import them is for ranks.
+and `recipes.py`. Sources are only parsed here; ranks import them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TaskSource:
     """Where the code of a task is."""
 
     word: str
-    """The task as it is typed."""
+    """The task as typed."""
     recipes: str
     """The module with `RECIPES`."""
     model: str
@@ -64,12 +64,12 @@ def find_task(word: str) -> TaskSource | None:
 
 
 def known_tasks() -> Sequence[str]:
-    """Return the tasks with a name: those of the table, and those that packages announce."""
+    """Return the tasks with a name: those of the table, and entry points of installed packages."""
     return [*TASKS, *sorted(_announced().keys() - TASKS.keys())]
 
 
 def why_no_task(word: str) -> str:
-    """Return why a word is no task, and what was probably meant."""
+    """Return the message for an unknown task, with the one that was probably meant."""
     if word.endswith(".py"):
         return _why_no_file(Path(word))
     if close := get_close_matches(word, known_tasks(), n=1):
@@ -94,7 +94,7 @@ def _why_no_file(file: Path) -> str:
 
 @cache
 def _announced() -> dict[str, str]:
-    """Return the tasks that installed packages announce, and the module of each."""
+    """Return the tasks that are entry points of installed packages, and the module of each."""
     if not any(map(_may_announce, sys.path)):
         return {}
     from importlib.metadata import entry_points
@@ -103,7 +103,7 @@ def _announced() -> dict[str, str]:
 
 
 def _may_announce(folder: str) -> bool:
-    """Return whether a package in a folder announces tasks; a file that cannot be read may do so.
+    """Return True if a package in a folder may have entry points for tasks.
 
     Python's own look-up takes a tenth of a second, for nothing where there is no such package.
     """
@@ -117,7 +117,7 @@ def _may_announce(folder: str) -> bool:
 
 
 def _in_module(module: str) -> TaskSource | None:
-    """Return the task that a module or a package is, if it is one."""
+    """Return the task in a module or package, if there is one."""
     spec = spec_of(module)
     for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
         if (folder / "model.py").is_file() and (folder / "recipes.py").is_file():
@@ -129,7 +129,7 @@ def _in_module(module: str) -> TaskSource | None:
 
 
 def _defines_task(file: Path) -> bool:
-    """Return whether a source gives a value to TASK at its top; raise UsageError for no Python."""
+    """Return True if a source defines TASK at its top level; raise UsageError if not Python."""
     import ast
 
     names: set[str] = set()

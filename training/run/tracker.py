@@ -1,5 +1,4 @@
-"""The tracker of a run, as its first rank sees it: a process that is started, and never waited for
-but a moment at the end."""
+"""The tracker of a run: a process that rank 0 starts, and waits for only briefly at the end."""
 
 import subprocess
 import sys
