@@ -89,7 +89,7 @@ _EXAMPLES = """\
 
 
 class _Caller:
-    """How messages call commands in this process; in a checkout by scripts, unless set otherwise."""
+    """How messages call commands in this process; in a checkout by scripts, unless changed."""
 
     by_name = not (Path(__file__).parents[1] / "run-ssh").exists()
     folder = "./"
