@@ -153,7 +153,7 @@ def _is_run_of(run: str, name: str) -> bool:
 
 
 def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -> str:
-    """With --serve, serve the data at an address that all nodes know; return the URL."""
+    """Serve the data, with --serve, at an address that all nodes know; return the URL."""
     serving = options.serving
     if not serving.serve:
         return ""

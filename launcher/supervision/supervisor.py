@@ -81,7 +81,7 @@ class Supervisor:
         )
 
     def _turn(self) -> None:
-        """Process the events of a turn: record, decide, draw."""
+        """Handle the events of a turn: record, decide, draw."""
         for event in self._arrivals():
             self._take(event)
         if refusal := self.log_files.write():
@@ -139,7 +139,7 @@ class Supervisor:
             self.run.forgive(self.now - before)
 
     def _handle_signals(self) -> None:
-        """At the first signal, let the ranks save and end; at the next one, end them at once."""
+        """Let the ranks save and end at the first signal; end them at once at the next one."""
         # As any command would end in `| head`: the output has no reader, but ranks may save.
         if self.display.gone and not self.shutdown.ordered:
             self.signals.add(signal.SIGPIPE)
