@@ -30,9 +30,7 @@ PIECE_BYTES = 128 << 10
 USAGE = struct.Struct("<QI")  # the file `usage`: the bytes of all blocks, and their CRC-32
 SPARE = 0.05  # of the limit is made free at once: finding the oldest blocks takes a while
 PARTIAL = ".partial"
-STUCK_SECONDS = (
-    150.0  # more than a fetch may take; a process that holds a lock longer has been stopped
-)
+STUCK_SECONDS = 150.0  # more than a fetch takes: who holds a lock longer has been stopped
 POLL_SECONDS = 0.01
 
 log = logging.getLogger(__name__)
@@ -61,9 +59,7 @@ class BlockStore:
         data = self._load(key, length, part)
         if data is None:
             with self._claim(key) as partial:
-                data = self._load(
-                    key, length, part
-                )  # another process may have fetched it meanwhile
+                data = self._load(key, length, part)  # another process may have fetched it
                 if data is None:
                     return self._fetched(key, length, partial, fetch, is_right)[part]
         self.found += 1

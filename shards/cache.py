@@ -54,9 +54,8 @@ class CachedSource(DescribedSource):
             )
             yield from verified(self.reads(blocks), shard, f"{self.location}: {shard.name}")
         except DataError:
-            self.store.forget(
-                shard.sha256
-            )  # the damage lies between samples, where no index row covers it
+            # The damage may lie between samples, where no row of the index covers it.
+            self.store.forget(shard.sha256)
             raise
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:

@@ -43,12 +43,8 @@ PACKED_ROW = struct.Struct("<IQIQ5I4s")
 ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
 TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
-LATER_FIELDS = (
-    "adopted",
-    "tars",
-    "sidecars",
-    "tiles",
-)  # not written while empty: earlier digests hold without them
+LATER_FIELDS = ("adopted", "tars", "sidecars", "tiles")
+"""Not written while empty: the digests of earlier manifests hold without them."""
 LARGEST_MANIFEST = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 
 Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]

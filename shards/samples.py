@@ -107,9 +107,7 @@ def _across(
     """Return `length` bytes from the rest of a block and the next ones, and the new rest."""
     parts, missing = [rest], length - len(rest)
     while missing:
-        block = memoryview(
-            next(blocks)
-        )  # which raises where the shard is shorter than its manifest
+        block = memoryview(next(blocks))  # DataError where the shard is too short
         parts.append(block[:missing])
         rest = block[missing:]
         missing -= len(parts[-1])
