@@ -84,6 +84,12 @@ class Choice:
     md5: bool = False
     """First compare the archives with the published MD5 sums."""
 
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise UsageError(f"--limit {self.limit}: 1 or more is possible, or 0 for all")
+        if whole_number(self.classes, MOST_CLASSES) == 0:
+            raise UsageError("--classes 0: 1 or more is possible; leave it out for all")
+
     @property
     def partial(self) -> bool:
         """True if the official counts cannot be expected."""

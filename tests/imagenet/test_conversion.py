@@ -117,6 +117,13 @@ def test_a_preset_and_a_size_of_ones_own_exclude_each_other(tmp_path: Path) -> N
         Imagenet(tmp_path, tmp_path / "out", "max500-q90", PART, packing).run()
 
 
+@pytest.mark.parametrize("options", [("--limit", "-1"), ("--classes", "0")])
+def test_a_choice_of_no_images_is_refused(options: tuple[str, str], tmp_path: Path) -> None:
+    """By the name of the option, before the source is read."""
+    with pytest.raises(UsageError, match=f"^{' '.join(options)}: 1 or more is possible"):
+        converted(tmp_path / "none", tmp_path / "out", *options)
+
+
 def converted(source: Path, out: Path, *options: object) -> Path:
     """Convert a source by `python -m convert imagenet` with these options; return the folder."""
     main(["imagenet", str(source), str(out), "--shards", "3", "--workers", "2", *map(str, options)])
