@@ -23,6 +23,8 @@ class Finish:
 
     def run(self) -> None:
         """Write indexes, report and manifest; refuse while a share is missing."""
+        if (self.allow_left_out or 0) < 0:
+            raise UsageError("--allow-left-out cannot be negative")
         finish(self.out, self.allow_left_out)
 
 

@@ -27,6 +27,24 @@ print(*sys.modules, file=sys.stderr)
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "folder in out --allow-left-out -1",
+        "finish . --allow-left-out -1",
+        "index . --allow-left-out -1",
+        "index . --workers -1",
+        "sidecars . --workers -1",
+        "verify . --workers -1",
+        "imagenet in out --shards -1",
+    ],
+)
+def test_no_count_is_negative(words: str) -> None:
+    """Every command names the option, before it looks at a folder."""
+    with pytest.raises(UsageError, match=f"{words.split()[-2]}.* cannot be negative"):
+        read(words.split()).run()
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         ([], "no command given; there are: catdog, imagenet, "),
