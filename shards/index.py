@@ -41,6 +41,7 @@ INDEX_FIELDS = [
 EARLIER_FIELDS = INDEX_FIELDS[:-1]  # when the extension named the format
 PACKED_ROW = struct.Struct("<IQIQ5I4s")
 ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
+NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")  # a name, and the last number in it
 TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
 LATER_FIELDS = ("adopted", "tars", "sidecars", "tiles")
@@ -220,10 +221,19 @@ def index_name(dataset: str, split: str) -> str:
 
 
 def brace_name(split: Split) -> str:
-    """Return all shards of a split as one name with braces, as webdataset and shells expand it."""
-    first, last = split.shards[0].name, split.shards[-1].name
-    stem, low, high = first[:-10], first[-10:-4], last[-10:-4]
-    return first if low == high else f"{stem}{{{low}..{high}}}.tar"
+    """Return all shards of a split as one name with braces, as webdataset and shells expand it.
+
+    Of tars of other programs whose names do not count up, the first and the last.
+    """
+    names = [shard.name for shard in split.shards]
+    if len(names) == 1:
+        return names[0]
+    if found := NUMBERED.fullmatch(names[0]):
+        head, low, tail = found.groups()
+        numbers = [f"{int(low) + more:0{len(low)}}" for more in range(len(names))]
+        if names == [f"{head}{number}{tail}" for number in numbers]:
+            return f"{head}{{{low}..{numbers[-1]}}}{tail}"
+    return f"{names[0]} … {names[-1]}"
 
 
 def serialise_index(rows: bytes) -> bytes:

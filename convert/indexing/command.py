@@ -209,13 +209,13 @@ def _classes(
 
 def _refuse_duplicates(tars: tuple[FoundTar, ...], indexed: list[TarIndex]) -> None:
     """Raise DataError for a key that two tars of one split have."""
-    seen: dict[tuple[str, bytes], str] = {}
+    seen: dict[tuple[str, bytes], Path] = {}
     for tar, found in zip(tars, indexed, strict=True):
         for mark, key in found.keys.items():
-            earlier = seen.setdefault((tar.split, mark), tar.name)
-            if earlier != tar.name:
+            earlier = seen.setdefault((tar.split, mark), tar.path)
+            if earlier != tar.path:
                 raise DataError(
-                    clean(f"{tar.name}: {key}: is in {earlier}, too; leave one of them out")
+                    clean(f"{tar.path}: {key}: is in {earlier}, too; leave one of them out")
                 )
 
 

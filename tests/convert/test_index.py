@@ -279,5 +279,14 @@ def test_a_key_in_two_tars_and_an_index_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dataset.json: is there already"):
         main(["index", str(tmp_path)])
     write_tar(tmp_path / "set-train-1.tar", GOOD)
-    with pytest.raises(DataError, match=r"set-train-1\.tar: a: is in set-train-0\.tar, too"):
+    with pytest.raises(DataError, match=r"set-train-1\.tar: a: is in .*/set-train-0\.tar, too"):
         main(["index", str(tmp_path), "--force", "--workers", "1"])
+
+
+def test_a_key_in_two_tars_of_one_name(tmp_path: Path) -> None:
+    """Of two folders: a sample would be there twice."""
+    for folder in ("one", "two"):
+        write_tar(tmp_path / folder / "set-train-0.tar", GOOD)
+    folders = [str(tmp_path / folder) for folder in ("one", "two")]
+    with pytest.raises(DataError, match=r"two/set-train-0\.tar: a: is in .*one/set-train-0\.tar"):
+        main(["index", *folders, "--out", str(tmp_path / "out"), "--workers", "1"])

@@ -242,9 +242,18 @@ def test_no_json_crashes_the_reading_of_a_manifest(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "name"), [(1, "a-val-000000.tar"), (12, "a-val-{000000..000011}.tar")]
+    ("shards", "name"),
+    [
+        ([f"a-val-{number:06d}.tar" for number in range(1)], "a-val-000000.tar"),
+        ([f"a-val-{number:06d}.tar" for number in range(12)], "a-val-{000000..000011}.tar"),
+        (["v1-8.tar", "v1-9.tar", "v1-10.tar"], "v1-{8..10}.tar"),
+        (["v1-08_of_9.tar", "v1-08_of_10.tar"], "v1-08_of_{9..10}.tar"),
+        (["a-0.tar", "a-1.tar", "a-3.tar"], "a-0.tar … a-3.tar"),
+        (["a-0.tar", "b-1.tar"], "a-0.tar … b-1.tar"),
+        (["a.tar", "b.tar"], "a.tar … b.tar"),
+    ],
 )
-def test_brace_names(shards: int, name: str) -> None:
-    """All shards of a split in one name, as webdataset and bash expand it."""
-    parts = tuple(Shard(f"a-val-{number:06d}.tar", 1, 1, "") for number in range(shards))
-    assert brace_name(Split("val", shards, "", "", parts)) == name
+def test_brace_names(shards: list[str], name: str) -> None:
+    """All shards of a split in one name, as webdataset and bash expand it, or the outer two."""
+    parts = tuple(Shard(shard, 1, 1, "") for shard in shards)
+    assert brace_name(Split("val", len(shards), "", "", parts)) == name
