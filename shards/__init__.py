@@ -1,1 +1,1 @@
-"""Tar shards: their index, how they are written, and how their bytes come back."""
+"""Tar shards: their index, writing and reading them."""

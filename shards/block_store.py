@@ -1,14 +1,14 @@
-"""Keep blocks in a folder under their keys, for every process of this user on the machine.
+"""Store blocks in a folder under their keys, for every process of this user on the machine.
 
-A block's file: the CRC-32 of each 128 KiB of it, its bytes. A part of a block is read and checked
-without the rest.
+The file of a block has the CRC-32 of each 128 KiB, then the bytes. A part of a block can be read
+and verified without the rest.
 
-Nothing has to be finished for the next process to go on: a block gets its name when it is whole,
-and the locks are the kernel's and end with their holder. Nothing is brought to the disk by force,
-so a power cut may leave a file empty, short, full of zeros, or with what belongs to another one. No
-file is trusted: readers know the length of a block, and each checksum begins with its key and its
-place, so that only the right bytes in the right place pass. Anything else is removed and fetched
-again. Where the folder cannot be written to, one warning is logged, and everything is fetched.
+A killed process leaves nothing to repair: a block gets its name when it is complete, and the locks
+are the kernel's and end with their holder. Files are not synced to the disk, so a power cut may
+leave a file empty, short, full of zeros, or with bytes of another one. No file is trusted: readers
+know the length of a block, and each checksum covers its key and position, so that only the right
+bytes in the right place pass. Anything else is removed and fetched again. If the folder cannot be
+written to, a warning is logged once, and everything is fetched.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class BlockStore:
-    """Blocks of bytes by key: `get_or_fetch` fetches what is not here, once for all who want it."""
+    """Blocks of bytes by key: `get_or_fetch` fetches a missing block once for all processes."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -55,7 +55,7 @@ class BlockStore:
         fetch: Callable[[], Stored],
         is_right: Callable[[Stored], bool],
     ) -> Stored:
-        """Return a part of a block; the block is fetched if need be, and kept if right."""
+        """Return a part of a block; fetch the block if necessary, and store it if it is correct."""
         data = self._load(key, length, part)
         if data is None:
             with self._claim(key) as partial:
@@ -71,7 +71,7 @@ class BlockStore:
             path.unlink(missing_ok=True)
 
     def _make_folder(self) -> None:
-        """Make a folder that only this user may write to; UsageError where that is impossible."""
+        """Make a folder that only this user may write to; UsageError if that is impossible."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self._folder.lstat()
@@ -84,7 +84,7 @@ class BlockStore:
         return self._folder / key[:2] / key
 
     def _load(self, key: str, length: int, part: slice) -> bytes | None:
-        """Return a part of a block as it was kept, or None; a damaged file is removed."""
+        """Return a part of a stored block, or None; a damaged file is removed."""
         path = self._path(key)
         try:
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -157,7 +157,7 @@ class BlockStore:
             os.close(usage)
 
     def _evict(self, goal_bytes: int) -> int:
-        """Remove the oldest blocks until no more than that is left; how much is left."""
+        """Remove the oldest blocks until no more than that is left; return how much is left."""
         files = []
         for path in self._folder.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
@@ -173,7 +173,7 @@ class BlockStore:
         return used
 
     def _warn_once(self, error: OSError) -> None:
-        """Warn once that the cache does not help."""
+        """Warn once that the cache cannot be used."""
         if not self._warned:
             self._warned = True
             log.warning("%s: no help as a cache: %s", self._folder, error.strerror or error)

@@ -3,8 +3,8 @@
     CachedSource ── BlockStore: is it here? ── no: ── source ── agrees with the index? ── kept
 
 A block is the samples that begin within the same 4 MiB of a shard: whole samples, so that a block
-can be checked against the index before it is kept. It is named by the digest of its shard: the same
-bytes are the same block, whatever server, file name or run they come from; other bytes never are.
+can be verified by the index before it is stored. Its name has the digest of its shard: the same
+bytes are the same block, from any server, file name or run; other bytes never are.
 """
 
 import bisect
@@ -30,7 +30,7 @@ _ALL = slice(None)
 
 
 class Block(NamedTuple):
-    """A part of a shard that is kept as a unit: the samples of some rows of the index."""
+    """A part of a shard that is stored as a unit: the samples of some rows of the index."""
 
     start: int  # bytes
     end: int
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 class CachedSource(DescribedSource):
-    """A source whose blocks are kept in a folder of this machine, on a disk or in memory."""
+    """A source whose blocks are stored in a folder of this machine, on a disk or in memory."""
 
     def __init__(self, source: Source, folder: str, limit_bytes: int) -> None:
         super().__init__(source.location, source, folder, limit_bytes)
@@ -59,7 +59,7 @@ class CachedSource(DescribedSource):
             raise
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
-        """Yield each range in turn, while threads make the next ones ready."""
+        """Yield each range in turn, while threads prepare the next ones."""
         threads, waiting = ThreadPoolExecutor(_AHEAD), deque[Future[Stored]]()
         try:
             for wanted in ranges:
@@ -87,9 +87,9 @@ class CachedSource(DescribedSource):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
-        """Return the manifest as the source has it, or an index that may be kept here."""
+        """Return the manifest from the source, or an index, which may be stored here."""
         read = partial(self.source.read_file, name, most_bytes)
-        if name == MANIFEST_NAME:  # never kept: it names the digests of all that is
+        if name == MANIFEST_NAME:  # never stored: it has the digests of everything that is
             return read()
         split = next(split for split in self.manifest.splits if split.index == name)
         length, digest = index_bytes(split.samples), split.index_sha256
@@ -99,7 +99,7 @@ class CachedSource(DescribedSource):
         return bytes(data)
 
     def _obtain(self, shard: Shard, block: Block, part: slice) -> Stored:
-        """Return a part of a block, out of the store or fetched into it."""
+        """Return a part of a block, from the store or fetched into it."""
         return self.store.get_or_fetch(
             f"{shard.sha256}-{block.start}",
             block.end - block.start,
@@ -109,7 +109,7 @@ class CachedSource(DescribedSource):
         )
 
     def _is_right(self, shard: Shard, block: Block, data: Stored) -> bool:
-        """Return True if every sample of a block matches the index; readers name what does not."""
+        """Return True if every sample of a block matches the index; readers report the others."""
         rows = self.index(self._split_of(shard))[block.rows]
         try:
             for row in rows:

@@ -1,11 +1,11 @@
-"""The format of a shard folder: the manifest (`dataset.json`) and one per-sample index per split.
+"""The format of a shard folder: the manifest (`dataset.json`), and an index of samples per split.
 
 cats-train-000000.tar ...   plain tars; a sample is `<key>.cls` and, next to it, `<key>.jpg`
 cats-train.index.npy        one row per sample, in the order of the tars
 dataset.json                the manifest, written last: a folder with a manifest is complete
 
-Tars of other programs can be adopted: they keep their names and every byte, and get an index and a
-manifest (`python -m convert index`). Their samples may have other members in any order.
+Tars of other programs can be adopted: they keep their names and bytes, and get an index and a
+manifest (`python -m convert index`). Their samples may have additional members in any order.
 """
 
 import dataclasses
@@ -95,8 +95,8 @@ class Split:
 class Origin:
     """An archive or folder that the images came from.
 
-    `listing_sha256` is the digest of its table of contents, which costs nothing: of a zip the
-    names, sizes and CRC-32 of all members, of others names and sizes.
+    `listing_sha256` is the digest of its table of contents, which is cheap to compute: for a zip
+    the names, sizes and CRC-32 of all members, for others names and sizes.
     """
 
     name: str
@@ -120,14 +120,14 @@ class Manifest:
     adopted: bool = False
     """True for tars that another program has written."""
     tars: str = ""
-    """URL of the folder with the tars, where they do not lie beside the manifest."""
+    """URL of the folder with the tars, if they are not next to the manifest."""
     sidecars: bool = False
-    """True if files for other readers lie beside the shards; no part of the data's identity."""
+    """True if there are index files for other programs; not a part of the data's identity."""
     tiles: bool = False
-    """True if JPEGs were rewritten with restart tiles (shards.tiles), where they allow it."""
+    """True if JPEGs were rewritten with restart tiles (shards.tiles), if possible."""
 
     def split(self, name: str) -> Split:
-        """Return the split of that name; DataError lists the names there are."""
+        """Return the split of that name; raise a DataError that lists all names."""
         for split in self.splits:
             if split.name == name:
                 return split
@@ -171,7 +171,7 @@ class _Written(Manifest):
     """The digest of the rest. Manifests of earlier versions lack it."""
 
     def checked(self) -> Manifest:
-        """Return the manifest; Misshapen if it is not the one that was written."""
+        """Return the manifest; raise Misshapen if its digest is wrong."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Manifest)}
         manifest = Manifest(**fields)
         if self.sha256 and self.sha256 != manifest.digest:
@@ -199,7 +199,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _check_names(manifest: Manifest) -> None:
-    """Raise Misshapen for a shard of another name than it should have, and for two of one name."""
+    """Raise Misshapen for a shard with a wrong name, and for two with the same name."""
     names = set[str]()
     for split in manifest.splits:
         for number, shard in enumerate(split.shards):

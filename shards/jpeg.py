@@ -30,7 +30,7 @@ class Frame:
 
 
 def jpeg_frame(data: bytes) -> Frame | None:
-    """Return the frame header of a gray or colour JPEG of 8 bits; None for all else."""
+    """Return the frame header of a gray or color JPEG of 8 bits; None for anything else."""
     if data[:2] != START:
         return None
     at, found, components, one_scan, end = 2, None, 0, False, len(data) - 10

@@ -1,8 +1,8 @@
-"""The manifest and the indexes of a source: one copy of an index for a node.
+"""The manifest and the indexes of a source: one copy of an index per node.
 
-A process that multiprocessing starts by "spawn" or "forkserver" gets the manifest with its source
-and maps the memory of the indexes. In any other pickle a source travels alone and reads them again.
-A process that was not started by this one borrows an index by the number of its open file: the
+A process that multiprocessing starts by "spawn" or "forkserver" gets the manifest with its source,
+and maps the memory of the indexes. Any other pickle contains only the source, which reads them
+again. A process that this one did not start maps an index by the number of its open file: the
 memory has no name, and is freed when the last process has ended.
 """
 
@@ -40,10 +40,10 @@ _Answer = TypeVar("_Answer")
 
 
 class DescribedSource(ABC):
-    """What all sources share: manifest and indexes, read once and handed to child processes."""
+    """The base of all sources: manifest and indexes, read once and handed to child processes."""
 
     def __init__(self, location: str, *words: Any) -> None:
-        """Take the words that make another source like this one."""
+        """Store the arguments that make another source like this one."""
         self.location = location
         self._words = words
         self._metadata = Metadata(location, self.read_file)
@@ -64,11 +64,11 @@ class DescribedSource(ABC):
         return self._metadata.index(split)
 
     def lend_index(self, split: str) -> Loan:
-        """Return where other processes of this machine find the index, while this one has it."""
+        """Return where other processes of this machine can map the index, while this one has it."""
         return self._metadata.lend(split)
 
     def borrow_index(self, split: str, loan: Loan) -> bool:
-        """Use the index of another process; False where its memory is not to be found."""
+        """Use the index of another process; return False if its memory cannot be found."""
         return self._metadata.borrow(split, loan)
 
     @abstractmethod
@@ -77,7 +77,7 @@ class DescribedSource(ABC):
 
 
 class Metadata:
-    """The manifest and the indexes by split, read and verified when first asked for."""
+    """The manifest and the indexes by split, read and verified on first use."""
 
     def __init__(self, location: str, read_file: Callable[[str, int], bytes]) -> None:
         """Read the shard folder at `location` by `read_file(name, most_bytes)`."""
@@ -127,7 +127,7 @@ class Metadata:
         return os.getpid(), descriptor, *_identity(descriptor)
 
     def borrow(self, split: str, loan: Loan) -> bool:
-        """Map the index of another process; False where its memory is not to be found."""
+        """Map the index of another process; return False if its memory cannot be found."""
         import numpy as np
 
         process, number, *identity = loan
@@ -160,7 +160,7 @@ class Metadata:
         return parse_index(data, self.manifest, part, self._location)
 
     def _descriptor(self, split: str) -> int:
-        """Return the memory of an index, moved where others can map it when first asked for."""
+        """Return the memory of an index; on first use, move it where others can map it."""
         if split not in self._memory:
             index, self._memory[split] = self._indexes[split], os.memfd_create(split)
             with os.fdopen(self._memory[split], "wb", closefd=False) as file:
@@ -170,7 +170,7 @@ class Metadata:
 
 
 def _asked_twice(ask: Callable[[], _Answer]) -> _Answer:
-    """Return the answer, asked for once more after a DataError: a bit may flip on the way."""
+    """Return the result of a read; after a DataError, read once more, as a bit may have flipped."""
     try:
         return ask()
     except Unavailable:

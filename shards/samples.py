@@ -1,4 +1,4 @@
-"""Read samples out of a source: a whole shard, some rows of it, or a few neighbouring rows."""
+"""Read samples from a source: a whole shard, some of its rows, or a few adjacent rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
 
 
 def portions(source: Source, wanted: Iterable[tuple[Shard, np.ndarray]]) -> Iterator[list[Sample]]:
-    """Yield samples portion by portion, while the next portions are on their way.
+    """Yield samples portion by portion, while the next portions are being fetched.
 
-    A portion is rows of the index that follow one another in a shard; each sample is checked
-    against its row. One that is damaged or missing carries a fault; Unavailable is raised.
+    A portion is consecutive rows of the index of a shard; each sample is verified by its row. A
+    damaged or missing sample has a fault; Unavailable is raised.
     """
     waiting = deque(wanted)
     while waiting:
@@ -96,7 +96,7 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
 
 
 def _to_the_end(blocks: Iterator[Stored]) -> None:
-    """Use up the blocks, so that length and digest are checked."""
+    """Read the remaining blocks, so that length and digest are verified."""
     for _ in blocks:
         pass
 

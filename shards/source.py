@@ -5,9 +5,9 @@
     samples(source, split, number) -> Sample, Sample, ...
     portions(source, wanted) -> the samples of some rows of the index
 
-Every image is checked against its row in the index (key, label, CRC-32), every whole shard against
-the digest in the manifest. Nothing is skipped silently: a mismatch is a DataError that names the
-place, or a sample that carries it, for callers that count and continue.
+Every image is verified by its row in the index (key, label, CRC-32), every whole shard by the
+digest in the manifest. Nothing is skipped silently: a mismatch is a DataError that names the place,
+or a sample with a fault, for callers that count and continue.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,10 +35,10 @@ class Source(Protocol):
         """Return the per-sample index of a split, verified against the manifest."""
 
     def lend_index(self, split: str) -> tuple[int, int, int, int]:
-        """Return where other processes of this machine find the index, while this one has it."""
+        """Return where other processes of this machine can map the index, while this one has it."""
 
     def borrow_index(self, split: str, loan: tuple[int, int, int, int]) -> bool:
-        """Use the index of another process; False where its memory is not to be found."""
+        """Use the index of another process; return False if its memory cannot be found."""
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
@@ -47,7 +47,7 @@ class Source(Protocol):
         """Return exactly `length` bytes of a shard from `offset` on."""
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
-        """Yield each range in turn, while the next ones are on their way."""
+        """Yield each range in turn, while the next ones are being fetched."""
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
-        """Return the manifest or an index as stored; DataError for more bytes than that."""
+        """Return the manifest or an index as stored; raise DataError if it is larger."""

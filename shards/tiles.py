@@ -1,14 +1,14 @@
-"""Restart tiles: baseline JPEGs of which a decoder can be given a part.
+"""Restart tiles: baseline JPEGs that can be decoded in part.
 
 The compressed pixels of a JPEG can only be read from their beginning, unless there are restart
-markers. A tiled JPEG has one after every few MCUs, where a whole number of such runs, the tiles,
-fills a row of MCUs; a segment APP11 in front of the scan lists their lengths:
+markers. A tiled JPEG has one after every few MCUs. Such a run of MCUs is a tile; a whole number of
+tiles fills a row of MCUs. A segment APP11 in front of the scan lists their lengths:
 
     FF EB, length, "rackrun tiles 1\\0", SHA-256 of the JPEG without tiles,
     and for each tile the bytes to the end of the marker after it (2 bytes, little-endian)
 
-Any decoder reads such a file; ours cuts out the tiles that a crop touches and joins them to a
-smaller JPEG. What the segment says is checked against the markers, and not believed otherwise.
+Any decoder can read such a file. The loader cuts out the tiles that a crop touches, and joins them
+to a smaller JPEG. The list is not trusted: it must match the markers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shards.jpeg import END, TILES_MAGIC, Frame
 
 TILE = 64  # pixels: about the width of a tile
-CHROMA = 2  # pixels beside a crop that its outermost ones need: colour is smoothed between MCUs
+CHROMA = 2  # pixels around a crop that chroma upsampling between MCUs needs
 DIGEST_BYTES = 32
 HEAD_BYTES = len(TILES_MAGIC) + DIGEST_BYTES
 MOST_TILES = (0xFFFF - 2 - HEAD_BYTES) // 2  # for which a segment has room
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """The tiles of an image: how many, and their size in pixels."""
+    """The tiles of an image: their number, and their size in pixels."""
 
     columns: int
     rows: int
@@ -52,7 +52,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TileCut:
-    """A part of a JPEG that is a JPEG itself, and where it lies in the whole one, in pixels."""
+    """A part of a JPEG as a JPEG, and its position in the whole image, in pixels."""
 
     data: bytearray
     left: int
@@ -62,7 +62,7 @@ class TileCut:
 
 
 def mcu_size(data: bytes, frame: Frame) -> tuple[int, int] | None:
-    """Return width and height of an MCU in pixels; None for a rare sampling of colours."""
+    """Return width and height of an MCU in pixels; None for a rare chroma subsampling."""
     count = data[frame.height_at + 4]
     if count == 1:
         return 8, 8
@@ -71,9 +71,9 @@ def mcu_size(data: bytes, frame: Frame) -> tuple[int, int] | None:
 
 
 def tile_interval(width: int, height: int, mcu: tuple[int, int]) -> int:
-    """Return the MCUs of a tile about TILE pixels wide, and so that their list finds room.
+    """Return the number of MCUs in a tile about TILE pixels wide whose list fits the segment.
 
-    A divisor of the MCUs in a row: where that is a prime number, a tile is one MCU or all.
+    A divisor of the MCUs in a row: if that is a prime number, a tile is one MCU or all.
     """
     across, down = -(-width // mcu[0]), -(-height // mcu[1])
     possible = [
@@ -85,7 +85,7 @@ def tile_interval(width: int, height: int, mcu: tuple[int, int]) -> int:
 
 
 def grid_of(data: bytes, frame: Frame) -> Grid | None:
-    """Return the tiles that the frame of a JPEG and its restart interval make; None for none."""
+    """Return the tiles by the frame of a JPEG and its restart interval; None if there are none."""
     size, interval = mcu_size(data, frame), frame.restart_interval
     if not (size and interval and frame.one_scan):
         return None
@@ -124,10 +124,10 @@ def _numbers(count: int) -> bytes:
 def window(
     data: bytes, frame: Frame, left: int, top: int, right: int, bottom: int, margin: int = CHROMA
 ) -> TileCut | None:
-    """Return the tiles that hold a box and `margin` pixels beside it, as a JPEG of its own.
+    """Return the tiles that contain a box and `margin` pixels around it, as a JPEG.
 
-    Its height ends with the box, and `bottom` has its margin already. None if that would be no
-    smaller than the image cut off below, or if the image has no tiles that fit their list.
+    Its height ends with the box; `bottom` includes the margin. None if that would be no smaller
+    than the image cut off below the box, or if the image has no tiles that match their list.
     """
     if not frame.tiles_at or (grid := grid_of(data, frame)) is None:
         return None

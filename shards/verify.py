@@ -1,4 +1,4 @@
-"""Samples and whole shards, verified against the index and the manifest."""
+"""Verify samples and whole shards by the index and the manifest."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """One image as it lies in its shard."""
+    """One image as stored in its shard."""
 
     key: str
     image: bytes
     extension: str
     label: int
     fault: DataError | None = None
-    """The reason why it cannot be used; the image is then empty."""
+    """Why the sample cannot be used; the image is then empty."""
 
 
 def checked_rows(rows: np.ndarray, data: Stored, where: str, adopted: bool) -> list[Sample]:
-    """Return the samples of neighbouring rows; a damaged one carries its fault."""
+    """Return the samples of adjacent rows; a damaged one has a fault."""
     start = int(rows[0]["offset"])
     return [_sample_or_fault(row, data, start, where, adopted) for row in rows]
 
@@ -43,7 +43,7 @@ def _sample_or_fault(row: Any, data: Stored, base: int, where: str, adopted: boo
 
 
 def as_fault(row: Any, error: DataError) -> Sample:
-    """Return a sample without an image that carries its error."""
+    """Return a sample with an error and without an image."""
     return Sample(f"the sample at byte {row['offset']}", b"", "", int(row["label"]), error)
 
 
@@ -59,10 +59,10 @@ def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
 
 
 def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = False) -> Sample:
-    """Return the sample of an index row out of `data`, which begins at byte `base` of its tar.
+    """Return the sample of an index row from `data`, which begins at byte `base` of its tar.
 
-    DataError unless both members match the index: the same key, its label, its image. Of an
-    adopted tar the index alone knows the label, and its digest is in the manifest.
+    DataError unless both members match the index: key, label and image. For an adopted tar, only
+    the index has the label, and its digest is in the manifest.
     """
     known = Row(*row.item())
     view = memoryview(data)
@@ -128,6 +128,6 @@ def _name(header: bytes, adopted: bool) -> str:
 
 
 def _key(header: bytes, where: str, offset: int) -> str:
-    """Return the key of an adopted sample: its name, which may have dots, without the suffix."""
+    """Return the key of an adopted sample: its name without the suffix; it may contain dots."""
     name = _member_name(header, where, offset)
     return name.rpartition(".")[0] or name

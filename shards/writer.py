@@ -1,4 +1,4 @@
-"""Write one shard: a plain USTAR, the same bytes for the same samples, whole or absent."""
+"""Write a shard: a plain USTAR, complete or absent, with the same bytes for the same samples."""
 
 import contextlib
 import hashlib
@@ -69,7 +69,7 @@ class ShardWriter:
         return Shard(self.path.name, self.samples, self.bytes, self._digest.hexdigest())
 
     def _write(self, *pieces: bytes) -> None:
-        """Append the pieces one by one: to join them would copy every image."""
+        """Append the pieces one by one, because joining them would copy every image."""
         with translated_os_errors(self.path):
             for piece in pieces:
                 self._digest.update(piece)
@@ -79,7 +79,7 @@ class ShardWriter:
                 self._send()
 
     def _send(self) -> None:
-        """Start write-back of new pages, so that the disk works while the next samples are made."""
+        """Start write-back of new pages, so that the disk works while the next samples are read."""
         self._file.flush()
         length = self.bytes - self._sent
         os.posix_fadvise(self._file.fileno(), self._sent, length, os.POSIX_FADV_DONTNEED)
@@ -88,10 +88,10 @@ class ShardWriter:
 
 @contextlib.contextmanager
 def write_shard(path: Path) -> Iterator[ShardWriter]:
-    """Give a writer for the tar at `path`, which appears when the block ends without an error.
+    """Yield a writer for the tar at `path`, which appears if the block ends without an error.
 
-    The block must call `close()`, whose result describes the tar. SaveError: a full disk and the
-    like.
+    The block must call `close()`, which returns the description of the tar. Raises SaveError for a
+    full disk and the like.
     """
     with atomic_write(path) as file:
         yield ShardWriter(path, file)

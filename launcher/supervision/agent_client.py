@@ -1,4 +1,4 @@
-"""The launcher's side of one agent: a thread that only reports, and a channel for orders."""
+"""The launcher's side of one agent: a thread that reads its events, and a channel for orders."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rackrun.errors import Problem
 
 
 class EventQueue(queue.Queue[Event]):
-    """The events of all agents; readers wait for room on it."""
+    """The queue of the events of all agents; readers wait if it is full."""
 
     def get_all(self, seconds: float) -> list[Event]:
-        """Wait for an event and return all that are there; raise queue.Empty after `seconds`.
+        """Wait for an event and return all that have arrived; raise queue.Empty after `seconds`.
 
         The lock is taken twice, not once per event: hundreds of readers compete for it.
         """
@@ -35,7 +35,7 @@ class EventQueue(queue.Queue[Event]):
 
 
 class AgentClient:
-    """One host of a run: its agent is started, ordered, listened to, and replaced when lost."""
+    """The agent of one host: started, given orders, read from, and replaced when it is lost."""
 
     def __init__(self, transport: Transport, plan: HostPlan, events: EventQueue) -> None:
         """Start nothing yet."""
@@ -47,13 +47,13 @@ class AgentClient:
         self.opening = False
         """Whether the agent is being started, and may already have its first order."""
         self.last_order = b""
-        """The order to stop; an agent that is only just being started gets it as well."""
+        """The order to stop; an agent that is still starting gets it, too."""
         self.heard_at = time.monotonic()
         self.blocked = False
-        """Whether the reader waits for room on the queue: then a silence is not the host's."""
+        """Whether the reader waits because the queue is full: then the host is not silent."""
 
     def start(self, limits: Limits, secrets: Environment = ()) -> None:
-        """Start the agent, on a thread of its own; everything else arrives as an event."""
+        """Start the agent on a separate thread; everything else arrives as an event."""
         order = agent_protocol.run_order(self.plan, limits, secrets)
         self.thread = threading.Thread(target=self._relay, args=(order,), daemon=True)
         self.thread.start()
@@ -63,12 +63,12 @@ class AgentClient:
         self.thread.join(seconds)
 
     def stop(self, order: bytes) -> None:
-        """Give the order to stop, now or as soon as the agent has started."""
+        """Send the order to stop, now or as soon as the agent has started."""
         self.last_order = order
         self.send(order)
 
     def send(self, order: bytes) -> None:
-        """Send an order; a host that takes none is noticed by its silence."""
+        """Send an order; a host that does not receive it is detected by its silence."""
         channel = self.channel
         if channel is not None:
             with contextlib.suppress(HostLost):
@@ -76,11 +76,11 @@ class AgentClient:
 
     @property
     def is_unread(self) -> bool:
-        """Return True where something of the host lies here that the reader has not come to."""
+        """Return True if bytes of the host have arrived that the reader has not read yet."""
         return self.channel is not None and self.channel.is_unread()
 
     def clean_up(self) -> None:
-        """Have a second agent end what a lost one left; the outcome arrives as `Swept`.
+        """Start a second agent that ends what a lost one left; the outcome arrives as `Swept`.
 
         The first one, if it lives, sees the end of its stream.
         """
@@ -113,10 +113,10 @@ class AgentClient:
             self.events.put(Lost(self.plan.node, reason or "its agent ended unexpectedly"))
 
     def _put(self, event: Event) -> None:
-        """Put an event on the queue, as soon as there is room."""
+        """Put an event on the queue, as soon as there is space."""
         self.blocked = True
         self.events.put(event)
-        # Silence counts from now: what the host has sent meanwhile waits unread in the kernel.
+        # Silence counts from now: bytes that the host has sent meanwhile are unread in the kernel.
         self.heard_at = time.monotonic()
         self.blocked = False
 
@@ -164,10 +164,10 @@ def drain(channel: Channel) -> None:
 
 
 class Heartbeat:
-    """Sends a heartbeat to every agent, from a thread that nothing else can hold up.
+    """Sends a heartbeat to every agent, from a thread that nothing else can delay.
 
-    The supervisor's own thread may wait for a slow terminal or disk; hosts must not end the run
-    for that.
+    The supervisor's own thread may wait for a slow terminal or disk, and hosts must not end the run
+    because of that.
     """
 
     def __init__(self, clients: Sequence[AgentClient], every_seconds: float) -> None:

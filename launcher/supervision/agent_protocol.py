@@ -39,17 +39,17 @@ FRAME_BYTES = 1 << 20  # agents send no longer frames
 
 
 def opening(order: bytes) -> bytes:
-    """Return what a new agent reads first: its program and its order."""
+    """Return the first bytes for a new agent: its program and its order."""
     return program() + order
 
 
 def program() -> bytes:
-    """Return the program of an agent as a host reads it."""
+    """Return the program of an agent as sent to a host."""
     return packed(agent, shim, rank_server)
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:
-    """Order the ranks of a host started; `secrets` are variables that no plan on disk has."""
+    """Order the start of a host's ranks; `secrets` are variables that are in no plan on disk."""
     known = dataclasses.asdict(plan)
     return order(
         do="run",
@@ -60,17 +60,17 @@ def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> byte
 
 
 def sweep_order(plan: HostPlan) -> bytes:
-    """Order what a lost agent has left of the plan ended."""
+    """Order the end of all processes that a lost agent has left."""
     return order(do="sweep", scratch=plan.scratch, locks=plan.locks)
 
 
 def stop_order(signum: int, grace_seconds: float) -> bytes:
-    """Order a signal sent to every rank and, after the grace, SIGKILL to what is left."""
+    """Order a signal to every rank and, after the grace period, SIGKILL."""
     return order(do="stop", signal=int(signum), grace_seconds=grace_seconds)
 
 
 def reach_order(ports: Sequence[tuple[str, int]], seconds: float) -> bytes:
-    """Order a test of which hosts can be reached, as (address, port); answered by `Unreached`."""
+    """Order a test of which hosts, as (address, port), can be reached; answered by `Unreached`."""
     return order(do="reach", ports=list(ports), seconds=seconds)
 
 
@@ -97,10 +97,10 @@ HOST_EVENTS: dict[str, type[Event]] = {
 
 
 class Decoder:
-    """Turns the bytes of one agent into events, however they are split.
+    """Turns the bytes of one agent into events.
 
-    An agent may report about its own host and ranks only: a host may have been taken over, and must
-    not be able to end another one. Anything else raises HostLost.
+    An agent may report only on its own host and ranks: a host may be compromised, and must not be
+    able to end another one. Anything else raises HostLost.
     """
 
     def __init__(self, plan: HostPlan) -> None:
@@ -122,7 +122,7 @@ class Decoder:
         while len(self._rest) - start >= head:
             kind, local, length = frames.HEADER.unpack_from(self._rest, start)
             end = start + head + length
-            # Before waiting for the rest: a host must not have the launcher buffer without end.
+            # Before waiting for the rest: a host must not make the launcher buffer without limit.
             if length > FRAME_BYTES:
                 raise HostLost(NONSENSE)
             if len(self._rest) < end:

@@ -1,4 +1,4 @@
-"""The agents of a run, one per host: started together, ordered together, and replaced when lost."""
+"""The agents of a run, one per host: started and stopped together, and replaced when lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.supervision import agent_protocol
 from launcher.supervision.agent_client import AgentClient, EventQueue, Heartbeat
 from launcher.transport.base import Transport
 
-_TURN_COUNTS_SECONDS = 0.5  # of a longer one the rest is the launcher's own lag
+_TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
 _QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 
 
@@ -34,17 +34,17 @@ class AgentGroup:
         return self.clients[node - self.plan.hosts[0].node]
 
     def start(self, limits: Limits, secrets: Environment) -> None:
-        """Start every agent, each on a thread of its own."""
+        """Start every agent, each on a separate thread."""
         agent_protocol.program()  # kept: else the first threads would each pack their own
         for client in self.clients:
             client.start(limits, secrets)
 
     def heartbeat(self, limits: Limits) -> Heartbeat:
-        """Return the context in which every agent gets heartbeats, three per timeout."""
+        """Return a context in which every agent gets heartbeats, three per timeout."""
         return Heartbeat(self.clients, limits.lease_seconds / 3)
 
     def stop(self, order: bytes) -> None:
-        """Give every agent the order to stop."""
+        """Send every agent the order to stop."""
         for client in self.clients:
             client.stop(order)
 
@@ -55,7 +55,7 @@ class AgentGroup:
             client.join(max(0.0, deadline - time.monotonic()) if host.closed else 0)
 
     def clean_up(self, node: int) -> Swept | None:
-        """Clean up after a lost agent; return the outcome at once where it had started nothing."""
+        """Clean up after a lost agent; return the outcome at once if it had started nothing."""
         client = self.of(node)
         if client.channel is not None:
             client.clean_up()
@@ -64,14 +64,14 @@ class AgentGroup:
 
 
 class SilenceDetector:
-    """Finds the hosts whose agents have gone silent.
+    """Finds the hosts whose agents are silent.
 
-    Time counts only while the launcher itself could read messages. Its threads share a processor:
-    with hundreds of hosts a turn may take seconds, and a suspended launcher reads nothing at all.
+    Time counts only while the launcher could read messages. Its threads share a core: with hundreds
+    of hosts a turn may take seconds, and a suspended launcher reads nothing at all.
     """
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
-        """Count silence from the first look on."""
+        """Count silence from the first check on."""
         self._run = run
         self._agents = agents
         self._limits = limits
@@ -103,7 +103,7 @@ class SilenceDetector:
 
     def _silence(self, place: int, client: AgentClient, listened: float) -> float:
         """Return for how long a host has been silent, after `listened` more seconds."""
-        # A reader that waits for room on the queue is held up by us, not by its host.
+        # A reader that waits for space on the queue is delayed by the launcher, not by its host.
         if client.blocked or client.heard_at != self._heard_at[place]:
             self._heard_at[place], self._silent[place] = client.heard_at, 0.0
         else:

@@ -1,9 +1,9 @@
-"""One range of a file of an HTTP server: asked for, checked, resumed where it broke off.
+"""One range of a file on an HTTP server: requested, verified, resumed where it broke off.
 
-A server in trouble (no connection, a reset, a stall, 429, 5xx) is asked again for what is missing
-until `Timeouts.total_seconds` are over. After an answer that cannot be right (404, another file
-than before, other bytes than were asked for) the range is asked for once more, over another
-connection; a second one is a DataError. Every error names URL, byte and status.
+If the server has a problem (no connection, a reset, a stall, 429, 5xx), the missing bytes are
+requested again until `Timeouts.total_seconds` are over. After a wrong response (404, another file
+than before, other bytes than requested) the range is requested once more, over another connection;
+a second wrong response is a DataError. Every error names URL, byte and status.
 """
 
 import http.client
@@ -21,12 +21,12 @@ from shards.http.response import Answer, decoded, moved, sendable
 from shards.http.server import ShardServer
 from shards.source import Stored
 
-# What is on its way waits in the kernel: four ranges of 4 MiB fall out of the CPU's cache before
-# they are read, and cost a fifth more of its time.
+# Ranges in flight wait in the kernel: four of 4 MiB fall out of the CPU's cache before they are
+# read, and cost a fifth more CPU time.
 RANGE_BYTES = 2 << 20
-_SLICE_BYTES = 1 << 20  # the most that is fetched twice where an answer breaks off
+_SLICE_BYTES = 1 << 20  # maximum that is fetched twice if a response breaks off
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
-_SILENT_TROUBLES = 2  # these happen; after more of them in a row a warning explains the delay
+_SILENT_TROUBLES = 2  # retries without a warning; more in a row are explained by one
 _MOST_MOVES = 3
 
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
@@ -39,12 +39,12 @@ _HINTS = {
 _ANSWERED: set[str] = set()  # servers that have answered this process, or the one it forked from
 
 _log = logging.getLogger(__name__)
-# Not the global generator: ranks seed that one alike, and would all come back at once.
+# Not the global generator: ranks seed it alike, and would all retry at the same time.
 _dice = random.SystemRandom()
 
 
 class _Trouble(Exception):
-    """A failure that may be over when the server is asked again."""
+    """A failure that a later request may not have."""
 
     def __init__(self, what: str, pause_seconds: float = 0.0) -> None:
         super().__init__(what)
@@ -52,7 +52,7 @@ class _Trouble(Exception):
 
 
 class _Retries:
-    """Pauses between requests: exponential, with jitter, and no shorter than the server asks."""
+    """Pauses between requests: exponential, with jitter, and at least as long as Retry-After."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -60,7 +60,7 @@ class _Retries:
         self.troubles = 0  # since something last arrived
 
     def pause(self, asked_seconds: float) -> bool:
-        """Wait before asking again; False, at once, if the time would be up by then."""
+        """Wait before a retry; return False at once if the time would be over by then."""
         self.troubles += 1
         longest = min(_FIRST_PAUSE_SECONDS * 2 ** (self.troubles - 1), _LONGEST_PAUSE_SECONDS)
         seconds = asked_seconds + _dice.uniform(0, longest)
@@ -71,10 +71,10 @@ class _Retries:
 
 
 class Fetch:
-    """One range of a file: asked for ahead of time, and asked for again where it breaks off.
+    """One range of a file: requested ahead of time, and resumed where it breaks off.
 
-    `length` None is for a whole file of a size that only the server knows, up to `most_bytes`;
-    `total` is the size of the file where we know it.
+    `length` None requests a whole file of unknown size, up to `most_bytes`; `total` is the size of
+    the file, if known.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Fetch:
         self._name = name
         self._home = server.path(name)
         self._path = self._home  # until the server redirects it
-        self._next = offset  # the first byte that we do not have
+        self._next = offset  # the first missing byte
         self._end = None if length is None else offset + length
         self._total = total
         self._most_bytes = most_bytes
         self._moves = 0
-        self._wrongs = 0  # answers that could not be right
+        self._wrongs = 0  # wrong responses
         self._connection: Connection | None = None
-        self._room: memoryview | None = None  # where the next bytes go, if they are to lie together
+        self._room: memoryview | None = None  # where the next bytes go, if into one buffer
 
     def begin(self) -> None:
         """Send the request. A failure is ignored here and retried by `finish`."""
@@ -107,7 +107,7 @@ class Fetch:
             self.drop()
 
     def finish(self) -> memoryview:
-        """Return all the bytes, of the right place of the right file; else DataError."""
+        """Return all bytes of the range; raise DataError if they are of another place or file."""
         import numpy as np  # its memory is not wiped first, as a bytearray's is
 
         assert self._end is not None
@@ -117,7 +117,7 @@ class Fetch:
         return together
 
     def parts(self) -> Iterator[Stored]:
-        """Yield the bytes as they come, in parts of at most 1 MiB."""
+        """Yield the bytes as they arrive, in parts of at most 1 MiB."""
         retries = _Retries(self._seconds())
         try:
             while self._next != self._end:
@@ -134,7 +134,7 @@ class Fetch:
             self.drop()
 
     def drop(self) -> None:
-        """Close the connection and what is on its way over it."""
+        """Close the connection, and discard the bytes in flight."""
         if self._connection:
             self._connection.close()
             self._connection = None
@@ -147,9 +147,9 @@ class Fetch:
         return timeouts.total_seconds * max(1.0, blocks)
 
     def _retry(self, retries: _Retries, trouble: Exception) -> None:
-        """Prepare the next request, after a pause; DataError when the time is up."""
+        """Prepare the next request after a pause; raise DataError when the time is over."""
         self.drop()
-        self._server.pool.forget()  # what was kept is as old as what has just broken
+        self._server.pool.forget()  # idle connections are as old as the broken one
         self._server.troubles += 1
         what = " ".join(str(getattr(trouble, "strerror", None) or trouble).split())
         if retries.troubles == _SILENT_TROUBLES:
@@ -158,7 +158,7 @@ class Fetch:
             raise self._error(f"{what}; gave up after {retries.seconds:g} s") from trouble
 
     def _ask(self) -> None:
-        """Send the request for what is missing."""
+        """Send the request for the missing bytes."""
         last = "" if self._end is None else self._end - 1
         headers = {"Range": f"bytes={self._next}-{last}", **self._server.headers}
         known = self._server.etags.get(self._name, "")
@@ -168,7 +168,7 @@ class Fetch:
         self._connection.request("GET", self._path, headers=headers)
 
     def _receive(self, retries: _Retries) -> Iterator[Stored]:
-        """Yield the answer; _Trouble, OSError or HTTPException where it breaks off."""
+        """Yield the response; raise _Trouble, OSError or HTTPException where it breaks off."""
         if not self._connection:
             self._ask()
         assert self._connection
@@ -193,7 +193,7 @@ class Fetch:
         self._free(response)
 
     def _free(self, response: http.client.HTTPResponse) -> None:
-        """Give the connection back to the pool, if its answer was read to the end."""
+        """Return the connection to the pool, if its response was read to the end."""
         assert self._connection
         if response.isclosed():
             self._server.pool.give(self._connection)
@@ -202,7 +202,7 @@ class Fetch:
         self._connection = None
 
     def _part(self, response: http.client.HTTPResponse) -> Stored:
-        """Return the next bytes of the answer."""
+        """Return the next bytes of the response."""
         missing = _SLICE_BYTES if self._end is None else self._end - self._next
         size = min(_SLICE_BYTES, missing)
         part: Stored
@@ -215,7 +215,7 @@ class Fetch:
         return part
 
     def _judge_status(self, answer: Answer) -> None:
-        """Return for a part of a file; _Trouble if asking again may help, else DataError."""
+        """Return for a part of a file; raise _Trouble if a retry may help, otherwise DataError."""
         if answer.status in _TRANSIENT:
             raise _Trouble(answer.words, answer.pause_seconds)
         if answer.status in _REDIRECTS:
@@ -264,7 +264,7 @@ class Fetch:
             raise self._wrong(f"{answer.words}: not the file any more that was there before")
 
     def _move(self, answer: Answer) -> Exception:
-        """Follow a redirect on the same server; return the error to raise."""
+        """Follow a redirect on the same server; return the error to raise for any other."""
         path = moved(self._url, answer.location)
         self._moves += 1
         if path is None or self._moves > _MOST_MOVES:
@@ -274,7 +274,7 @@ class Fetch:
         return _Trouble(f"{answer.words} to {answer.location}")
 
     def _wrong(self, what: str) -> Exception:
-        """Return the error for an answer that cannot be right: _Trouble once, then DataError."""
+        """Return the error for a wrong response: _Trouble the first time, then DataError."""
         self._wrongs += 1
         self._path = self._home
         return _Trouble(what) if self._wrongs == 1 else self._error(what)

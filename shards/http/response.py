@@ -1,4 +1,4 @@
-"""Decode the head of a server's answer once, before any use.
+"""Decode the head of a server's response once, before any use.
 
 Nothing in it is trusted: numbers have limits, a redirect is a path on the same server or nothing,
 and text for messages is short and clean.
@@ -38,11 +38,11 @@ class Answer:
     identity: str
     """The server's name for this version of the file, or empty."""
     pause_seconds: float
-    """Time to wait before the next request, as the server asks."""
+    """Time to wait before the next request (Retry-After)."""
 
 
 def decoded(response: http.client.HTTPResponse) -> Answer:
-    """Return the head of an answer; invalid fields count as absent."""
+    """Return the head of a response; invalid fields count as absent."""
 
     def field(name: str) -> str:
         return response.getheader(name, "").strip(" \t")

@@ -14,12 +14,12 @@ _PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
 
 
 class ShardServer:
-    """A folder at an http(s):// URL, as every request for one of its files sees it."""
+    """A folder at an http(s):// URL, shared by all requests for its files."""
 
     def __init__(self, location: str, timeouts: Timeouts | None = None) -> None:
         self.location = location.rstrip("/") + "/"
         self.timeouts = timeouts or Timeouts()
-        self.troubles = 0  # answers that broke off or did not come, and were asked for again
+        self.troubles = 0  # responses that broke off or did not arrive, and were requested again
         self.etags: dict[str, str] = {}  # of every file, as it was when first seen
         self._url = _checked(self.location)
         self._pools: dict[int, Pool] = {}
@@ -40,7 +40,7 @@ class ShardServer:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """The headers of every request: the credentials, and that bytes are wanted as they are."""
+        """The headers of every request: credentials, and no content encoding."""
         return {"Accept-Encoding": "identity", **auth.authorization(self._host, self._tls)}
 
     @property
@@ -53,7 +53,7 @@ class ShardServer:
 
 
 def _checked(location: str) -> urllib.parse.SplitResult:
-    """Return the parts of a URL; UsageError for one that cannot be that of a folder."""
+    """Return the parts of a URL; raise UsageError if it cannot be the URL of a folder."""
     try:
         url = urllib.parse.urlsplit(location)
     except ValueError:

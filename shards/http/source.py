@@ -1,10 +1,10 @@
-"""A shard folder on an HTTP server, read so that nothing is lost and nothing wrong gets in.
+"""A shard folder on an HTTP server: every read is verified, and resumed where it breaks off.
 
-    stream(shard), reads(ranges)    in order, several asked for before the first is needed
-      └── Fetch                     one range: asked for, checked, resumed where it broke off
-            └── ShardServer, Pool   kept connections, of one process to one server
+    stream(shard), reads(ranges)    in order, several requested before the first is needed
+      └── Fetch                     one range: requested, verified, resumed where it broke off
+            └── ShardServer, Pool   persistent connections of one process to one server
 
-Reading ahead needs no threads: the kernel receives what was asked for while we do other things.
+Reading ahead needs no threads: the kernel receives the responses in the meantime.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from shards.metadata import DescribedSource
 from shards.source import Range, Stored
 from shards.verify import verified
 
-AHEAD = 2  # ranges that are on their way while the first of them is being used
+AHEAD = 2  # ranges requested while the first of them is being used
 
 
 class HttpSource(DescribedSource):
@@ -44,9 +44,8 @@ class HttpSource(DescribedSource):
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """Yield the bytes of a shard in blocks; DataError at the end if its digest is wrong.
 
-        The digest is held against the bytes once in the life of this source. As long as the
-        server then calls the file the same, reading it again costs no more than its samples'
-        checksums.
+        The digest is verified once in the life of this source. While the server reports the same
+        version of the file, reading it again costs only the checksums of its samples.
         """
         starts = range(0, shard.bytes, RANGE_BYTES)
         blocks = ((shard, start, min(RANGE_BYTES, shard.bytes - start)) for start in starts)
@@ -61,11 +60,11 @@ class HttpSource(DescribedSource):
                 self._whole.add(shard.name)
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
-        """Return an iterator over these ranges, while the next ones are on their way."""
+        """Return an iterator over these ranges, while the next ones are being fetched."""
         return (fetch.finish() for fetch in self._ahead(ranges))
 
     def _ahead(self, ranges: Iterable[Range]) -> Iterator["Fetch"]:
-        """Yield each range's fetch in turn, once those of the next ones have begun."""
+        """Yield the fetch of each range in turn, once those of the next ranges have begun."""
         fetches: deque[Fetch] = deque()
         try:
             for shard, offset, length in ranges:
@@ -84,9 +83,9 @@ class HttpSource(DescribedSource):
         return Fetch(self.server, shard.name, offset, length, shard.bytes).finish()
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
-        """Return a file whose size only the server knows; DataError for a larger one."""
+        """Return a file of unknown size; raise DataError if it is larger than allowed."""
         return b"".join(self.file(name, most_bytes))
 
     def file(self, name: str, most_bytes: int) -> Iterator[Stored]:
-        """Yield such a file in parts."""
+        """Yield a file of unknown size in parts."""
         return Fetch(self.server, name, 0, None, None, most_bytes).parts()
