@@ -1,8 +1,8 @@
 """Entry points of a task's commands; they end at once with the exit code.
 
-Nothing is imported before it is needed: options are answered for without torch. A rank that
-leaves through the interpreter's shutdown can abort there (a thread of gloo meets the dying
-interpreter) and report that instead of its own result.
+Modules are imported when they are needed: errors in options are reported without torch. A rank that
+exits through the interpreter's shutdown can abort there (a thread of gloo still runs), and report
+that instead of its own result.
 """
 
 import gc
@@ -76,9 +76,9 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Import without a search for garbage: there is none yet, and it takes a third of the time.
+    """Import without garbage collection, which finds nothing and takes a third of the time.
 
-    What is there afterwards stays, so later searches pass it over.
+    Later collections skip what was imported.
     """
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Mistakes in a task's settings that a look at this machine reveals, without torch.
+"""Find mistakes in a task's settings on this machine, without torch.
 
-The launcher asks before it contacts a host. What is not to be seen from here, such as data that
-only hosts have, waits for the ranks.
+The launcher does this before it contacts a host. The ranks check what this machine cannot, such as
+data that only hosts have.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def precheck(source: TaskSource, config: Config) -> None:
 def _check_model(source: TaskSource, config: Config) -> None:
     """Raise UsageError for a name that neither the task nor an installed library has.
 
-    Likewise for a size of images that the model cannot have.
+    Raise it, too, for an image size that the model does not support.
     """
     name = config.model
     if name.startswith(TIMM):
@@ -97,9 +97,9 @@ def _check_weights(config: Config) -> None:
 
 
 def _check_resumed(source: TaskSource, config: Config) -> None:
-    """Raise UsageError where config.json of a run on this machine shows that it is another one.
+    """Raise UsageError if config.json of a run on this machine shows that it cannot be continued.
 
-    What only its checkpoints hold waits for the ranks, and so do `latest` and runs on hosts.
+    The ranks check the contents of checkpoints, `latest`, and runs on hosts.
     """
     if not config.resume or config.resume == LATEST:
         return

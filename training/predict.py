@@ -3,7 +3,7 @@
     final.pt -> Trained
     files, folders, patterns -> paths -> Answer or Unread, in the same order -> a table, or JSON
 
-Nothing here imports torch until there is something to predict, so that `--help` answers at once.
+torch is imported only when there is something to predict, so that `--help` answers at once.
 """
 
 import glob
@@ -48,9 +48,9 @@ class Predict:
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     csv: str = ""
-    """Write a CSV file instead, a row for each of the likeliest classes of each image."""
+    """Write a CSV file instead, with a row for each of the most likely classes of each image."""
     top_k: int = 5
-    """Classes per image, the likeliest first; the table shows only the first."""
+    """Number of classes per image, the most likely first; the table shows only the first."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class Unread:
 
 
 def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
-    """Predict as the words ask, by weights of this task or of any; return the exit code."""
+    """Predict with weights of this task or of any; return the exit code."""
     return show(parse(Predict, prog or called("predict"), args), task)
 
 
 def show(given: Predict, task: str) -> int:
-    """Answer for every image, then name those that could not be read; return the exit code."""
+    """Predict every image, then name those that could not be read; return the exit code."""
     paths = found(given.images)
     if given.top_k < 1:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")
@@ -112,7 +112,7 @@ def show(given: Predict, task: str) -> int:
 
 
 def found(images: Sequence[str]) -> list[str]:
-    """Return the named files; UsageError for none, or for a folder or pattern without any."""
+    """Return the named files; raise UsageError if there are none, or a folder has none."""
     if not images:
         raise UsageError("no images: type the names of files or folders after the checkpoint")
     return [path for given in images for path in _files(given)]
@@ -175,7 +175,7 @@ def _csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, 
 
 
 def print_table(results: Sequence[Prediction | Unread]) -> None:
-    """Print a line per image: its name, what it shows, how sure the model is."""
+    """Print a line per image: its name, its class and the probability."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""python -m training evaluate: what a trained model is worth on a split of a data set.
+"""python -m training evaluate: evaluate a trained model on a split of a data set.
 
 torch is imported once there is something to evaluate, so that `--help` answers at once.
 """
@@ -17,7 +17,7 @@ from training.judge.request import Evaluate
 
 
 def main(args: Sequence[str]) -> int:
-    """Evaluate as one rank of torchrun's, or alone; the first rank writes for all."""
+    """Evaluate as a rank of torchrun, or alone; rank 0 writes for all."""
     given = parse(Evaluate, called("evaluate"), args)
     require_folder(given.csv)
     if given.workers:

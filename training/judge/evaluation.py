@@ -32,7 +32,7 @@ COLUMNS = ("shard", "key", "label", "prediction", "probability", "label_probabil
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation found, the same on all ranks."""
+    """The result of an evaluation, the same on all ranks."""
 
     judgement: Judgement
     table: bytes
@@ -42,7 +42,7 @@ class Evaluation(NamedTuple):
 
 
 def judge(given: Evaluate) -> Evaluation:
-    """Return what the model is worth on the data, by all ranks of the world."""
+    """Return the evaluation of the model on the data by all ranks of the world."""
     trained = load_of_any_task(given.checkpoint, given.model, given.task)
     config = settings(given, trained.config)
     with joined(config) as ranks:

@@ -27,7 +27,7 @@ class ProgressReporter:
 
     @property
     def launched(self) -> bool:
-        """Return True when a launcher takes the reports and shows them."""
+        """Return True if a launcher takes the reports and shows them."""
         return bool(os.environ.get(variables.REPORTS))
 
     @property
@@ -57,7 +57,7 @@ class ProgressReporter:
     def measured(
         self, loss: float, accuracy: float | None, images_per_second: float, seconds_left: float
     ) -> None:
-        """Take up new numbers, and show them where no launcher does; noise has no accuracy."""
+        """Report new numbers, and print them if no launcher does; --synthetic has no accuracy."""
         self._report |= {
             "loss": round(loss, 6),
             **({} if accuracy is None else {"accuracy": round(accuracy, 6)}),
@@ -78,17 +78,17 @@ class ProgressReporter:
             self._report |= {"dataset": dataset}
 
     def judged(self, best: float) -> None:
-        """Take up the best validation accuracy so far."""
+        """Report the best validation accuracy so far."""
         self._report |= {"best": round(best, 6)}
 
     def slow(self, rank: int, why: str, text: str) -> None:
-        """Report which rank holds up the others, if one does, and why; once, for all ranks."""
+        """Report which rank delays the others, if any, and why; once, for all ranks."""
         if self._speaks:
             self._report |= {"slow_rank": rank, "slow_why": why, "slow": text}
             self._reporter.send()
 
     def line(self, text: str) -> None:
-        """Print a line for people; only the first rank writes it."""
+        """Print a line for people, on rank 0 only."""
         if self._speaks:
             sys.stdout.write(f"{CLEAR_LINE if self._live else ''}{text}\n")
             sys.stdout.flush()
@@ -99,10 +99,10 @@ class ProgressReporter:
         sys.stdout.flush()
 
     def _take(self, **fields: Any) -> None:
-        """Report values within a phase, now and then."""
+        """Report values within a phase, at a limited rate."""
         self._reporter.report(self._report["phase"], fields)
 
 
 def report_start() -> None:
-    """Report that this rank has begun: from now on a hang is found, also before ranks meet."""
+    """Report that this rank has started: from now on hangs are detected, even before ranks join."""
     send({"rank": int(os.environ.get("RANK", 0)), "phase": phases.START})

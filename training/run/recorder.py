@@ -30,7 +30,7 @@ Content = dict[str, Any]
 
 
 class RunRecorder:
-    """Every rank has one: all report to the launcher, the first one also writes and speaks."""
+    """Records a run: every rank has one and sends reports; rank 0 also writes and prints."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RunRecorder:
         self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
         self._epoch = Counts()  # since the epoch began, of all ranks
         self._skipped_steps = 0  # of this epoch, as gradients overflowed float16
-        self._begun = 0  # the step at which the run began, or went on
+        self._begun = 0  # the step at which the run began or was resumed
         self._samples = 0  # images since then, of all ranks
         self._seconds = 0.0  # that they took
         self._epoch_seconds = 0.0  # of which in this epoch
@@ -76,7 +76,7 @@ class RunRecorder:
             self._journal.end("failed" if kind else "finished" if self._finished else "stopped")
 
     def begin(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
-        """Write the settings and what they came to, before the first step."""
+        """Write the settings and what they were resolved to, before the first step."""
         self.progress.phase(phases.START)
         self._begun = step
         if self._saves:
@@ -102,7 +102,7 @@ class RunRecorder:
             self.say(f"resumed after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
-        """Give this node what others have, so that it could resume alone."""
+        """Copy to this node what others have, so that it could resume alone."""
         if self._ranks.first:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:
@@ -145,9 +145,9 @@ class RunRecorder:
         waiting: Waiting | None,
         scaling: Scaling | None,
     ) -> None:
-        """Record the steps since the last call: counts of all ranks, who waited, what was skipped.
+        """Record the steps since the last call: counts of all ranks, stragglers, skipped steps.
 
-        Diverged once no step can be taken any more.
+        Raise Diverged if no step can be taken any more.
         """
         self._measured(step, counts, lr, scaling)
         if waiting:
@@ -178,7 +178,7 @@ class RunRecorder:
             self._journal.waits(step, self._schedule.epoch(step), waiting)
 
     def epoch(self, state: TrainingState, judged: Counts | None) -> None:
-        """Record what an epoch came to, over all ranks, and begin to count the next one."""
+        """Record the results of an epoch over all ranks, and begin to count the next one."""
         trained, self._epoch = self._epoch, Counts()
         if not self._ranks.first:
             return
@@ -204,7 +204,7 @@ class RunRecorder:
             self._journal.evaluate(step, epoch, judged, self._classes, split)
 
     def confused(self, counts: torch.Tensor, classes: int) -> None:
-        """Take the validation images of all ranks by label and prediction, for the report."""
+        """Store the counts of validation images by label and prediction, for the report."""
         if classes and self._ranks.first:
             self._confusion = counts.long().reshape(classes, classes).cpu().numpy()
 
@@ -216,7 +216,7 @@ class RunRecorder:
     def save(self, state: TrainingState, best: bool = False) -> None:
         """Begin to write a checkpoint, which gets a second name if it is the best so far.
 
-        Diverged instead where no run could go on from it: the next line of the log comes later.
+        Raise Diverged if no run could continue from it, before the next line of the log does.
         """
         self.progress.phase(phases.SAVE)
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
@@ -231,13 +231,13 @@ class RunRecorder:
         self.progress.phase(phases.TRAIN)
 
     def wait_for_save(self) -> None:
-        """Wait until the last checkpoint is written; SaveError when it cannot be."""
+        """Wait until the last checkpoint is written; raise SaveError if that fails."""
         if self._saves:
             self.progress.phase(phases.SAVE)
             self._saved(self._saves.wait())
 
     def _saved(self, step: int) -> None:
-        """Report that the checkpoint of a step is there, unless it is 0."""
+        """Report that the checkpoint of a step is written, unless the step is 0."""
         if step:
             self.progress.phase(self.progress.current_phase, checkpoint=step)
 

@@ -39,7 +39,7 @@ ROW = 1.19  # height of a row of images, with its captions, in cells
 
 
 def write(folder: Path) -> Path:
-    """Draw the page of a run into its folder; DataError when a file there cannot be understood."""
+    """Draw the image into a run's folder; raise DataError if a file there is invalid."""
     picture = RunFiles(folder).report_image
     figure, image = drawn(read_story(folder)), BytesIO()
     FigureCanvasAgg(figure)
@@ -51,7 +51,7 @@ def write(folder: Path) -> Path:
 
 
 def read_story(folder: Path) -> Story:
-    """Return everything the page shows; UsageError where nothing was measured yet."""
+    """Return everything the image shows; raise UsageError if nothing was measured yet."""
     metrics = RunFiles(folder).metrics
     if not metrics.exists():
         raise UsageError(f"{folder}: not the folder of a run: {metrics.name} is missing")
@@ -93,7 +93,7 @@ def _settings(config: dict[str, Any]) -> str:
 
 
 def _headlines(story: Story) -> list[tuple[str, str]]:
-    """Return the numbers to remember, and what each of them is."""
+    """Return the headline numbers, and what each of them is."""
     found = []
     noise = story.config.get("synthetic")
     if story.validation and not noise:
@@ -162,7 +162,7 @@ def _panel(
 
 
 def _train_curve(axes: Axes, epochs: Values, values: Values, smooth: bool) -> None:
-    """Draw the points as they are, faint, and their course."""
+    """Draw the points faintly, and a smoothed curve."""
     if len(epochs) == 1:
         axes.plot(epochs, values, "o", color=TRAIN, label="training")
         return
@@ -212,7 +212,7 @@ def _short(name: str) -> str:
 
 
 def main(args: list[str]) -> None:
-    """Draw the page of a run, also of one that goes on, as `python -m training.run.report RUN`."""
+    """Draw the image of a run, also during the run, as `python -m training.run.report RUN`."""
     if len(args) != 1 or args[0].startswith("-"):
         raise UsageError("type python -m training.run.report RUN, with RUN the folder of a run")
     sys.stdout.write(f"{write(Path(args[0]))}\n")
