@@ -1,4 +1,4 @@
-"""Measure how fast a zip of images becomes shards, beside webdataset's ShardWriter and cp.
+"""Measure how fast images become shards, beside webdataset's ShardWriter and cp.
 
     python bench/convert.py [--images 4000] [--rounds 5]
 
@@ -71,16 +71,19 @@ def main(args: list[str]) -> None:
 def contestants(archives: dict[str, Path], out: Path) -> Iterator[tuple[str, list[str]]]:
     """Name each contestant and its command line."""
     python = [sys.executable]
-    stored, deflated = str(archives["stored"]), str(archives["deflated"])
+    folder, stored, deflated = (str(archives[kind]) for kind in ("folder", "stored", "deflated"))
     convert = [*python, "-m", "convert", "catdog"]
-    yield "cp of the files", ["cp", "-r", str(archives["folder"]), str(out)]
+    yield "cp of the files", ["cp", "-r", folder, str(out)]
     for workers in (1, CORES):
         options = ["--shards", str(SHARDS), "--workers", str(workers)]
         yield f"convert, {workers} processes", [*convert, stored, str(out), *options]
+    yield f"convert, {CORES} processes, folder", [*convert, folder, str(out), *options]
     yield f"convert, {CORES} processes, deflated zip", [*convert, deflated, str(out)]
     for workers in (1, CORES):
         writer = [*python, __file__, "--shard-writer", stored, str(out), str(workers)]
         yield f"ShardWriter, {workers} processes", writer
+    writer = [*python, __file__, "--shard-writer", folder, str(out), str(CORES)]
+    yield f"ShardWriter, {CORES} processes, folder", writer
 
 
 def timed(command: list[str]) -> Run:
@@ -115,18 +118,12 @@ def print_table(runs: dict[str, list[Run]], images: int) -> None:
             f"| {name} | {wall:.2f} | {images / wall:,.0f} | {cpu / images * 1000:.2f} "
             f"| {images / cpu:,.0f} | {peak / 1e6:.0f} |"
         )
-    ours, writer, cp = (
-        median(runs[name], lambda run: run.seconds)
-        for name in (
-            f"convert, {CORES} processes",
-            f"ShardWriter, {CORES} processes",
-            "cp of the files",
-        )
-    )
-    print(
-        f"\nconvert / ShardWriter, both with {CORES} processes: {writer / ours:.2f} times the rate"
-    )
-    print(f"convert / cp: {cp / ours:.2f} of the limit")
+    ours, writer = f"convert, {CORES} processes", f"ShardWriter, {CORES} processes"
+    rates = {name: 1 / median(measured, lambda run: run.seconds) for name, measured in runs.items()}
+    print(f"\nconvert / ShardWriter, both with {CORES} processes:")
+    for source in ("", ", folder"):
+        print(f"{rates[ours + source] / rates[writer + source]:.2f} times the rate{source}")
+    print(f"convert / cp: {rates[ours] / rates['cp of the files']:.2f} of the limit")
 
 
 def median(runs: list[Run], value: Callable[[Run], float]) -> float:
@@ -138,17 +135,17 @@ def make_archives(folder: Path, images: int) -> dict[str, Path]:
     """Make the same images a folder, a stored zip and a deflated zip."""
     base = [photo(seed) for seed in range(16)]
     files = folder / "images"
-    files.mkdir()
+    (files / "train").mkdir(parents=True)
     with (
         zipfile.ZipFile(folder / "stored.zip", "w", zipfile.ZIP_STORED) as stored,
         zipfile.ZipFile(folder / "deflated.zip", "w", zipfile.ZIP_DEFLATED) as deflated,
     ):
         for number in range(images):
-            name = f"{('cat', 'dog')[number % 2]}.{number // 2}.jpg"
+            name = f"train/{('cat', 'dog')[number % 2]}.{number // 2}.jpg"
             image = commented(base[number % len(base)], f"{number:08d}")
             (files / name).write_bytes(image)
-            stored.writestr(f"train/{name}", image)
-            deflated.writestr(f"train/{name}", image)
+            stored.writestr(name, image)
+            deflated.writestr(name, image)
     return {
         "folder": files,
         "stored": folder / "stored.zip",
@@ -176,33 +173,42 @@ def commented(jpeg: bytes, text: str) -> bytes:
     return jpeg[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text.encode() + jpeg[2:]
 
 
-def shard_writer(archive: str, out: str, workers: int) -> None:
-    """Convert as a user of webdataset would: zipfile in, ShardWriter out, a part per process."""
+def shard_writer(source: str, out: str, workers: int) -> None:
+    """Convert as a user of webdataset would: zipfile or folder in, ShardWriter
+    out, a part per process."""
     Path(out).mkdir()
     children = []
     for part in range(1, workers):
         child = os.fork()
         if not child:
-            write_part(archive, out, part, workers)
+            write_part(source, out, part, workers)
             os._exit(0)
         children.append(child)
-    write_part(archive, out, 0, workers)
+    write_part(source, out, 0, workers)
     for child in children:
         os.waitpid(child, 0)
 
 
-def write_part(archive: str, out: str, part: int, parts: int) -> None:
-    """Write every parts-th image of an archive into shards."""
+def write_part(source: str, out: str, part: int, parts: int) -> None:
+    """Write every parts-th image of a zip or a folder into shards."""
     import webdataset
 
-    with zipfile.ZipFile(archive) as source:
-        names = source.namelist()
-        random.Random(0).shuffle(names)
-        per_shard = -(-len(names) // SHARDS)
-        pattern = f"{out}/part{part}-%06d.tar"
-        with webdataset.ShardWriter(pattern, maxcount=per_shard, verbose=0) as sink:
-            for name in islice(names, part, None, parts):
-                sink.write(sample(name, source.read(name)))
+    names, read = images_of(Path(source))
+    random.Random(0).shuffle(names)
+    per_shard = -(-len(names) // SHARDS)
+    pattern = f"{out}/part{part}-%06d.tar"
+    with webdataset.ShardWriter(pattern, maxcount=per_shard, verbose=0) as sink:
+        for name in islice(names, part, None, parts):
+            sink.write(sample(name, read(name)))
+
+
+def images_of(source: Path) -> tuple[list[str], Callable[[str], bytes]]:
+    """Return the names of a zip's or a folder's images, and what reads one."""
+    if source.is_dir():
+        names = [f"train/{file.name}" for file in (source / "train").iterdir()]
+        return names, lambda name: (source / name).read_bytes()
+    archive = zipfile.ZipFile(source)
+    return archive.namelist(), archive.read
 
 
 def sample(name: str, image: bytes) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def steps(root: Path, settings: Settings) -> Iterator[tuple[str, list[str]]]:
     python = [sys.executable, "-m"]
     subset = [] if settings.images == Settings.images else ["--subset"]
     drawing = [str(settings.images), str(settings.side), archives]
-    yield "draw", [sys.executable, __file__, "draw", *drawing]
+    yield "draw", [sys.executable, "-P", __file__, "draw", *drawing]
     yield "convert imagenet", [*python, "convert", "imagenet", archives, shards, *subset]
     yield "convert verify", [*python, "convert", "verify", shards]
     yield (
