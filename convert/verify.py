@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +17,12 @@ from convert.images.tiles import has_sound_tiles
 from convert.originals import Originals
 from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.machine import core_count
 from rackrun.terminal import clean
 from rackrun.units import plural
 from shards.jpeg import jpeg_frame
+from shards.metadata import Loan
 from shards.open import open_source
 from shards.samples import stored_samples
 from shards.source import Source
@@ -50,14 +51,20 @@ class Verify:
         source = open_source(self.location)
         originals = self._originals(source)
         faults, compared = list(strangers(source)), Compared()
+        loans, index_faults = indexes_of(source)
+        faults += index_faults
         jobs = [
-            VerifyJob(self.location, split.name, number)
+            VerifyJob(split.name, number)
             for split in source.manifest.splits
+            if split.name in loans
             for number in range(len(split.shards))
         ]
         total = sum(split.samples for split in source.manifest.splits)
         workers = self.workers or core_count()
-        steps = in_parallel(jobs, partial(_verify_shard, originals=originals), workers)
+        work = partial(
+            _verify_shard, indexes=SharedIndexes(self.location, loans), originals=originals
+        )
+        steps = in_parallel(jobs, work, workers)
         with closing(steps), meter("checked", total) as shown:
             for message in steps:
                 if isinstance(message, Progress):
@@ -106,7 +113,6 @@ class Verify:
 class VerifyJob(NamedTuple):
     """A shard to verify."""
 
-    location: str
     split: str
     number: int
 
@@ -122,13 +128,46 @@ class Compared:
         return Compared(self.equal + other.equal, self.without_original + other.without_original)
 
 
+@dataclass(frozen=True)
+class SharedIndexes:
+    """What a worker needs to open the source with the indexes of the process that started it."""
+
+    location: str
+    loans: dict[str, Loan]
+
+    @cached_property
+    def source(self) -> Source:
+        """The worker's own connection to the source."""
+        source = open_source(self.location)
+        for split, loan in self.loans.items():
+            source.borrow_index(split, loan)
+        return source
+
+
+def indexes_of(source: Source) -> tuple[dict[str, Loan], list[str]]:
+    """Read all indexes; return those that workers can borrow, by split, and the faults of others.
+
+    Unavailable if the source cannot be reached.
+    """
+    loans, faults = {}, []
+    for split in source.manifest.splits:
+        try:
+            loans[split.name] = source.lend_index(split.name)
+        except Unavailable:
+            raise
+        except DataError as fault:
+            faults.append(str(fault))
+    return loans, faults
+
+
 def _verify_shard(
     job: VerifyJob,
     report: Callable[[Progress | Compared | str], None],
+    indexes: SharedIndexes,
     originals: Originals | None,
 ) -> None:
     """Report every fault of a shard as a line, and at the end how much was read."""
-    source = open_source(job.location)
+    source = indexes.source
     shard = source.manifest.split(job.split).shards[job.number]
     where, compared = f"{source.location}: {shard.name}", Compared()
     try:

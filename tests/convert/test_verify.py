@@ -183,6 +183,17 @@ def test_a_server_is_verified_like_a_folder(
     assert "the image at byte 1536 is damaged" in capsys.readouterr().out
 
 
+def test_each_index_is_read_once(folder: Path) -> None:
+    """One process reads it for all shards and workers: ImageNet's takes 100 MB and a second."""
+    with tempfile.TemporaryDirectory() as top:
+        Path(top).chmod(0o755)
+        copy = shutil.copytree(folder, Path(top) / "shards")
+        with serving(Site(copy, port=0, native=True)) as server:
+            main(["verify", server.url, "--workers", "2"])
+            requests = server.traffic.log.read_text()
+    assert requests.count("catdog-train.index.npy") == requests.count("catdog-val.index.npy") == 1
+
+
 def test_a_manifest_survives_being_read(folder: Path) -> None:
     """Reading and writing a manifest again changes no byte, so its digest identifies the data."""
     text = (folder / "dataset.json").read_bytes()
