@@ -2,14 +2,17 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 LINE_SECONDS = 5.0
+METERED = 1000  # records between two looks at the clock
+
+_Record = TypeVar("_Record")
 
 
 class Progress(NamedTuple):
@@ -27,8 +30,8 @@ class Meter(Protocol):
 
 
 @contextmanager
-def meter(verb: str, total: int, what: str = "images") -> Iterator[Meter]:
-    """Show a meter for `total` images; `verb` is what happens to them."""
+def meter(verb: str, total: int | None, what: str = "images") -> Iterator[Meter]:
+    """Show a meter for `total` images, None if it is not known; `verb` is what happens to them."""
     if not sys.stderr.isatty():
         lines = _Lines(verb, total, what)
         yield lines
@@ -38,8 +41,19 @@ def meter(verb: str, total: int, what: str = "images") -> Iterator[Meter]:
         yield bar
 
 
+def metered(records: Iterable[_Record], verb: str) -> Iterator[_Record]:
+    """Yield these records, and show a meter of them meanwhile; their number is not known before."""
+    count = 0
+    with meter(verb, None) as shown:
+        for count, record in enumerate(records, start=1):
+            yield record
+            if not count % METERED:
+                shown.advance(Progress(METERED, 0))
+        shown.advance(Progress(count % METERED, 0))
+
+
 class _Lines:
-    def __init__(self, verb: str, total: int, what: str) -> None:
+    def __init__(self, verb: str, total: int | None, what: str) -> None:
         self._verb, self._total, self._what = verb, total, what
         self._images = self._bytes = 0
         self._start = self._shown = time.monotonic()
@@ -51,22 +65,34 @@ class _Lines:
         now = time.monotonic()
         if now - self._shown >= LINE_SECONDS:
             self._shown = now
-            left = (self._total - self._images) * (now - self._start) / max(1, self._images)
-            self._say(f"{self._images:,} of {self._total:,}", f", {left:,.0f} s left")
+            self._say(*self._progress(now - self._start))
 
     def end(self) -> None:
         """Write the last line."""
         self._say(f"{self._images:,}", f" in {time.monotonic() - self._start:.1f} s")
 
+    def _progress(self, seconds: float) -> tuple[str, str]:
+        """Return the number of images so far, and the time left if the total is known."""
+        if self._total is None:
+            return f"{self._images:,}", ""
+        left = (self._total - self._images) * seconds / max(1, self._images)
+        return f"{self._images:,} of {self._total:,}", f", {left:,.0f} s left"
+
     def _say(self, images: str, end: str) -> None:
         seconds = max(time.monotonic() - self._start, 1e-3)
-        rates = f"{self._images / seconds:,.0f}/s, {self._bytes / seconds / 1e6:,.0f} MB/s"
-        sys.stderr.write(f"{self._verb} {images} {self._what}, {rates}{end}\n")
+        rate = _rate(self._images, self._bytes, seconds, ", ")
+        sys.stderr.write(f"{self._verb} {images} {self._what}, {rate}{end}\n")
         sys.stderr.flush()
 
 
+def _rate(images: float, read: int, seconds: float, between: str) -> str:
+    """Return images per second and, if their bytes were read, MB per second."""
+    rate = f"{images / seconds:,.0f}/s"
+    return f"{rate}{between}{read / seconds / 1e6:,.0f} MB/s" if read else rate
+
+
 @contextmanager
-def _bar(verb: str, total: int) -> Iterator[Meter]:
+def _bar(verb: str, total: int | None) -> Iterator[Meter]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -83,7 +109,7 @@ def _bar(verb: str, total: int) -> Iterator[Meter]:
 
 
 class _Bar:
-    def __init__(self, bar: "Bar", verb: str, total: int) -> None:
+    def __init__(self, bar: "Bar", verb: str, total: int | None) -> None:
         self._bar = bar
         self._task = bar.add_task(verb, total=total, rate="")
         self._bytes = 0
@@ -93,5 +119,5 @@ class _Bar:
         self._bytes += progress.bytes
         task = self._bar.tasks[0]
         seconds = max(task.elapsed or 0, 1e-3)
-        rate = f"{task.completed / seconds:,.0f}/s {self._bytes / seconds / 1e6:,.0f} MB/s"
+        rate = _rate(task.completed, self._bytes, seconds, " ")
         self._bar.update(self._task, advance=progress.images, rate=rate)

@@ -9,6 +9,7 @@ A data set's file in convert/ yields the listing; all that follows is the same f
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from convert.images.jpegtran import jpegtran
@@ -20,7 +21,7 @@ from convert.packing.shard_job import ReportProgress, write_one
 from convert.packing.shard_result import finished
 from convert.packing.sidecars import write_sidecars
 from convert.packing.workers import in_parallel
-from convert.progress import meter
+from convert.progress import meter, metered
 from convert.readers.directories import Folder
 from convert.readers.records import Container, RecordListing
 from rackrun.commands import called
@@ -40,7 +41,8 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     is_share = packing.task_index is not None
     with target.locked(shared=is_share):
         say(f"{out}: listing the images of {listing.dataset}")
-        plan, lines = make_plan(listing, packing)
+        counted = replace(listing, records=metered(listing.records, "listed"))
+        plan, lines = make_plan(counted, packing)
         if target.adopt(plan, packing.force):
             if not target.plan.exists():
                 save_plan(target.plan, plan, lines)

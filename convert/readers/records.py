@@ -4,11 +4,12 @@ import contextlib
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rackrun.errors import DataError, ReadError, UsageError
@@ -27,6 +28,7 @@ READS_HEIC = find_spec("pillow_heif") is not None
 """Whether Pillow reads HEIC here: pillow-heif is installed."""
 HEIC_SUFFIXES = (".heic", ".heif")
 REENCODED_SUFFIXES = (".tif", ".tiff", ".avif", *HEIC_SUFFIXES * READS_HEIC)  # become JPEGs
+HIDDEN = re.compile(r"(?:^|/)(?:__MACOSX(?:/|$)|\.(?!\.?/))")  # . and .. are not
 LOSSES = {  # kind of defect -> its words in the report
     "empty": "empty",
     "unreadable": "could not be read",  # in the manifests of earlier versions
@@ -119,10 +121,7 @@ class RecordListing:
 
 def is_image(name: str) -> bool:
     """Return True if a name is that of an image; hidden files and litter of macOS are none."""
-    path = PurePosixPath(name)
-    names = [part for part in path.parts if part != ".."]
-    hidden = "__MACOSX" in names or any(name.startswith(".") for name in names)
-    return path.suffix.lower() in (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES) and not hidden
+    return name.lower().endswith((*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)) and not HIDDEN.search(name)
 
 
 def images(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Record]:
