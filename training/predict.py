@@ -1,7 +1,7 @@
 """Predictions of a trained model for images, for every task.
 
     final.pt -> Trained
-    files, folders, patterns -> paths -> Answer or Unread, in the same order -> a table, or JSON
+    files, folders, patterns -> paths -> Prediction or Unread, in the same order -> a table, or JSON
 
 torch is imported only when there is something to predict, so that `--help` answers at once.
 """
@@ -21,7 +21,7 @@ from rackrun.commandline import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.tables import require_folder, write_table
-from rackrun.terminal import say
+from rackrun.terminal import clean, say
 
 if TYPE_CHECKING:
     from training.data.decode import Pixels
@@ -68,8 +68,8 @@ class Prediction:
     def plain(self) -> dict[str, object]:
         """Return it as JSON has it."""
         name, probability = self.best
-        answer = {"class": name, "probability": probability, "classes": self.classes}
-        return {"image": self.image, **answer}
+        best = {"class": name, "probability": probability}
+        return {"image": self.image, **best, "classes": self.classes}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def show(given: Predict, task: str) -> int:
         print_table(results)
     unread = [result for result in results if isinstance(result, Unread)]
     for result in unread:
-        say(f"error: {visible(result.image)}: {result.error}")
+        say(f"error: {result.image}: {result.error}")
     return DataError.exit_code if unread else 0
 
 
@@ -166,7 +166,7 @@ def _print_json(results: Sequence[Prediction | Unread]) -> None:
 
 
 def _csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, ...]]:
-    """Yield the header, and a row for each class of each answer; images unread have none."""
+    """Yield the header, and a row for each class of each prediction; images unread have none."""
     yield "image", "rank", "class", "probability"
     for result in results:
         if isinstance(result, Prediction):
@@ -189,15 +189,7 @@ def print_table(results: Sequence[Prediction | Unread]) -> None:
         if isinstance(result, Prediction):
             name, share = result.best
             bar = Text("━" * round(share * BAR), style="green" if share > 0.8 else "yellow")
-            table.add_row(Text(visible(result.image)), Text(visible(name)), f"{share:.1%}", bar)
+            table.add_row(Text(clean(result.image)), Text(clean(name)), f"{share:.1%}", bar)
     console = Console(width=None if sys.stdout.isatty() else 1000)
     if table.row_count:
         console.print(table)
-
-
-def visible(name: str) -> str:
-    """Return a name without anything that moves the cursor or cannot be printed."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in name
-    )

@@ -280,8 +280,11 @@ def test_help_does_not_wait_for_torch() -> None:
     assert "torch" not in told.stderr
 
 
-def test_names_cannot_play_with_the_terminal() -> None:
-    """Control characters and undecodable bytes in file names are shown as escapes."""
-    assert predict.visible("kätzchen 1.jpg") == "kätzchen 1.jpg"
-    assert predict.visible("\x1b[31mred\n") == "\\x1b[31mred\\n"
-    assert predict.visible("bad\udcff.jpg") == "bad\\udcff.jpg"
+def test_names_cannot_play_with_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters and undecodable bytes in names of files and classes are made visible."""
+    names = ("kätzchen 1.jpg", "a\x1b[2Kb\n", "bad\udcff.jpg")
+    predict.print_table([predict.Prediction(name, {"cat\x1b[2K": 0.5}) for name in names])
+    lines = capsys.readouterr().out.splitlines()[1:]
+    shown = [line.partition("  ")[0] for line in lines]
+    assert shown == ["kätzchen 1.jpg", "a␛[2Kb␊", "bad\\udcff.jpg"]
+    assert all("cat␛[2K  " in line for line in lines)
