@@ -30,6 +30,7 @@ from shards.index import (
     Manifest,
     Shard,
     Split,
+    index_bytes,
     serialise_index,
 )
 from shards.metadata import DescribedSource
@@ -133,21 +134,20 @@ class Stored(DescribedSource):
         self._metadata._manifest = Manifest("memory", ("image",), (split,))
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
-        """Return the index, as a file is read: nobody else keeps it."""
+        """Return the index, and keep no copy of it, as for a file that is read."""
         stored, self._stored = self._stored, b""
         return stored
 
 
 def index_read(samples: int, settings: Settings) -> None:
     """Print what it costs to read an index, to verify it and to share it."""
-    source = Stored(samples)
-    begun, held = time.process_time(), now()
-    with Peak() as most:
+    source, stored = Stored(samples), index_bytes(samples) / 1e6
+    begun, held = time.process_time(), resident_mb()
+    with SampledMemory() as most:
         source.lend_index("train")
     print(
         f"{samples:11,} | index  | {time.process_time() - begun:6.2f} s,"
-        f" {44 * samples / 1e6:,.0f} MB in the file, {most.mb - held + 44 * samples / 1e6:,.0f} MB"
-        " at most"
+        f" {stored:,.0f} MB in the file, {most.mb - held + stored:,.0f} MB at most"
     )
 
 
@@ -156,8 +156,8 @@ def ledger_written(samples: int, settings: Settings) -> None:
     steps = samples // (256 * settings.ranks)
     counts = np.full((settings.ranks, steps), 256, np.int32)
     rows = np.arange(counts.sum(), dtype=np.int32)
-    begun, held = time.process_time(), now()
-    with Peak() as most, tempfile.TemporaryDirectory() as folder:
+    begun, held = time.process_time(), resident_mb()
+    with SampledMemory() as most, tempfile.TemporaryDirectory() as folder:
         save(Path(folder), Interval(0, steps, counts, rows, samples, steps))
     print(
         f"{samples:11,} | ledger | {time.process_time() - begun:6.2f} s,"
@@ -166,11 +166,14 @@ def ledger_written(samples: int, settings: Settings) -> None:
     )
 
 
-class Peak:
-    """The most memory that this process has at once meanwhile, looked at 200 times a second."""
+class SampledMemory:
+    """The most memory that this process has inside a context, sampled 200 times a second.
 
-    def __enter__(self) -> "Peak":
-        self.mb, self._over = now(), threading.Event()
+    `peak` would be that of all its life, the making of the index included.
+    """
+
+    def __enter__(self) -> "SampledMemory":
+        self.mb, self._over = resident_mb(), threading.Event()
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
         return self
@@ -181,10 +184,10 @@ class Peak:
 
     def _look(self) -> None:
         while not self._over.wait(0.005):
-            self.mb = max(self.mb, now())
+            self.mb = max(self.mb, resident_mb())
 
 
-def now() -> float:
+def resident_mb() -> float:
     """Return the memory of this process, that which it shares included, in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
