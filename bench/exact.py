@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing import Pool
 from pathlib import Path
 from unittest.mock import patch
 
@@ -35,7 +34,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.load import photo
+from bench.load import write_images
 from bench.load_contestants import cpu_seconds
 from catdog.model import TASK
 from catdog.recipes import CatDog
@@ -88,16 +87,10 @@ def main(args: list[str]) -> None:
 
 
 def prepared(root: Path, settings: Settings) -> Path:
-    """Return a folder of shards with that many images in two classes."""
+    """Return a folder of shards with that many images."""
     sys.stderr.write("drawing images\n")
-    with Pool(2) as pool:
-        drawn = pool.map(photo, range(-(-settings.images // 4)))
-    for number in range(settings.images):
-        path = root / "images" / f"class{number % 2}" / f"{number:06d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(drawn[number % len(drawn)])
-    packing = Packing(shards=13, val_percent=5)
-    FolderOfClasses(root / "images", root / "shards", packing=packing).run()
+    images, packing = write_images(root, settings.images), Packing(shards=13, val_percent=5)
+    FolderOfClasses(images, root / "shards", packing=packing).run()
     return root / "shards"
 
 
@@ -109,10 +102,6 @@ def coverage(shards: Path, settings: Settings) -> None:
     )
     index = open_source(str(shards)).index("train")
     whole = shuffled(index, range(index.size), seed=0, epoch=0, batch=BATCH * RANKS)
-
-    def reading(rank: int, worker: int) -> Reading:
-        return Reading(whole, 0, BATCH * RANKS, Reader(rank, RANKS, worker, WORKERS))
-
     ours = [
         [
             row
