@@ -17,7 +17,7 @@ decode      what the GPU decodes of the same JPEGs, against the loader workers o
 accuracy    the demo: cats and dogs are drawn, and a small network learns to tell them apart
 
 Parts that have not begun after --minutes are left out, and named. With --device cpu all but copies
-run on a CPU, to try them. Without a GPU that is all there is: no figures have been measured yet.
+run on a CPU, to try them. No figures have been measured on a GPU yet.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -45,8 +46,10 @@ from convert.options import Packing
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
 from rackrun.commandline import parse, run
+from rackrun.errors import UsageError
 from rackrun.tables import table
 from shards.open import open_source
+from training.config import nearest
 from training.data.gpu_decode import MEASURED, gpu_decoder
 from training.data.loader import on_device
 from training.data.open import Synthetic, open_data
@@ -78,7 +81,7 @@ class Settings:
     """Steps of each measurement, after some to warm up."""
     rounds: int = 2
     """Times that each rate is measured; medians count."""
-    device: str = "auto"
+    device: Literal["auto", "cpu"] = "auto"
     """auto: the GPU; cpu: try all of it without one."""
     only: tuple[str, ...] = ()
     """Parts to measure; none: all."""
@@ -97,7 +100,7 @@ class Settings:
             model=self.model,
             image_size=self.image_size,
             batch_size=self.batch_size,
-            device="cpu" if self.device == "cpu" else "auto",
+            device=self.device,
             epochs=1,
             steps_per_epoch=WARM_UP_STEPS + self.steps + 1,
         )
@@ -149,6 +152,8 @@ def refuse_waits(refused: bool) -> None:
 def main(args: list[str]) -> None:
     """Print all measurements, or that there is no GPU."""
     settings = parse(Settings, "python -m bench.gpu", args)
+    if unknown := set(settings.only) - PARTS.keys():
+        raise UsageError(f"--only {min(unknown)}: no such part; {nearest(min(unknown), PARTS)}")
     if settings.device != "cpu" and not torch.cuda.is_available():
         print("no GPU: not measured")
         return
@@ -310,7 +315,7 @@ def accuracy(settings: Settings) -> None:
             draw([folder, "--images", str(settings.images)])
         config = DemoRecipe(
             data=f"{folder}/shards",
-            device=settings.config.device,
+            device=settings.device,
             epochs=settings.epochs,
             run_folder=f"{folder}/run",
         )

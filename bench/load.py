@@ -32,6 +32,8 @@ from convert.options import Packing
 from nginx.serve import serving
 from nginx.site import Site
 from rackrun.commandline import parse, run
+from rackrun.errors import UsageError
+from training.config import nearest
 
 CONTESTANTS = Path(__file__).with_name("load_contestants.py")
 ROOT = Path(__file__).parents[1]
@@ -75,20 +77,22 @@ class Settings:
     """Shorter side of the images, at quality 90, in pixels; 0: they stay as they were drawn."""
     peers: str = ""
     """A Python with the peers, as bench/peers.sh installs it; without it few take part."""
-    only: str = ""
-    """Names of the contestants that take part, separated by commas; by default all."""
+    only: tuple[str, ...] = ()
+    """Names of the contestants that take part beside ours-folder; none: all."""
     scratch: Path = Path(tempfile.gettempdir())
     """Folder for the images: eleven times 110 KB each, most of it FFCV's raw pixels."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that no contestant has."""
+        if unknown := set(self.only) - NAMES.keys():
+            why = f"no such contestant; {nearest(min(unknown), NAMES)}"
+            raise UsageError(f"--only {min(unknown)}: {why}")
 
     @property
     def contestants(self) -> list[str]:
         """Return the names of those that take part, ours first."""
-        chosen = set(filter(None, self.only.split(","))) or NAMES.keys()
-        return [
-            name
-            for name in NAMES
-            if name == OURS or (name in chosen and (self.peers or name not in PEERS))
-        ]
+        chosen = {OURS, *(self.only or NAMES)}
+        return [name for name in NAMES if name in chosen and (self.peers or name not in PEERS)]
 
 
 def main(args: list[str]) -> None:

@@ -46,7 +46,7 @@ class Settings:
 
 
 class Copies(FolderSource):
-    """A data set of one image many times; notes the bytes that are read."""
+    """A data set of one image many times, which counts the bytes that are read."""
 
     def __init__(self, images: int) -> None:
         super().__init__("memory")
@@ -60,7 +60,7 @@ class Copies(FolderSource):
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of the data set."""
+        """Return the manifest of the data set."""
         sizes = [min(PER_SHARD, self.images - at) for at in range(0, self.images, PER_SHARD)]
         shards = tuple(Shard("one.tar", size, size * self.place.length, "0" * 64) for size in sizes)
         split = Split(TRAIN, self.images, "one.index.npy", "0" * 64, shards)
@@ -94,7 +94,7 @@ class Undecoded(Transforms):
     def for_training(
         self, data: bytes, random: np.random.Generator, out: Pixels | None = None
     ) -> Pixels:
-        """Return nothing."""
+        """Return no pixels, and leave the slot as it is."""
         return np.empty(0, np.uint8)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bench import gpu
+from rackrun.errors import UsageError
 from training.monitor.profile import Peak
 
 TINY = (
@@ -46,6 +47,12 @@ def test_what_would_take_too_long_is_left_out_by_name(capsys: pytest.CaptureFixt
     gpu.main([*TINY, "--minutes", "-1"])
     printed = capsys.readouterr().out
     assert re.findall(r"(\w+): left out", printed) == list(gpu.PARTS)
+
+
+def test_a_part_that_there_is_not_is_named() -> None:
+    """With the one that was likely meant, and before anything is measured."""
+    with pytest.raises(UsageError, match=r"--only rate: no such part; did you mean rates"):
+        gpu.main([*TINY, "--only", "parts", "rate"])
 
 
 @pytest.mark.long
