@@ -149,7 +149,7 @@ def gpu(host: HostView) -> Text:
 
 
 def heat(host: HostView) -> Text:
-    """Return temperature and power of the hottest and the strongest GPU."""
+    """Return the highest temperature and power of its GPUs, red where one is slowed down."""
     gpus = host.usage.gpus if host.usage else ()
     hottest = max((gpu.temperature for gpu in gpus), default=0)
     strongest = max((gpu.power for gpu in gpus), default=0)

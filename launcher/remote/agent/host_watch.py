@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
 GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
-GPU_HEALTH = ",temperature.gpu,power.draw,clocks_throttle_reasons.active"  # its name of any driver
+GPU_HEALTH = ",temperature.gpu,power.draw,clocks_throttle_reasons.active"
+"""The last one by its older name, which newer drivers know as well."""
 GPU_FORMAT = ("--format=csv,noheader,nounits", "--loop-ms=3000")
 
 

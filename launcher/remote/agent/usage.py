@@ -14,7 +14,7 @@ NETWORK_DEVICES = "/proc/net/dev"
 INFINIBAND = "/sys/class/infiniband"
 INFINIBAND_WORD = 4  # bytes: the unit of its counters
 SLOWED = ((0x60, "heat"), (0x80, "power"), (0x08, "hardware"))
-"""Bits of nvidia-smi's active reasons for low clocks that are none of idleness or a set limit."""
+"""Bits of nvidia-smi's reasons for low clocks, without idleness and limits that were set."""
 
 
 class UsageMeter:
