@@ -173,6 +173,8 @@ venv_python() { # EXTRAS...
             venv_check_base "$base"
             lock=${lock:-$("$base" -P "$root/rackrun/cuda.py")}
             venv_want "$lock"
+            # Of another lock no stamp is right any more, even if this installation fails.
+            [ "$(cat "$root/.venv/lock" 2>/dev/null)" = "$lock" ] || rm -f "$root/.venv/installed"*
             venv_install "$base"
             printf '%s\n' "$lock" >"$root/.venv/lock"
             printf '%s' "$wanted" >"$stamp"

@@ -289,6 +289,7 @@ def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
     other = run_local(clone, BASE, {**environment, "RACKRUN_LOCK": "base"})
     assert (other.returncode, other.stdout) == (78, "")
     assert "bring the wheels of requirements/base.txt: python3 -m pip download" in other.stderr
+    assert not (clone / ".venv" / "installed").exists()  # parts of both locks may be there
     unknown = run_local(clone, BASE, {**environment, "RACKRUN_LOCK": "cuda10"})
     said = "rackrun: RACKRUN_LOCK: no lock is called cuda10; type base or cuda12\n"
     assert (unknown.returncode, unknown.stderr) == (78, said)
