@@ -157,6 +157,7 @@ venv_want() { # LOCK: sets $locks, $stamp, and in $wanted what the stamp holds o
     wanted="$root $(cat "$project" "${locks[@]}" | cksum)"
 }
 
+# shellcheck disable=SC2120  # the start scripts name no extras
 venv_python() { # EXTRAS...
     local stamp locks wanted lock extras=("$@")
     python="$root/.venv/bin/python"
