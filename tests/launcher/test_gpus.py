@@ -257,7 +257,10 @@ BROKEN = "its broken memory cannot be remapped: replace it"
 
 def finding(label: str, **gpu: object) -> HostFacts:
     """Return a host with two GPUs, of which the second has these facts."""
-    usual = {"name": "H100", "total": 81559, "used": 4, "power_limit": 700, "temperature": 41}
+    usual = {
+        "name": "H100", "total": 81559, "used": 4, "power": 71, "power_limit": 700,
+        "temperature": 41, "links": 18,
+    }  # fmt: skip
     answers: dict[str, Any] = {"look": {"gpus": 2, "interpreter": {}}}
     answers["gpus"] = {"gpus": [usual, {**usual, **gpu}], "processes": [], "driver": "550"}
     return HostFacts(Host(label), answers=answers)
@@ -289,6 +292,13 @@ def finding(label: str, **gpu: object) -> HostFacts:
             "",
         ),
         ({"power_limit": 300}, "", "", "power limit 300 W and 700 W, elsewhere 700 W"),
+        ({"links": 12}, "", "", "NVLinks 12 and 18, elsewhere 18"),
+        (
+            {"xids": [{"code": 79, "seconds": 60}, {"code": 79, "seconds": 30}]},
+            "",
+            "GPU 1: Xid 79 0:30 ago",
+            "",
+        ),
         (
             {"name": "A100", "total": 40960},
             "",
@@ -316,6 +326,23 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     assert told.versions == "torch 2.15.0+cu132, driver 550"
     assert replace(told, on_cpu=True).versions == "torch 2.15.0+cu132"
     assert judge.sick(other, survey) == judge.suspicious(other, survey) == ""
+
+
+def test_the_table_shows_heat_power_and_links() -> None:
+    """Of the hottest and the strongest GPU that a run may use, rounded up."""
+    host = finding("a", temperature=83, power=412)
+    assert judge.state(host) == "to 90 °C, to 500 W, 18 NVLinks"
+    first = replace(host, host=replace(host.host, devices=(0,)))
+    assert judge.state(first) == "to 50 °C, to 100 W, 18 NVLinks"
+    assert judge.models(host) == "2 H100 80 GiB"
+
+
+def test_a_host_with_another_driver_is_the_odd_one_out() -> None:
+    """As its torch may behave otherwise."""
+    host = finding("c")
+    host.answers["gpus"]["driver"] = "580"
+    survey = FactGatherer((finding("a"), finding("b"), host))
+    assert judge.odd_one_out(host, survey) == "driver 580, elsewhere 550"
 
 
 def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
