@@ -71,7 +71,9 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
     So no step waits for the device between two lines of the log.
     """
     config = replace(
-        RECIPES[recipe](model="resnet18", batch_size=4, image_size=32, evaluation_size=32),
+        RECIPES[recipe](
+            model="resnet18", batch_size=4, image_size=32, evaluation_size=32, grad_accum_steps=1
+        ),
         **options,
     )  # fmt: skip
     ranks = Ranks(0, 1, 0, 1, NUMBERLESS)
