@@ -153,7 +153,7 @@ def predictions(
 def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
     """Return a file as the model sees it, or why it cannot be read."""
     try:
-        return transforms.for_evaluation(Path(path).read_bytes())
+        return transforms.for_prediction(Path(path).read_bytes())
     except OSError as error:
         return Unread(path, f"cannot be read: {error.strerror}")
     except DataError as error:

@@ -52,8 +52,11 @@ class Trained:
         return replace(self, model=self.model.to(device), device=device)
 
     def predict(self, images: Sequence[bytes], top_k: int = 5) -> list[dict[str, float]]:
-        """Return the most likely classes of image files with their probabilities, best first."""
-        return self.predict_pixels([self.transforms.for_evaluation(data) for data in images], top_k)
+        """Return the most likely classes of image files with their probabilities, best first.
+
+        JPEGs are turned upright by their EXIF, as in a conversion of own images.
+        """
+        return self.predict_pixels([self.transforms.for_prediction(data) for data in images], top_k)
 
     def predict_pixels(self, pixels: Sequence[Pixels], top_k: int) -> list[dict[str, float]]:
         """Return the same for images as evaluation sees them: uint8 (side, side, channels) each."""

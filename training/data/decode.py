@@ -10,12 +10,14 @@ Pillow, which has the last word on what an image is. Both give the same pixels.
 
 Whatever the file holds becomes RGB in one way: gray is repeated, a palette looked up, CMYK
 inverted, transparency dropped, 16 bits cut to their upper 8; of an animation the first frame
-counts. The orientation in EXIF is ignored, as the published baselines do.
+counts. The orientation in EXIF is ignored, as the published baselines do: a converter has turned
+the images in shards (`upright` is for others).
 """
 
 import io
 import math
 import struct
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -34,6 +36,7 @@ from shards.tiles import CHROMA, window
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
 RATIO = (3 / 4, 4 / 3)  # the least and the greatest width to height of a random crop
+ORIENTATION = 0x0112  # the tag of EXIF
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
 
 PILLOW_ERRORS = (  # what its readers raise at damaged files
@@ -51,6 +54,17 @@ Interpolation = Literal["bilinear", "bicubic"]
 KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+}
+
+
+TURNED: dict[int, Callable[[Pixels], Pixels]] = {  # by orientation in EXIF: square -> upright
+    2: lambda square: square[:, ::-1],
+    3: lambda square: square[::-1, ::-1],
+    4: lambda square: square[::-1],
+    5: lambda square: square.transpose(1, 0, 2),
+    6: lambda square: square.transpose(1, 0, 2)[:, ::-1],
+    7: lambda square: square.transpose(1, 0, 2)[::-1, ::-1],
+    8: lambda square: square.transpose(1, 0, 2)[::-1],
 }
 
 
@@ -175,6 +189,24 @@ def center_crop(
     pixels = np.empty((size, size, 3), np.uint8) if out is None else out
     pixels[:] = resized[top : top + size, left : left + size]
     return pixels
+
+
+def upright(square: Pixels, data: bytes) -> Pixels:
+    """Return the centre of an image, uint8 (side, side, channels), as its EXIF says to turn it."""
+    turned = TURNED.get(_orientation(data))
+    return np.ascontiguousarray(turned(square)) if turned else square
+
+
+def _orientation(data: bytes) -> int:
+    """Return EXIF's orientation, of a JPEG as in a conversion; 1, upright, if it is malformed."""
+    if data[:2] != START:
+        return 1
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            found = Image.open(io.BytesIO(data), formats=("JPEG",)).getexif().get(ORIENTATION)
+    except PILLOW_ERRORS:
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 def draw_box(

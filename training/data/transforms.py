@@ -24,6 +24,7 @@ from training.data.decode import (
     mirrored,
     random_resized_crop,
     resized_crop,
+    upright,
 )
 
 LARGEST_SIDE = 8192  # pixels
@@ -102,6 +103,10 @@ class Transforms:
         else:
             pixels = resized_crop(data, whole, side, False, self.interpolation, place)
         return _placed(self._channels(pixels), out)
+
+    def for_prediction(self, data: bytes) -> Pixels:
+        """Return the same for a file as a camera left it, turned upright by its EXIF."""
+        return upright(self.for_evaluation(data), data)
 
     def for_training(
         self, data: bytes, random: np.random.Generator, out: Pixels | None = None
