@@ -1,7 +1,7 @@
 """The ranks of a run: the identity and device of this process, and what all ranks exchange.
 
 Ranks exchange three things outside of DDP's gradients: counts that are summed, a request that the
-strongest decides (see training.run.stop_requests), and rank 0's buffers. All live on the CPU
+strongest decides (see training.run.stop_requests), and buffers. All live on the CPU
 or are rare, so no step waits for a GPU.
 """
 
@@ -68,8 +68,8 @@ class Ranks:
     def ddp(self, model: nn.Module) -> nn.Module:
         """Return the model as training calls it: under DDP where there are other ranks.
 
-        Buffers are not broadcast at every step, which can double a small model's step; rank 0's
-        are handed out when they count (`broadcast_buffers`), with the same result.
+        Buffers are not broadcast at every step, which can double a small model's step; they are
+        shared when they count (training/sync/norm_statistics.py).
         """
         if self.world == 1:
             return model
@@ -108,7 +108,7 @@ class Ranks:
         return lambda: int(result) if exchange.wait() else number
 
     def broadcast_buffers(self, model: nn.Module) -> None:
-        """Give every rank the buffers of rank 0, such as the statistics of batch norms.
+        """Give every rank the buffers of rank 0.
 
         They travel together, those of a type: a ResNet-50 has 159 of them.
         """

@@ -86,7 +86,14 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        (2, ("a_sharded_optimizer_takes_the_even_way", "float16_skips_the_same_steps")),
+        (
+            2,
+            (
+                "a_sharded_optimizer_takes_the_even_way",
+                "float16_skips_the_same_steps",
+                "norms_go_on_as_if_never_saved",
+            ),
+        ),
         (
             3,
             (
@@ -107,7 +114,6 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
                 "like_one_process",
                 "the_even_way_like_one_process",
                 "norms_that_exchange_take_the_even_way",
-                "norms_go_on_as_if_never_saved",
             ),
             marks=pytest.mark.long,
         ),

@@ -36,6 +36,11 @@ def test_ranks_agree(held: str) -> None:
     assert "holds: ranks_agree" in held
 
 
+def test_norms_share_their_mean_and_get_their_own_back(held: str) -> None:
+    """Batch norms of two ranks meet in the mean, and part again as they were."""
+    assert "holds: norms_share_their_mean_and_get_their_own_back" in held
+
+
 def test_nodes_that_share_a_disk_write_once(held: str) -> None:
     """One rank writes to each disk, however many nodes see it, and no mark is left there."""
     assert "holds: nodes_that_share_a_disk_write_once" in held

@@ -30,6 +30,11 @@ from training.run.folder import RunFiles, writes_to
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
+from training.sync.norm_statistics import (
+    gathered_statistics,
+    restore_statistics,
+    share_statistics,
+)
 from training.task import Task
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16
@@ -242,6 +247,28 @@ def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
     assert torch.equal(*seen)
 
 
+def norms_share_their_mean_and_get_their_own_back(
+    config: Config, ranks: Ranks, folder: Path
+) -> None:
+    """Statistics of both ranks count alike; what each one collected can be put back, bit for bit,
+    but not from another number of ranks, or from something else."""
+    norm = nn.BatchNorm2d(2)
+    norm(torch.rand(4, 2, 4, 4) * (1 + ranks.rank) + 10 * ranks.rank)
+    own = torch.cat([norm.running_mean, norm.running_var])
+    gathered = gathered_statistics(ranks, norm)
+    assert gathered is not None and torch.equal(gathered[ranks.rank], own)
+    assert (gathered[0] != gathered[1]).all()
+    share_statistics(ranks, norm)
+    shared = torch.cat([norm.running_mean, norm.running_var])
+    assert torch.equal(shared, gathered.double().mean(0).float())
+    assert gathered_statistics(ranks, norm) is None
+    for strange in (None, gathered[:1], gathered[:, 1:], "statistics"):
+        restore_statistics(ranks, norm, strange)
+        assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), shared)
+    restore_statistics(ranks, norm, gathered)
+    assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), own)
+
+
 def nodes_that_share_a_disk_write_once(config: Config, ranks: Ranks, folder: Path) -> None:
     """Each rank on a node of its own: in one folder the first of them writes, in two both do."""
     node = replace(ranks, local_rank=0, local_world=1)
@@ -260,6 +287,7 @@ if __name__ == "__main__":
     prove(
         config,
         ranks_agree,
+        norms_share_their_mean_and_get_their_own_back,
         nodes_that_share_a_disk_write_once,
         no_rank_steps_before_all_have_read,
         no_step_waits_for_requests,

@@ -15,7 +15,6 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
     log.progress.phase(phases.EVALUATE)
     transforms = run.task.transforms(run.config, state.epoch)
     model = state.evaluated
-    run.ranks.broadcast_buffers(model)  # batch norms of each rank have seen different images
     model.eval()
     counter = Counter(run.ranks.device)
     confusion = Confusion(len(run.data.classes), run.ranks.device)

@@ -25,6 +25,11 @@ from training.run.results import write_results
 from training.run.resume import Earlier
 from training.schedule import Schedule
 from training.state import TrainingState
+from training.sync.norm_statistics import (
+    gathered_statistics,
+    restore_statistics,
+    share_all_statistics,
+)
 
 Content = dict[str, Any]
 
@@ -222,12 +227,12 @@ class RunRecorder:
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
         self.wait_for_save()
         self._ledger.write()
-        self._ranks.broadcast_buffers(state.model)
-        if state.average:
-            self._ranks.broadcast_buffers(state.average.model)
+        statistics = gathered_statistics(self._ranks, state.model)
+        share_all_statistics(self._ranks, state)
         if self._saves:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
-            self._saves.begin(content, best)
+            self._saves.begin({**content, "statistics": statistics}, best)
+        restore_statistics(self._ranks, state.model, statistics)
         self.progress.phase(phases.TRAIN)
 
     def wait_for_save(self) -> None:

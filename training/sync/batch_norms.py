@@ -3,9 +3,9 @@
 The norm of a convolution has a value per pixel then, and trains as ever. A norm that has one value
 per channel, as after a pooling, uses its running statistics: one value has no spread.
 
-Ranks have statistics of their own, and checkpoints those of rank 0. So that a resumed run goes on
-with the same bits, all ranks take rank 0's before any of them is used in training: in such a step,
-and in one that not every rank computes, after which all have those of a rank that did.
+Ranks have statistics of their own. Before any of them is used in training all ranks take the mean:
+in such a step, and in one that not every rank computes, after which all have those of a rank that
+did.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rackrun.errors import UsageError
 from training.ranks import Ranks
+from training.sync.norm_statistics import share_statistics
 
 
 class BatchNorms:
@@ -33,12 +34,12 @@ class BatchNorms:
         }
 
     def share(self, samples: int, parts: int) -> None:
-        """Give all ranks rank 0's statistics if some rank has a single image, or none, in a part.
+        """Give all ranks the same statistics if some rank has a single image, or none, in a part.
 
         `samples`: of the step, over all ranks; `parts`: in which each rank computes its own.
         """
         if self._norms and samples // self._ranks.world // parts <= 1:
-            self._ranks.broadcast_buffers(self._model)
+            share_statistics(self._ranks, self._model)
 
     @contextmanager
     def part(self, images: int) -> Iterator[None]:
