@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from training.data.transforms import Transforms
     from training.trained import Trained
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")  # what a folder is searched for
+SUFFIXES = (  # what a folder is searched for
+    *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp"),
+    *(".tif", ".tiff", ".avif", ".heic", ".heif"),
+)
 BATCH = 64  # images
 BAR = 20  # characters
 

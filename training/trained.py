@@ -54,7 +54,7 @@ class Trained:
     def predict(self, images: Sequence[bytes], top_k: int = 5) -> list[dict[str, float]]:
         """Return the most likely classes of image files with their probabilities, best first.
 
-        JPEGs are turned upright by their EXIF, as in a conversion of own images.
+        They are turned upright by their EXIF, and HEIC is read, as in a conversion of own images.
         """
         return self.predict_pixels([self.transforms.for_prediction(data) for data in images], top_k)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile
 from torchvision.transforms import v2
 from torchvision.transforms.functional import resized_crop as reference_crop
 
@@ -26,7 +26,6 @@ from training.data.decode import (
     random_resized_crop,
     resized_crop,
 )
-from training.data.transforms import Transforms
 
 # Mean absolute difference to the reference, in gray levels of 255:
 SAME = 0.3  # of any one image decoded at its full resolution
@@ -234,25 +233,6 @@ def test_cmyk_and_the_orientation_in_exif_are_as_the_baselines_read_them() -> No
     turned = encoded(PICTURE, quality=95, exif=exif)
     assert np.array_equal(decode(turned), decode(encoded(PICTURE, quality=95)))
     assert decode(turned).shape == (48, 64, 3)
-
-
-@pytest.mark.parametrize("orientation", range(10))
-def test_a_file_to_predict_is_turned_upright(orientation: int) -> None:
-    """As Pillow turns it, whichever of the eight orientations EXIF gives, or none of them."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(photograph(3, 40, 40), quality=95, exif=exif)
-    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    assert np.array_equal(Transforms(40).for_prediction(data), np.asarray(expected))
-
-
-@pytest.mark.parametrize(
-    "exif", [b"", b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM"]
-)
-def test_malformed_exif_turns_nothing(exif: bytes) -> None:
-    """Such a file counts as upright."""
-    data = encoded(photograph(3, 40, 40), quality=95, exif=exif)
-    assert np.array_equal(Transforms(40).for_prediction(data), decode(data))
 
 
 @pytest.mark.parametrize("kind", ["colour", "progressive", "gray", "CMYK"])

@@ -10,8 +10,9 @@ Pillow, which has the last word on what an image is. Both give the same pixels.
 
 Whatever the file holds becomes RGB in one way: gray is repeated, a palette looked up, CMYK
 inverted, transparency dropped, 16 bits cut to their upper 8; of an animation the first frame
-counts. The orientation in EXIF is ignored, as the published baselines do: a converter has turned
-the images in shards (`upright` is for others).
+counts. The orientation in EXIF is ignored, as the published baselines do.
+
+Files to predict have not been converted: `as_png` and `upright` do what a conversion would.
 """
 
 import io
@@ -20,13 +21,15 @@ import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module, util
 from typing import Literal, Protocol
 
 import numpy as np
 import simplejpeg
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from rackrun.errors import DataError
 from shards.image_limits import FORMATS, MAX_ASPECT, MAX_PIXELS, MAX_SCANS, scans, too_large
@@ -36,6 +39,8 @@ from shards.tiles import CHROMA, window
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
 RATIO = (3 / 4, 4 / 3)  # the least and the greatest width to height of a random crop
+CAMERA_MARKS = (b"II*\0", b"MM\0*")  # of TIFF
+CAMERA_BOX = b"ftyp"  # from byte 4 on: AVIF and HEIC
 ORIENTATION = 0x0112  # the tag of EXIF
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
 
@@ -54,17 +59,6 @@ Interpolation = Literal["bilinear", "bicubic"]
 KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
-}
-
-
-TURNED: dict[int, Callable[[Pixels], Pixels]] = {  # by orientation in EXIF: square -> upright
-    2: lambda square: square[:, ::-1],
-    3: lambda square: square[::-1, ::-1],
-    4: lambda square: square[::-1],
-    5: lambda square: square.transpose(1, 0, 2),
-    6: lambda square: square.transpose(1, 0, 2)[:, ::-1],
-    7: lambda square: square.transpose(1, 0, 2)[::-1, ::-1],
-    8: lambda square: square.transpose(1, 0, 2)[::-1],
 }
 
 
@@ -191,15 +185,42 @@ def center_crop(
     return pixels
 
 
-def upright(square: Pixels, data: bytes) -> Pixels:
-    """Return the centre of an image, uint8 (side, side, channels), as its EXIF says to turn it."""
-    turned = TURNED.get(_orientation(data))
-    return np.ascontiguousarray(turned(square)) if turned else square
+def is_of_camera(data: bytes) -> bool:
+    """Return whether a file is a TIFF, AVIF or HEIC, which a conversion makes a JPEG of."""
+    return data.startswith(CAMERA_MARKS) or data[4:8] == CAMERA_BOX
+
+
+def as_png(data: bytes) -> bytes:
+    """Return a TIFF, AVIF or HEIC as an upright PNG; DataError where that cannot be done."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            image = Image.open(io.BytesIO(data), formats=_formats())
+            _check_size(*image.size)
+            if image.mode in ("F", "I"):
+                raise ValueError(f"pixels of {image.mode} have no known range")
+            pixels = _rgb(ImageOps.exif_transpose(image))
+    except UnidentifiedImageError as error:
+        needs = "" if "HEIF" in _formats() else "; for HEIC type pip install pillow-heif"
+        raise DataError(f"not a TIFF, AVIF or HEIC image that can be read here{needs}") from error
+    except PILLOW_ERRORS as error:
+        raise DataError(f"not a whole image: {error}") from error
+    stored = io.BytesIO()
+    Image.fromarray(pixels).save(stored, "PNG", compress_level=0)
+    return stored.getvalue()
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the formats that are read besides the usual ones, as Pillow names them."""
+    if not util.find_spec("pillow_heif"):
+        return "TIFF", "AVIF"
+    import_module("pillow_heif").register_heif_opener()
+    return "TIFF", "AVIF", "HEIF"
 
 
 def _orientation(data: bytes) -> int:
-    """Return EXIF's orientation, of a JPEG as in a conversion; 1, upright, if it is malformed."""
-    if data[:2] != START:
+    """Return the orientation in the EXIF of a JPEG; 1, upright, if there is none or a malformed."""
+    if not data.startswith(START):
         return 1
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -207,6 +228,17 @@ def _orientation(data: bytes) -> int:
     except PILLOW_ERRORS:
         return 1
     return found if isinstance(found, int) else 1
+
+
+def upright(square: Pixels, data: bytes) -> Pixels:
+    """Return the centre of a JPEG, uint8 (side, side, channels), turned as its EXIF says."""
+    orientation = _orientation(data)
+    if not 2 <= orientation <= 8:
+        return square
+    turned = square.transpose(1, 0, 2) if orientation > 4 else square
+    across = -1 if orientation in (2, 3, 6, 7) else 1
+    down = -1 if orientation in (3, 4, 7, 8) else 1
+    return np.ascontiguousarray(turned[::down, ::across])
 
 
 def draw_box(

@@ -20,7 +20,9 @@ from training.data.decode import (
     Box,
     Interpolation,
     Pixels,
+    as_png,
     center_crop,
+    is_of_camera,
     mirrored,
     random_resized_crop,
     resized_crop,
@@ -105,7 +107,9 @@ class Transforms:
         return _placed(self._channels(pixels), out)
 
     def for_prediction(self, data: bytes) -> Pixels:
-        """Return the same for a file as a camera left it, turned upright by its EXIF."""
+        """Return the same for a file as a camera left it: upright; a TIFF, AVIF or HEIC as well."""
+        if is_of_camera(data):
+            return self.for_evaluation(as_png(data))
         return upright(self.for_evaluation(data), data)
 
     def for_training(
