@@ -53,7 +53,7 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
 
 def print_use(folder: Path, dataset: str) -> None:
     """Print the command that trains on a finished folder."""
-    task = dataset if dataset in TASKS else "catdog"
+    task = dataset if dataset in TASKS else "classify"
     say(f"to train on it, type: {called('local')} {task} --data {shlex.quote(str(folder))}")
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from convert.__main__ import main
 from convert.options import Packing
+from convert.packing.finalize import print_use
 from convert.packing.plan import make_plan
 from convert.readers.records import Record, RecordListing
 from rackrun.errors import DataError, Problem, UsageError
@@ -152,6 +153,17 @@ def test_the_shuffle_is_good() -> None:
     _, lines = make_plan(listing_of(keys), Packing(val_percent=0))
     order = [int(Record.parse(line).key[4:]) for block in lines for line in block.splitlines()]
     assert abs(statistics.correlation(range(4000), order)) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("dataset", "task"), [("flowers", "classify"), ("imagenet", "imagenet"), ("mnist", "mnist")]
+)
+def test_the_task_of_a_set_is_printed(
+    dataset: str, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own if it has one, else that for any folder of classes."""
+    print_use(Path("data/set"), dataset)
+    assert capsys.readouterr().err.endswith(f"./run-local {task} --data data/set\n")
 
 
 def test_a_second_run_has_nothing_to_do(
