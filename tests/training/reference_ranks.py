@@ -111,6 +111,7 @@ class InMemory:
     dataset = digest = "in memory"
     judges = True
     lanes = 0
+    remark = ""
 
     def __init__(self, ranks: Ranks, recipe: Recipe) -> None:
         self.mine = slice(ranks.rank, None, ranks.world)

@@ -63,6 +63,7 @@ class Halves:
     rows = 6 * GLOBAL_BATCH
     judges = True
     lanes = 0
+    remark = ""
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
         self.ranks = ranks
