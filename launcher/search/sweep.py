@@ -156,13 +156,22 @@ def _story(folder: Path) -> Story | None:
 
 
 def cells(story: Story | None) -> Iterator[str]:
-    """Yield the cells of a member's row; of several evaluations, the best accuracy."""
+    """Yield the cells of a member's row; of several evaluations, the best accuracy.
+
+    A script without metrics.jsonl has the numbers that it reported last.
+    """
     if story is None:
         yield from ("not started", "", "", "", "")
         return
     yield story.end.verdict or "not ended"
-    judged = story.validation
-    yield f"{max(line['top1'] for line in judged):.2%}" if judged else ""
-    yield f"{judged[-1]['loss']:.4f}" if judged else ""
-    yield f"{mean_speed(story.train):,.0f}" if story.train else ""
+    judged, number = story.validation, story.end.number
+    best = number("accuracy") if number("best") is None else number("best")
+    yield _shown(max(line["top1"] for line in judged) if judged else best, ".2%")
+    yield _shown(judged[-1]["loss"] if judged else number("loss"), ".4f")
+    speed = mean_speed(story.train) if story.train else number("images_per_second")
+    yield _shown(speed, ",.0f")
     yield story.name
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -126,6 +126,14 @@ class RunEnd:
     cause: str = ""
     seconds: float = 0.0
     hosts: dict[str, str] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    """What ranks have reported last, by name."""
+
+    def number(self, name: str) -> float | None:
+        """Return a number that ranks have reported; None if they have not."""
+        value = self.report.get(name)
+        is_number = isinstance(value, int | float) and abs(value) < LAST_MOMENT
+        return float(value) if is_number else None
 
 
 @dataclass(frozen=True)

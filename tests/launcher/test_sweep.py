@@ -11,7 +11,9 @@ import pytest
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork
 from launcher.search.members import command, groups_of, members_of
+from launcher.search.sweep import cells
 from rackrun.errors import UsageError
+from rackrun.run_report.folder import RunEnd, Story
 from tests.launcher.lab import Lab, wait_until
 
 SCRIPT = """
@@ -65,6 +67,15 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
     assert rows[4][:5] == ["0.3", "1", "failed", "70.00%", "0.5000"]
     page = Path(out.splitlines()[-1].removeprefix("comparison: "))
     assert "t-2-lr-0.1-wd-1" in page.read_text()
+
+
+def test_a_script_has_what_it_reported() -> None:
+    """Without metrics.jsonl a row shows the numbers of its last report, and nothing else of it."""
+    report = {"accuracy": 0.9, "loss": 0.25, "images_per_second": 1234.0}
+    row = list(cells(Story("run", end=RunEnd("done", report=report))))
+    assert row == ["done", "90.00%", "0.2500", "1,234", "run"]
+    strange = {"accuracy": "0.9", "loss": float("nan"), "images_per_second": [1]}
+    assert list(cells(Story("run", end=RunEnd("done", report=strange))))[1:4] == [""] * 3
 
 
 def test_ctrl_c_ends_every_run(lab: Callable[[int], Lab]) -> None:
