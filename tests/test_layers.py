@@ -68,7 +68,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "predict": "data task trained",
         "trained": "config data models recorded run task tasks",
         "models": "config data optim ranks run",
-        "run": "config counts data monitor ranks recorded schedule state sync track",
+        "run": "config counts data monitor ranks recorded schedule state track",
         "track": "config",
         "monitor": "config data device ranks state sync",
         "sync": "config ranks schedule state",

@@ -21,7 +21,6 @@ from training.run.stop_requests import SAVE
 from training.schedule import Stage, due
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
-from training.sync.norm_statistics import share_all_statistics
 from training.task import Task
 
 
@@ -97,7 +96,8 @@ def train_stage(
 def end_epoch(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
     """Evaluate and save if due; return the signal that asks to stop, or 0."""
     schedule = run.schedule
-    share_all_statistics(run.ranks, state)  # each rank's batch norms have seen other images
+    for model in state.models:
+        run.ranks.share_statistics(model)  # each rank's batch norms have seen other images
     evaluates = run.data.judges and due(state.step, schedule.evaluate, schedule.steps)
     metrics = evaluate(run, state, log) if evaluates else None
     request, is_best = run.agreed_request(), False

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rackrun.contract import variables
@@ -69,7 +70,7 @@ class Ranks:
         """Return the model as training calls it: under DDP where there are other ranks.
 
         Buffers are not broadcast at every step, which can double a small model's step; they are
-        shared when they count (training/sync/norm_statistics.py).
+        shared when they count (`share_statistics`).
         """
         if self.world == 1:
             return model
@@ -78,12 +79,16 @@ class Ranks:
             self.broadcast_buffers(model)
         option = "forward_sync_buffers" if forward_only else "broadcast_buffers"
         never: dict[str, Any] = {option: False}
-        return DistributedDataParallel(
+        before = [each.clone() for each in _statistics(model)]
+        distributed = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             **never,
         )
+        for each, own in zip(_statistics(model), before, strict=True):
+            each.copy_(own)  # DDP begins with the buffers of rank 0
+        return distributed
 
     def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over all ranks, on the CPU."""
@@ -121,6 +126,42 @@ class Ranks:
             parts = torch.split(together, [buffer.numel() for buffer in buffers])
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part.view_as(buffer))
+
+    @torch.no_grad()
+    def share_statistics(self, model: nn.Module) -> None:
+        """Give every rank the mean of all ranks' statistics of batch norms; rank 0's other buffers.
+
+        Each rank collects them from its own images.
+        """
+        own = _statistics(model) if self.world > 1 else []
+        mean = torch.cat([each.flatten().double() for each in own]) if own else torch.zeros(0)
+        if own:
+            dist.all_reduce(mean)
+            mean /= self.world  # of equal numbers exactly that number
+        self.broadcast_buffers(model)
+        _fill(own, mean)
+
+    def gather_statistics(self, model: nn.Module) -> torch.Tensor | None:
+        """Return the statistics of each rank, (world, numbers), on the CPU; None if all are equal.
+
+        A run that goes on from them on as many ranks does not depend on where it was saved.
+        """
+        own = _statistics(model)
+        if self.world == 1 or not own:
+            return None
+        flat = torch.cat([each.detach().flatten() for each in own]).cpu()
+        parts = [torch.empty_like(flat) for _ in range(self.world)]
+        dist.all_gather(parts, flat)
+        together = torch.stack(parts)
+        return None if torch.equal(together, together[:1].expand_as(together)) else together
+
+    @torch.no_grad()
+    def restore_statistics(self, model: nn.Module, gathered: object) -> None:
+        """Give this rank its own statistics back, if they were gathered from as many ranks."""
+        own = _statistics(model)
+        shape = self.world, sum(each.numel() for each in own)
+        if isinstance(gathered, torch.Tensor) and gathered.shape == shape:
+            _fill(own, gathered[self.rank])
 
     def all_gather(self, numbers: Numbers) -> list[Numbers]:
         """Return, by rank, the numbers that it gives; each may give another amount."""
@@ -168,6 +209,19 @@ class Ranks:
             content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         dist.broadcast(content, source)
         return content.numpy().tobytes()
+
+
+def _statistics(model: nn.Module) -> list[torch.Tensor]:
+    """Return the running means and variances of a model's batch norms."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    found = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
+    return [each for each in found if each is not None]
+
+
+def _fill(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    parts = torch.split(flat, [each.numel() for each in tensors])
+    for each, part in zip(tensors, parts, strict=True):
+        each.copy_(part.view_as(each))
 
 
 def without_exchange(model: nn.Module) -> AbstractContextManager[None]:

@@ -56,6 +56,11 @@ class TrainingState:
         return self.average.model if self.average else self.model
 
     @property
+    def models(self) -> list[nn.Module]:
+        """Return the model, and the average of its weights where there is one."""
+        return [self.model, *([self.average.model] if self.average else [])]
+
+    @property
     def is_finite(self) -> bool:
         """Return whether all weights are finite numbers; waits for the GPU."""
         return bool(get_total_norm(self.model.parameters(), float("inf")).isfinite())

@@ -30,11 +30,6 @@ from training.run.folder import RunFiles, writes_to
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
-from training.sync.norm_statistics import (
-    gathered_statistics,
-    restore_statistics,
-    share_statistics,
-)
 from training.task import Task
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16
@@ -256,17 +251,17 @@ def norms_share_their_mean_and_get_their_own_back(
     norm = nn.BatchNorm2d(2)
     norm(torch.rand(4, 2, 4, 4) * (1 + ranks.rank) + 10 * ranks.rank)
     own = torch.cat([norm.running_mean, norm.running_var])
-    gathered = gathered_statistics(ranks, norm)
+    gathered = ranks.gather_statistics(norm)
     assert gathered is not None and torch.equal(gathered[ranks.rank], own)
     assert (gathered[0] != gathered[1]).all()
-    share_statistics(ranks, norm)
+    ranks.share_statistics(norm)
     shared = torch.cat([norm.running_mean, norm.running_var])
     assert torch.equal(shared, gathered.double().mean(0).float())
-    assert gathered_statistics(ranks, norm) is None
+    assert ranks.gather_statistics(norm) is None
     for strange in (None, gathered[:1], gathered[:, 1:], "statistics"):
-        restore_statistics(ranks, norm, strange)
+        ranks.restore_statistics(norm, strange)
         assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), shared)
-    restore_statistics(ranks, norm, gathered)
+    ranks.restore_statistics(norm, gathered)
     assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), own)
 
 

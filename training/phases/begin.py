@@ -19,7 +19,6 @@ from training.run.recorder import RunRecorder
 from training.run.tracker import check_trackers
 from training.schedule import check_scaled_lr
 from training.state import TrainingState
-from training.sync.norm_statistics import restore_statistics
 
 
 def new_state(run: TrainingRun) -> TrainingState:
@@ -55,7 +54,7 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
     if run.earlier:
         changed = compatibility.changes(as_plain(config), run.earlier.content)
         state.load_state_dict(run.earlier.content["state"])
-        restore_statistics(run.ranks, state.model, run.earlier.content.get("statistics"))
+        run.ranks.restore_statistics(state.model, run.earlier.content.get("statistics"))
     facts = resolved.resolved(config, run.ranks, run.data, state.model, run.compute.precision)
     for line in resolved.lines(facts, log.folder.path):
         log.say(line)

@@ -25,11 +25,6 @@ from training.run.results import write_results
 from training.run.resume import Earlier
 from training.schedule import Schedule
 from training.state import TrainingState
-from training.sync.norm_statistics import (
-    gathered_statistics,
-    restore_statistics,
-    share_all_statistics,
-)
 
 Content = dict[str, Any]
 
@@ -227,12 +222,13 @@ class RunRecorder:
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
         self.wait_for_save()
         self._ledger.write()
-        statistics = gathered_statistics(self._ranks, state.model)
-        share_all_statistics(self._ranks, state)
+        statistics = self._ranks.gather_statistics(state.model)
+        for model in state.models:
+            self._ranks.share_statistics(model)
         if self._saves:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
             self._saves.begin({**content, "statistics": statistics}, best)
-        restore_statistics(self._ranks, state.model, statistics)
+        self._ranks.restore_statistics(state.model, statistics)
         self.progress.phase(phases.TRAIN)
 
     def wait_for_save(self) -> None:

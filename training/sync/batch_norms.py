@@ -18,7 +18,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rackrun.errors import UsageError
 from training.ranks import Ranks
-from training.sync.norm_statistics import share_statistics
 
 
 class BatchNorms:
@@ -39,7 +38,7 @@ class BatchNorms:
         `samples`: of the step, over all ranks; `parts`: in which each rank computes its own.
         """
         if self._norms and samples // self._ranks.world // parts <= 1:
-            share_statistics(self._ranks, self._model)
+            self._ranks.share_statistics(self._model)
 
     @contextmanager
     def part(self, images: int) -> Iterator[None]:

@@ -22,7 +22,6 @@ from training.state import TrainingState
 from training.sync.batch_norms import BatchNorms
 from training.sync.comm_hooks import gradient_buffer_like, register_comm_hook
 from training.sync.local_sgd import PeriodicExchange, average_parameters, is_local_step
-from training.sync.norm_statistics import statistics_kept
 from training.sync.uneven_inputs import UnevenInputs
 
 
@@ -33,9 +32,8 @@ class GradientSync:
         self, config: SyncSettings, ranks: Ranks, state: TrainingState, steps: int
     ) -> None:
         """Take the steps of the whole run, on which it depends when ranks begin to step alone."""
-        with statistics_kept(state.model):
-            self.model = ranks.ddp(state.model)
-            """What a step calls: the state's model, under DDP where there are other ranks."""
+        self.model = ranks.ddp(state.model)
+        """What a step calls: the state's model, under DDP where there are other ranks."""
         register_comm_hook(self.model, config, steps, state.step)
         self._config = config
         self._ranks = ranks
