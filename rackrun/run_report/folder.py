@@ -132,8 +132,9 @@ class RunEnd:
     def number(self, name: str) -> float | None:
         """Return a number that ranks have reported; None if they have not."""
         value = self.report.get(name)
-        is_number = isinstance(value, int | float) and abs(value) < LAST_MOMENT
-        return float(value) if is_number else None
+        if isinstance(value, int | float) and abs(value) < LAST_MOMENT:
+            return float(value)
+        return None
 
 
 @dataclass(frozen=True)
