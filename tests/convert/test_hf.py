@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from rackrun.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, MissingPackage, Problem, UsageError
 from shards.index import Manifest
 from tests.convert.conftest import Command, Convert, everything
 from tests.convert.drawn import drawn, write_files
@@ -189,5 +189,5 @@ def test_without_the_package_the_extra_is_named(
 ) -> None:
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"pip install 'rackrun\[hf\]'"):
+    with pytest.raises(MissingPackage, match=r"^datasets is not installed; type: .*\[hf\]'$"):
         convert("hf", tmp_path)

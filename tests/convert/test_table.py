@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rackrun.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, MissingPackage, Problem, UsageError
 from shards.index import Manifest
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, write_files
@@ -106,7 +106,7 @@ def test_parquet_without_pyarrow_names_the_extra(
 ) -> None:
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'rackrun\[parquet\]'"):
+    with pytest.raises(MissingPackage, match=r"^pyarrow is not installed; type: .*\[parquet\]'$"):
         convert("csv", as_parquet_file(tmp_path))
 
 
