@@ -48,6 +48,9 @@ STEP_ROUNDS = 15
 OUTPUT_BYTES = 20_000_000
 IDLE_SECONDS = 20.0
 
+REAL_START = ("env",)
+"""Before a command: starts Python anew, where tests fork one that has imported the launcher."""
+
 NOW = "import time; print(time.time())"
 
 PARALLEL_SSH = """\
@@ -132,7 +135,7 @@ def start_with_run_ssh(lab: Lab, count: int) -> float:
     hosts = lab.write_hosts(f"python={python}")
     hosts.write_text("".join(hosts.read_text().splitlines(keepends=True)[:count]))
     began = time.time()
-    process = lab.typed(str(hosts), "--", "true")
+    process = lab.typed(str(hosts), "--", "true", before=REAL_START)
     last = last_start(lab, count)
     process.send_signal(signal.SIGINT)
     process.communicate()
@@ -269,7 +272,8 @@ def first_step(lab: Lab, run: Callable[[Path], None]) -> float:
 
 def step_with_run_ssh(lab: Lab, hosts: Path, script: Path, mark: Path) -> None:
     """Start two ranks by ./run-ssh."""
-    process = lab.typed(str(hosts), "--", sys.executable, str(script), str(mark))
+    command = (sys.executable, str(script), str(mark))
+    process = lab.typed(str(hosts), "--", *command, before=REAL_START)
     _, complaint = process.communicate()
     assert process.returncode == 0, complaint
 
@@ -361,7 +365,8 @@ def copy_over_run_ssh(lab: Lab, hosts: Path, code: str, screen: str) -> float:
     """Time the output of ranks through ./run-ssh."""
     began = time.monotonic()
     with Path(screen).open("w") as file:
-        process = lab.run_ssh(str(hosts), "--", sys.executable, "-c", code, stdout=file)
+        command = (sys.executable, "-c", code)
+        process = lab.run_ssh(str(hosts), "--", *command, before=REAL_START, stdout=file)
         _, complaint = process.communicate()
     assert process.returncode == 0, complaint
     taken = time.monotonic() - began
@@ -397,7 +402,7 @@ def idle(lab: Lab, counts: list[int]) -> None:
     count = counts[0] if counts else 128
     lab.ready(count)
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")
-    process = lab.run_ssh(str(hosts), "--", "sleep", "999")
+    process = lab.run_ssh(str(hosts), "--", "sleep", "999", before=REAL_START)
 
     def all_sleep() -> bool:
         return all(len(children(host.process.pid)) > 4 for host in lab.hosts)

@@ -23,14 +23,13 @@ from catdog.demo import Demo
 from catdog.drawings.camera import jpeg
 from convert.commands import read as read_convert
 from launcher.commands.board import BoardOptions
-from launcher.commands.parse import RENAMED, parse, read_work, split, with_settings
+from launcher.commands.parse import RENAMED, hoisted, parse, read_work, split, with_settings
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.config.command_line import NO_FILE, file_in
 from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork
 from launcher.run.settings import LocalOptions, Options
-from launcher.scaling.sweep import hoisted
 from rackrun import commandline
 from rackrun.commands import is_about_runs
 from rackrun.contract.tasks import PACKAGES, TASKS

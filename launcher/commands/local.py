@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.commands.parse import (
     from_names,
+    hoisted,
     parse,
     read_work,
     split,
@@ -19,7 +20,6 @@ from launcher.commands.parse import (
 )
 from launcher.lifecycle.task_check import DEMO
 from launcher.run.settings import LocalOptions
-from launcher.scaling.sweep import hoisted
 from rackrun.errors import UsageError
 from rackrun.help.page import Head
 

@@ -29,7 +29,6 @@ from launcher.run.job import JobTemplate, Work
 from launcher.run.plan import shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, LocalOptions, RankOptions
-from launcher.scaling.sweep import sweep
 from launcher.transport.local import LocalTransport
 
 MOST_PROCESSES = 1024  # of a sweep on this machine
@@ -51,6 +50,8 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     if demo and (code := make_demo_data()):
         return code
     if options.scaling:
+        from launcher.scaling.sweep import sweep
+
         return sweep(
             work,
             options.scaling,

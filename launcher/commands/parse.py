@@ -26,7 +26,7 @@ from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.lifecycle.restart_policy import without
 from launcher.lifecycle.task_check import become_task
 from launcher.run.job import JobTemplate, Limits, TaskWork, Work, all_data_of, command_of
-from launcher.run.settings import Options, Serving
+from launcher.run.settings import SCALING, Options, Serving
 from launcher.run.url import check_url
 from rackrun import commandline
 from rackrun.commands import called
@@ -102,6 +102,18 @@ def split(
         if name.startswith("-") and "=" not in name and rest and name not in flags(settings):
             own.append(rest.pop(0))
     return own, rest
+
+
+def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the launcher's options and the task's, `--scaling` among the former in any place."""
+    taken, kept = list(own), list(rest)
+    for place, word in enumerate(rest if rest[:1] != ["--"] else ()):
+        if word.partition("=")[0] == SCALING:
+            words = 1 if "=" in word else 2
+            taken += kept[place : place + words]
+            del kept[place : place + words]
+            break
+    return taken, kept
 
 
 def takes_settings_file(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.commands.parse import (
     RENAMED,
     from_names,
+    hoisted,
     parse,
     read_work,
     split,
@@ -25,7 +26,6 @@ from launcher.commands.settings import SSH_HEAD, SshOptions
 from launcher.config.command_line import NO_FILE
 from launcher.lifecycle.task_check import demo_for_hosts
 from launcher.run.job import Command
-from launcher.scaling.sweep import hoisted
 from rackrun import commandline
 from rackrun.commands import called
 from rackrun.errors import UsageError

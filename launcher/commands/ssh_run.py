@@ -16,7 +16,6 @@ from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
 from launcher.run.job import Work
 from launcher.run.result import Result
-from launcher.scaling.sweep import sweep
 from rackrun.commands import called
 from rackrun.errors import SaveError
 
@@ -55,6 +54,8 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
                 return show_plan(hosts, places, there, ahead, options.json, [options.hosts])
             code = code_there(hosts, places, work, options)
             if options.scaling:
+                from launcher.scaling.sweep import sweep
+
                 return sweep(
                     there,
                     options.scaling,

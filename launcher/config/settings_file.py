@@ -18,7 +18,6 @@ the tables.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +53,8 @@ class SettingsFile:
 
 def read_settings(path: Path) -> SettingsFile:
     """Return the settings of a file; raise UsageError for a file that has none."""
+    import tomllib  # most launches have no such file
+
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

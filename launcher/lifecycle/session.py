@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from launcher.lifecycle.on_end import run_on_end
 from launcher.output.console import Display, PlainOutput, say, start_line
@@ -18,11 +18,13 @@ from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.supervision.agents import AgentGroup
-from launcher.supervision.peers import Peers
 from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Transport
 from rackrun.atomic import write_whole
 from rackrun.contract import variables
+
+if TYPE_CHECKING:
+    from launcher.supervision.peers import Peers
 
 PORT_TRIES = 2  # the second one when another program took the master's port in between
 

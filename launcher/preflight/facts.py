@@ -23,7 +23,7 @@ from typing import Any
 from launcher.errors import HostUnreachable
 from launcher.files.working_tree import WorkingTree
 from launcher.preflight.answers import believed
-from launcher.remote import probe
+from launcher.remote import ports, probe
 from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
 from launcher.transport.base import Transport
@@ -257,8 +257,10 @@ class HostProbe:
         self._note("look", {**look, "interpreter": found.get("interpreter", {})})
 
     def approach(self, address: str, port: int, token: str) -> None:
-        """Test the way to the master."""
-        reach = {"address": address, "port": port, "token": token}
+        """Test the way to the master, whose listener proves that it knows the token."""
+        number = secrets.token_bytes(ports.NONCE_BYTES)
+        expected = ports.proof(token.encode(), number).hex()
+        reach = {"address": address, "port": port, "number": number.hex(), "expected": expected}
         self._ask_all({"route": {"address": address}, "reach": reach})
 
     def ask(self, question: str, **words: object) -> Answer:

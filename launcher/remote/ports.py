@@ -4,13 +4,13 @@
     reach   on the others: call it, and check the proof
     hush    on the first host: release the port
 
-The token never crosses the network: a caller sends a random number and gets its HMAC.
+The token never crosses the network: a caller sends a random number and gets its HMAC. The caller
+has both from the launcher, so only the first host needs to load OpenSSL.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import select
 import socket
 import time
@@ -122,17 +122,19 @@ def proof(token: bytes, number: bytes) -> bytes:
     return hmac.digest(token, number, "sha256")
 
 
-def reach(address: str, port: int, token: str) -> dict[str, Any]:
-    """Check that the first host's listener can be reached, and is this launcher's."""
-    number = os.urandom(NONCE_BYTES)
+def reach(address: str, port: int, number: str, expected: str) -> dict[str, Any]:
+    """Check that the first host's listener can be reached, and is this launcher's.
+
+    `expected` is the proof for `number`, both as hexadecimal digits.
+    """
     deadline = time.monotonic() + CONNECT_SECONDS
     received = b""
     with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
-        sock.sendall(number)
+        sock.sendall(bytes.fromhex(number))
         while len(received) < PROOF_BYTES:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             data = sock.recv(PROOF_BYTES - len(received))
             received += data
             if not data:
                 break
-    return {} if received == proof(token.encode(), number) else {"error": STRANGER}
+    return {} if received.hex() == expected else {"error": STRANGER}

@@ -17,6 +17,9 @@ from rackrun.terminal import one_line
 from rackrun.units import seconds_in
 from rackrun.user_code.revision import git_commit
 
+SCALING = "--scaling"
+"""The one option that may also stand among those of the task."""
+
 if TYPE_CHECKING:
     from tyro.conf import Positional as Positional
 else:

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 
 from launcher.run.hosts import MOST_HOSTS
 from launcher.run.job import JobTemplate, RunFolder, TaskWork, Work, new_run_folder
 from launcher.run.result import Result
+from launcher.run.settings import SCALING
 from launcher.scaling.model import GIGABITS, TOLERATED, Curve, Point, Spread, spread
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import Misshapen, shaped
@@ -34,7 +35,6 @@ from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import plural, whole_number
 
-OPTION = "--scaling"
 MEASURED = (
     *("hosts", "ranks", "images/s", "spread", "efficiency"),
     *("exchange", "alone", "hidden", "Gbit/s"),
@@ -43,18 +43,6 @@ FASTER = (
     "over 100%: each rank of the smallest run was slower than those of a larger one, which is no"
     " effect of more hosts; type the command again when nothing else runs on them\n"
 )
-
-
-def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the launcher's options and the task's, `--scaling` among the former in any place."""
-    taken, kept = list(own), list(rest)
-    for place, word in enumerate(rest if rest[:1] != ["--"] else ()):
-        if word.partition("=")[0] == OPTION:
-            words = 1 if "=" in word else 2
-            taken += kept[place : place + words]
-            del kept[place : place + words]
-            break
-    return taken, kept
 
 
 def sweep(
@@ -67,7 +55,7 @@ def sweep(
     """Launch once for every count, at most `limit`; show the curve and return the exit code."""
     counts = counts_of(scaling, limit)
     if not isinstance(work, TaskWork) or "--synthetic" not in work.options:
-        raise UsageError(f"{OPTION} is for a task with --synthetic: imagenet --synthetic")
+        raise UsageError(f"{SCALING} is for a task with --synthetic: imagenet --synthetic")
     folder = new_run_folder(jobs.runs, f"{jobs.name or work.name}-scaling", jobs.share)
     points: dict[int, Point] = {}
     for count in counts if len(counts) == 1 else (*counts, counts[0]):
@@ -90,9 +78,9 @@ def counts_of(text: str, limit: int) -> list[int]:
     counts = sorted({count for count in found if count})
     if not all(found):
         hint = "type how many hosts to run on, as in 1,2,4,8"
-        raise UsageError(f"{OPTION} {one_line(text)[:40]}: {hint}")
+        raise UsageError(f"{SCALING} {one_line(text)[:40]}: {hint}")
     if counts[-1] > limit:
-        raise UsageError(f"{OPTION} {text[:40]}: there are only {plural(limit, 'host')}")
+        raise UsageError(f"{SCALING} {text[:40]}: there are only {plural(limit, 'host')}")
     return counts
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launcher.run.events import PeerHangLimit
 from launcher.run.job import Limits
 from launcher.run.state import RunState
 from launcher.supervision.agent_client import EventQueue
 from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import longest_hang_limit
-from launcher.supervision.peers import Peers
 from rackrun.terminal import one_line
+
+if TYPE_CHECKING:
+    from launcher.supervision.peers import Peers
 
 _EXPLANATION_SECONDS = 5.0  # for another node to report the failure that ours followed from
 

@@ -11,6 +11,7 @@ import queue
 import signal
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from launcher.output.console import Display
 from launcher.output.log_files import LogFiles
@@ -23,10 +24,12 @@ from launcher.supervision.failures import FailureLog
 from launcher.supervision.hang_detector import HangDetector
 from launcher.supervision.outcome import describe, final_cause, result_of
 from launcher.supervision.peer_updates import PeerUpdates
-from launcher.supervision.peers import Peers
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
 from launcher.supervision.signals import TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
+
+if TYPE_CHECKING:
+    from launcher.supervision.peers import Peers
 
 _TURN_SECONDS = 0.1
 _EVENTS_PER_TURN = 128  # and two per host: ranks report once a second, and a turn looks at all

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from launcher.commands.node_agreement import check_agreement
-from launcher.commands.parse import parse, split, work_of
+from launcher.commands.parse import hoisted, parse, split, work_of
 from launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
 from launcher.preflight import check_table
 from launcher.preflight.answers import SHAPES, believed
@@ -18,7 +18,6 @@ from launcher.rendezvous.callers import Hello
 from launcher.rendezvous.gather import Agreement, Rendezvous, RendezvousOutcome
 from launcher.run.job import Command
 from launcher.run.url import check_url
-from launcher.scaling.sweep import hoisted
 from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand
 from launcher.supervision.peers import PeerMessage

@@ -189,11 +189,11 @@ class Lab:
         """Start `./run-ssh` with the lab's ssh_config."""
         return self.launcher(*verb, "--ssh-config", os.fspath(self.config), *args, **more)
 
-    def typed(self, *args: str) -> "subprocess.Popen[str]":
+    def typed(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
         """Start the same with the lab's settings in ~/.ssh/config."""
         (self.home / ".ssh").mkdir(parents=True, exist_ok=True)
         shutil.copy(self.config, self.home / ".ssh" / "config")
-        return self.launcher(*args)
+        return self.launcher(*args, **more)
 
     def launcher(
         self,

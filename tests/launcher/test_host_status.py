@@ -31,7 +31,9 @@ def port() -> Iterator[int]:
 
 
 def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
-    return ports.reach("127.0.0.1", port, token)
+    number = os.urandom(ports.NONCE_BYTES)
+    expected = ports.proof(token.encode(), number)
+    return ports.reach("127.0.0.1", port, number.hex(), expected.hex())
 
 
 def test_strangers_at_the_meeting_point_keep_no_host_out(port: int) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from launcher import launch
 from launcher.commands import local
+from launcher.commands.parse import hoisted
 from launcher.commands.settings import SshOptions
 from launcher.run.job import Command, TaskWork
 from launcher.scaling.model import GIGABITS, Curve, Point, ring_bits
-from launcher.scaling.sweep import counts_of, hoisted, shown, sweep
+from launcher.scaling.sweep import counts_of, shown, sweep
 from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab
 

@@ -125,12 +125,17 @@ def test_a_failure_of_the_agent_names_its_file_and_line(magic: bytes | None) -> 
     assert told == f"KeyError: 'locks' (launcher/remote/agent/agent.py, line {line})"
 
 
+def lines(code: CodeType) -> list[int | None]:
+    """Return the line of each byte of a code."""
+    return [line for start, end, line in code.co_lines() for _ in range(start, end)]
+
+
 def test_bytecode_for_hosts_keeps_its_lines() -> None:
     """Line by line, also where one has much bytecode, or comes before that of its definition."""
     for name, code in _needed(agent, shim, rank_server, probe, transfer, run_manager).items():
         waiting = [(code, _portable(code, name))] if code else []
         for whole, sent in waiting:
-            assert list(whole.co_lines()) == list(sent.co_lines())
+            assert lines(whole) == lines(sent)
             pairs = zip(whole.co_consts, sent.co_consts, strict=True)
             waiting += [pair for pair in pairs if isinstance(pair[0], CodeType)]
 
