@@ -320,6 +320,8 @@ def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
         *lines, rest = (rest + data).split(b"\n")
         yield from lines
         if not data:
+            if rest:  # an installer that died in the middle of its last line
+                yield rest
             return
 
 

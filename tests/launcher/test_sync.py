@@ -117,7 +117,7 @@ def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
     code, _, err = launch(one, "--sync", named=False, before=("env",), env=chosen)
     assert code == 0, err
     assert "rackrun: 127.0.0.3: 2 of 2, own torch yes, lock cuda12" in err
-    script.write_text("venv_python() { echo the disk is full; return 5; }\n")
+    script.write_text("venv_python() { printf 'the disk is full'; return 5; }\n")  # no newline
     code, _, err = launch(one, "--sync")
     assert code == 0, err  # an interpreter that the host file names has its own packages
     code, _, err = launch(one, "--sync", named=False, before=("env",))
