@@ -152,7 +152,11 @@ venv_want() { # LOCK: sets $locks, $stamp, and in $wanted what the stamp holds o
         stamp+=-$extra
         locks+=("$root/requirements/$extra.txt")
     done
-    [ -e "${locks[0]}" ] || venv_fail "RACKRUN_LOCK: no lock is called $1; type base or cuda12"
+    case $1 in # others in requirements/ are for extras
+        base | cuda12) ;;
+        *) venv_fail "RACKRUN_LOCK: no lock of PyTorch is called $1; type base or cuda12" ;;
+    esac
+    [ -e "${locks[0]}" ] || venv_fail "${locks[0]} is missing; copy it from the repository"
     [ -e "$project" ] || project=/dev/null # an installed rackrun, brought by --sync
     wanted="$root $(cat "$project" "${locks[@]}" | cksum)"
 }

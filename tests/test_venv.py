@@ -14,7 +14,8 @@ from pathlib import Path
 import pip
 import pytest
 
-from launcher.files import found_torch, pip_settings
+from launcher.files import found_torch, installed, pip_settings
+from rackrun.cuda import BUILDS
 from tests import warm
 from tests.wheels import only_here
 
@@ -290,9 +291,22 @@ def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
     assert (other.returncode, other.stdout) == (78, "")
     assert "bring the wheels of requirements/base.txt: python3 -m pip download" in other.stderr
     assert not (clone / ".venv" / "installed").exists()  # parts of both locks may be there
-    unknown = run_local(clone, BASE, {**environment, "RACKRUN_LOCK": "cuda10"})
-    said = "rackrun: RACKRUN_LOCK: no lock is called cuda10; type base or cuda12\n"
-    assert (unknown.returncode, unknown.stderr) == (78, said)
+
+
+@pytest.mark.parametrize("name", ["cuda10", "dev", "ray", "../requirements/base", "base cuda12"])
+def test_only_the_locks_of_pytorch_can_be_asked_for(clone: Path, name: str) -> None:
+    """A file in requirements/ of another kind is refused like a name that does not exist."""
+    done = run_local(clone, BASE, {**os.environ, "RACKRUN_LOCK": name})
+    said = f"rackrun: RACKRUN_LOCK: no lock of PyTorch is called {name}; type base or cuda12\n"
+    assert (done.returncode, done.stderr) == (78, said)
+    assert not (clone / ".venv").exists()
+
+
+def test_a_lock_that_can_be_asked_for_is_known_for_every_gpu() -> None:
+    """The names in venv.sh, in the packages of an installed rackrun, and by GPU are the same."""
+    names = sorted(build.lock for build in BUILDS if build.lock)
+    assert f" {' | '.join(names)}) ;;" in (ROOT / "launcher" / "venv.sh").read_text()
+    assert [f"{name}.txt" for name in names] == sorted(installed._LOCKS)
 
 
 @pytest.mark.long  # 22 MB from the index
