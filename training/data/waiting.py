@@ -47,7 +47,7 @@ def after_first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> 
             " the network and the server, or give it longer: --first-batch-seconds"
         )
 
-    with _alarm(seconds, give_up):
+    with _on_alarm(give_up), _alarm_after(seconds):
         first = next(batches)
     ranks.all_reduce_max(0)
     return chain([first], batches)
@@ -66,27 +66,36 @@ def waits_reported(
         interrupted.append(progress.current_phase)
         progress.phase(phases.DATA)
 
-    while True:
-        with _alarm(seconds, late):
-            batch = next(batches, None)
-        if interrupted:
-            progress.phase(interrupted.pop())
-        if batch is None:
-            return
-        yield batch
+    with _on_alarm(late):
+        while True:
+            with _alarm_after(seconds):
+                batch = next(batches, None)
+            if interrupted:
+                progress.phase(interrupted.pop())
+            if batch is None:
+                return
+            yield batch
 
 
 @contextmanager
-def _alarm(seconds: float, ring: Callable[[], object]) -> Iterator[None]:
-    """Call `ring` once if the block takes longer than that, wherever it waits."""
+def _on_alarm(ring: Callable[[], object]) -> Iterator[None]:
+    """Call `ring` at each alarm, wherever the block is."""
 
     def rung(number: int, frame: FrameType | None) -> None:
         ring()
 
     before = signal.signal(signal.SIGALRM, rung)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _alarm_after(seconds: float) -> Iterator[None]:
+    """Raise an alarm if the block takes longer than that."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
