@@ -6,24 +6,21 @@ lines of a host become one, their mean, and from then on a line covers twice the
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from launcher.run.events import Usage
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
+from rackrun.run_report.usage import MOST_BYTES, HostUsage, as_text, usage_line
+from rackrun.shapes import Misshapen
 
 FEWEST_LINES = 64  # of a host, after lines were joined
 MOST_LINES = 20_000  # of the file, unless FEWEST_LINES of every host are more
 WRITE_SECONDS = 3.0
 FIRST_SECONDS = 3.0  # that a line covers, before lines are joined
-FOREIGN = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading and joining raise for lines that a rank has written to the file."""
-
-UsageLine: TypeAlias = dict[str, Any]
 
 
 class UsageLog:
@@ -35,9 +32,9 @@ class UsageLog:
         self.hosts = hosts
         self.most_lines = max(MOST_LINES, 2 * FEWEST_LINES * len(hosts))
         self.covers_seconds = FIRST_SECONDS
-        self.gathered: dict[int, list[UsageLine]] = {}
+        self.gathered: dict[int, list[HostUsage]] = {}
         """What hosts reported since their last line."""
-        self.waiting: list[UsageLine] = []
+        self.waiting: list[HostUsage] = []
         self.lines = 0
         self.write_at = 0.0
         self.refused = False
@@ -47,7 +44,7 @@ class UsageLog:
         if self.refused:
             return
         gathered = self.gathered.setdefault(usage.node, [])
-        if gathered and at - gathered[0]["time"] >= self.covers_seconds:
+        if gathered and at - gathered[0].time >= self.covers_seconds:
             self.waiting.append(_mean_line(gathered))
             gathered.clear()
         gathered.append(line_of(self.hosts[usage.node], usage, at))
@@ -66,65 +63,65 @@ class UsageLog:
             self.lines += len(self.waiting)
             while self.lines > self.most_lines:
                 self._join()
-        except (SaveError, *FOREIGN):
+        except (SaveError, Misshapen):  # a full disk, or lines that a rank has written
             self.refused = True
         self.waiting.clear()
 
     def _join(self) -> None:
         """Rewrite the file with half of its lines."""
-        with translated_os_errors(self.path):
-            lines = [json.loads(text) for text in self.path.read_text().splitlines()]
-        joined = list(_joined_lines(lines))
+        with translated_os_errors(self.path), self.path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise Misshapen(f"longer than {MOST_BYTES} bytes")
+        joined = list(_joined_lines(map(usage_line, text.splitlines())))
         write_whole(self.path, "".join(map(as_text, joined)).encode())
         self.lines = len(joined)
         self.covers_seconds *= 2
 
 
-def line_of(host: str, usage: Usage, at: float) -> UsageLine:
-    """Return a report as a line; a GPU is its percent busy and its memory in MiB."""
-    return {
-        "time": round(at, 1),
-        "host": host,
-        "cpu": usage.cpu,
-        "memory": usage.memory,
-        "memory_total": usage.memory_total,
-        "received": usage.received,
-        "sent": usage.sent,
-        "gpus": [[gpu.busy, gpu.memory, gpu.memory_total] for gpu in usage.gpus],
-    }
+def line_of(host: str, usage: Usage, at: float) -> HostUsage:
+    """Return a report as a line."""
+    return HostUsage(
+        time=round(at, 1),
+        host=host,
+        cpu=usage.cpu,
+        memory=usage.memory,
+        memory_total=usage.memory_total,
+        received=usage.received,
+        sent=usage.sent,
+        gpus=tuple((gpu.busy, gpu.memory, gpu.memory_total) for gpu in usage.gpus),
+    )
 
 
-def _joined_lines(lines: Iterable[UsageLine]) -> Iterator[UsageLine]:
+def _joined_lines(lines: Iterable[HostUsage]) -> Iterator[HostUsage]:
     """Yield one line for every two of a host, in the order of time."""
-    earlier: dict[str, UsageLine] = {}
+    earlier: dict[str, HostUsage] = {}
     for line in lines:
-        if before := earlier.pop(line["host"], None):
+        if before := earlier.pop(line.host, None):
             yield _mean_line([before, line])
         else:
-            earlier[line["host"]] = line
+            earlier[line.host] = line
     yield from earlier.values()
 
 
-def _mean_line(lines: Sequence[UsageLine]) -> UsageLine:
+def _mean_line(lines: Sequence[HostUsage]) -> HostUsage:
     """Return one line for several of a host: means, at the first one's time."""
-    first = lines[0]
+    first, last = lines[0], lines[-1]
     if len(lines) == 1:
         return first
-    same = [line for line in lines if len(line["gpus"]) == len(lines[-1]["gpus"])]
-    return {
-        **first,
-        "cpu": round(statistics.fmean(line["cpu"] for line in lines), 3),
-        **{
-            name: round(statistics.fmean(line[name] for line in lines))
-            for name in ("memory", "received", "sent")
-        },
-        "gpus": [
-            [round(statistics.fmean(values)) for values in zip(*gpu, strict=True)]
-            for gpu in zip(*(line["gpus"] for line in same), strict=True)
-        ],
-    }
+    same = [line.gpus for line in lines if len(line.gpus) == len(last.gpus)]
+    return replace(
+        first,
+        cpu=round(statistics.fmean(line.cpu for line in lines), 3),
+        memory=_mean(line.memory for line in lines),
+        received=_mean(line.received for line in lines),
+        sent=_mean(line.sent for line in lines),
+        gpus=tuple(
+            (_mean(busy), _mean(used), _mean(total))
+            for busy, used, total in (zip(*gpu, strict=True) for gpu in zip(*same, strict=True))
+        ),
+    )
 
 
-def as_text(line: UsageLine) -> str:
-    """Return a line of the file."""
-    return json.dumps(line, separators=(",", ":")) + "\n"
+def _mean(values: Iterable[int]) -> int:
+    return round(statistics.fmean(values))

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from rackrun.errors import DataError, UsageError
 from rackrun.run_report import npy
-from rackrun.shapes import AtMost, Between, Misshapen, parsed_json, shaped
+from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
+from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line, say
 
 PAGE = "report.html"
@@ -34,8 +35,6 @@ PLANNED, ENDED = "the plan of a run", "the result of a run"
 MOST_JSON_BYTES = 1 << 25
 MOST_ARCHIVE_BYTES = 1 << 25  # compressed, of predictions
 MOST_PREDICTION_BYTES = 1 << 28
-MOST_LINES_BYTES = 1 << 26  # of metrics.jsonl and usage.jsonl
-LINE_BYTES = 1 << 16
 WHOLE_NUMBERS, FRACTIONS = ("<i8", "<i4"), ("<f4", "<f8", "<f2")
 TEXTS = re.compile(rb"'descr': '(<U\d{1,4})'")
 DAMAGE = (  # what a damaged archive, or one that was made to harm, makes of zipfile
@@ -72,29 +71,6 @@ class Said:
             raise ValueError(f"a label outside the {len(classes)} classes")
         if self.confusion is not None and self.confusion.shape != (len(classes), len(classes)):
             raise ValueError(f"a confusion matrix of shape {self.confusion.shape}")
-
-
-Percent = Annotated[float, Between(0, 100)]
-Count = Annotated[float, Between(0, 2**53)]
-
-
-@dataclass(frozen=True)
-class HostUsage:
-    """A line of usage.jsonl: what a host used at a time."""
-
-    time: Annotated[float, Between(0, 1e11)]
-    host: Annotated[str, AtMost(300)]
-    cpu: Annotated[float, Between(0, 1)]
-    memory: Count
-    memory_total: Count
-    received: Count
-    sent: Count
-    gpus: Annotated[tuple[tuple[Percent, Count, Count], ...], AtMost(1024)]
-
-    @property
-    def gpu(self) -> float | None:
-        """Return the mean share of time in which its GPUs were busy; None without GPUs."""
-        return sum(busy for busy, _, _ in self.gpus) / len(self.gpus) / 100 if self.gpus else None
 
 
 @dataclass(frozen=True)
@@ -177,7 +153,7 @@ def read(folder: Path) -> Story:
 
 def read_usage(folder: Path) -> list[HostUsage]:
     """Return what hosts used over time."""
-    return list(_lines(folder / "usage.jsonl", _usage, "usage"))
+    return list(_lines(folder / "usage.jsonl", usage_line, "usage"))
 
 
 def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
@@ -188,11 +164,11 @@ def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        number, left = 0, MOST_LINES_BYTES
+        number, left = 0, MOST_BYTES
         while text := file.readline(LINE_BYTES + 1):
             number, left = number + 1, left - len(text)
             if left < 0:
-                say(f"{path}: longer than {MOST_LINES_BYTES} bytes; the rest is left out")
+                say(f"{path}: longer than {MOST_BYTES} bytes; the rest is left out")
                 return
             try:
                 yield decoded(text.decode(errors="replace"))
@@ -217,11 +193,6 @@ def metric_line(text: str) -> Line:
         line[name] = int(value) if name in WHOLE else value
     if not 0 <= float(line.get("time", 0)) <= LAST_MOMENT:
         raise ValueError(line["time"])
-    return line
-
-
-def _usage(text: str) -> HostUsage:
-    line: HostUsage = shaped(parsed_json(text, LINE_BYTES), HostUsage)
     return line
 
 

@@ -24,7 +24,6 @@ from rackrun.run_report.chart import Series, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
 from rackrun.run_report.folder import (
     PAGE,
-    HostUsage,
     Said,
     Story,
     mean_speed,
@@ -32,6 +31,7 @@ from rackrun.run_report.folder import (
     smoothed,
     values,
 )
+from rackrun.run_report.usage import HostUsage
 from rackrun.terminal import one_line
 from rackrun.units import data_size, duration, form, plural
 

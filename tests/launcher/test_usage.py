@@ -16,6 +16,7 @@ from launcher.remote.agent import host_watch
 from launcher.remote.agent.host_watch import HostWatch
 from launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
 from launcher.run.events import Gpu, Usage
+from rackrun.run_report.folder import read_usage
 from rackrun.shapes import shaped
 
 SECOND = 3.0
@@ -36,6 +37,9 @@ def test_a_long_run_has_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
             log.add(Usage(node, 0.5, 2 * moment, 10**6, gpus, 100, 200), moment * SECOND)
         log.write(moment * SECOND)
     log.write(0.0, everything=True)
+    assert [vars(line) for line in read_usage(tmp_path)] == [
+        {**line, "gpus": tuple(map(tuple, line["gpus"]))} for line in lines(path)
+    ]
     found = [line for line in lines(path) if line["host"] == "gpu02"]
     assert 60 < len(found) <= 152
     assert found[0]["time"] == 0
@@ -132,6 +136,22 @@ def test_what_a_rank_writes_to_the_file_ends_no_run(
         log.add(Usage(0, 0.5, 1, 2), moment * SECOND)
         log.write(moment * SECOND, everything=True)
     assert path.read_bytes().startswith(text)
+    assert log.refused and not log.waiting
+
+
+def test_a_file_that_ranks_let_grow_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To join its lines, the launcher would hold all of it."""
+    monkeypatch.setattr(usage_log, "MOST_LINES", 4)
+    monkeypatch.setattr(usage_log, "FEWEST_LINES", 1)
+    path = tmp_path / "usage.jsonl"
+    path.touch()
+    os.truncate(path, 1 << 40)  # of zeros, which take no space
+    log = UsageLog(path, {0: "gpu01"})
+    for moment in range(20):
+        log.add(Usage(0, 0.5, 1, 2), moment * SECOND)
+        log.write(moment * SECOND, everything=True)
     assert log.refused and not log.waiting
 
 
