@@ -58,7 +58,7 @@ def main(run: Path) -> None:
         _, top, right, bottom = ImageChops.difference(picture, paper).getbbox() or (0, 0, 0, 0)
         board = picture.crop((0, 0, right + top, bottom + top))
         board.save(IMAGES / "dashboard.png", optimize=True)
-        report = screenshot(write(run, page), 900, 966, 1.0)
+        report = screenshot(write(run, page), 960, 1006, 1.0)
         report.save(IMAGES / "report-html.png", optimize=True)
 
 

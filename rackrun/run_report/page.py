@@ -114,7 +114,7 @@ def headlines(story: Story) -> Iterator[tuple[str, str]]:
     train, validation = story.train, story.validation
     if validation and not story.config.get("synthetic"):
         last, best = validation[-1], max(validation, key=lambda line: float(line["top1"]))
-        yield percent(last["top1"]), f"of {last['samples']:,} {story.judged_by} images right"
+        yield percent(last["top1"]), f"of {last['samples']:,} {story.judged_by} images correct"
         if best["top1"] > last["top1"]:
             yield percent(best["top1"]), f"at best, after epoch {best['epoch']:g}"
         yield f"{last['loss']:.3f}", f"{story.judged_by} loss"

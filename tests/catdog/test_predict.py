@@ -1,4 +1,4 @@
-"""`python -m catdog predict`: what a trained model says about a user's images."""
+"""`python -m catdog predict`: the predictions of a trained model on a user's images."""
 
 import csv
 import json

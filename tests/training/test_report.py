@@ -76,8 +76,8 @@ def test_the_page_shows_the_results(run: Path) -> None:
     """Name, settings, accuracy, speed, and what was said about each image are on the page."""
     text = words(run)
     assert {"20260102-030405-catdog", "recipe demo   lr 0.05", "93.0%", "800"} <= set(text)
-    assert "of 400 validation images right" in text
-    assert any("6 validation images: 5 right" in line for line in text)
+    assert "of 400 validation images correct" in text
+    assert any("Predictions on 6 validation images: 5 correct" in line for line in text)
     assert text.count("cat 75%") == 3
     assert "cat 75%, is dog" in text
 

@@ -99,14 +99,14 @@ def _headlines(story: Story) -> list[tuple[str, str]]:
     if story.validation and not noise:
         last, best = story.validation[-1], max(story.validation, key=lambda line: line["top1"])
         found.append(
-            (f"{last['top1']:.1%}", f"of {last['samples']:,} {story.judged_by} images right")
+            (f"{last['top1']:.1%}", f"of {last['samples']:,} {story.judged_by} images correct")
         )
         if last.get("top5") is not None:
-            found.append((f"{last['top5']:.1%}", "right among the first five"))
+            found.append((f"{last['top5']:.1%}", "correct among the first five"))
         found.append((f"{best['top1']:.1%}", f"at best, after epoch {best['epoch']:g}"))
         found.append((f"{last['loss']:.3f}", f"{story.judged_by} loss"))
     elif story.train and not noise:
-        found.append((f"{story.train[-1]['accuracy']:.1%}", "of the last training images right"))
+        found.append((f"{story.train[-1]['accuracy']:.1%}", "of the last training images correct"))
         found.append((f"{story.train[-1]['loss']:.3f}", "training loss"))
     if story.train:
         speed = mean_speed(story.train)
@@ -180,7 +180,7 @@ def rows_of(said: Said) -> int:
 def _grid(figure: SubFigure, said: Said, judged_by: str, title: float) -> None:
     """Draw images with a green or a red frame, and the prediction below each."""
     right = int((said.labels == said.predicted).sum())
-    text = f"What the model says about {len(said.images)} {judged_by} images: {right} right"
+    text = f"Predictions on {len(said.images)} {judged_by} images: {right} correct"
     figure.text(MARGIN, 1 - 0.6 * title, text, fontsize=10.5, fontweight="bold", color=INK)
     axes = figure.add_axes((MARGIN, 0, 1 - 2 * MARGIN, 1 - title))
     axes.set(xlim=(0, COLUMNS), ylim=(rows_of(said) * ROW, 0))
