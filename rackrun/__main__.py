@@ -106,6 +106,10 @@ def command(args: "Sequence[str] | None" = None) -> None:
         code = INTERRUPTED
     exec("")  # noqa: S102  Ctrl-C amid an exec, as of a dataclass, is remembered until the next one,
     # and `python -m` would end by SIGINT instead of with our code
+    if "torch" in sys.modules:
+        from rackrun.commandline import leave
+
+        leave(code)
     gc.freeze()  # the exit would look for garbage in every import, for nothing
     sys.exit(code)
 

@@ -99,7 +99,8 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
         bind_near(_pci_address(ranks.device))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(config.deterministic)
+    if torch.are_deterministic_algorithms_enabled() != config.deterministic:
+        torch.use_deterministic_algorithms(config.deterministic)  # imports a compiler: seconds
     return Compute(
         device=ranks.device,
         precision=precision,

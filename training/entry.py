@@ -7,15 +7,14 @@ that instead of its own result.
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
-from rackrun.commandline import run
+from rackrun.commandline import leave, run
 from rackrun.user_code.tasks import TaskSource
-from training.data.worker_server import start_worker_server, stop_worker_server
+from training.data.worker_server import start_worker_server
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
 # the cores from those they wait for, and a step takes tens of times as long. Read with torch.
@@ -30,11 +29,7 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
     except SystemExit as end:
         code = end.code
     finally:
-        stop_worker_server()
-        for stream in (sys.stdout, sys.stderr):
-            if not stream.closed:
-                stream.flush()
-        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+        leave(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def run_command(task: str, prog: str, args: list[str]) -> int:

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +38,17 @@ def test_compiling_without_a_compiler_is_refused(
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(UsageError, match=r"no 'no-such-compiler -O3'; type sudo apt-get install"):
         set_up(config, ALONE)
+
+
+def test_setting_up_imports_no_compiler() -> None:
+    """An evaluation needs none, and importing torch's takes half the time of a small one."""
+    program = (
+        "import sys, torch, training.device as device\n"
+        "from training.config import Config\nfrom training.ranks import Ranks\n"
+        "device.set_up(Config(), Ranks(0, 1, 0, 1, torch.device('cpu')))\n"
+        "sys.exit('torch._inductor' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_compiled_code_is_kept_where_no_other_account_may_put_some(

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from training.export.command import main
 from training.run import checkpoint
 from training.trained import load_of_any_task
 
+ROOT = Path(__file__).parents[2]
 CONFIG = CatDog(image_size=24, width=4, device="cpu")
 CLASSES = ["disc", "box", "cross"]
 
@@ -31,6 +34,14 @@ def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
     preparation = asdict(TASK.transforms(CONFIG, 0))
     checkpoint.write(path, {**described, "preparation": preparation, "model": model.state_dict()})
     return path
+
+
+@pytest.mark.parametrize("program", [["-P", "-S", "rackrun/__main__.py"], ["-m", "training"]])
+def test_nothing_but_the_result_is_printed(program: list[str], final: Path, tmp_path: Path) -> None:
+    """What the export imports would print its leaks in the interpreter's shutdown."""
+    words = [sys.executable, *program, "export", str(final), str(tmp_path / "model.pt2")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (done.stderr, done.stdout.count("\n")) == ("", 1)
 
 
 def images(count: int) -> torch.Tensor:

@@ -103,12 +103,3 @@ def end_workers() -> None:
     """Kill the loader workers that are left; they ignore every weaker signal."""
     for worker in multiprocessing.active_children():
         worker.kill()
-
-
-def stop_worker_server() -> None:
-    """Leave no worker, semaphore or folder of sockets, as the interpreter's exit would.
-
-    The server ends once its last client has gone.
-    """
-    end_workers()
-    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
