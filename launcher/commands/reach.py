@@ -15,9 +15,12 @@ from launcher.lifecycle.planning import looks, wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, TableRow, examine, lines_of
+from launcher.remote import probe
 from launcher.run.hosts import Host, hosts_named, select
 from launcher.run.job import Command
 from launcher.schedulers.slurm import allocated
+from launcher.supervision.agent_protocol import PROGRAM
+from launcher.transport.bundle import pack_ahead
 from rackrun.errors import Problem
 from rackrun.units import plural
 
@@ -56,6 +59,7 @@ def chosen(
     hosts: tuple[Host, ...], network: Network, settings: LaunchSettings, options: SshOptions
 ) -> tuple[tuple[Host, ...], tuple[Machine, ...]]:
     """Return the hosts of the run and their transports: all, or the first that pass the checks."""
+    pack_ahead((probe,), PROGRAM)
     if not options.hosts_needed:
         return hosts, network.connect(hosts)
     wanted = options.hosts_needed + options.spares

@@ -28,7 +28,6 @@ from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
 from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
-from launcher.transport.bundle import packed
 from launcher.transport.parallel import AT_ONCE, each
 from launcher.transport.rpc import Answer, Handover, RpcClient
 from rackrun.contract import variables
@@ -153,7 +152,6 @@ def survey(
     """Ask all hosts; what failed on a host is in its finding."""
     seconds = (FULL_SECONDS if wanted.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
     visits = [HostProbe(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
-    packed(probe)  # kept: else the first threads would each pack their own
     _all(visits, HostProbe.look, seconds)
     offers: list[tuple[str, int]] = []
     _all(visits[:1], lambda first: offers.append(_meeting_point(first, wanted)), seconds)

@@ -33,6 +33,7 @@ from launcher.transport.bootstrap import order
 from launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
+PROGRAM = (agent, shim, rank_server)
 _NOISE_BYTES = 1 << 16  # what a login shell may print before the agent's marker
 NONSENSE = "sent data that is not the agent protocol"
 FRAME_BYTES = 1 << 20  # agents send no longer frames
@@ -45,7 +46,7 @@ def opening(order: bytes) -> bytes:
 
 def program() -> bytes:
     """Return the program of an agent as sent to a host."""
-    return packed(agent, shim, rank_server)
+    return packed(*PROGRAM)
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:

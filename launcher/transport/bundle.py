@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import marshal
+import threading
 import zlib
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -27,6 +28,7 @@ NO_COLUMNS, NO_LINE = 0x80 | 13 << 3, 0x80 | 15 << 3  # kinds of entries in a ta
 NO_DIFFERENCE = b"\0"
 ZLIB_LEVEL = 4  # two thirds of the time of 6, for 3 percent more bytes
 MARSHAL_VERSION = 2  # of the containers: any Python can read it
+_PACKING = threading.Lock()
 TAIL = """
 SIZES, MAGIC, ENTRY = {sizes!r}, {magic!r}, {entry!r}
 if __name__ in SCRIPTS:
@@ -34,12 +36,27 @@ if __name__ in SCRIPTS:
 """
 
 
-@functools.cache
 def packed(program: ModuleType, *others: ModuleType, magic: bytes = MAGIC_NUMBER) -> bytes:
     """Return what `BOOTSTRAP` reads to run a program, which may start others later.
 
     `magic` names the bytecode; a host whose Python has another one takes the source.
     """
+    with _PACKING:  # the connections of many hosts ask for the same program at once
+        return _packed(program, *others, magic=magic)
+
+
+def pack_ahead(*programs: tuple[ModuleType, ...]) -> None:
+    """Pack programs in a thread, while the launcher waits for logins and answers."""
+
+    def pack() -> None:
+        for modules in programs:
+            packed(*modules)
+
+    threading.Thread(target=pack, daemon=True).start()
+
+
+@functools.cache
+def _packed(program: ModuleType, *others: ModuleType, magic: bytes) -> bytes:
     needed = _needed(program, *others)
     code = {
         name: marshal.dumps(_portable(code, loader.path_of(name))) if code else b""
