@@ -535,6 +535,8 @@ def nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
     if close:
         return f"did you mean {', '.join(close)}?"
+    if len(known) == 1:
+        return f"there is only {', '.join(known)}"
     return f"there are {', '.join(known)}" if len(known) < 20 else f"there are {len(known)}"
 
 

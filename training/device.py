@@ -75,7 +75,12 @@ class Compute:
         if self.compile:  # for batches of any size: else the smaller last one is compiled again
             torch._dynamo.maybe_mark_dynamic(inputs, 0)
         with self.autocast():
-            logits: torch.Tensor = model(inputs)
+            logits: object = model(inputs)
+        if not isinstance(logits, torch.Tensor):
+            raise UsageError(
+                f"the model returns {type(logits).__name__}; return a tensor of logits:"
+                " (batch, classes)"
+            )
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -17,9 +17,15 @@ from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
-from training.config import Config, as_plain, nearest
+from training.config import Config, as_plain
 from training.data.mixture import class_number, class_weights_in, weights_in
-from training.models.registered import TIMM, refuse_size, refuse_unpublished, registered
+from training.models.registered import (
+    TIMM,
+    other_models,
+    refuse_size,
+    refuse_unpublished,
+    registered,
+)
 from training.recorded import SELECTION, THERE, differences, settings_of, short
 
 MOST_BYTES = 1 << 20  # of config.json
@@ -64,24 +70,20 @@ def _check_model(source: TaskSource, config: Config) -> None:
 
     Raise it, too, for an image size that the model does not support.
     """
-    name = config.model
+    name, own = config.model, _own_models(source)
     if name.startswith(TIMM):
-        architecture = name.removeprefix(TIMM).partition(".")[0]
-        known, prefix = registered("timm"), TIMM
-    elif (own := _own_models(source)) is None:
+        known = [f"{TIMM}{each}" for each in registered("timm")]
+        if known and name.partition(".")[0] not in known:
+            raise UsageError(f"--model {name}: no such model; {other_models(name, (), known)}")
+    elif own is None:
         return
     elif ":" in name:
         refuse_absent("--model", name, "Net")
-        return
     else:
-        architecture, prefix = name, ""
-        known = registered("torchvision")
-        known = known and [*own, *known]
         refuse_size(name, config.image_size)
-    if known and architecture not in known:
-        meant = nearest(architecture, known)
-        meant = meant.replace("did you mean ", f"did you mean {prefix}")
-        raise UsageError(f"--model {name}: no such model; {meant}")
+        known = registered("torchvision")
+        if known and name not in (*own, *known):
+            raise UsageError(f"--model {name}: no such model; {other_models(name, own, known)}")
 
 
 def _check_weights(config: Config) -> None:

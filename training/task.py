@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rackrun.errors import UsageError
 from training.data.transforms import Transforms
 
 
@@ -30,3 +31,36 @@ class Task:
     """(settings, images, labels, number of classes) -> images and their targets."""
     synthetic_classes: int = 2
     """Classes of the random labels of --synthetic."""
+
+    def built(self, config: Any, classes: int) -> nn.Module:
+        """Return the model; UsageError if the function returns none."""
+        model: object = self.model(config, classes)
+        if isinstance(model, nn.Module):
+            return model
+        raise UsageError(
+            f"task {self.name}: {_called(self.model)} returns {type(model).__name__}; return a"
+            " torch.nn.Module"
+        )
+
+    def transformed(self, config: Any, epoch: int) -> Transforms:
+        """Return the transforms of an epoch; UsageError if the function returns none."""
+        transforms: object = self.transforms(config, epoch)
+        if isinstance(transforms, Transforms):
+            return transforms
+        raise UsageError(
+            f"task {self.name}: {_called(self.transforms)} returns {type(transforms).__name__};"
+            " return Transforms(size), of training.data.transforms"
+        )
+
+
+def _called(function: Callable[..., object]) -> str:
+    return f"{getattr(function, '__name__', 'a function of the task')}()"
+
+
+def check_logits(logits: torch.Tensor, samples: int, classes: int) -> None:
+    """Raise UsageError for a model with other outputs than one of each class for each image."""
+    if logits.shape != (samples, classes):
+        raise UsageError(
+            f"the model returns {tuple(logits.shape)} for {samples} images of {classes} classes;"
+            f" build it with {classes} outputs, to return ({samples}, {classes})"
+        )

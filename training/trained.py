@@ -138,7 +138,7 @@ def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tenso
     """
     try:
         with torch.device("meta"):
-            planned = task.model(config, classes).state_dict()
+            planned = task.built(config, classes).state_dict()
     except (RuntimeError, NotImplementedError):  # a few of torchvision's cannot be built so
         planned = {}
     needed, found = (
@@ -147,7 +147,7 @@ def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tenso
     )
     if differences := checkpoint.compare(needed, found):
         raise Misshapen("; ".join(differences))
-    model = task.model(config, classes)
+    model = task.built(config, classes)
     model.load_state_dict(weights)
     return model
 

@@ -98,6 +98,33 @@ def test_a_task_that_is_incomplete_is_one_line(
     assert type(caught.value) is kind
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("lr: float = 0.05", "lr = 0.05", "Settings.lr: has no type, .*type: lr: float = 0.05"),
+        ("return nn.Seq", "nn.Seq", r"build\(\) returns NoneType; return a torch.nn.Module"),
+        ("return Tr", "Tr", r"transforms\(\) returns NoneType; return Transforms\(size\)"),
+        (", classes))", ", 7))", r"returns \(20, 7\) for 20 images of 3 classes; build it with 3"),
+        (", classes))", ", classes), Two())", "returns tuple; return a tensor of logits"),
+    ],
+)
+def test_a_mistake_in_a_task_is_one_line(
+    tmp_path: Path, make_shards: Callable[..., Path], right: str, wrong: str, says: str
+) -> None:
+    """A default that Python would ignore, a function without `return`, other outputs."""
+    two = "\n\nclass Two(nn.Module):\n    def forward(self, x):\n        return x, x\n"
+    text = EXAMPLE.read_text()
+    assert right in text
+    (tmp_path / "mine.py").write_text(text.replace(right, wrong) + two)
+    words = f"--data {make_shards(classes=3)} --epochs 1 --batch-size 20 --run-folder run"
+    words += f" --no-tensorboard {' '.join(ALONE)}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = warm.run("-m", "training", "./mine.py", *words.split(), cwd=tmp_path, env=env)
+    assert done.returncode == 64
+    assert re.search(f"^error: .*{says}", done.stderr, re.MULTILINE), done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_lambda_is_refused_where_workers_would_need_it() -> None:
     """In one line that says how to write it; without workers it is as good as any function."""
     task = Task("mine", lambda config, classes: None, lambda config, epoch: Transforms(8))  # type: ignore[arg-type,return-value]

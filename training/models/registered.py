@@ -6,6 +6,7 @@ model by a decorator over the function that builds it; timm has a table of forme
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def registered(library: str) -> list[str]:
             names.update(_REGISTERED.findall(source))
             names.update(name for table in _FORMER.findall(source) for name in _NAME.findall(table))
     return sorted(names)
+
+
+def other_models(name: str, own: Sequence[str], known: Sequence[str]) -> str:
+    """Return what to type instead of an unknown model: likely ones, or where the names are from.
+
+    `own` are those of the task, `known` those of a library.
+    """
+    if likely := get_close_matches(name, [*own, *known], n=5, cutoff=0.5):
+        return f"did you mean {', '.join(likely)}?"
+    kinds = [*own, "a classification model of torchvision", "timm:NAME", "MODULE:NAME of your own"]
+    return f"type {', '.join(kinds[:-1])} or {kinds[-1]}"
 
 
 def refuse_unpublished(model: str, known: Sequence[str]) -> None:

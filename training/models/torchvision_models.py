@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from rackrun.errors import UsageError
-from training.config import nearest
-from training.models.registered import MAXVIT, refuse_size
+from training.models.registered import MAXVIT, other_models, refuse_size
 
 HALVES = ("googlenet", "inception_v3", "efficientnet_v2_l")
 """Models whose published weights were trained on pixels from -1 to 1."""
@@ -22,7 +21,7 @@ def torchvision_model(name: str, classes: int, size: int, own: Sequence[str] = (
 
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        raise UsageError(f"--model {name}: no such model; {nearest(name, [*own, *known])}")
+        raise UsageError(f"--model {name}: no such model; {other_models(name, own, known)}")
     refuse_size(name, size)
     builder = torchvision.models.get_model_builder(name)
     options: dict[str, object] = {"num_classes": classes}

@@ -24,7 +24,7 @@ from training.state import TrainingState
 def new_state(run: TrainingRun) -> TrainingState:
     """Return the state to train: the task's model on the device, optimizer, average of weights."""
     config, compute, classes = run.config, run.compute, len(run.data.classes)
-    model = extended(run.task.model(config, classes), config, classes)
+    model = extended(run.task.built(config, classes), config, classes)
     state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
     if compute.compile and state.average:
         state.average.model.compile()  # the copy of a compiled model is not compiled
@@ -89,7 +89,7 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
         "task": run.task.name,
         "classes": list(data.classes),
         "dataset": data.dataset,
-        "preparation": asdict(run.task.transforms(config, config.epochs - 1)),
+        "preparation": asdict(run.task.transformed(config, config.epochs - 1)),
         "config": as_plain(config),
         "lanes": data.lanes,
     }

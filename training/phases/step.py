@@ -18,6 +18,7 @@ from training.phases.loss import summed_loss
 from training.phases.start import TrainingRun
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
+from training.task import check_logits
 
 
 def train_step(
@@ -40,6 +41,7 @@ def train_step(
         with sync.part(len(labels), is_last=number == len(parts)):
             mixed, targets = run.task.mix(config, images, labels, len(run.data.classes))
             logits = run.compute.logits(sync.model, transforms, mixed)
+            check_logits(logits, len(labels), len(run.data.classes))
             loss = summed_loss(logits, targets, config, run.class_weights(logits))
             state.loss_scale.backward(loss * share)
         step_sums += torch.stack([loss.detach(), correct_predictions(logits, labels, 1)])

@@ -37,7 +37,23 @@ def recipes_of(source: TaskSource) -> Mapping[str, type[Config]]:
         form = 'RECIPES = {"default": MySettings}, a dataclass that extends training.config.Config'
         raise UsageError(f"{source.word}: RECIPES: not a dict of settings; type: {form}")
     found: Mapping[str, type[Config]] = recipes
+    for settings in found.values():
+        _require_types(source, settings)
     return found
+
+
+def _require_types(source: TaskSource, settings: type[Config]) -> None:
+    """Raise UsageError for a default without a type, which a dataclass silently ignores."""
+    own = settings.__mro__[: settings.__mro__.index(Config)]
+    for each in own:
+        for name, value in vars(each).items():
+            typed = name in vars(each).get("__annotations__", {})
+            if not (typed or name.startswith("_")) and isinstance(value, bool | int | float | str):
+                form = f"{name}: {type(value).__name__} = {value!r}"
+                raise UsageError(
+                    f"{source.word}: {each.__name__}.{name}: has no type, and so no effect;"
+                    f" type: {form}"
+                )
 
 
 def task_of(source: TaskSource) -> "Task":
