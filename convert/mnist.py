@@ -59,6 +59,8 @@ def _pair(source: Path, part: str) -> IdxPair:
 
 def _file(source: Path, stem: str, dimensions: int) -> Path:
     """Return the IDX file of that name; UsageError if there is none."""
+    if not source.is_dir():
+        raise UsageError(f"{source}: there is no such folder; give that with the files of MNIST")
     for place in PLACES:
         for mark in (f"-idx{dimensions}", f".idx{dimensions}"):
             for suffix in ("", ".gz"):

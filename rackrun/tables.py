@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -61,5 +62,6 @@ def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 def require_folder(path: str) -> None:
     """Raise UsageError if the folder of a file is missing."""
-    if path and not Path(path).parent.is_dir():
-        raise UsageError(f"{path}: no folder {Path(path).parent}; type: mkdir -p its name")
+    folder = Path(path).parent
+    if path and not folder.is_dir():
+        raise UsageError(f"{path}: no folder {folder}; type: mkdir -p {shlex.quote(str(folder))}")

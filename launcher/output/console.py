@@ -20,7 +20,6 @@ from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
 from rackrun.commands import called
 from rackrun.contract import phases
-from rackrun.contract.tasks import TASKS
 from rackrun.terminal import clean, clean_lines, discard, one_line
 from rackrun.units import duration, plural
 
@@ -108,7 +107,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         if result.traceback:
             lines = result.traceback.splitlines()
             self.own.write("".join(f"{clean(line)}\n" for line in lines))
-        for name, value in (*summary(result), *next_commands(result, self.plan.task)):
+        for name, value in (*summary(result), *next_commands(result, self.plan)):
             self.note(f"{name}: {value}")
         self.note(last_line(result))
         self.own.flush_within(STALL_SECONDS)
@@ -208,15 +207,17 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
             yield host, one_line(state)
 
 
-def next_commands(result: Result, task: str) -> Iterator[tuple[str, str]]:
+def next_commands(result: Result, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield what to type next, and what it is for: a task is continued, or its model is used."""
     if result.resume:
         yield TO_CONTINUE, result.resume
     model = result.folder / one_line(str(result.report.get("final", "")))
     with suppress(OSError):  # a rank may report any path
-        if task in TASKS and model.is_file():
-            path = shlex.quote(short_path(model))
-            yield TO_USE, f"{called('local')} {task} predict {path} IMAGE"
+        if plan.task and model.is_file():
+            words = [plan.task, "predict", short_path(model), "IMAGE"]
+            if plan.own_model:
+                words += ["--model", plan.own_model]  # which no weights file decides
+            yield TO_USE, f"{called('local')} {shlex.join(words)}"
 
 
 def last_line(result: Result) -> str:

@@ -125,7 +125,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             line = Text.assemble((f"  {name:{width}}   ", "dim"), (value, "bold"))
             self.console.print(line, soft_wrap=True)
         self.console.print()
-        for name, command in next_commands(result, self.plan.task):
+        for name, command in next_commands(result, self.plan):
             text = f"  {name}:\n{clean(command)}\n"  # a line of its own, to be selected as a whole
             self.console.print(text, soft_wrap=True, markup=False)
         good = result.verdict == "done"

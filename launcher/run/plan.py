@@ -6,6 +6,7 @@ nothing else. Command lines and environments are lists of strings all the way to
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -126,9 +127,23 @@ class Plan:
     @property
     def task(self) -> str:
         """Return the task that the ranks train; empty for a command of the user."""
+        return next(iter(self._task_words), "")
+
+    @property
+    def own_model(self) -> str:
+        """Return the model of the user's own, MODULE:NAME, that the task trains; else nothing."""
+        named = ""
+        for word, after in itertools.pairwise((*self._task_words, "")):
+            option, equals, value = word.partition("=")
+            if option == "--model":
+                named = value if equals else after
+        return named if ":" in named and not named.startswith("timm:") else ""
+
+    @property
+    def _task_words(self) -> tuple[str, ...]:
         command = self.hosts[0].command if self.hosts else ()
-        program, task = command[1 : 1 + len(TRAINING)], command[1 + len(TRAINING) :]
-        return task[0] if task and program == TRAINING else ""
+        program, words = command[1 : 1 + len(TRAINING)], command[1 + len(TRAINING) :]
+        return words if program == TRAINING else ()
 
     def host(self, node: int) -> HostPlan:
         """Return the host with this node rank."""

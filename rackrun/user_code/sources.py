@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -57,8 +58,6 @@ def refuse_absent(option: str, name: str, example: str) -> None:
     A module that is not installed here may be installed on hosts, and a name may be defined during
     the import: the ranks check both. The arguments are those of `imported`.
     """
-    import ast
-
     hint = how_to_type(example)
     if not is_import_path(name):
         raise UsageError(f"{option} {name}: {hint}")
@@ -75,18 +74,30 @@ def refuse_absent(option: str, name: str, example: str) -> None:
         return
     syntax = parsed(Path(spec.origin))
     if first not in (names := _names_in(syntax)) and not names & _AT_RUN_TIME:
-        tops = [top.name for top in syntax.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]
-        close = get_close_matches(first, tops, n=1)
+        close = get_close_matches(first, _defined_at_the_top(syntax), n=1)
         what = f"did you mean {module}:{close[0]}?" if close else hint
         raise UsageError(f"{where}: no class or function {path} in {module}; {what}")
 
 
 def _module_meant(module: str) -> str:
     """Return a module of the current folder with a similar name; empty if there is none."""
+    if (Path.cwd() / module).is_file() and module.endswith(".py"):
+        return module.removesuffix(".py")
     if "." in module:
         return ""
     close = get_close_matches(module, [path.stem for path in Path.cwd().glob("*.py")], n=1)
     return close[0] if close else ""
+
+
+def _defined_at_the_top(module: ast.Module) -> Iterator[str]:
+    """Yield the functions and classes of a source, and what it imports from others."""
+    import ast
+
+    for top in module.body:
+        if isinstance(top, ast.FunctionDef | ast.ClassDef):
+            yield top.name
+        elif isinstance(top, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in top.names)
 
 
 def _names_in(module: ast.Module) -> set[str]:

@@ -114,13 +114,25 @@ def test_what_uses_the_model_is_typed_as_it_stands(
     run.mkdir()
     report = {"final": str(run / "final.pt")}
     result = Result("done", 0, "done", None, None, None, "", "", {}, {}, 1.0, report, run)
-    assert not list(next_commands(result, "catdog"))
-    (run / "final.pt").touch()
-    assert not list(next_commands(result, ""))
-    ((_, words),) = next_commands(result, "catdog")
-    assert words == "./run-local catdog predict 'my runs/final.pt' IMAGE"
     host = PlannedHost("a", "a", 1, "python", "/", "/x")
-    plan = make_plan(Job(TaskWork("catdog"), RunFolder(run)), [host], 1)
+
+    def planned(work: TaskWork | Command) -> Plan:
+        return make_plan(Job(work, RunFolder(run)), [host], 1)
+
+    plan = planned(TaskWork("catdog"))
+    assert not list(next_commands(result, plan))
+    (run / "final.pt").touch()
+    assert not list(next_commands(result, planned(Command(("python", "train.py")))))
+    for work, says in (
+        (TaskWork("./my task.py"), "'./my task.py' predict 'my runs/final.pt' IMAGE"),
+        (TaskWork("classify", ("--model", "timm:resnet18")), "final.pt' IMAGE"),
+        (TaskWork("classify", ("--model", "my:Net")), "final.pt' IMAGE --model my:Net"),
+        (TaskWork("classify", ("--lr", "1", "--model=my:Net")), "IMAGE --model my:Net"),
+    ):
+        ((_, words),) = next_commands(result, planned(work))
+        assert words.endswith(says)
+    ((_, words),) = next_commands(result, plan)
+    assert words == "./run-local catdog predict 'my runs/final.pt' IMAGE"
     for width in (80, 30):  # no path is cut or broken
         drawn, board = io.StringIO(), Dashboard(plan, "x", run)
         board.console = Console(file=drawn, force_terminal=True, width=width, color_system=None)

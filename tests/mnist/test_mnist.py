@@ -162,3 +162,9 @@ def test_the_page_shows_every_changed_line() -> None:
     page = (ROOT / "docs" / "howto" / "mnist.md").read_text()
     (block,) = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert [line.rstrip() for line in changed] == block.splitlines()
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    """And not as a folder that lacks files."""
+    with pytest.raises(UsageError, match="nowhere: there is no such folder; give that with the"):
+        convert(tmp_path / "nowhere", tmp_path / "out")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import UsageError
-from training.config import nearest
 
 TIMM = "timm:"
 """What a model of timm begins with in --model."""
@@ -55,9 +54,10 @@ def other_models(name: str, own: Sequence[str], known: Sequence[str]) -> str:
 def refuse_unpublished(model: str, known: Sequence[str]) -> None:
     """Raise UsageError for --weights imagenet with a model that is none of torchvision's."""
     if model not in known:
+        likely = [f", or --model {name}" for name in get_close_matches(model, known, n=1)]
         raise UsageError(
             f"--weights {PUBLISHED}: torchvision has none for --model {model};"
-            f" type --weights '', or another model: {nearest(model, known)}"
+            f" type --weights ''{''.join(likely)}"
         )
 
 

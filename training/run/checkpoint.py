@@ -58,7 +58,10 @@ def read_bytes(path: Path) -> bytes:
         raise SaveError(f"{path}: cannot be read: {error.strerror}") from None
     footer = FOOTER.fullmatch(data[-FOOTER_BYTES:])
     if not footer:
-        raise SaveError(f"{path}: cut short, or not a checkpoint ({len(data)} bytes)")
+        raise SaveError(
+            f"{path}: cut short, or not a checkpoint ({len(data)} bytes); type a run folder, its"
+            " final.pt, or a file of its checkpoints/"
+        )
     if hashlib.sha256(memoryview(data)[:-FOOTER_BYTES]).hexdigest().encode() != footer[1]:
         raise SaveError(f"{path}: damaged: its digest is not that of its bytes")
     return data

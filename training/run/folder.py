@@ -6,9 +6,11 @@ import os
 import re
 import secrets
 import time
+from difflib import get_close_matches
 from pathlib import Path
 
 from rackrun.atomic import PARTIAL, translated_os_errors
+from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.errors import SaveError
 from rackrun.run_report.called import run_called
@@ -122,15 +124,19 @@ def writes_to(folder: RunFiles, ranks: Ranks) -> bool:
 def weights_file(word: str | os.PathLike[str]) -> Path:
     """Return final.pt of a run, and any other path as it is; SaveError if there is none."""
     path = run_called(word)
+    if not path.exists():
+        known = {folder.name: str(folder) for folder in path.parent.glob("*")}
+        near = [known[name] for name in get_close_matches(path.name, known, n=1)]
+        meant = near[0] if near else f"another; {called('ps')} lists the runs"
+        raise SaveError(f"{path}: no such run or file; type {meant}")
     if not path.is_dir():
         return path
-    final = RunFiles(path).final
-    if not final.exists():
-        raise SaveError(
-            f"{path}: no {final.name}, which a run writes at its end; type the path of a file in"
-            f" {RunFiles(path).checkpoints}"
-        )
-    return final
+    files = RunFiles(path)
+    if not files.final.exists():
+        saved = sorted(files.checkpoints.glob("*.pt"))
+        what = f"; type {saved[-1]}" if saved else ", and no checkpoints; type another run"
+        raise SaveError(f"{path}: no {files.final.name}, which a run writes at its end{what}")
+    return files.final
 
 
 def runs_folder() -> Path:
