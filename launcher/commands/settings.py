@@ -28,6 +28,21 @@ SSH_HEAD = Head(
 )
 """The head of the help."""
 
+CHECK_HEAD = Head(
+    "{prog} [options] HOSTS [TASK [task options]]",
+    "Check the hosts of a file, print a table, and start no ranks. With a task, also check that"
+    " every host can read its data.",
+    (
+        ("{prog} hosts.txt", "check every host"),
+        ("{prog} hosts.txt catdog --data data/shards", "also for the data of a task"),
+        ("{prog} --deep hosts.txt", "also measure links, GPUs and reading"),
+        ("{prog} --json hosts.txt", "the table as JSON"),
+        ("{prog} -H gpu[01-04]", "hosts without a file"),
+    ),
+    "{prog} HOSTS TASK --help shows the options of a task.",
+)
+"""The head of the help of --check."""
+
 
 @dataclass(frozen=True)
 class HostChoice:

@@ -22,7 +22,7 @@ from launcher.commands.parse import (
     typed,
     work_of,
 )
-from launcher.commands.settings import SSH_HEAD, SshOptions
+from launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
 from launcher.config.command_line import NO_FILE
 from launcher.lifecycle.task_check import demo_for_hosts
 from launcher.run.job import Command
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 ONLY_HOSTS = Command(())
 """The work of --check without a task: hosts are asked for no data."""
+
+CHECK = "--check"
 
 LATER = ("attach", "status", "logs", "stop")
 """Commands on a detached run, typed instead of a host file."""
@@ -54,10 +56,8 @@ def main(args: Sequence[str]) -> int:
     if words and plain and plain[0] != "--":
         _refuse_other_first_word(leading, plain)
     own, rest = hoisted(*split(args, SshOptions, words))
-    if own and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
-        options = SshOptions(hosts=Path(own[0]))
-    else:
-        options = parse(SshOptions, "ssh", own, SSH_HEAD)
+    is_plain = own and own == plain[:1]  # only the host file: parsing takes a tenth of a second
+    options = SshOptions(hosts=Path(own[0])) if is_plain else _parsed(own)
     work = read_work("ssh", SshOptions, own, rest)
     if options.sweep:
         from launcher.commands.reach import listed
@@ -72,6 +72,12 @@ def main(args: Sequence[str]) -> int:
     return start(work, options, typed("ssh", own, work))
 
 
+def _parsed(words: Sequence[str]) -> SshOptions:
+    """Return the options; with --check, help and errors are those of `rackrun check`."""
+    name, head = ("check", CHECK_HEAD) if CHECK in words else ("ssh", SSH_HEAD)
+    return parse(SshOptions, name, words, head)
+
+
 def _refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> None:
     """Raise UsageError for a task or a program in place of the host file."""
     word = words[0]
@@ -79,7 +85,7 @@ def _refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> No
     is_script = word.endswith((".py", ".sh"))
     if not is_task and not is_script and (Path(word).exists() or not shutil.which(word)):
         return
-    parse(SshOptions, "ssh", leading, SSH_HEAD)  # refuses the option --hostfile
+    _parsed(leading)  # refuses the option --hostfile
     program = ["--", *(["python"] if word.endswith(".py") else [])]
     meant = shlex.join([*leading, "hosts.txt", *([] if is_task else program), *words])
     raise UsageError(

@@ -528,6 +528,22 @@ def test_help_is_there_at_once_without_fabric_or_torch() -> None:
     assert "--accept-new" in told.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "prog"), [(["check"], "rackrun check"), (["run-ssh", "--check"], "./run-ssh --check")]
+)
+def test_check_has_a_help_of_its_own(words: list[str], prog: str) -> None:
+    """Usage, examples and the hint below a mistake are those of `check`, not of `ssh`."""
+    command = [sys.executable, "-m", "rackrun", *words]
+    told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert told.startswith(
+        f"usage: {prog} [options] HOSTS [TASK [task options]]\n\nCheck the hosts"
+    )
+    examples = told.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+    assert examples and all(line.startswith(f"  {prog} ") for line in examples)
+    wrong = subprocess.run([*command, "--dee", "hosts.txt"], capture_output=True, text=True)
+    assert wrong.returncode == 64 and wrong.stderr.endswith(f"type: {prog} --help\n")
+
+
 # -- secrets and locks --------------------------------------------------------------------------
 
 
