@@ -3,10 +3,11 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from nginx.errors import FolderError
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shapes import Misshapen, parsed_file
 
 LARGEST_MANIFEST = 64 << 20  # bytes
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}(\.tar|\.index\.npy)")
@@ -16,8 +17,7 @@ def listed_names(folder: Path) -> list[str]:
     """Return the names of all shards and indexes, the shards first; FolderError for none."""
     path = folder / MANIFEST_NAME
     try:
-        with path.open("rb") as file:
-            splits = parsed_json(file.read(LARGEST_MANIFEST + 1), LARGEST_MANIFEST)["splits"]
+        splits = parsed_file(path, dict[str, Any], LARGEST_MANIFEST)["splits"]
         names = [shard["name"] for split in splits for shard in split["shards"]]
         names += [split["index"] for split in splits if "index" in split]
         wrong = [name for name in names if not NAME.fullmatch(name)]

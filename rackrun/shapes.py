@@ -1,8 +1,8 @@
 """Check data from another machine or account against a declared shape before any use.
 
-A frame of an agent, a file on a host, an index on a server: none of it is trusted. `parsed` turns
-bytes into JSON within limits; `shaped` turns the result into a declared type, or raises
-`Misshapen`, whose message names the place. Shapes are ordinary annotations:
+A frame of an agent, a file on a host, an index on a server: none of it is trusted. `parsed_json`
+reads JSON within limits; `shaped` turns the result into a declared type, or raises `Misshapen`,
+whose message names the place; `parsed` and `parsed_file` do both. Shapes are ordinary annotations:
 
     @dataclass(frozen=True)
     class Rank:
@@ -28,6 +28,7 @@ import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 LARGEST_NUMBER = 2**53  # what JSON's numbers hold exactly everywhere
@@ -91,6 +92,12 @@ def parsed(data: bytes | str, shape: type[T], most_bytes: int) -> T:
     """Return JSON as a `shape`; raise Misshapen for anything else or more than `most_bytes`."""
     found: T = shaped(parsed_json(data, most_bytes), shape)
     return found
+
+
+def parsed_file(path: Path, shape: type[T], most_bytes: int) -> T:
+    """Return the JSON of a file as `parsed` does, without reading more than its limit."""
+    with path.open("rb") as file:
+        return parsed(file.read(most_bytes + 1), shape, most_bytes)
 
 
 def parsed_json(data: bytes | str, most_bytes: int) -> Any:

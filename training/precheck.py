@@ -12,7 +12,7 @@ from typing import Any
 from rackrun.contract.files import LATEST, MANIFEST_NAME, PUBLISHED
 from rackrun.errors import UsageError
 from rackrun.run_report.called import run_called
-from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shapes import Misshapen, parsed_file
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
@@ -108,8 +108,7 @@ def _check_resumed(source: TaskSource, config: Config) -> None:
     path = run_called(config.resume)
     folder = path.parent.parent if path.suffix == ".pt" else path
     try:
-        with (folder / "config.json").open("rb") as file:
-            recorded = parsed_json(file.read(MOST_BYTES + 1), MOST_BYTES)
+        recorded = parsed_file(folder / "config.json", dict[str, Any], MOST_BYTES)
     except (OSError, Misshapen):
         return
     here, there = settings_of(as_plain(config)), settings_of(recorded)

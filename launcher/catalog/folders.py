@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from launcher.catalog.listed import ListedRun, task_of
 from launcher.output.log_files import is_supervised
 from launcher.run.job import RUN_ID, RUN_NAME, RunFolder
-from rackrun.shapes import Between, Matches, Misshapen, parsed_json, shaped
+from rackrun.shapes import Between, Matches, Misshapen, parsed_file, parsed_json, shaped
 
 MOST_BYTES = 1 << 26  # of a plan, which names every host
 METRICS_BYTES = 1 << 16  # of the end of metrics.jsonl
@@ -107,11 +107,7 @@ def _outcome(folder: RunFolder) -> Outcome:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        found = parsed_json(file.read(MOST_BYTES + 1), MOST_BYTES)
-    if not isinstance(found, dict):
-        raise Misshapen("not an object")
-    return found
+    return parsed_file(path, dict[str, Any], MOST_BYTES)
 
 
 def _last_step(folder: RunFolder) -> int | None:

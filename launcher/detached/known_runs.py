@@ -14,7 +14,7 @@ from launcher.output.log_files import write_json
 from launcher.run.hosts import Host
 from rackrun.atomic import translated_os_errors
 from rackrun.errors import SaveError, UsageError
-from rackrun.shapes import AtMost, Misshapen, parsed
+from rackrun.shapes import AtMost, Misshapen, parsed_file
 
 KNOWN = Path("~/.rackrun/known")
 KEPT_SECONDS = 90 * 86400.0  # since the run was last asked for
@@ -104,7 +104,7 @@ def known_runs() -> dict[str, KnownRun]:
     found = {}
     for path in KNOWN.expanduser().glob("*.json"):
         with suppress(OSError, Misshapen):
-            known = parsed(path.read_bytes(), KnownRun, MOST_BYTES)
+            known = parsed_file(path, KnownRun, MOST_BYTES)
             found[path.stem] = known if known.at else replace(known, at=path.stat().st_mtime)
     return found
 

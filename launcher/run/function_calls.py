@@ -13,7 +13,7 @@ from launcher.run.job import CALL, FunctionCall, RunFolder
 from launcher.run.result import LaunchResult, Result
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem, UsageError
-from rackrun.shapes import Misshapen, parsed
+from rackrun.shapes import Misshapen, parsed_file
 from rackrun.user_code.imports import is_import_path
 
 MOST_ARGUMENTS = 100_000
@@ -54,7 +54,7 @@ def launched(result: Result, words: Sequence[object]) -> LaunchResult:
         path = RunFolder(result.folder).returned / f"rank-{rank}.json"
         try:
             if code == 0 and path.is_file():
-                returned[rank] = parsed(path.read_bytes(), shape, MOST_RETURNED)
+                returned[rank] = parsed_file(path, shape, MOST_RETURNED)
         except Misshapen as error:
             raise Problem(f"{path}: not what {words[0]} says it returns: {error}") from None
     if call and result.exit_code == 0 and (missing := result.codes.keys() - returned):

@@ -15,7 +15,7 @@ from launcher.run.job import Job, RunFolder
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
-from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shapes import Misshapen, parsed_file
 
 MOST_BYTES = 1 << 24
 
@@ -25,11 +25,10 @@ def of_folder(folder: Path) -> Mapping[str, Any]:
     files = RunFolder(folder)
     for path, name in ((files.live, "run"), (files.result, "result")):
         try:
-            found = parsed_json(path.read_bytes(), MOST_BYTES)
+            found = parsed_file(path, dict[str, Any], MOST_BYTES)
         except (OSError, Misshapen):
             continue
-        if isinstance(found, dict):
-            return found if name == "run" else {"ended": f"{found.get('verdict', 'ended')}"}
+        return found if name == "run" else {"ended": f"{found.get('verdict', 'ended')}"}
     return {"waiting": "the run has not begun, or its launcher was killed"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rackrun.errors import UsageError
-from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shapes import Misshapen, parsed_file
 
 RUNS = Path("runs")
 MOST_BYTES = 1 << 26  # of a plan, which names every host
@@ -44,7 +44,6 @@ def _runs(runs: Path) -> Iterator[tuple[Path, str, str]]:
 
 def _id_of(plan: Path) -> str:
     with suppress(OSError, Misshapen):
-        told: Any = parsed_json(plan.read_bytes(), MOST_BYTES)
-        found = told.get("run_id") if isinstance(told, dict) else ""
+        found = parsed_file(plan, dict[str, Any], MOST_BYTES).get("run_id")
         return found if isinstance(found, str) else ""
     return ""

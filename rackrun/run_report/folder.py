@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rackrun.errors import DataError, UsageError
 from rackrun.run_report import npy
 from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
-from rackrun.shapes import Misshapen, parsed_json, shaped
+from rackrun.shapes import Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line, say
 
 PAGE = "report.html"
@@ -32,7 +32,9 @@ FIELDS = {  # fields of a line of metrics.jsonl, by its kind
 WHOLE = ("step", "samples")
 LAST_MOMENT = 1e11  # in seconds: beyond what clocks show
 PLANNED, ENDED = "the plan of a run", "the result of a run"
+METRICS = "metrics"
 MOST_JSON_BYTES = 1 << 25
+PIECE_BYTES = 1 << 20  # of metrics.jsonl, read at once while it grows; many times LINE_BYTES
 MOST_ARCHIVE_BYTES = 1 << 25  # compressed, of predictions
 MOST_PREDICTION_BYTES = 1 << 28
 WHOLE_NUMBERS, FRACTIONS = ("<i8", "<i4"), ("<f4", "<f8", "<f2")
@@ -138,10 +140,10 @@ def read(folder: Path) -> Story:
     if not any((folder / name).exists() for name in names):
         missing = f"{', '.join(names[:-1])} and {names[-1]} are missing"
         raise UsageError(f"{folder}: not the folder of a run: {missing}")
-    lines = list(_lines(folder / "metrics.jsonl", metric_line, "metrics"))
+    lines = list(_lines(folder / "metrics.jsonl", _metric_line, METRICS))
     return Story(
         name=folder.absolute().name,
-        config=_object(folder / "config.json", "the settings of a run"),
+        config=read_settings(folder),
         train=[line for line in lines if line["kind"] == "train"],
         validation=[line for line in lines if line["kind"] == "evaluate"],
         said=read_predictions(folder / "predictions.npz"),
@@ -149,6 +151,11 @@ def read(folder: Path) -> Story:
         end=_picked(_object(folder / "result.json", ENDED), RunEnd, folder / "result.json", ENDED),
         usage=read_usage(folder),
     )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return config.json, an empty one where it is missing; DataError for what is none."""
+    return _object(folder / "config.json", "the settings of a run")
 
 
 def read_usage(folder: Path) -> list[HostUsage]:
@@ -171,13 +178,51 @@ def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
                 say(f"{path}: longer than {MOST_BYTES} bytes; the rest is left out")
                 return
             try:
-                yield decoded(text.decode(errors="replace"))
-            except (ValueError, KeyError, TypeError, OverflowError):
+                yield _line(path, number, text, decoded, kind)
+            except DataError:
                 if text.endswith(b"\n") or len(text) > LINE_BYTES:
-                    raise DataError(f"{path}: line {number} is not a line of {kind}") from None
+                    raise
 
 
-def metric_line(text: str) -> Line:
+def _line(path: Path, number: int, text: bytes, decoded: Callable[[str], T], kind: str) -> T:
+    """Return a line of a file; DataError with its number where it is malformed."""
+    try:
+        return decoded(text.decode(errors="replace"))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        raise DataError(f"{path}: line {number} is not a line of {kind}") from None
+
+
+class MetricsReader:
+    """Reads the lines that are appended to metrics.jsonl while a run writes it."""
+
+    def __init__(self, path: Path) -> None:
+        """Start at the beginning; the file may not be there yet."""
+        self.path = path
+        self._place = 0
+        self._lines = 0
+
+    def next_lines(self) -> list[Line]:
+        """Return whole lines that came since the last call, a bounded number; [] for none.
+
+        Raises DataError for a malformed line, or a longer one than a run writes.
+        """
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._place)
+            piece = file.read(PIECE_BYTES)
+        *whole, rest = piece.split(b"\n")
+        if len(rest) > LINE_BYTES:
+            whole.append(rest)
+        first, self._lines = self._lines + 1, self._lines + len(whole)
+        self._place += len(piece) - len(rest)
+        return [
+            _line(self.path, number, text, _metric_line, METRICS)
+            for number, text in enumerate(whole, first)
+        ]
+
+
+def _metric_line(text: str) -> Line:
     """Return a line of metrics.jsonl, whose numbers are numbers; ValueError and others else."""
     if len(text) > LINE_BYTES:
         raise ValueError("too long")
@@ -201,13 +246,9 @@ def _object(path: Path, kind: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        with path.open("rb") as file:
-            found = parsed_json(file.read(MOST_JSON_BYTES + 1), MOST_JSON_BYTES)
-    except Misshapen:
-        found = None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: not {kind}")
-    return found
+        return parsed_file(path, dict[str, Any], MOST_JSON_BYTES)
+    except Misshapen as error:
+        raise DataError(f"{path}: not {kind}: {error}") from None
 
 
 def _plan(path: Path) -> RunPlan:

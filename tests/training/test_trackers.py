@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import pytest
 
 from catdog.model import TASK
 from launcher.files.download import fetch_results
-from rackrun.errors import MissingPackage, UsageError
+from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.run_report.folder import PIECE_BYTES, MetricsReader
 from tests import warm
 from tests.launcher.fake_host import Here
 from tests.launcher.test_download import plan
 from tests.training.test_loop import settings
 from training import loop
 from training.run import tracker
+from training.track.scalars import summary
 from training.track.sent import Sent, files_of, read_sent, write_sent
 
 
@@ -120,6 +123,56 @@ def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) 
     assert sent.returncode == UsageError.exit_code
     assert f"{here}/mlruns: came with the results of a host; look at it as it is" in sent.stderr
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "size", "said"),
+    [
+        ("config.json", b"", 1 << 40, "not the settings of a run: longer than 33554432 bytes"),
+        ("config.json", b"[]", 2, "not the settings of a run: it: not an object"),
+        ("metrics.jsonl", b"", 1 << 40, "line 1 is not a line of metrics"),
+        ("metrics.jsonl", b'{"kind": "train"}\n', 18, "line 1 is not a line of metrics"),
+        ("tracker-wandb.json", b"", 1 << 40, "longer than 65536 bytes; remove it to begin a new"),
+    ],
+)
+def test_what_a_host_has_made_large_or_damaged_is_one_line(
+    name: str, begins: bytes, size: int, said: str, tmp_path: Path
+) -> None:
+    """On a shared disk ranks write these files: a terabyte of zeros is not read into memory."""
+    run = a_run(tmp_path / "run")
+    (run / name).write_bytes(begins)
+    os.truncate(run / name, size)
+    sent = warm.run("-m", "training", "track", "wandb", run, env={**os.environ})
+    assert sent.returncode == DataError.exit_code
+    (line,) = sent.stderr.splitlines()
+    assert line.startswith(f"error: {run / name}: {said}")
+
+
+def test_a_file_of_many_pieces_is_read_line_by_line(tmp_path: Path) -> None:
+    """Each line once, also when a piece ends in the middle of one, or the run is still writing."""
+    run = a_run(tmp_path / "run")
+    path = run / "metrics.jsonl"
+    line = json.loads(path.read_text().splitlines()[0])
+    lines = [{**line, "step": step, "why": "x" * (step % 999)} for step in range(6000)]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    path.unlink()
+    reader = MetricsReader(path)
+    assert reader.next_lines() == []
+    path.write_bytes(data[:-9])
+    found = list(chain.from_iterable(iter(reader.next_lines, [])))
+    assert found == lines[:-1] and len(data) > 2 * PIECE_BYTES
+    path.write_bytes(data)
+    assert reader.next_lines() == lines[-1:] and reader.next_lines() == []
+
+
+def test_the_summary_of_pieces_is_that_of_all_lines() -> None:
+    """The last accuracy, and the best before or in the newest lines."""
+    judged = [{"kind": "evaluate", "top1": top1} for top1 in (0.5, 0.9, 0.7, 0.8)]
+    result = dict[str, float]()
+    for line in (*judged, {"kind": "train"}):
+        result = summary([line], result)
+    assert result == summary(judged, {}) == {"accuracy": 0.8, "best": 0.9}
+    assert summary([], {}) == {}
 
 
 def test_another_server_gets_all_steps(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from rackrun.commandline import parse
 from rackrun.errors import DataError, Problem, Unavailable, UsageError
-from rackrun.shapes import Misshapen, parsed, shaped
+from rackrun.shapes import Misshapen, parsed_file, shaped
 from training.config import Config
 from training.recorded import with_new_names
 
@@ -109,7 +109,7 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
     """Return the settings of a run, if need be with the data elsewhere."""
     path = run_folder / "config.json"
     try:
-        stored = with_new_names(parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG))
+        stored = with_new_names(parsed_file(path, dict[str, Any], LARGEST_CONFIG))
         kept = {name: stored[name] for name in CHOICES if name in stored}
         config = shaped({**kept, "data": data or stored.get("data"), "exact_epochs": True}, Config)
         return TrainingCommand(config, shaped(stored.get("data_sha256", ""), str))

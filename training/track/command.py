@@ -9,16 +9,14 @@ The first rank starts it. A run writes these files anyway and never waits for wh
 a tracker that fails, or hangs, harms no step, and one that is slow loses nothing.
 """
 
-import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from tyro.conf import Positional
 
@@ -26,7 +24,7 @@ from rackrun.commandline import parse
 from rackrun.contract import variables
 from rackrun.contract.trackers import TrackerName
 from rackrun.errors import MissingPackage, Problem, UsageError
-from rackrun.run_report.folder import PAGE, metric_line
+from rackrun.run_report.folder import PAGE, MetricsReader, read_settings
 from rackrun.terminal import one_line
 from training.track.scalars import Line, summary
 from training.track.sent import END_SECONDS, Sent, read_sent, write_sent
@@ -103,29 +101,32 @@ class RunEnding:
 
 def send(tracker: str, folder: Path, ending: RunEnding) -> None:
     """Send what a tracker lacks of a run, until the run has ended."""
-    sent, unread, lines = read_sent(folder, tracker), reader(folder / "metrics.jsonl"), list[Line]()
+    sent, metrics = read_sent(folder, tracker), MetricsReader(folder / "metrics.jsonl")
     run = opened(tracker, folder, sent)
     steps = sent.steps if run.id == sent.id else {}  # a new run has none of those of another one
     sent = Sent(run.id, run.place, steps)
     write_sent(folder, tracker, sent)
-    over = False
+    over, result = False, dict[str, float]()
     while not over:
         over = ending.wait(POLL_SECONDS)
-        lines += (new := unread())
-        if lacking := [line for line in new if sent.lacks(line)]:
-            run.log(lacking)
-            sent = sent.plus(lacking)
-            write_sent(folder, tracker, sent)
-    run.end(ending.verdict, summary(lines), folder / PAGE)
+        while new := metrics.next_lines():
+            result = summary(new, result)
+            if lacking := [line for line in new if sent.lacks(line)]:
+                run.log(lacking)
+                sent = sent.plus(lacking)
+                write_sent(folder, tracker, sent)
+    run.end(ending.verdict, result, folder / PAGE)
     write_sent(folder, tracker, sent)
 
 
 def opened(tracker: str, folder: Path, sent: Sent) -> TrackedRun:
     """Return the tracker's side of a run, begun or continued."""
-    settings: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    settings = read_settings(folder)
+    resolved = settings.get("resolved")
     about = {
+        "name": settings.get("name") or folder.absolute().name,
         "run_id": os.environ.get(variables.RUN_ID, ""),
-        "git_commit": settings.get("resolved", {}).get("git_commit", ""),
+        "git_commit": resolved.get("git_commit", "") if isinstance(resolved, dict) else "",
     }
     try:
         module = import_module(f"training.track.{tracker}_run")
@@ -137,20 +138,3 @@ def opened(tracker: str, folder: Path, sent: Sent) -> TrackedRun:
         folder.absolute(), {**settings, **about}, sent
     )
     return run
-
-
-def reader(path: Path) -> Callable[[], list[Line]]:
-    """Return a function that returns the whole lines of a file that came since its last call."""
-    place = 0
-
-    def unread() -> list[Line]:
-        nonlocal place
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            file.seek(place)
-            whole = file.read().rpartition(b"\n")[0]
-        place += len(whole) + bool(whole)
-        return [metric_line(text) for text in whole.decode().splitlines()]
-
-    return unread

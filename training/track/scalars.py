@@ -1,5 +1,6 @@
 """The numbers in a line of metrics.jsonl, by the names that they have in every logger."""
 
+from collections.abc import Mapping
 from typing import Any
 
 Line = dict[str, Any]
@@ -16,10 +17,12 @@ def scalars(line: Line) -> dict[str, float]:
     }
 
 
-def summary(lines: list[Line]) -> dict[str, float]:
-    """Return what a run came to: its last and its best accuracy, as far as there were evaluations.
+def summary(lines: list[Line], before: Mapping[str, float]) -> dict[str, float]:
+    """Return the last and the best accuracy of a run after these lines; {} before an evaluation.
 
-    The names are those of result.json.
+    `before` is the summary of the lines before them. The names are those of result.json.
     """
     judged = [line["top1"] for line in lines if line["kind"] == "evaluate"]
-    return {"accuracy": judged[-1], "best": max(judged)} if judged else {}
+    if not judged:
+        return dict(before)
+    return {"accuracy": judged[-1], "best": max([*judged, before.get("best", judged[0])])}

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.contract.trackers import SENT_FILES
 from rackrun.errors import DataError, UsageError
-from rackrun.shapes import AtMost, Misshapen, parsed
+from rackrun.shapes import AtMost, Misshapen, parsed_file
 from rackrun.terminal import one_line
 from training.track.scalars import Line
 
@@ -74,7 +74,7 @@ def read_sent(folder: Path, tracker: str) -> Sent:
     if not path.exists():
         return Sent()
     try:
-        return parsed(path.read_bytes(), Sent, MOST_BYTES)
+        return parsed_file(path, Sent, MOST_BYTES)
     except Misshapen as error:
         raise DataError(f"{path}: {error}; remove it to begin a new run of {tracker}") from None
 

@@ -31,7 +31,7 @@ class TensorBoard:
 
     def end(self, verdict: str) -> None:
         """Add settings and images, and bring everything to the files."""
-        result = {f"hparam/{name}": value for name, value in summary(self._judged).items()}
+        result = {f"hparam/{name}": value for name, value in summary(self._judged, {}).items()}
         assert self._events.file_writer
         for part in hparams(self._settings, result):
             self._events.file_writer.add_summary(part)
