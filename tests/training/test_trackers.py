@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests import warm
 from tests.launcher.fake_host import Here
 from tests.launcher.test_download import plan
 from tests.training.test_loop import settings
+from tests.waiting import until
 from training import loop
 from training.run import tracker
 from training.track.scalars import summary
@@ -41,6 +43,31 @@ def deaf() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run wait until its tracker has begun, or ended.
+
+    A run of seconds would be over before mlflow is imported: on a busy machine that takes longer
+    than the time that trackers have for the rest of a run.
+    """
+    start = tracker.Tracker._started
+
+    def started(one: tracker.Tracker) -> subprocess.Popen[bytes]:
+        sent = one._log.with_suffix(".json")
+        before = inode(sent)  # of the run that this one continues
+        process = start(one)
+        until(lambda: inode(sent) != before or process.poll() is not None)
+        return process
+
+    monkeypatch.setattr(tracker.Tracker, "_started", started)
+
+
+def inode(path: Path) -> int:
+    """Return the number of a file, which another one of its name does not have; 0 for none."""
+    return path.stat().st_ino if path.exists() else 0
+
+
+@pytest.mark.usefixtures("begun")
 def test_two_trackers_get_a_run_and_what_goes_on_from_it(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -293,6 +320,7 @@ def test_ctrl_c_is_as_quick_beside_a_tracker_that_hangs(
 
 
 @pytest.mark.long  # a tracker that hangs, above, and what is sent later by both
+@pytest.mark.usefixtures("begun")
 def test_a_tracker_that_fails_is_one_line(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

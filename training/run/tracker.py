@@ -73,6 +73,9 @@ class Tracker:
 
     def _warn(self, why: str) -> None:
         """Warn once that the tracker lacks something, and how to send it later."""
+        if self._process and self._process.stdin:
+            with suppress(OSError):
+                self._process.stdin.close()
         self._process = None
         later = " ".join(["python", *self._command])
         self._say(f"--track {self._name}: {why}; to send the rest later, type: {later}")
