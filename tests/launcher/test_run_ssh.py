@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 import re
 import signal
 import subprocess
@@ -529,15 +530,17 @@ def test_help_is_there_at_once_without_fabric_or_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "prog"), [(["check"], "rackrun check"), (["run-ssh", "--check"], "./run-ssh --check")]
+    ("words", "prog"),
+    [(["check"], "rackrun check"), (["./run-ssh", "--check"], "./run-ssh --check")],
 )
 def test_check_has_a_help_of_its_own(words: list[str], prog: str) -> None:
     """Usage, examples and the hint below a mistake are those of `check`, not of `ssh`."""
     command = [sys.executable, "-m", "rackrun", *words]
-    told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
-    assert told.startswith(
-        f"usage: {prog} [options] HOSTS [TASK [task options]]\n\nCheck the hosts"
-    )
+    wide = {**os.environ, "COLUMNS": "120"}
+    told = subprocess.run([*command, "--help"], env=wide, capture_output=True, text=True).stdout
+    usage, _, about, *_ = told.splitlines()
+    assert usage == f"usage: {prog} [options] HOSTS [TASK [task options]]"
+    assert about.startswith("Check the hosts")
     examples = told.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
     assert examples and all(line.startswith(f"  {prog} ") for line in examples)
     wrong = subprocess.run([*command, "--dee", "hosts.txt"], capture_output=True, text=True)
