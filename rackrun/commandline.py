@@ -147,7 +147,11 @@ def _options(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> s
     """Return the options that the help of this command shows."""
     leading = itertools.takewhile(lambda word: not word.startswith("-"), words)
     shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+    with (
+        contextlib.redirect_stdout(shown),
+        contextlib.redirect_stderr(io.StringIO()),  # of a leading word that is wrong
+        contextlib.suppress(SystemExit),
+    ):
         read([*leading, "--help"])
     return set(re.findall(r"--?[\w-]+", shown.getvalue()))
 

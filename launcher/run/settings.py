@@ -104,7 +104,7 @@ class Options:
             if "=" in name:
                 hint = f"a command line is no secret; type: export {name.partition('=')[0]}=..."
                 raise UsageError(f"--secret takes a name only: {hint}")
-        return tuple((name, _from_here(name)) for name in self.secret)
+        return tuple((name, _from_here(name, secret=True)) for name in self.secret)
 
     @property
     def jobs(self) -> JobTemplate:
@@ -226,8 +226,10 @@ def check_nproc(count: int) -> None:
         raise UsageError(f"--nproc {str(count)[:40]}: more than {MOST_SLOTS} processes on a node")
 
 
-def _from_here(name: str) -> str:
+def _from_here(name: str, secret: bool = False) -> str:
     """Return the launcher's own variable of that name."""
     if name not in os.environ:
-        raise UsageError(f"--env {name}: not set here; type: --env {name}=VALUE")
+        option = "--secret" if secret else "--env"
+        words = f"read -rs {name}; export {name}" if secret else f"--env {name}=VALUE"
+        raise UsageError(f"{option} {name}: not set here; type: {words}")
     return os.environ[name]

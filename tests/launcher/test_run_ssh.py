@@ -575,7 +575,10 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(lab: Labs) -> None:
     ("words", "says"),
     [
         (("--secret", "TOKEN=x"), "a command line is no secret"),
-        (("--secret", "NOT_SET_ANYWHERE"), "not set here"),
+        (
+            ("--secret", "NOWHERE"),
+            "--secret NOWHERE: not set here; type: read -rs NOWHERE; export NOWHERE",
+        ),
     ],
 )
 def test_a_secret_is_named_and_taken_from_here(

@@ -209,6 +209,7 @@ def test_another_server_gets_all_steps(tmp_path: Path) -> None:
         words = {**os.environ, "MLFLOW_TRACKING_URI": server.as_uri()}
         sent = warm.run("-m", "training", "track", "mlflow", run, env=words)
         assert sent.returncode == 0, sent.stderr
+        assert "2 new lines of metrics.jsonl sent to mlflow" in sent.stderr
         told = json.loads(warm.run("-c", MLFLOW, server.parent, env=words).stdout)
         assert told["steps"] == [5, 10]
 
@@ -343,3 +344,6 @@ def test_what_is_not_installed_or_no_tracker_is_one_line() -> None:
         settings(Path(), Path(), track="mlflow,wandbb")
     with pytest.raises(MissingPackage, match=r"comet is not installed; type: .*\[comet\]'"):
         tracker.check_trackers(["comet"])
+    wrong = warm.run("-m", "training", "track", "mlflw", "runs/x", env={**os.environ})
+    assert wrong.returncode == UsageError.exit_code
+    assert wrong.stderr.startswith("error: tracker mlflw: not one of wandb, mlflow; type: ")

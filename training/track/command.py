@@ -25,7 +25,8 @@ from rackrun.contract import variables
 from rackrun.contract.trackers import TrackerName
 from rackrun.errors import MissingPackage, Problem, UsageError
 from rackrun.run_report.folder import PAGE, MetricsReader, read_settings
-from rackrun.terminal import one_line
+from rackrun.terminal import one_line, say
+from rackrun.units import plural
 from training.track.scalars import Line, summary
 from training.track.sent import END_SECONDS, Sent, read_sent, write_sent
 
@@ -70,11 +71,14 @@ def main(args: list[str]) -> None:
         raise UsageError(f"{options.run}: not the folder of a run: config.json is missing")
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     try:
-        send(options.tracker, options.run, RunEnding(options))
+        count = send(options.tracker, options.run, RunEnding(options))
     except (Problem, MemoryError):
         raise
     except Exception as error:  # of a library that talks to a server: any
         raise Problem(f"{options.tracker}: {one_line(str(error)) or repr(error)}") from error
+    if not options.follow:
+        lines = plural(count, "new line")
+        say(f"{options.run}: {lines} of metrics.jsonl sent to {options.tracker}")
 
 
 class RunEnding:
@@ -99,14 +103,14 @@ class RunEnding:
         self._over.set()
 
 
-def send(tracker: str, folder: Path, ending: RunEnding) -> None:
-    """Send what a tracker lacks of a run, until the run has ended."""
+def send(tracker: str, folder: Path, ending: RunEnding) -> int:
+    """Send what a tracker lacks of a run, until the run has ended; return the number of lines."""
     sent, metrics = read_sent(folder, tracker), MetricsReader(folder / "metrics.jsonl")
     run = opened(tracker, folder, sent)
     steps = sent.steps if run.id == sent.id else {}  # a new run has none of those of another one
     sent = Sent(run.id, run.place, steps)
     write_sent(folder, tracker, sent)
-    over, result = False, dict[str, float]()
+    over, count, result = False, 0, dict[str, float]()
     while not over:
         over = ending.wait(POLL_SECONDS)
         while new := metrics.next_lines():
@@ -114,9 +118,11 @@ def send(tracker: str, folder: Path, ending: RunEnding) -> None:
             if lacking := [line for line in new if sent.lacks(line)]:
                 run.log(lacking)
                 sent = sent.plus(lacking)
+                count += len(lacking)
                 write_sent(folder, tracker, sent)
     run.end(ending.verdict, result, folder / PAGE)
     write_sent(folder, tracker, sent)
+    return count
 
 
 def opened(tracker: str, folder: Path, sent: Sent) -> TrackedRun:
