@@ -88,7 +88,7 @@ def spread(found: Values) -> tuple[float, float]:
 
 def ticks(low: float, high: float, whole: bool = False) -> list[float]:
     """Return round numbers between two values; whole ones for epochs and the like."""
-    rough = (high - low) / TICKS
+    rough = max((high - low) / TICKS, float(whole))  # whole numbers are 1 apart at least
     power = 10 ** math.floor(math.log10(rough))
     steps = (power * factor for factor in ROUND if power * factor >= rough * 0.999)
     step = next(step for step in steps if not whole or step == round(step))
