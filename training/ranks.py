@@ -74,12 +74,12 @@ class Ranks:
         """
         if self.world == 1:
             return model
+        before = [each.clone() for each in _statistics(model)]
         forward_only = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
         if not forward_only:  # older torch, as 2.10: then DDP leaves them alone from the beginning
             self.broadcast_buffers(model)
         option = "forward_sync_buffers" if forward_only else "broadcast_buffers"
         never: dict[str, Any] = {option: False}
-        before = [each.clone() for each in _statistics(model)]
         distributed = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -87,7 +87,7 @@ class Ranks:
             **never,
         )
         for each, own in zip(_statistics(model), before, strict=True):
-            each.copy_(own)  # DDP begins with the buffers of rank 0
+            each.copy_(own)  # all begin with the other buffers of rank 0
         return distributed
 
     def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -381,6 +383,19 @@ def float16_skips_the_same_steps(ranks: Ranks) -> None:
     assert len(skipped) == 12 and 1 < sum(skipped) < 8, skipped
 
 
+def each_rank_keeps_its_statistics(ranks: Ranks) -> None:
+    """Under the DDP of this torch, and in the way that an older one, as 2.10, needs."""
+    older = SimpleNamespace(parameters={"broadcast_buffers": None})
+    for of_ddp in (signature, lambda kind: older):
+        model = Double(norm=True)
+        means = [norm.running_mean for norm in model.modules() if isinstance(norm, nn.BatchNorm2d)]
+        for mean in means:
+            mean.fill_(ranks.rank)
+        with patch("training.ranks.signature", of_ddp):
+            ranks.ddp(model)
+        assert means and all(mean.eq(ranks.rank).all() for mean in means)
+
+
 def norms_go_on_as_if_never_saved(ranks: Ranks) -> None:
     """Where a rank has a single image in some steps, or the last one has fewer than ranks: a run
     that saved on its way, and one that went on from there, end like one that did not. So do ranks
@@ -473,6 +488,7 @@ CASES: tuple[Callable[[Ranks], None], ...] = (
     a_sharded_optimizer_takes_the_even_way,
     damaged_images_leave_no_rank_waiting,
     batch_norms_and_autocast_end_equal,
+    each_rank_keeps_its_statistics,
     norms_go_on_as_if_never_saved,
     float16_skips_the_same_steps,
     a_compiled_model_ends_equal,
