@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(wanted: Callable[[], T], seconds: float = 240.0, what: str = "this happens") -> T:
+def until(wanted: Callable[[], T], what: str = "this happens", seconds: float = 240.0) -> T:
     """Return the first true value; AssertionError with `what` if there is none in time."""
     deadline, looked = time.monotonic() + seconds, time.thread_time()
     while not (value := wanted()):

@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 
 from tests.campaign.outcome import litter
-from tests.launcher.lab import ROOT, Sshd, children, command_line, wait_until, with_signal
+from tests.launcher.lab import ROOT, Sshd, children, command_line, with_signal
 from tests.launcher.netlab import NetLab, port
 from tests.launcher.test_serving import drawn_shards
+from tests.waiting import until
 
 SETUP = """
 mkdir -p {seen} && mount --bind {root} {seen} && mount -t tmpfs -o mode=1777,size=64m none /tmp &&
@@ -52,7 +53,7 @@ class Hosts(NetLab):
     def _start_host(self, number: int, name: str) -> None:
         address = f"10.77.0.{10 + number}"
         host = self.start(address, command=self.apart(number), port=port())
-        wait_until(lambda: "Server listening" in host.log, "sshd listens", 60)
+        until(lambda: "Server listening" in host.log, "sshd listens", 60)
 
     def cut_power(self, number: int) -> None:
         """End everything on a host at once, and its link: no connection is closed."""
@@ -71,7 +72,7 @@ class Hosts(NetLab):
             words = [*self.apart(number), sshd, "-D", "-e", "-f", os.fspath(config)]
             streams = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
             host.process = subprocess.Popen(words, **streams)  # type: ignore[call-overload]
-        wait_until(lambda: host.log.count("Server listening") > before, "sshd listens", 60)
+        until(lambda: host.log.count("Server listening") > before, "sshd listens", 60)
         self.plug_cable(number)
 
     def left(self) -> list[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.campaign.faults import LIMITS, Fault
 from tests.campaign.outcome import Outcome, partial_checkpoints, scratch_folders
 from tests.launcher.lab import ROOT, with_signal
-from tests.slurm.lab import SlurmLab, until, with_variable
+from tests.slurm.lab import SlurmLab, with_variable
+from tests.waiting import until
 
 RANK = str(Path(__file__).with_name("rank.py"))
 LAUNCHER = f"{sys.executable} -m tests.launcher.cheap_node"

@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from zipfile import ZipFile
@@ -14,6 +12,7 @@ import pytest
 
 from shards.open import open_source
 from tests import warm
+from tests.waiting import until
 
 PROJECT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "catdog", "demo"]
@@ -87,19 +86,19 @@ def test_a_stop_leaves_nothing_half(tmp_path: Path, code: signal.Signals) -> Non
         assert running.stdout
         assert running.stderr
         assert running.stdout.readline().startswith("drawing")
-        wait_until(lambda: any(path.stat().st_size for path in partial(tmp_path)))
+        until(lambda: any(path.stat().st_size for path in partial(tmp_path)))
         os.killpg(running.pid, code)
         errors = running.stderr.read()
     assert running.returncode == 128 + code
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    wait_until(lambda: not alive(running.pid))
+    until(lambda: not alive(running.pid))
 
 
 def test_after_a_kill_the_set_is_made(made: Path, tmp_path: Path) -> None:
     """kill -9 leaves no archive under its name; the next attempt makes the same one."""
     with subprocess.Popen([*COMMAND, str(tmp_path), "--pictures", "20000"], cwd=PROJECT) as running:
-        wait_until(lambda: partial(tmp_path))
+        until(lambda: partial(tmp_path))
         running.kill()
     assert not (tmp_path / "train.zip").exists()
     assert demo(tmp_path, *FEW).returncode == 0
@@ -156,11 +155,3 @@ def alive(group: int) -> list[str]:
             if int(of_group) == group and state != "Z":
                 found.append(entry.name)
     return found
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    """Wait until it holds, for a minute at most."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)

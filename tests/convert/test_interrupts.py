@@ -18,6 +18,7 @@ from convert.packing.workers import in_parallel
 from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import Command, Convert, shown
 from tests.convert.drawn import drawn, kaggle, write_zip
+from tests.waiting import until
 
 Start = Callable[..., Command]
 
@@ -60,10 +61,7 @@ def slow(slow_zip: Path, tmp_path: Path) -> tuple[object, ...]:
 
 
 def wait_for_a_shard(folder: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not list(folder.glob(".converting/*.done")):
-        assert time.monotonic() < deadline, "no shard in a minute"
-        time.sleep(0.002)
+    until(lambda: list(folder.glob(".converting/*.done")), "a shard is complete", 60)
 
 
 def assert_only_whole_files(folder: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.remote import run_manager
-from tests.launcher.lab import Lab, Sshd, children, wait_until
+from tests.launcher.lab import Lab, Sshd, children
+from tests.waiting import until
 
 SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
 SHORT += ("--detach-seconds", "0")
@@ -103,7 +104,7 @@ class Away:
         def ranks() -> list[str]:
             return [line for line in self.processes().values() if line.startswith(RANK)]
 
-        wait_until(lambda: len(ranks()) == count, f"{count} ranks run", 60)
+        until(lambda: len(ranks()) == count, f"{count} ranks run", 60)
 
     def wait_until_clean(self, seconds: float = 20) -> None:
-        wait_until(lambda: not self.processes(), "nothing is left", seconds)
+        until(lambda: not self.processes(), "nothing is left", seconds)

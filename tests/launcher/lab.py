@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from cryptography.hazmat.primitives.serialization import (
 
 from launcher.run.hosts import Host
 from tests import warm
-from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = 4.0
@@ -277,11 +275,6 @@ def wait_for_banner(address: str, port: int, seconds: float = 20) -> None:
             pass
         assert time.monotonic() < deadline, f"no sshd at {address}:{port}"
         time.sleep(0.02)
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    """Wait for what the sentence says."""
-    until(condition, seconds, what)
 
 
 def children(pid: int) -> list[int]:

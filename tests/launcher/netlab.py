@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import warm
-from tests.launcher.lab import Lab, Sshd, wait_until
+from tests.launcher.lab import Lab, Sshd
+from tests.waiting import until
 
 
 def port() -> int:
@@ -110,7 +111,7 @@ class NetLab(Lab):
         named = ("unshare", "--uts", "sh", "-c", f'hostname node{number}; exec "$@"', "sh")
         address = f"10.77.0.{10 + number}"
         host = self.start(address, command=("ip", "netns", "exec", name, *named), port=port())
-        wait_until(lambda: "Server listening" in host.log, "sshd listens")
+        until(lambda: "Server listening" in host.log, "sshd listens", 20)
 
     def _in(self, name: str, *command: str) -> None:
         run("ip", "netns", "exec", name, *command)

@@ -32,7 +32,8 @@ from launcher.run.plan import HostPlan, PlannedHost, make_plan
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.local import LocalChannel, LocalTransport
-from tests.launcher.drive import FAKE, peak_mib, until
+from tests.launcher.drive import FAKE, peak_mib
+from tests.waiting import until
 
 LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
 

@@ -21,9 +21,9 @@ from launcher.web.server import served
 from launcher.web.watch import of_folder
 from tests.launcher.away import Away
 from tests.launcher.drive import ROOT
-from tests.launcher.lab import wait_until
 from tests.launcher.test_dashboard import plan_of
 from tests.rackrun.test_run_report import browsed
+from tests.waiting import until
 
 EVIL = "<script>alert(1)</script>"
 
@@ -106,7 +106,7 @@ def test_the_board_of_a_run_that_goes_on(tmp_path: Path) -> None:
     """It is read while it runs, ends with Ctrl-C, and the run does not notice."""
     launcher = [sys.executable, "-m", "launcher", "local", "--plain", "--", "sleep", "600"]
     with subprocess.Popen(launcher, cwd=tmp_path, env=env(), stderr=subprocess.PIPE) as run:
-        wait_until(lambda: list(tmp_path.glob("runs/*/live.json")), "live.json", 60)
+        until(lambda: list(tmp_path.glob("runs/*/live.json")), "live.json", 60)
         (folder,) = tmp_path.glob("runs/2*")
         command = [sys.executable, "-m", "rackrun", "board", str(folder), "--web"]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as board:
@@ -142,12 +142,12 @@ def test_the_board_of_a_detached_run(alone: Away) -> None:
         assert board.stderr
         address = re.findall(r"http://\S+", board.stderr.readline())[0]
         live = f"{address}live.json"
-        wait_until(lambda: bool(fetched(live).get("loss")), "a loss on the board", 60)
+        until(lambda: bool(fetched(live).get("loss")), "a loss on the board", 60)
         seen = fetched(live)
         assert (seen["run_id"][:8], seen["steps"]) == (alone.run, 9)
         assert seen["machines"] == "1 rank on 1 host"
         assert alone.said("stop", "--force")[0] == 0
-        wait_until(lambda: "ended" in fetched(live), "the end on the board", 60)
+        until(lambda: "ended" in fetched(live), "the end on the board", 60)
         board.send_signal(signal.SIGINT)
         assert board.wait(30) == 0, board.stderr.read()
 

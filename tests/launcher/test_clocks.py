@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.launcher.lab import ROOT, Lab, wait_until
+from tests.launcher.lab import ROOT, Lab
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -70,7 +71,7 @@ class Clocks:
         environment = {**self.set("launcher", 0), "HOME": str(self.one.folder)}
         words = (*["--detach"] * detach, hosts, *words)
         process = self.one.run_ssh(*words, env=environment, before=("env",))  # with its clock
-        wait_until(lambda: all(map(Path.exists, self.halfway)), "both are halfway", 60)
+        until(lambda: all(map(Path.exists, self.halfway)), "both are halfway", 60)
         seen = [float(path.read_text()) - time.time() for path in self.halfway]
         assert all(abs(one - skew) < 60 for one, skew in zip(seen, skews, strict=True))
         for number, skew in enumerate(then):

@@ -19,9 +19,10 @@ from launcher.remote import run_manager
 from launcher.run.container import ContainerSpec, container_of
 from rackrun.errors import UsageError
 from tests import warm
-from tests.launcher.lab import ROOT, Lab, wait_for_banner, wait_until
+from tests.launcher.lab import ROOT, Lab, wait_for_banner
 from tests.launcher.test_accounts import account, root, user
 from tests.nginx.conftest import daemon, docker
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -111,7 +112,7 @@ def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[st
     process = one.run_ssh(
         "--secret", "TOKEN", *words, "--", sys.executable, "-c", code, env={"TOKEN": "secret-of-9"}
     )
-    wait_until(lambda: len(containers()) == 2, "two containers run", 60)
+    until(lambda: len(containers()) == 2, "two containers run", 60)
     described = docker("inspect", *containers()).stdout
     assert b"secret-of-9" not in described
     for each in json.loads(described):
@@ -130,7 +131,7 @@ def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault
     """Whatever is killed, all processes of the run and its containers are gone."""
     one, words = hosts
     process = one.run_ssh(*words, "--", *SLEEP)
-    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
+    until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if fault == "Ctrl-C":
         process.send_signal(signal.SIGINT)
     elif fault == "launcher":
@@ -143,9 +144,9 @@ def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault
     _, err = process.communicate(timeout=60)
     codes = {"Ctrl-C": 130, "launcher": -signal.SIGKILL}
     assert process.returncode == codes.get(fault, 75), err
-    wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+    until(lambda: not containers() and not ranks(), "nothing is left", 20)
     plan = json.loads(next(one.folder.glob("runs/2*/plan.json")).read_text())
-    wait_until(lambda: not any(Path(host["scratch"]).exists() for host in plan["hosts"]), "swept")
+    until(lambda: not any(Path(host["scratch"]).exists() for host in plan["hosts"]), "swept", 20)
 
 
 def ranks() -> list[int]:
@@ -219,10 +220,10 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
     home = {"HOME": str(one.folder / "home")}
     code, run, err = one.said("--detach", *AT_ONCE, *words, "--", *SLEEP, env=home)
     assert code == 0, err
-    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
+    until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if how != "stop":
         os.kill(run_manager.controller_of(run.strip()), signal.SIGKILL)
-        wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+        until(lambda: not containers() and not ranks(), "nothing is left", 20)
     else:
         _, out, _ = one.said("--json", run.strip(), verb=("status",), env=home)
         for host in json.loads(out)["hosts"]:
@@ -249,10 +250,10 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
     assert f"uid {made.stat().st_uid} {user()}" in out
     assert next(one.folder.glob("runs/2*/final.pt")).read_text() == "weights"
     process = one.run_ssh(*words, "--", *SLEEP)
-    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
+    until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     process.kill()
     process.communicate()
-    wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+    until(lambda: not containers() and not ranks(), "nothing is left", 20)
 
 
 def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str) -> None:
@@ -330,7 +331,7 @@ def test_a_container_on_this_machine(image: str, tmp_path: Path) -> None:
 def test_ctrl_c_leaves_no_container_on_this_machine(image: str, tmp_path: Path) -> None:
     """./run-local --image, interrupted: 130, and neither rank nor container is left."""
     process = local(tmp_path, *borrowing(image), "--", *SLEEP)
-    wait_until(lambda: len(ranks()) == 1, "a rank sleeps", 60)
+    until(lambda: len(ranks()) == 1, "a rank sleeps", 60)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

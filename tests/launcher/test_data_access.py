@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from launcher.run.events import Lost
-from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner, wait_until
+from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner
 from tests.launcher.netlab import NetLab, port
 from tests.launcher.test_agent import heard, plan_of, started
 from tests.launcher.test_run_ssh import cheap_hosts
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -87,7 +88,7 @@ def test_a_host_that_takes_no_more_logins_is_asked_twice(lab: Labs, free_again: 
         dropped = "past MaxStartups"
         before = crowded.log.count(dropped)
         process = one.run_ssh(hosts, "--", "true")
-        wait_until(lambda: crowded.log.count(dropped) > before, "we are turned away")
+        until(lambda: crowded.log.count(dropped) > before, "we are turned away", 20)
         if free_again:
             somebody.close()
         _, err = process.communicate(timeout=60)

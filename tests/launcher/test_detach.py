@@ -40,7 +40,8 @@ from launcher.transport.rpc import RpcClient
 from tests import warm
 from tests.launcher.away import RANK, SHORT, WAIT, Away
 from tests.launcher.drive import Terminal
-from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
+from tests.launcher.lab import ROOT, Lab, children, with_signal
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -88,7 +89,7 @@ def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(
     os.killpg(started.pid, signal.SIGKILL)  # the terminal, and all that was started in it
     started.communicate()
     early = [away.look("attach"), away.look("attach", home=away.machine("second"))]
-    wait_until(lambda: "line 20 of" in shown_so_far(away), "a third of the run is over", 60)
+    until(lambda: "line 20 of" in shown_so_far(away), "a third of the run is over", 60)
     late = away.look("attach", home=away.machine("third"))
     shown = [process.communicate(timeout=120) for process in (*early, late)]
     assert [process.returncode for process in (*early, late)] == [0, 0, 0], shown
@@ -153,7 +154,7 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
         **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
     )
     for text in ("3 ranks on 3 hosts", "127.0.0.4", "● running", "0-2 x3 │ here"):
-        wait_until(lambda text=text: terminal.shows(text), text, 60)
+        until(lambda text=text: terminal.shows(text), text, 60)
     terminal.type(b"\x03")
     assert attached.wait(60) == 0
     assert terminal.shows("detached, the run continues")
@@ -211,7 +212,7 @@ def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(
         "while True: time.sleep(0.1)"
     )
     away.detach(away.hosts, "--", sys.executable, "-c", script)
-    wait_until(lambda: shown_so_far(away).count("here") == 3, "all ranks are there", 60)
+    until(lambda: shown_so_far(away).count("here") == 3, "all ranks are there", 60)
     code, _, err = away.said("stop", home=away.machine("second"))
     assert code == 0, err
     assert "3 of 3 hosts clean" in err
@@ -257,7 +258,7 @@ def test_no_host_outlives_the_controller(away: Away, how: signal.Signals) -> Non
             f"its controller on 127.0.0.2 (process {controller}) was stopped"
             in away.said("status")[1]
         )
-        wait_until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
+        until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
         os.kill(controller, signal.SIGKILL)
     away.wait_until_clean(30)
     told = away.status()
@@ -329,13 +330,13 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
     def kept() -> bool:
         return any("launcher.detached.controller" in line for line in away.processes().values())
 
-    wait_until(kept, "a controller is started", 60)
+    until(kept, "a controller is started", 60)
     process.kill()
     out, _ = process.communicate()
     if out:  # it was faster
         away.run = out.strip()
         assert away.said("stop", "--force")[0] == 0
-    wait_until(lambda: not away.processes(), "nothing is left", 20)
+    until(lambda: not away.processes(), "nothing is left", 20)
     if not out:
         assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
 
@@ -354,7 +355,7 @@ def test_an_orphaned_controller_awaits_no_host(
     talk.order("ready")
     assert run_manager.controller_of(run)
     talk.close()
-    wait_until(lambda: not run_manager.controller_of(run), "the controller is gone", 60)
+    until(lambda: not run_manager.controller_of(run), "the controller is gone", 60)
     for channel in here.opened:
         drain(channel)
     assert not list((tmp_path / ".rackrun").iterdir())
@@ -376,7 +377,7 @@ def test_nothing_is_left_of_a_run_whose_controller_cannot_start(away: Away) -> N
         "error: 127.0.0.2: no detached run could be started: a broken Python\n",
     )
     states = away.one.hosts[0].folder / ".rackrun"
-    wait_until(lambda: not list(states.iterdir()), "nothing is left")
+    until(lambda: not list(states.iterdir()), "nothing is left", 20)
 
 
 # -- what can be said ---------------------------------------------------------------------------
@@ -394,7 +395,7 @@ def test_status_shows_what_really_runs(away: Away) -> None:
     away.detach("--hang-seconds", "600", away.hosts, "--", sys.executable, "-c", script)
     away.wait_for_ranks(3)
     second = away.machine("second")
-    wait_until(lambda: away.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
+    until(lambda: away.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
     told = away.status(second)
     assert told["controller"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
     for host in told["hosts"]:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.launcher.away import WAIT, Away
-from tests.launcher.lab import Lab, wait_until
+from tests.launcher.lab import Lab
 from tests.launcher.test_accounts import TMPFS, mounted
+from tests.waiting import until
 
 __all__ = ["mounted"]
 
@@ -77,7 +78,7 @@ def test_a_home_that_does_not_answer_delays_nothing(away: Away) -> None:
     assert code == 75
     assert re.search(rf"127\.0\.0\.4: {SILENT}", err), err
     assert "2 of 3 hosts clean" in err
-    wait_until(lambda: not away.controller(), "the controller has ended")
+    until(lambda: not away.controller(), "the controller has ended", 20)
 
 
 @pytest.mark.long
@@ -89,4 +90,4 @@ def test_a_run_can_be_ended_without_the_host_of_its_controller(away: Away) -> No
     code, _, err = away.said("stop", "--force")
     assert (code, "ending what runs on the others" in err) == (75, True), err
     assert "2 of 3 hosts clean" in err
-    wait_until(lambda: not away.controller(), "the controller has ended", 60)
+    until(lambda: not away.controller(), "the controller has ended", 60)

@@ -19,7 +19,8 @@ from launcher.transport import rpc
 from rackrun.errors import Problem
 from tests.fuzz.targets_files import Recorded
 from tests.launcher.fake_host import FakeHost, Here, answers
-from tests.launcher.lab import Lab, children, command_line, wait_until
+from tests.launcher.lab import Lab, children, command_line
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -95,7 +96,7 @@ def test_who_does_not_wait_for_the_results_has_the_result(
     hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there-1"))
     launcher = one.run_ssh("--max-restarts", "1", hosts, "--", sys.executable, "-c", script)
     runs = one.folder / "runs"
-    wait_until(lambda: bool(list(runs.glob("2*/.final.pt.partial"))), "it is on its way", 60)
+    until(lambda: bool(list(runs.glob("2*/.final.pt.partial"))), "it is on its way", 60)
     for pid in senders(one):
         os.kill(pid, signal.SIGSTOP)  # so that it stays on its way
     launcher.send_signal(number)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.drive import Drive, until
+from tests.launcher.drive import Drive
 from tests.launcher.lab import BUSY
+from tests.waiting import until
 
 PYTHON = sys.executable
 SECOND = "import os, sys, time; rank = int(os.environ['RANK'])\n"

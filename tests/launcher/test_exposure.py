@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import warm, warm_server
-from tests.launcher.lab import ROOT, wait_until
+from tests.launcher.lab import ROOT
 from tests.launcher.netlab import NetLab, port
+from tests.waiting import until
 
 Labs = Callable[[int], NetLab]
 
@@ -91,7 +92,7 @@ def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net
     process = one.run_ssh(str(hosts), "--", str(python), str(script), str(one.folder))
     met = [one.folder / "0", one.folder / "1"]
     try:
-        wait_until(lambda: all(path.exists() and path.read_text() for path in met), "met", 60)
+        until(lambda: all(path.exists() and path.read_text() for path in met), "met", 60)
         first, second = listeners(one, 1), listeners(one, 2)
         door = first["torchrun"][1]
         ways = [(address, door) for address in (one.hosts[0].address, "203.0.113.1")]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.launcher.drive import ROOT, until
+from tests.launcher.drive import ROOT
+from tests.waiting import until
 
 DOOR = (sys.executable, "-P", "-S", str(ROOT / "rackrun" / "__main__.py"))
 SCRIPTS = ("run-local", "run-ssh", "run-ray")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.launcher.away import WAIT, Away
-from tests.launcher.lab import wait_until
+from tests.waiting import until
 
 STEP = """\
 import json, os, pathlib, socket, time
@@ -34,7 +34,7 @@ def starting(away: Away, seconds: str, *command: str) -> "subprocess.Popen[str]"
 def test_it_waits_for_the_first_step_of_the_last_rank(away: Away) -> None:
     """Two ranks have taken one and the third has not: it waits; then it returns 0."""
     process = starting(away, "999", sys.executable, "-c", STEP)
-    wait_until(lambda: steps(away) == [{"0": 1}, {"1": 1}, {"2": 0}], "two have taken a step", 60)
+    until(lambda: steps(away) == [{"0": 1}, {"1": 1}, {"2": 0}], "two have taken a step", 60)
     assert process.poll() is None
     (away.folder / "go").touch()
     _, err = process.communicate(timeout=60)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from launcher.run.job import Command, TaskWork
-from tests.launcher.drive import Drive, until
+from tests.launcher.drive import Drive
 from tests.launcher.test_orphans import HALVES, KINDS, RANK, bound_seconds, pid_of
+from tests.waiting import until
 
 FACTS = """\
 import ctypes, faulthandler, json, os, signal, sys
@@ -129,7 +130,7 @@ def test_nothing_survives_of_a_forked_rank(
             assert "-m rank" in " ".join(drive.alive().values())  # it is none of our business
             drive.process.terminate()
         left = hurt_at + bound_seconds("rank", name) - time.monotonic()
-        until(lambda drive=drive: not drive.alive(), max(left, 5.0))
+        until(lambda drive=drive: not drive.alive(), seconds=max(left, 5.0))
         code = 143 if kind in ("loader", "parent") else 75
         code = 75 if name == "STOP" and kind != "loader" else code
         assert drive.wait() == codes.get(kind, {}).get(name, code), (name, drive.err)

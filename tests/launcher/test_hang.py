@@ -18,8 +18,9 @@ from launcher.supervision.hangs import find_hang
 from launcher.supervision.root_cause import cause_of
 from shards.http.connection import Timeouts
 from tests import warm
-from tests.launcher.drive import Drive, until
+from tests.launcher.drive import Drive
 from tests.launcher.lab import BUSY
+from tests.waiting import until
 
 LIMITS = Limits(hang_seconds=60)
 REPORTING = (

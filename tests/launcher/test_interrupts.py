@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.launcher.drive import TAKE_TERMINAL, Terminal, until
-from tests.launcher.lab import APART, BUSY, ROOT, Lab, wait_until
+from tests.launcher.drive import TAKE_TERMINAL, Terminal
+from tests.launcher.lab import APART, BUSY, ROOT, Lab
 from tests.launcher.netlab import NetLab
 from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
+from tests.waiting import until
 
 Labs = Callable[..., Lab]
 TWICE_BOUND_SECONDS = BUSY * 5.0
@@ -64,7 +65,7 @@ def test_twice_during_the_look_with_a_host_that_is_cut_off(pair: NetLab) -> None
         text.replace("#!/bin/sh\n", f"#!/bin/sh\ntouch {pair.folder}/asked; sleep 9\n")
     )
     process = pair.run_ssh(*SHORT, hosts, "--", "true")
-    wait_until((pair.folder / "asked").exists, "the look begins", 60)
+    until((pair.folder / "asked").exists, "the look begins", 60)
     pair.pull_cable(2)
     err, took = interrupted_twice(process)
     assert process.returncode == 130, err
@@ -81,7 +82,7 @@ def test_twice_while_ranks_start(lab: Labs) -> None:
     python = one.folder / "python"
     python.write_text(python.read_text().replace("shift 2; exec", "sleep 98767; shift 2; exec"))
     process = one.run_ssh("--checkpoint-seconds", "60", hosts, *WAIT)
-    wait_until(
+    until(
         lambda: all("sleep\x0098767\0" in host.processes().values() for host in one.hosts),
         "torchrun is about to start",
         60,
@@ -90,7 +91,7 @@ def test_twice_while_ranks_start(lab: Labs) -> None:
     assert process.returncode == 130, err
     assert took < TWICE_BOUND_SECONDS, err
     assert set(result(one)["hosts"].values()) == {"clean"}
-    wait_until(lambda: [set(host.processes()) for host in one.hosts] == before, "all is gone", 5)
+    until(lambda: [set(host.processes()) for host in one.hosts] == before, "all is gone", 5)
 
 
 def test_once_lets_a_real_task_save(lab: Labs) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.launcher.lab import BUSY, ROOT, wait_until
+from tests.launcher.lab import BUSY, ROOT
 from tests.launcher.netlab import NetLab, port
 from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
+from tests.waiting import until
 
 Labs = Callable[[int], NetLab]
 LEASE_SECONDS = 3.0
@@ -62,7 +63,7 @@ def test_a_pulled_cable_is_named_and_both_sides_end(net: Labs) -> None:
     pulled = time.monotonic()
     _, err = process.communicate(timeout=60)
     took = time.monotonic() - pulled
-    wait_until(lambda: not ranks_left(one), "all ranks end", LEASE_SECONDS * BUSY + 10)
+    until(lambda: not ranks_left(one), "all ranks end", LEASE_SECONDS * BUSY + 10)
     assert process.returncode == 75, err
     assert took < BOUND_SECONDS, err
     assert "node2" in err.splitlines()[-1]
@@ -79,7 +80,7 @@ def test_hosts_end_by_themselves_when_the_launcher_is_cut_off(net: Labs) -> None
     for number in (1, 2):
         one.pull_cable(number)
     pulled = time.monotonic()
-    wait_until(lambda: not ranks_left(one), "all ranks end", BOUND_SECONDS)
+    until(lambda: not ranks_left(one), "all ranks end", BOUND_SECONDS)
     _, err = process.communicate(timeout=90)
     assert time.monotonic() - pulled < BOUND_SECONDS
     assert process.returncode == 75, err
@@ -91,9 +92,9 @@ def test_a_link_that_flaps_for_less_than_the_lease_harms_nothing(net: Labs) -> N
     one = net(2)
     command = ("--", sys.executable, "-c", "import time; time.sleep(12); print('through')")
     process = one.run_ssh("--lease-seconds", "9", cheap_hosts(one), *command)
-    wait_until(lambda: (one.folder / "runs").exists(), "it starts", 30)
-    wait_until((run_folder(one) / "plan.json").exists, "it runs", 30)
-    wait_until(lambda: len(ranks_left(one)) >= 4, "ranks run", 30)
+    until(lambda: (one.folder / "runs").exists(), "it starts", 30)
+    until((run_folder(one) / "plan.json").exists, "it runs", 30)
+    until(lambda: len(ranks_left(one)) >= 4, "ranks run", 30)
     one.pull_cable(2)
     time.sleep(3)
     one.plug_cable(2)
@@ -167,10 +168,10 @@ def test_a_detached_run_notices_a_pulled_cable_without_a_launcher(net: Labs) -> 
     )
     assert code == 0, err
     run = out.strip()
-    wait_until(lambda: any(one.folder.glob("runs/2*/plan.json")), "the controller begins")
-    wait_until(lambda: len(ranks_left(one)) >= 9, "all ranks, shims and torchruns run", 60)
+    until(lambda: any(one.folder.glob("runs/2*/plan.json")), "the controller begins", 20)
+    until(lambda: len(ranks_left(one)) >= 9, "all ranks, shims and torchruns run", 60)
     one.pull_cable(2)
-    wait_until(lambda: not ranks_left(one), "all ranks end", LEASE_SECONDS * BUSY + 10)
+    until(lambda: not ranks_left(one), "all ranks end", LEASE_SECONDS * BUSY + 10)
     code, _, err = one.said(run, verb=("attach",), env=home)
     assert code == 75, err
     assert "failed: node2: silent for" in err.splitlines()[-1]
@@ -193,7 +194,7 @@ def test_a_connection_that_is_reset_is_a_lost_host(net: Labs) -> None:
     assert process.returncode == 75, err
     assert time.monotonic() - began < BOUND_SECONDS
     assert "node2" in err.splitlines()[-1]
-    wait_until(lambda: not ranks_left(one), "all ranks end", BOUND_SECONDS)
+    until(lambda: not ranks_left(one), "all ranks end", BOUND_SECONDS)
 
 
 @pytest.mark.long
@@ -221,7 +222,7 @@ def test_a_cut_between_two_workers_is_named_as_a_pair(net: Labs, ways: str) -> N
     one = net(3)
     words = (*SHORT, "--hang-seconds", "2", cheap_hosts(one))
     process = one.run_ssh(*words, *ring(one, 1000, 100_000))
-    wait_until(lambda: any(one.folder.glob("runs/2*/logs/node1/rank-0.out")), "ranks train", 60)
+    until(lambda: any(one.folder.glob("runs/2*/logs/node1/rank-0.out")), "ranks train", 60)
     one.firewall(2, "-s", one.hosts[2].address, "-j", "DROP")
     if ways == "both":
         one.firewall(3, "-s", one.hosts[1].address, "-j", "DROP")

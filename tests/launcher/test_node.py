@@ -17,7 +17,8 @@ import pytest
 
 from launcher.transport.local import free_port
 from tests import warm
-from tests.launcher.drive import ROOT, marked, until
+from tests.launcher.drive import ROOT, marked
+from tests.waiting import until
 
 SAY = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'RACKRUN_RUN_FOLDER')))"
 FAIL = """

@@ -16,7 +16,8 @@ import pytest
 
 from launcher.transport.ssh import ConnectSettings, Network
 from rackrun.errors import Problem
-from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner, wait_until
+from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner
+from tests.waiting import until
 
 SSHD = """\
 HostKey {folder}/rsa
@@ -293,7 +294,7 @@ def certify(host: Sshd, authority: Path) -> None:
     subprocess.run([*sign, host.folder / "host_key.pub"], check=True)
     before = host.log.count("Server listening")
     host.process.send_signal(1)
-    wait_until(lambda: host.log.count("Server listening") > before, "sshd has read it")
+    until(lambda: host.log.count("Server listening") > before, "sshd has read it", 20)
 
 
 def vocabulary(folder: Path, host: Sshd) -> dict[str, str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.drive import SHORT, Drive, until
+from tests.launcher.drive import SHORT, Drive
 from tests.launcher.lab import BUSY
+from tests.waiting import until
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
 LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = (
@@ -88,7 +89,7 @@ def test_nothing_survives(tmp_path: Path, kind: str, names: tuple[str, ...]) -> 
         hurt_at[name] = time.monotonic()
     for name, drive in sorted(drives.items(), key=lambda pair: pair[0] == "STOP"):
         left = hurt_at[name] + bound_seconds(kind, name) - time.monotonic()
-        until(lambda drive=drive: not drive.alive(), left)
+        until(lambda drive=drive: not drive.alive(), seconds=left)
         if kind == "launcher" and name == "STOP":
             os.kill(drive.process.pid, signal.SIGCONT)
             assert drive.wait() == 75, drive.err  # it woke up to a run that is gone
@@ -128,7 +129,7 @@ def test_a_guard_ignores_signals_and_its_end_is_noticed(tmp_path: Path) -> None:
     assert first.wait() == 143
     for drive in (first, second):
         assert set(drive.result["hosts"].values()) == {"clean"}
-        until(lambda drive=drive: not drive.alive(), 5.0)
+        until(lambda drive=drive: not drive.alive(), seconds=5.0)
 
 
 def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path: Path) -> None
     pids = [pid_of(drive, kind) for kind in ("torchrun", "agent", "launcher")]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not drive.alive(), BUSY * 5.0)
+    until(lambda: not drive.alive(), seconds=BUSY * 5.0)
     assert not scratch.exists()
     drive.wait()
 
@@ -195,6 +196,6 @@ def test_the_same_launch_works_again_at_once(tmp_path: Path) -> None:
     assert third.wait() == 0
     assert f"{second.folder} has no result: its launcher was killed" in third.err
     assert "no result" not in Drive(tmp_path, ["true"]).end().err
-    until(lambda: not second.alive(), BUSY * 5.0)
+    until(lambda: not second.alive(), seconds=BUSY * 5.0)
     first.process.terminate()
     assert "no result" not in first.end().err

@@ -24,7 +24,8 @@ from launcher.remote.probe import INTERPRETER_SECONDS
 from launcher.run.host_names import grouped
 from launcher.run.hosts import Host, parse_hosts
 from launcher.transport.parallel import all_or_raise
-from tests.launcher.lab import BUSY, Lab, wait_for_banner, wait_until
+from tests.launcher.lab import BUSY, Lab, wait_for_banner
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -421,13 +422,13 @@ def test_ctrl_c_during_the_look_leaves_nothing(lab: Labs) -> None:
     slow.chmod(0o755)
     hosts = one.write_hosts(f"python={one.cheap_python()}", f"python={slow}")
     process = one.run_ssh(str(hosts), "--", "true")
-    wait_until(lambda: bool(started_as(slow)), "the interpreter is looked at")
+    until(lambda: bool(started_as(slow)), "the interpreter is looked at", 20)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert not (one.folder / "runs").exists()
-    wait_until(lambda: not started_as(slow), "nothing is left", INTERPRETER_SECONDS * BUSY)
+    until(lambda: not started_as(slow), "nothing is left", INTERPRETER_SECONDS * BUSY)
 
 
 def started_as(program: Path) -> list[str]:

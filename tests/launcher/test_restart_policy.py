@@ -19,7 +19,8 @@ from launcher.run.result import Result
 from launcher.supervision.agent_client import drain
 from launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.errors import UsageError
-from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
+from tests.launcher.lab import ROOT, Lab, children, with_signal
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 HOSTS = tuple(map(Host, "abcd"))
@@ -138,7 +139,7 @@ def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
         lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
         return [1 for line in lines if line.exists() and "sleep(999" in line.read_text()]
 
-    wait_until(lambda: len(ranks()) >= 3, "all ranks run", 60)
+    until(lambda: len(ranks()) >= 3, "all ranks run", 60)
     shutil.rmtree(lost)
     one.hosts[1].stop()
     _, err = process.communicate(timeout=120)
@@ -205,7 +206,7 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
     )
     words = ("--lease-seconds", "3", "--max-restarts", "1", "--spares", "1", hosts)
     process = one.run_ssh(*words, "--", sys.executable, "-c", code)
-    wait_until(lambda: any(one.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 runs", 60)
+    until(lambda: any(one.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 runs", 60)
     one.hosts[0].stop()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -257,7 +258,7 @@ def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
     task = ("catdog", "--recipe", "demo", "--synthetic", "--steps-per-epoch", "10", "--epochs", "3")
     words = ("--runs", str(runs), "--max-restarts", "1", hosts, *task, "--image-size", "32")
     process = one.run_ssh(*words, cwd=ROOT)
-    wait_until(lambda: any(runs.glob("2*/checkpoints/step-*.pt")), "a checkpoint is written", 240)
+    until(lambda: any(runs.glob("2*/checkpoints/step-*.pt")), "a checkpoint is written", 240)
     with_signal(second_rank(runs), signal.SIGKILL)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

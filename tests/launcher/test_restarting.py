@@ -11,8 +11,8 @@ from nginx.restarting import RestartingServer
 from nginx.serve import servers
 from nginx.site import Site
 from rackrun.errors import Problem
-from tests.launcher.drive import until
 from tests.nginx.conftest import folder  # noqa: F401 - a fixture
+from tests.waiting import until
 
 
 def manifest(url: str) -> bytes | None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.launcher.drive import ROOT, marked, until
+from tests.launcher.drive import ROOT, marked
+from tests.waiting import until
 
 FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(100)"
 

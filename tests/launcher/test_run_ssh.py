@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.launcher.lab import APART, BUSY, Lab, Sshd, children, parent_of, wait_until, with_signal
+from tests.launcher.lab import APART, BUSY, Lab, Sshd, children, parent_of, with_signal
+from tests.waiting import until
 
 Labs = Callable[..., Lab]
 
@@ -58,13 +59,13 @@ def of_the_run(one: Lab) -> dict[int, str]:
 def started(one: Lab, ranks: int) -> dict[int, str]:
     """Wait until that many ranks sleep; return the processes of the run."""
     runs = one.folder / "runs"
-    wait_until(lambda: runs.exists() and any(runs.glob("2*")), "a run folder is made")
-    wait_until((run_folder(one) / "plan.json").exists, "the plan is written")
+    until(lambda: runs.exists() and any(runs.glob("2*")), "a run folder is made", 20)
+    until((run_folder(one) / "plan.json").exists, "the plan is written", 20)
 
     def sleeping() -> list[int]:
         return [pid for pid, line in of_the_run(one).items() if line.endswith("sleep(999)\0")]
 
-    wait_until(lambda: len(sleeping()) == ranks, f"{ranks} ranks run", 60)
+    until(lambda: len(sleeping()) == ranks, f"{ranks} ranks run", 60)
     return of_the_run(one)
 
 
@@ -307,7 +308,7 @@ def decoy() -> Iterator[Callable[[Sshd, tuple[str, ...]], "subprocess.Popen[byte
     def start(host: Sshd, command: tuple[str, ...]) -> "subprocess.Popen[bytes]":
         inside = ("nsenter", "--target", str(host.sessions()[0]), "--pid", "--mount")
         started.append(subprocess.Popen([*inside, *command]))
-        wait_until(lambda: any(DAEMON in line for line in host.processes().values()), "it is up")
+        until(lambda: any(DAEMON in line for line in host.processes().values()), "it is up", 20)
         return started[0]
 
     yield start
@@ -348,7 +349,7 @@ def test_whatever_dies_nothing_is_left_on_any_host(
     def is_up(lines: dict[int, str]) -> bool:
         return sum(LOADER in line or DAEMON in line for line in lines.values()) == 2
 
-    wait_until(lambda: all(map(is_up, born())), "loaders and daemons are up", 60)
+    until(lambda: all(map(is_up, born())), "loaders and daemons are up", 60)
     sessions = [parts_of(host)["sshd"] for host in one.hosts]
 
     def clean(*besides: int) -> bool:
@@ -359,12 +360,12 @@ def test_whatever_dies_nothing_is_left_on_any_host(
         process.terminate()
     hurt_at, bound = time.monotonic(), bound_seconds(part, name)
     if fault == "launcher STOP":
-        wait_until(lambda: clean(*sessions), "the hosts end by themselves", bound)
+        until(lambda: clean(*sessions), "the hosts end by themselves", bound)
         process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - hurt_at < bound, err
     frozen = sessions[1:] if fault == "sshd STOP" else []
-    wait_until(lambda: clean(*frozen), "all is gone", hurt_at + bound - time.monotonic())
+    until(lambda: clean(*frozen), "all is gone", hurt_at + bound - time.monotonic())
     assert process.returncode == CODES[part][name], err
     if fault != "launcher KILL":
         assert set(result(one)["hosts"].values()) == {"clean"}
@@ -411,7 +412,7 @@ def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(lab: Labs) ->
     assert "127.0.0.3" in err.splitlines()[-1]
     states = result(one)["hosts"]
     assert states["127.0.0.2"] == states["127.0.0.4"] == "clean"
-    wait_until(lambda: not of_the_run(one), "nothing is left", 15)
+    until(lambda: not of_the_run(one), "nothing is left", 15)
 
 
 def test_ctrl_c_twice_stops_at_once(lab: Labs) -> None:
@@ -452,9 +453,9 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
             if "/agent.py\0" in line or line.endswith("time.sleep(999)\0")
         ]
 
-    wait_until(lambda: len(launched(one.hosts[1])) == 3, "the other rank runs", 60)
-    wait_until(lambda: any(one.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 is done", 60)
-    wait_until(lambda: len(launched(one.hosts[0])) == 1, "only torchrun is left there", 60)
+    until(lambda: len(launched(one.hosts[1])) == 3, "the other rank runs", 60)
+    until(lambda: any(one.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 is done", 60)
+    until(lambda: len(launched(one.hosts[0])) == 1, "only torchrun is left there", 60)
     process.terminate()
     told_at, bound = time.monotonic(), BUSY * (CHECKPOINT_SECONDS + 5.0)
     _, err = process.communicate(timeout=60)
@@ -462,7 +463,7 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
     assert process.returncode == 143, err
     assert result(one)["codes"] == {"0": 0, "1": 137}
     assert set(result(one)["hosts"].values()) == {"clean"}
-    wait_until(
+    until(
         lambda: [set(host.processes()) for host in one.hosts] == before,
         "all is gone",
         told_at + bound - time.monotonic(),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rackrun.atomic import partials
 from tests import warm
-from tests.launcher.drive import ROOT, Drive, until
+from tests.launcher.drive import ROOT, Drive
+from tests.waiting import until
 from training.run import checkpoint
 from training.run.folder import RunFiles
 
@@ -15,6 +16,7 @@ SLOW = """
 import os, signal, sys, time
 from pathlib import Path
 from tests.training import two_ranks
+from tests.waiting import until
 from training.config import Config
 from training.ranks import joined
 fsync = os.fsync

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests import warm
-from tests.launcher.lab import Lab, wait_until
+from tests.launcher.lab import Lab
 from tests.launcher.test_run_ssh import SHORT, of_the_run, run_folder
+from tests.waiting import until
 
 SECRET = f"canary-{os.getpid()}-in-the-coal-mine"
 FAIL = """\
@@ -36,7 +37,7 @@ def test_a_secret_is_in_nothing_that_a_failing_run_leaves(lab: Callable[[int], L
     process = one.run_ssh(*words, env={"TOKEN": SECRET})
     met = [one.folder / "met-0", one.folder / "met-1"]
     try:
-        wait_until(lambda: all(path.exists() for path in met), "both ranks run", 60)
+        until(lambda: all(path.exists() for path in met), "both ranks run", 60)
         plan = json.loads((run_folder(one) / "plan.json").read_text())
         scratch_folders = [Path(host["scratch"]) for host in plan["hosts"]]
         assert all((folder / "command.json").exists() for folder in scratch_folders)

@@ -18,8 +18,9 @@ from nginx.site import Site
 from rackrun.errors import UsageError
 from tests import warm
 from tests.conftest import Keys
-from tests.launcher.lab import ROOT, Lab, wait_until
+from tests.launcher.lab import ROOT, Lab
 from tests.launcher.netlab import NetLab
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -160,14 +161,14 @@ def test_the_server_ends_with_the_run(
     own = ("--serve", "--serve-native", "--grace-seconds", "1", "--secret", "TOKEN")
     process = one.run_ssh(*own, *words, cwd=shards.parent / "code", env={"TOKEN": "canary-bird"})
     if sent:
-        wait_until(lambda: said_by_ranks(shards) != set(), "the ranks read their shards", 60)
+        until(lambda: said_by_ranks(shards) != set(), "the ranks read their shards", 60)
         kept = files_of_server(shards)
         assert any(b"/toy-train-000000.tar" in data for data in kept.values())
         assert not [path for path, data in kept.items() if b"canary-bird" in data]
         process.send_signal(sent)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
-    wait_until(lambda: of_folder(shards) == [], "nginx is gone")
+    until(lambda: of_folder(shards) == [], "nginx is gone", 20)
     (url,) = {line.split()[0] for line in said_by_ranks(shards)}  # a rank may end within its line
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])))

@@ -13,8 +13,9 @@ from launcher.remote import shard_access
 from rackrun.contract import variables
 from rackrun.errors import UsageError
 from shards.http import auth
-from tests.launcher.lab import Lab, wait_until
+from tests.launcher.lab import Lab
 from tests.launcher.test_run_ssh import cheap_hosts
+from tests.waiting import until
 
 DATASET = json.dumps({"dataset": "toy", "splits": [{"shards": [{"name": "a.tar"}]}]}).encode()
 GOOD = {
@@ -214,5 +215,5 @@ def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(
     assert code == 65, err
     (line,) = [line for line in err.splitlines() if "which is not followed" in line]
     assert line.startswith("error: 127.0.0.2: shards: ")
-    wait_until(lambda: bool(server.asked), "the first server is asked")
+    until(lambda: bool(server.asked), "the first server is asked", 20)
     assert not other.asked

@@ -13,7 +13,8 @@ from launcher.commands.settings import SshOptions
 from rackrun.errors import UsageError
 from rackrun.units import seconds_in
 from tests.launcher.away import SHORT, WAIT, Away
-from tests.launcher.lab import Lab, wait_until
+from tests.launcher.lab import Lab
+from tests.waiting import until
 
 WAITING = ("--", sys.executable, "-c", WAIT)
 OVER = ("--", sys.executable, "-c", "print('over')")
@@ -36,7 +37,7 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None
     """
     common = ("--python", str(rack.cheap_python()), "--workdir", str(rack.folder), *SHORT)
     first = rack.run_ssh("-H", "gpu1", "--name", "night", *common, *WAITING)
-    wait_until(lambda: any(rack.folder.glob("runs/2*-night/logs/gpu1/rank-0.out")), "it runs", 60)
+    until(lambda: any(rack.folder.glob("runs/2*-night/logs/gpu1/rank-0.out")), "it runs", 60)
     (folder,) = rack.folder.glob("runs/2*-night")
     run = json.loads((folder / "plan.json").read_text())["run_id"]
     code, _, err = rack.said("-H", "gpu1", *common, *OVER)

@@ -32,9 +32,9 @@ from tests.launcher.lab import (
     make_key,
     sshd_path,
     wait_for_banner,
-    wait_until,
 )
 from tests.launcher.netlab import NetLab
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -84,7 +84,7 @@ def test_a_program_gets_its_input_and_sees_the_end_of_it(lab: Labs, network) -> 
     sender.join()
     assert received == sent
     channel.close()
-    wait_until((one.folder / "seen").exists, "the program saw the end of its input")
+    until((one.folder / "seen").exists, "the program saw the end of its input", 20)
 
 
 def send_in_pieces(channel, data: bytes) -> None:
@@ -113,7 +113,7 @@ def test_a_broken_link_is_an_end_with_a_reason(lab: Labs, network) -> None:
     for pid in one.hosts[0].sessions():
         os.kill(pid, signal.SIGKILL)
     assert channel.receive() == b""
-    wait_until(lambda: "connection" in channel.complaint(), "the complaint says what broke")
+    until(lambda: "connection" in channel.complaint(), "the complaint says what broke", 20)
     with pytest.raises(HostLost, match="127.0.0.2"):
         channel.send(b"x")
     assert output(machine, "echo", "again") == b"again\n"
@@ -178,7 +178,7 @@ def certify(
         config.write(f"HostCertificate {server.folder}/host_key-cert.pub\n")
     before = server.log.count("Server listening")
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: server.log.count("Server listening") > before, "sshd has read it")
+    until(lambda: server.log.count("Server listening") > before, "sshd has read it", 20)
     public = " ".join(signer.with_suffix(".pub").read_text().split()[:2])
     one.known_hosts.write_text(f"@cert-authority {server.known_as} {public}\n")
 
@@ -366,7 +366,7 @@ def test_a_locked_key_is_named_with_the_way_to_unlock_it(lab: Labs, network) -> 
 def key_agent(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    wait_until(path.exists, "the ssh-agent is there")
+    until(path.exists, "the ssh-agent is there", 20)
     yield path
     process.terminate()
     process.wait()
@@ -406,7 +406,7 @@ def test_a_certificate_file_lets_its_key_in(
         config.write(f"TrustedUserCAKeys {signer}.pub\n")
     before = server.log.count("Server listening")
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: server.log.count("Server listening") > before, "sshd has read it")
+    until(lambda: server.log.count("Server listening") > before, "sshd has read it", 20)
     with pytest.raises(AccessRefused, match="none of 1 key was accepted"):
         network(one).connect([server.host])
     if where == "agent":
@@ -818,7 +818,7 @@ def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout.readline() == b"ready\n"
-    wait_until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) > 2, "it connects")
+    until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) > 2, "it connects", 20)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()

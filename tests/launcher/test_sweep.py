@@ -14,7 +14,8 @@ from launcher.search.members import command, groups_of, members_of
 from launcher.search.sweep import cells
 from rackrun.errors import UsageError
 from rackrun.run_report.folder import RunEnd, Story
-from tests.launcher.lab import Lab, wait_until
+from tests.launcher.lab import Lab
+from tests.waiting import until
 
 SCRIPT = """
 import json, os, sys, time
@@ -83,8 +84,8 @@ def test_ctrl_c_ends_every_run(lab: Callable[[int], Lab]) -> None:
     one = lab(2)
     process = one.run_ssh(*swept(one, FOREVER, "--sweep", "x=1,2,3", "--sweep-hosts", "1"))
     plans = one.folder / "runs"
-    wait_until(lambda: len(list(plans.glob("2*/plan.json"))) == 2, "both runs have begun", 60)
-    wait_until(lambda: all(host.sessions() for host in one.hosts), "hosts are reached", 60)
+    until(lambda: len(list(plans.glob("2*/plan.json"))) == 2, "both runs have begun", 60)
+    until(lambda: all(host.sessions() for host in one.hosts), "hosts are reached", 60)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err

@@ -24,7 +24,8 @@ from launcher.transport.rpc import RpcClient
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
 from rackrun.errors import Problem
 from tests.launcher.fake_host import FakeHost, Here, answers
-from tests.launcher.lab import ROOT, Lab, children, command_line, wait_until
+from tests.launcher.lab import ROOT, Lab, children, command_line
+from tests.waiting import until
 from tests.wheels import only_here
 
 Labs = Callable[[int], Lab]
@@ -159,12 +160,12 @@ def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> Non
         below = [pid for host in one.hosts for pid in children(host.process.pid)]
         return [pid for pid in below if command_line(pid).startswith(f"{marked}\0")]
 
-    wait_until(lambda: len(installing()) == 2, "both hosts install", 60)
+    until(lambda: len(installing()) == 2, "both hosts install", 60)
     left = installing()
     launcher.send_signal(signal.SIGINT)
     launcher.communicate()
     assert launcher.returncode == 130
-    wait_until(lambda: not any(map(command_line, left)), "nobody installs any more", 60)
+    until(lambda: not any(map(command_line, left)), "nobody installs any more", 60)
 
 
 def test_code_does_not_go_into_a_home_directory(lab: Labs) -> None:

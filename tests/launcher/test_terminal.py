@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.drive import HERE, ROOT, Drive, Terminal, until
+from tests.launcher.drive import HERE, ROOT, Drive, Terminal
 from tests.launcher.test_orphans import pid_of
 from tests.launcher.test_output import MEMORY_MIB
+from tests.waiting import until
 
 STAND_IN = [sys.executable, str(HERE / "stand_in.py")]
 SAVES = (

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.launcher.drive import Drive, until
+from tests.launcher.drive import Drive
+from tests.waiting import until
 
 GLOO = (
     "import os, sys, time\n"
@@ -33,7 +34,7 @@ def nothing_is_left(drive: Drive) -> None:
     They are children of a torchrun that the warm server has forked, so no agent sees them as its
     own descendants and waits for their end, as it does for those of the other tests.
     """
-    until(lambda: not drive.alive(), 10.0)
+    until(lambda: not drive.alive(), seconds=10.0)
 
 
 def test_ranks_know_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from launcher.files.working_tree import remarks_on, with_untracked, working_tree
 from launcher.remote.files import INSTALLED
 from launcher.run.hosts import Host
 from rackrun.errors import UsageError
-from tests.launcher.lab import ROOT, Lab, wait_until
+from tests.launcher.lab import ROOT, Lab
+from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
@@ -57,7 +58,7 @@ def test_a_log_that_grows_is_no_code(tmp_path: Path) -> None:
     (tmp_path / "model.py").touch()
     said: list[str] = []
     with subprocess.Popen(["tee", tmp_path / "train.log"], stdin=subprocess.PIPE) as tee:
-        wait_until((tmp_path / "train.log").exists, "tee has opened its file")
+        until((tmp_path / "train.log").exists, "tee has opened its file", 20)
         code = working_tree(tmp_path, said.append)
         assert code is not None
         assert list(with_untracked(code, [], said.append).files) == ["model.py"]
@@ -150,7 +151,7 @@ def edited_meanwhile(one: Lab, source: Path, words: list[str]) -> str:
     mark = one.folder / "edited"
     before = len(list(source.glob(RANK_1)))
     launcher = one.run_ssh("--max-restarts", "1", *words, EDIT.format(str(mark)), cwd=source)
-    wait_until(lambda: len(list(source.glob(RANK_1))) > before, "it runs", 60)
+    until(lambda: len(list(source.glob(RANK_1))) > before, "it runs", 60)
     (source / "model.py").write_text("x = 2\n")
     mark.touch()
     _, err = launcher.communicate(timeout=120)
@@ -185,7 +186,7 @@ def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(lab: La
     mark = one.folder / "edited"
     options = ("--max-restarts", "1", "--min-hosts", "1")
     launcher = one.run_ssh(*options, *words, EDIT.format(str(mark)), cwd=source)
-    wait_until(lambda: any(source.glob(RANK_1)), "it runs", 60)
+    until(lambda: any(source.glob(RANK_1)), "it runs", 60)
     (one.folder / "there-2" / "model.py").write_text("x = 3\n")
     mark.touch()
     _, err = launcher.communicate(timeout=120)

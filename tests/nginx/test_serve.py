@@ -10,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from nginx.site import Site
 from nginx.traffic import LINE_BYTES
 from rackrun.errors import Problem, UsageError
 from tests.nginx.conftest import manifest_of
+from tests.waiting import until
 
 COMMAND = [sys.executable, "-m", "nginx"]
 
@@ -49,14 +49,6 @@ def port_of(text: str) -> int:
 def open_port(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((address, port)) == 0
-
-
-def until(happened: Callable[[], bool]) -> None:
-    """Wait for an event; a test that hangs here has failed."""
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def foreground(*words: str | Path) -> tuple["subprocess.Popen[bytes]", Callable[[str], str]]:

@@ -17,7 +17,8 @@ import rackrun
 from launcher.detached import known_runs
 from rackrun import commands, completion, errors
 from rackrun.commandline import current_names
-from tests.launcher.drive import ROOT, Terminal, until
+from tests.launcher.drive import ROOT, Terminal
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(

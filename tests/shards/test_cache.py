@@ -8,9 +8,8 @@ import random
 import re
 import resource
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from shards.source import Source
 from shards.verify import Sample
 from tests.shards.proxy import Answer, Proxy
 from tests.shards.tiny import Tiny, write_tiny
+from tests.waiting import until
 
 FORK = multiprocessing.get_context("fork")
 PLENTY = 1 << 30
@@ -137,13 +137,6 @@ def stop_at(proxy: Proxy, number: int) -> None:
             answer.stall()
 
     proxy.fault = fault
-
-
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def files(folder: Path) -> list[Path]:

@@ -8,7 +8,6 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
 from functools import partial
@@ -32,6 +31,7 @@ from shards.verify import Sample
 from tests.conftest import Keys
 from tests.shards.proxy import Answer, Fault, Proxy
 from tests.shards.tiny import Tiny
+from tests.waiting import until
 
 SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
 
@@ -214,13 +214,6 @@ def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy: Proxy)
     until(lambda: len(proxy.requests) == 1 + AHEAD + 1)
     blocks.close()
     assert len(list(source.reads([(shard, 0, 512)]))) == 1
-
-
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_the_wish_of_a_busy_server_is_respected(tiny: Tiny, proxy: Proxy) -> None:

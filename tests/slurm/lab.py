@@ -5,14 +5,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
+from tests.waiting import until
 
-TIMEOUT_SECONDS = 300.0
 NODES = 3
 
 CONFIGURATION = """\
@@ -172,15 +169,6 @@ class SlurmLab:
         """Wait for the job's end; return what Slurm reports about it."""
         running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
         return until(lambda: (job := self.job(number))["JobState"] not in running and job)
-
-
-def until(wanted: Callable[[], T], seconds: float = TIMEOUT_SECONDS) -> T:
-    """Wait for something true."""
-    deadline = time.monotonic() + seconds
-    while not (value := wanted()):
-        assert time.monotonic() < deadline, "this does not happen"
-        time.sleep(0.1)
-    return value
 
 
 def free_ports(count: int) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests import warm, warm_shell
-from tests.slurm.lab import SlurmLab, until, with_variable
+from tests.slurm.lab import SlurmLab, with_variable
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "slurm.sbatch")

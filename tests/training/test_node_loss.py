@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tests import warm
-from tests.launcher.lab import free_port, wait_until
+from tests.launcher.lab import free_port
 from tests.launcher.netlab import NetLab
+from tests.waiting import until
 from training.run import checkpoint, ledger
 from training.run.checkpoint import steps_in
 from training.run.folder import RunFiles
@@ -80,7 +81,7 @@ def cut_off(
         files = [path for run in runs for path in steps_in(run.checkpoints)]
         return any(path.name >= f"step-{step:08d}" for path in files)
 
-    wait_until(saved, f"attempt {attempt} saves step {step}", SECONDS)
+    until(saved, f"attempt {attempt} saves step {step}", SECONDS)
     one.pull_cable(number)
 
 

@@ -15,8 +15,9 @@ from launcher.run.job import Limits
 from launcher.supervision import hangs
 from rackrun.errors import DataError, UsageError
 from tests import warm
-from tests.launcher.lab import free_port, wait_until
+from tests.launcher.lab import free_port
 from tests.training.torchrun import said
+from tests.waiting import until
 from training.config import Config
 from training.consistency import WorldError
 from training.data.waiting import after_first_batch
@@ -111,7 +112,7 @@ def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path: Pat
             for rank in range(2)
         )
     try:
-        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks agree", 60)
+        until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks agree", 60)
         stopped.send_signal(signal.SIGSTOP)
         assert waiting.wait(timeout=1.5 * (2 + 10)) != 0
         assert "Timed out waiting 2000ms" in (tmp_path / "err").read_text()

@@ -2,8 +2,7 @@
 
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.errors import DataError, Problem, UsageError
 from tests import warm
+from tests.waiting import until
 from training.data.loader import loaded, with_problems
 from training.data.open import open_data
 from training.data.pool import training_pool
@@ -86,7 +86,7 @@ def test_no_batch_that_is_held_is_overwritten() -> None:
     for number in range(last):
         assert next(made) == number
         furthest = min(number + AHEAD * WORKERS, last)
-        wait_until(lambda limit=furthest: int(begun.max()) >= limit)  # type: ignore[misc]
+        until(lambda limit=furthest: int(begun.max()) >= limit)  # type: ignore[misc]
         assert int(begun.max()) == furthest
         held = range(max(number - HELD + 1, 0), number + 1)
         assert [int(slots.images(one, 1, ONE_BYTE)) for one in held] == list(held)
@@ -126,13 +126,6 @@ def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch: pytest.MonkeyPatch) ->
     runtime.answer = 2
     with pytest.raises(UsageError, match="--workers: .*cannot be pinned .*smaller number"):
         Slots(4, 600, torch.device("cuda"))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Return once that holds, or after a minute."""
-    end = time.monotonic() + 60
-    while not true() and time.monotonic() < end:
-        time.sleep(0.001)
 
 
 def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path: Path) -> None:

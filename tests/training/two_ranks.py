@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.launcher.lab import wait_until
 from tests.training.torchrun import prove
+from tests.waiting import until
 from training.config import Config
 from training.data.samples import Batch
 from training.data.transforms import Transforms
@@ -182,9 +182,7 @@ class Behind(Halves):
     def training(self, start: int) -> Iterator[Batch]:
         for step, batch in enumerate(super().training(start), start=start):
             if self.ranks.rank == 1 and 1 < step < self.epoch_steps:
-                wait_until(
-                    (self.folder / f"step-{step}").exists, f"rank 0 computes step {step}", 60
-                )
+                until((self.folder / f"step-{step}").exists, f"rank 0 computes step {step}", 60)
             yield batch
 
 
