@@ -123,12 +123,15 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
             if isinstance(item, Line):
                 self.out.write(f"{start}{item.text}\n")
             elif item.clean:
-                start_bytes = start.encode()
-                body = item.data[:-1].replace(b"\n", b"\n" + start_bytes)
-                self.out.write_bytes(start_bytes + body + b"\n")
+                self.out.write_bytes(with_prefix(item.data, start.encode()))
             else:
                 self.out.write("".join(f"{start}{line}\n" for line in item.lines()))
         self.out.flush()
+
+
+def with_prefix(lines: bytes, start: bytes) -> bytes:
+    """Return whole lines, each behind `start`; the same bytes, not a copy, where that is empty."""
+    return start + lines[:-1].replace(b"\n", b"\n" + start) + b"\n" if start else lines
 
 
 def line_prefix(plan: Plan, sources: tuple[LogSource, ...]) -> str:

@@ -21,15 +21,14 @@ from rackrun.errors import Problem
 class EventQueue(queue.Queue[Event]):
     """The queue of the events of all agents; readers wait if it is full."""
 
-    def get_all(self, seconds: float) -> list[Event]:
-        """Wait for an event and return all that have arrived; raise queue.Empty after `seconds`.
+    def get_all(self, seconds: float, most: int) -> list[Event]:
+        """Wait for an event and return up to `most`; raise queue.Empty after `seconds`.
 
         The lock is taken twice, not once per event: hundreds of readers compete for it.
         """
         first = self.get(timeout=seconds)
         with self.mutex:
-            others = list(self.queue)
-            self.queue.clear()
+            others = [self.queue.popleft() for _ in range(min(most - 1, len(self.queue)))]
             self.not_full.notify(len(others))
         return [first, *others]
 

@@ -14,7 +14,7 @@ from launcher.supervision.agent_client import AgentClient, EventQueue, Heartbeat
 from launcher.transport.base import Transport
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
-_QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
+QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 
 
 class AgentGroup:
@@ -23,7 +23,7 @@ class AgentGroup:
     def __init__(self, plan: Plan, transports: Sequence[Transport]) -> None:
         """Start nothing yet; `transports` are those of the plan's hosts, in its order."""
         self.plan = plan
-        self.events = EventQueue(_QUEUED_EVENTS)
+        self.events = EventQueue(QUEUED_EVENTS)
         self.clients = [
             AgentClient(transport, host, self.events)
             for transport, host in zip(transports, plan.hosts, strict=True)

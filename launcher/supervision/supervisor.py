@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from launcher.supervision.peers import Peers
 
 _TURN_SECONDS = 0.1
-_EVENTS_PER_TURN = 128  # and two per host: ranks report once a second, and a turn looks at all
+EVENTS_PER_TURN = 128  # or two per host: ranks report once a second, and a turn looks at all
 _GATHER_SECONDS = 0.05  # a turn looks at every host, and hundreds of hosts report all the time
 _STACK_SECONDS = 5.0  # for ranks that hang to write their stacks
 _PAUSE_SECONDS = 2.0  # between two turns: beyond that, the launcher itself was suspended
@@ -103,11 +103,12 @@ class Supervisor:
     def _arrivals(self) -> list[Event]:
         """Return the events of a moment, after a wait of a tenth of a second at most."""
         events, arrived = self.agents.events, list[Event]()
+        most = max(EVENTS_PER_TURN, 2 * len(self.run.hosts))
         with suppress(queue.Empty):
-            arrived += events.get_all(_TURN_SECONDS)
+            arrived += events.get_all(_TURN_SECONDS, most)
             until = time.monotonic() + _GATHER_SECONDS
-            while len(arrived) < max(_EVENTS_PER_TURN, 2 * len(self.run.hosts)):
-                arrived += events.get_all(max(0.0, until - time.monotonic()))
+            while len(arrived) < most:
+                arrived += events.get_all(max(0.0, until - time.monotonic()), most - len(arrived))
         return arrived
 
     def _take(self, event: Event) -> None:

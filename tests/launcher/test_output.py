@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from launcher.remote.agent.descriptors import READ_BYTES
+from launcher.supervision.agents import QUEUED_EVENTS
+from launcher.supervision.supervisor import EVENTS_PER_TURN
 from tests.launcher.drive import TIMEOUT_SECONDS, Drive, peak_mib
 from tests.launcher.lab import Lab
 
-MEMORY_MIB = 120  # the interpreter with all of the launcher takes 40
+LAUNCHER_MIB = 60  # of a run that prints nothing
+COPIES = 6  # of what came in a turn, on its way to the screen: events, joined, whole lines, written
+MEMORY_MIB = LAUNCHER_MIB + (QUEUED_EVENTS + COPIES * EVENTS_PER_TURN) * READ_BYTES / 2**20  # 116
 SSH_MIB = 40  # what Fabric and its buffers add
 
 
