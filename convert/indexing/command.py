@@ -131,7 +131,8 @@ class Index:
         try:
             lines = self.classes.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--classes {self.classes}: cannot be read: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise UsageError(f"--classes {self.classes}: cannot be read: {why}") from None
         return tuple(line.strip() for line in lines)
 
     def _indexed(self, tars: tuple[FoundTar, ...], url: str, scratch: Path) -> list[TarIndex]:
@@ -159,7 +160,10 @@ class Index:
                 f"--allow-left-out {lost}"
             )
         if not stored:
-            raise DataError(f"{folder}: no sample in the tars has an image and a class")
+            raise DataError(
+                f"{folder}: no sample in the tars has an image and a class; the class is read from"
+                " .cls, .txt, or the field of .json that --label-field names"
+            )
 
 
 class IndexedTar(NamedTuple):

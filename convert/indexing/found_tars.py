@@ -1,6 +1,7 @@
 """The tars that a command line names, each with its split."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -80,11 +81,14 @@ def _files(places: list[str]) -> list[Path]:
     """Return the tars that these paths name, and those below folders, sorted."""
     found: list[Path] = []
     for place in map(Path, places):
+        if not place.exists():
+            raise UsageError(f"{place}: there is no such file or folder")
         below = sorted(place.rglob("*.tar")) if place.is_dir() else [place]
         if not below or not all(path.is_file() for path in below):
             packed = place.is_dir() and [*place.rglob("*.tar.gz"), *place.rglob("*.tgz")]
             raise UsageError(
-                f"{packed[0]}: a compressed tar, which cannot be read in place; type gunzip first"
+                f"{packed[0]}: a compressed tar, which cannot be read in place;"
+                f" type: gunzip {shlex.quote(str(packed[0]))}"
                 if packed
                 else f"{place}: no tars there; give a folder with *.tar, tars, or URLs of tars"
             )

@@ -256,7 +256,7 @@ def test_hostile_or_odd_tars_are_refused(
     [
         ("set-0.tar", None, (), "neither train, val nor test in its name"),
         ("set-0.tar", 900, ("--split", "train"), "cut off|no end marker"),
-        ("set-train-0.tar.gz", None, (), "a compressed tar"),
+        ("set-train-0.tar.gz", None, (), "a compressed tar.*; type: gunzip /.*tar.gz"),
         ("a b-train.tar", None, (), "a name of letters"),
         ("set-train-0.tar", None, ("--split", "holdout"), "train, val and test are possible"),
         ("set-train-0.tar", None, ("--classes", "/dev/null"), "0 names, and a sample has class 0"),
@@ -290,3 +290,12 @@ def test_a_key_in_two_tars_of_one_name(tmp_path: Path) -> None:
     folders = [str(tmp_path / folder) for folder in ("one", "two")]
     with pytest.raises(DataError, match=r"two/set-train-0\.tar: a: is in .*one/set-train-0\.tar"):
         main(["index", *folders, "--out", str(tmp_path / "out"), "--workers", "1"])
+
+
+def test_a_place_that_is_missing_is_named(tmp_path: Path) -> None:
+    """Not as a folder without tars; and a file of class names without the words of Python."""
+    with pytest.raises(UsageError, match="nowhere: there is no such file or folder"):
+        main(["index", str(tmp_path / "nowhere")])
+    write_tar(tmp_path / "set-train-0.tar", GOOD)
+    with pytest.raises(UsageError, match="names: cannot be read: No such file or directory$"):
+        main(["index", str(tmp_path), "--classes", str(tmp_path / "names")])

@@ -127,7 +127,8 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
     ("data", "says"),
     [
         (b"", "it is empty"),
-        (b"hello, this is text\n", "torch.save did not write it"),
+        (b"hello, this is text\n", "torch.save did not write it, nor safetensors; download or"),
+        (b"\n<!doctype html><html>", "a web page; download the file that the page links to"),
         (b"GGUF\3\0\0\0" + bytes(200), "GGUF; files of torch.save and safetensors are read"),
         ((80).to_bytes(8, "little") + b'{"a":{}}' + bytes(90), "not whole, as safetensors: "),
         (b"PK\3\4" + bytes(50), "it is damaged, or holds more than that"),
@@ -139,7 +140,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
             "numbers of type 'F4', which torch has not",
         ),
     ],
-    ids=["empty", "text", "GGUF", "safetensors", "zip", "code", "short", "F4"],
+    ids=["empty", "text", "page", "GGUF", "safetensors", "zip", "code", "short", "F4"],
 )
 def test_a_file_of_another_kind_is_named_in_our_own_words(
     tmp_path: Path, data: bytes, says: str

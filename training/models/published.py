@@ -97,9 +97,10 @@ def bring(url: str, path: Path) -> None:
     try:
         _download(url, path, name[1])
     except (OSError, HTTPException, ValueError) as error:
+        why = one_line(str(getattr(error, "reason", error)))[:200]  # without "<urlopen error"
         raise SaveError(
-            f"--weights: {socket.gethostname()} cannot download {url}"
-            f" ({one_line(str(error))[:200]}); bring that file to {path}, or type --weights FILE"
+            f"--weights: {socket.gethostname()} cannot download {url} ({why}); bring that file to"
+            f" {path}, or type --weights FILE"
         ) from None
 
 

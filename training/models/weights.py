@@ -40,7 +40,10 @@ def load_weights(model: nn.Module, path: Path, classes: int) -> str:
     )
     differences = checkpoint.compare(needed, found)
     if differences:
-        raise SaveError(f"--weights {path}: not of this model: {'; '.join(differences)}")
+        raise SaveError(
+            f"--weights {path}: not of this model: {'; '.join(differences)}; type --model with the"
+            " model that was saved there"
+        )
     line = f"weights from {path}" + "".join(f"; {note}" for note in notes)
     if fresh:
         line += (

@@ -94,8 +94,10 @@ def _kind(data: bytes) -> str:
         return "it is empty"
     if data.startswith(b"GGUF"):
         return "GGUF; files of torch.save and safetensors are read"
+    if data.lstrip()[:1] == b"<":
+        return "a web page; download the file that the page links to"
     if not data.startswith((ZIP, b"\x80")):
-        return "torch.save did not write it"
+        return "torch.save did not write it, nor safetensors; download or save it again"
     return (
         "it is damaged, or holds more than that, which could be code and is not run; save the"
         " state_dict() alone"
