@@ -41,7 +41,8 @@ from pathlib import Path
 from launcher.transport.parallel import each
 from launcher.transport.ssh import ConnectSettings, Machine, Network
 from rackrun.units import plural
-from tests.launcher.lab import ROOT, Lab, children, free_port, wait_until
+from tests.launcher.lab import ROOT, Lab, children, free_port
+from tests.waiting import until
 
 ROUNDS = 3
 STEP_ROUNDS = 15
@@ -144,7 +145,7 @@ def start_with_run_ssh(lab: Lab, count: int) -> float:
 
 def last_start(lab: Lab, count: int) -> float:
     """Return when the last of the hosts left its mark; remove all marks."""
-    wait_until(lambda: len(list(lab.folder.glob("started-*"))) == count, "all are started", 120)
+    until(lambda: len(list(lab.folder.glob("started-*"))) == count, "all are started", 120)
     marks = list(lab.folder.glob("started-*"))
     last = max(mark.stat().st_mtime for mark in marks)
     for mark in marks:
@@ -319,9 +320,7 @@ def start_task(lab: Lab, count: int, forks: bool) -> tuple[float, float]:
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as run:
-        wait_until(
-            lambda: any(has_text(path) for path in runs.glob("2*/metrics.jsonl")), "a step", 120
-        )
+        until(lambda: any(has_text(path) for path in runs.glob("2*/metrics.jsonl")), "a step", 120)
         seconds = time.monotonic() - began
     assert run.returncode == 0
     after = os.times()
@@ -407,7 +406,7 @@ def idle(lab: Lab, counts: list[int]) -> None:
     def all_sleep() -> bool:
         return all(len(children(host.process.pid)) > 4 for host in lab.hosts)
 
-    wait_until(all_sleep, "all ranks sleep", 180)
+    until(all_sleep, "all ranks sleep", 180)
     before = processor_seconds(process.pid)
     time.sleep(IDLE_SECONDS)
     used = processor_seconds(process.pid) - before

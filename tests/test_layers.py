@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -593,3 +594,9 @@ def texts_of(path: Path) -> list[str]:
         for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in told
     ]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "bench").glob("*.py")))
+def test_measurements_find_what_they_import(name: str) -> None:
+    """No other test runs them, and they use what tests use."""
+    import_module(f"bench.{name}")
