@@ -526,7 +526,7 @@ def require_data(config: DataSettings, task: str) -> None:
         raw = task if task in OF_ONE_DATA_SET else "folder"  # any images in folders of classes
         raise UsageError(
             f"no data: type --data FOLDER|URL (make it with `{called('convert')} {raw}"
-            " ARCHIVE FOLDER`), or --synthetic to measure speed"
+            " IMAGES FOLDER`), or --synthetic to measure speed"
         )
 
 
