@@ -16,6 +16,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 
 from nginx import docker, native, registry
 from nginx.account import Account, account_of
@@ -104,8 +105,11 @@ def _start(site: Site, detach: bool) -> Server:
         site = replace(site, port=free_port(site))
         account = account_of(site, registry.name_of(site))
         server = _launch(site, _furnish(site, account), account, why, detach)
+        # Open: if this nginx ends, another start may remove its files before they are read.
+        log = (server.record.home / "error.log").open(errors="replace")
     try:
-        _await_ready(server)
+        with log:
+            _await_ready(server, log)
     except BaseException:
         server.stop()
         raise
@@ -193,12 +197,12 @@ def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) ->
     return Server(site, note, why, child, account)
 
 
-def _await_ready(server: Server) -> None:
+def _await_ready(server: Server, log: TextIO) -> None:
     """Return when the manifest and one byte of a shard have come; raise what keeps them away."""
     deadline = time.monotonic() + READY_SECONDS
     while True:
         if not server.alive:
-            raise _explained(server)
+            raise _explained(server, log.read())
         with contextlib.suppress(ConnectionRefusedError):
             return check(server.site)
         if time.monotonic() > deadline:
@@ -206,12 +210,10 @@ def _await_ready(server: Server) -> None:
         time.sleep(0.02)
 
 
-def _explained(server: Server) -> Problem:
+def _explained(server: Server, log: str) -> Problem:
     """Return why nginx ended before it was ready, from its log."""
-    name = server.record.name
-    log = (server.record.home / "error.log").read_text(errors="replace")
     if server.record.container:
-        log += docker.log_of(name)
+        log += docker.log_of(server.record.name)
     if "address already in use" in log.lower():
         return PortTaken(f"{server.url}: the port was taken meanwhile; type the same again")
     lines = [line.strip() for line in log.splitlines() if line.strip()]

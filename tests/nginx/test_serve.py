@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -146,6 +147,30 @@ def test_a_detached_server_is_listed_and_stopped_by_other_commands(
     assert run("stop", folder).stdout == f"ended http://127.0.0.1:{other}/\n"
     nothing = run("stop", folder)
     assert (nothing.returncode, "type: python -m nginx status" in nothing.stderr) == (64, True)
+
+
+def test_a_port_that_is_taken_is_known_also_when_another_start_has_removed_the_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nginx that found its port taken counts as one that was killed: the next start clears its
+    files. The first one chooses another port all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        free, ports = serve.free_port, [other.getsockname()[1]]
+        monkeypatch.setattr(serve, "free_port", lambda site: ports.pop() if ports else free(site))
+        ready = serve._await_ready
+
+        def late(server: serve.Server, log: TextIO) -> None:
+            if server.site.port == other.getsockname()[1]:
+                until(lambda: not server.alive, "nginx has ended", 60)
+                with registry.alone():
+                    serve._alive()
+                assert not server.record.home.exists()
+            ready(server, log)
+
+        monkeypatch.setattr(serve, "_await_ready", late)
+        with serving(Site(folder, port=0, native=True)) as server:
+            assert server.site.port != other.getsockname()[1]
+    assert not ports
 
 
 def test_a_free_port_and_its_own_name_for_each_server(folder: Path) -> None:
