@@ -29,7 +29,7 @@ from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
 
-READY_SECONDS = 15.0
+READY_SECONDS = 60.0  # Docker has taken more than 15 on a busy machine
 ANSWER_SECONDS = 5.0
 
 
