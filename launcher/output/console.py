@@ -130,7 +130,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
 
 
 def with_prefix(lines: bytes, start: bytes) -> bytes:
-    """Return whole lines, each behind `start`; the same bytes, not a copy, where that is empty."""
+    """Return whole lines, each preceded by `start`; if that is empty, the same bytes, no copy."""
     return start + lines[:-1].replace(b"\n", b"\n" + start) + b"\n" if start else lines
 
 

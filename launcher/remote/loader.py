@@ -67,7 +67,7 @@ def run(entry: str, loader: bytes, parts: bytes) -> None:
     bundle: Any = Bundle(loader, parts)
     sys.meta_path.insert(0, bundle)
     __import__(entry)
-    gc.freeze()  # nor is it ever: no search, at the exit either, and forks share its memory
+    gc.freeze()  # modules stay: no search visits them, not at the exit either, and forks share them
     gc.enable()
     sys.modules[entry].serve(bundle)
 

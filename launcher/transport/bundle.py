@@ -113,18 +113,19 @@ def _line_table(code: CodeType) -> bytes:
     kind 13, the difference to the line before. Of kind 15, the bytecode has no line.
     """
     table, before = bytearray(), code.co_firstlineno
-    for line, units in _stretches(code):
-        kind, difference = (NO_LINE, b"") if line is None else (NO_COLUMNS, _signed(line - before))
+    for line, units in _line_ranges(code):
+        kind, first, other = NO_LINE, b"", b""
+        if line is not None:
+            kind, first, other = NO_COLUMNS, _signed(line - before), NO_DIFFERENCE
+            before = line
         for left in range(units, 0, -8):
             table.append(kind | min(left, 8) - 1)
-            table += difference
-            difference = b"" if line is None else NO_DIFFERENCE
-        before = before if line is None else line
+            table += first if left == units else other
     return bytes(table)
 
 
-def _stretches(code: CodeType) -> Iterator[tuple[int | None, int]]:
-    """Yield each line of a code, in the order of its bytecode, and the units that belong to it.
+def _line_ranges(code: CodeType) -> Iterator[tuple[int | None, int]]:
+    """Yield line numbers in the order of the bytecode, each with the units in a row that it has.
 
     Python's own table has several entries for most lines, one for each range of columns.
     """
