@@ -89,7 +89,10 @@ def main(args: list[str]) -> None:
 def prepared(root: Path, settings: Settings) -> Path:
     """Return a folder of shards with that many images."""
     sys.stderr.write("drawing images\n")
-    images, packing = write_images(root, settings.images), Packing(shards=13, val_percent=5)
+    images, packing = (
+        write_images(root, settings.images),
+        Packing(shards=13, val_percent=5, allow=("leaks",)),
+    )
     FolderOfClasses(images, root / "shards", packing=packing).run()
     return root / "shards"
 
@@ -122,11 +125,11 @@ def coverage(shards: Path, settings: Settings) -> None:
     epochs = [(by_node(urls, rank) * 2)[:equal] for rank in range(RANKS)]
     show_epoch("the same, with_epoch(samples / ranks)", epochs, split.samples)
     if settings.peers:
-        words = [str(number) for number in (split.samples, RANKS, WORKERS, BATCH)]
-        found = subprocess.run(
-            [settings.peers, "-c", STREAMING, *words], capture_output=True, text=True, check=True
+        sizes = [str(number) for number in (split.samples, RANKS, WORKERS, BATCH)]
+        process = subprocess.run(
+            [settings.peers, "-c", STREAMING, *sizes], capture_output=True, text=True, check=True
         )
-        ranks = [[n for n in ids if n >= 0] for ids in json.loads(found.stdout.splitlines()[-1])]
+        ranks = [[n for n in ids if n >= 0] for ids in json.loads(process.stdout.splitlines()[-1])]
         show_epoch("MosaicML Streaming's partition", ranks, split.samples)
 
 
@@ -134,11 +137,11 @@ def by_node(urls: list[str], rank: int) -> list[str]:
     """Return the keys that stock webdataset gives a rank in one pass over its shards."""
     keys = []
     for worker in range(WORKERS):
-        place = {
+        variables = {
             "RANK": str(rank), "WORLD_SIZE": str(RANKS),
             "WORKER": str(worker), "NUM_WORKERS": str(WORKERS),
         }  # fmt: skip
-        with patch.dict(os.environ, place):
+        with patch.dict(os.environ, variables):
             dataset = webdataset.WebDataset(
                 urls, nodesplitter=webdataset.split_by_node, shardshuffle=False, empty_check=False
             )
@@ -160,7 +163,7 @@ def loading(shards: Path, rounds: int) -> None:
     """Print the CPU time per image of a loader worker, and of its rank's work on batches."""
     costs: dict[str, list[float]] = {"resampled": [], "exact": []}
     for _ in range(rounds):
-        for name, found in costs.items():
+        for name, seconds_per_image in costs.items():
             config = CatDog(
                 data=str(shards), image_size=224, batch_size=32, workers=1, device="cpu",
                 crop_area=0.5, exact_epochs=name == "exact",
@@ -174,14 +177,14 @@ def loading(shards: Path, rounds: int) -> None:
                 TASK.synthetic_classes,
             ).training(0)
             images = sum(len(batch.labels) for batch in islice(batches, IMAGES // 32))
-            found.append((cpu_seconds() - begun) / images)
+            seconds_per_image.append((cpu_seconds() - begun) / images)
             del batches  # ends the worker
     ratio = statistics.median(
         exact / resampled for resampled, exact in zip(*costs.values(), strict=True)
     )
     print(f"\nthe loader alone, 1 worker, CPU time per image, {rounds} rounds, medians")
-    for name, found in costs.items():
-        print(f"  {name:10} {statistics.median(found) * 1000:.2f} ms")
+    for name, seconds_per_image in costs.items():
+        print(f"  {name:10} {statistics.median(seconds_per_image) * 1000:.2f} ms")
     print(f"  exact / resampled {ratio:.3f}")
 
 
@@ -190,30 +193,31 @@ def speed(shards: Path, root: Path, settings: Settings) -> None:
     rates: dict[str, list[float]] = {"resampled": [], "exact": []}
     cores: dict[str, list[float]] = {"resampled": [], "exact": []}
     for number in range(settings.rounds):
-        for name, found in rates.items():
+        for name, image_rates in rates.items():
             sys.stderr.write(f"round {number + 1}: {name}\n")
             folder = root / f"{name}-{number}"
-            words = [
+            options = [
                 "--data", str(shards), "--run-folder", str(folder), "--image-size", "224",
                 "--width", "2", "--epochs", "3", "--batch-size", "32", "--workers", "1",
                 "--device", "cpu", "--crop-area", "0.5", "--no-tensorboard",
                 "--log-every-steps", "1000",
                 *(["--exact-epochs"] if name == "exact" else []),
             ]  # fmt: skip
-            command = [sys.executable, "-c", REAPER, sys.executable, "-m", "catdog", *words]
+            command = [sys.executable, "-c", REAPER, sys.executable, "-m", "catdog", *options]
             before = processor_seconds()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             cores[name].append(processor_seconds() - before)
             lines = [
                 json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
             ]
-            found += [line["images_per_second"] for line in lines if line["kind"] == "train"][1:]
-    middle = {name: statistics.median(found) for name, found in rates.items()}
+            training_lines = [line for line in lines if line["kind"] == "train"]
+            image_rates += [line["images_per_second"] for line in training_lines[1:]]
+    middle = {name: statistics.median(image_rates) for name, image_rates in rates.items()}
     print(f"\nthe whole loop, 1 rank, 1 worker, {settings.rounds} rounds, medians")
     for name, rate in middle.items():
         print(f"  {name:10} {rate:7.1f} images/s")
     print(f"  exact / resampled {middle['exact'] / middle['resampled']:.3f}")
-    seconds = {name: statistics.median(found) for name, found in cores.items()}
+    seconds = {name: statistics.median(core_seconds) for name, core_seconds in cores.items()}
     print(
         f"  processor time of a run, start included: {seconds['resampled']:.1f} s resampled,"
         f" {seconds['exact']:.1f} s exact, {seconds['exact'] / seconds['resampled']:.3f} x"
@@ -262,20 +266,20 @@ def steps(rank: int, port: int, rounds: int) -> None:
         model(batch).square().mean().backward()
         state.advance()
 
-    found: dict[str, list[float]] = {"plain": [], "joined": [], "tail": []}
+    milliseconds: dict[str, list[float]] = {"plain": [], "joined": [], "tail": []}
     for _ in range(rounds * 5):
-        with timed(found["plain"], 20):
+        with timed(milliseconds["plain"], 20):
             for _ in range(20):
                 step(images)
-        with timed(found["joined"], 20), Join([model]):
+        with timed(milliseconds["joined"], 20), Join([model]):
             for _ in range(20):
                 step(images)
         Join([model], enable=False)
-        with timed(found["tail"], 1), joined_by_all(model, state, ranks):
+        with timed(milliseconds["tail"], 1), joined_by_all(model, state, ranks):
             if not rank:
                 step(images[:2])
     if not rank:
-        plain, inside, last = (statistics.median(times) for times in found.values())
+        plain, inside, last = (statistics.median(times) for times in milliseconds.values())
         print("\na step of 2 ranks over gloo, medians")
         print(f"  plain                                {plain:6.2f} ms")
         print(f"  every step inside Join, as usual     {inside:6.2f} ms, {inside / plain:.3f} x")

@@ -1,6 +1,6 @@
 """Measure training on one GPU: rates, parts of a step, operations, copies, loading, accuracy.
 
-    python -m bench.gpu [--batch-size 256] [--steps 30] [--rounds 2] [--only rates parts ...]
+    python -m bench.gpu [--batch-size 256] [--steps 30] [--rounds 2] [--only rates --only parts ...]
 
 rates       `imagenet --synthetic` with all it does between two steps, against forward, backward and
             update of the same model on the same batch, already normalised, in bfloat16 and float16,
@@ -193,8 +193,8 @@ def rates(settings: Settings) -> None:
 
 def per_image(bench: Bench) -> tuple[float, float]:
     """Return the operations and the memory traffic of training on an image, uncompiled."""
-    words = (bench.state.model, bench.transforms, bench.compute, bench.batch)
-    return 3 * forward_flops(*words), memory_traffic(*words)
+    step_parts = (bench.state.model, bench.transforms, bench.compute, bench.batch)
+    return 3 * forward_flops(*step_parts), memory_traffic(*step_parts)
 
 
 def medians(config: ImageNet, settings: Settings) -> tuple[float, float]:
@@ -215,8 +215,8 @@ def parts(settings: Settings) -> None:
         bench = Bench(config, ranks, settings.steps)
         sync = GradientSync(config, ranks, bench.state, settings.steps)
         batches = repeat(bench.batch)
-        found = measure(bench.state, sync, bench.transforms, bench.compute, ranks, batches)
-        print(found.table())
+        profile = measure(bench.state, sync, bench.transforms, bench.compute, ranks, batches)
+        print(profile.table())
 
 
 def operations(settings: Settings) -> None:
@@ -271,7 +271,7 @@ def shards(settings: Settings) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             made = Path(folder, "shards")
             images = write_images(Path(folder), settings.images)
-            FolderOfClasses(images, made, packing=Packing(shards=16)).run()
+            FolderOfClasses(images, made, packing=Packing(shards=16, allow=("leaks",))).run()
         plain = replace(settings.config, synthetic=False, data=str(made), steps_per_epoch=0)
         for exact in (False, True):
             config = replace(plain, exact_epochs=exact, epochs=1000)
@@ -294,7 +294,9 @@ def decode(settings: Settings) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
             images = write_images(Path(folder), MEASURED)
-            FolderOfClasses(images, Path(folder, "shards"), packing=Packing(shards=1)).run()
+            FolderOfClasses(
+                images, Path(folder, "shards"), packing=Packing(shards=1, allow=("leaks",))
+            ).run()
         config = replace(settings.config, synthetic=False, data=f"{folder}/shards")
         source = open_source(config.data)
         with joined(config) as ranks:
@@ -324,11 +326,11 @@ def accuracy(settings: Settings) -> None:
             train(CATDOG, config)
         seconds = time.monotonic() - begun
         lines = RunFiles(Path(folder, "run")).metrics.read_text().splitlines()
-        judged = [line for line in map(json.loads, lines) if line["kind"] == "evaluate"]
-    found = [f"{line['top1']:.2%}" for line in judged]
+        evaluations = [line for line in map(json.loads, lines) if line["kind"] == "evaluate"]
+    accuracies = [f"{line['top1']:.2%}" for line in evaluations]
     print(
-        f"{settings.images:,} drawings, {settings.epochs} epochs: {found[-1]} of the unseen ones"
-        f" in {seconds:.0f} s (by epoch: {', '.join(found)})"
+        f"{settings.images:,} drawings, {settings.epochs} epochs: {accuracies[-1]} of the unseen"
+        f" ones in {seconds:.0f} s (by epoch: {', '.join(accuracies)})"
     )
 
 

@@ -108,13 +108,13 @@ def starts(lab: Lab, counts: list[int]) -> None:
     counts = counts or [1, 4, 16, 64]
     lab.ready(max(counts))
     lab.configure(*(f"Host {host.address}\n  Port {host.port}" for host in lab.hosts))
-    there = {name: start for name, start in CONTESTANTS.items() if is_there(name)}
+    installed = {name: start for name, start in CONTESTANTS.items() if is_there(name)}
     print(f"seconds, medians of {ROUNDS}; in brackets: times run-ssh")
-    print(f"hosts  {'  '.join(f'{name:>16}' for name in there)}")
+    print(f"hosts  {'  '.join(f'{name:>16}' for name in installed)}")
     for count in counts:
-        taken: dict[str, list[float]] = {name: [] for name in there}
+        taken: dict[str, list[float]] = {name: [] for name in installed}
         for _ in range(ROUNDS):
-            for name, start in there.items():
+            for name, start in installed.items():
                 taken[name].append(start(lab, count))
         medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
         ours = medians["run-ssh"]
@@ -215,10 +215,10 @@ def start_with_torchrunx(lab: Lab, count: int) -> float:
 def latest_time_of(command: list[str], **variables: str) -> float:
     """Return the seconds from the start of a command to the latest of the times that it prints."""
     began = time.time()
-    answer = subprocess.run(
+    process = subprocess.run(
         command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=True
     )
-    return max(map(float, answer.stdout.split())) - began
+    return max(map(float, process.stdout.split())) - began
 
 
 def start_on_bare_channels(lab: Lab, count: int) -> float:
@@ -227,13 +227,13 @@ def start_on_bare_channels(lab: Lab, count: int) -> float:
     network = Network(ConnectSettings(config=lab.config))
     machines = network.connect([host.host for host in lab.hosts[:count]])
 
-    def answer(machine: Machine) -> float:
+    def time_on(machine: Machine) -> float:
         channel = machine.open(["python3", "-I", "-S", "-c", NOW])
-        said = b"".join(iter(channel.receive, b""))
+        output = b"".join(iter(channel.receive, b""))
         channel.close()
-        return float(said)
+        return float(output)
 
-    last = max(moment for moment in each(answer, machines) if isinstance(moment, float))
+    last = max(moment for moment in each(time_on, machines) if isinstance(moment, float))
     network.close()
     return last - began
 
@@ -313,9 +313,9 @@ def task(lab: Lab, counts: list[int]) -> None:
 def start_task(lab: Lab, count: int, forks: bool) -> tuple[float, float]:
     """Return the seconds until the first step was written down, and the CPU seconds of all."""
     runs = lab.folder / "runs"
-    words = ["--nproc", str(count), "--runs", str(runs), "--env", f"RACKRUN_FORK={int(forks)}"]
-    words += ["catdog", "--data", str(lab.folder / "shards"), "--recipe", "demo", "--epochs", "1"]
-    command = [sys.executable, "-m", "launcher", "local", *words, "--log-every-steps", "1"]
+    options = ["--nproc", str(count), "--runs", str(runs), "--env", f"RACKRUN_FORK={int(forks)}"]
+    options += ["catdog", "--data", str(lab.folder / "shards"), "--recipe", "demo", "--epochs", "1"]
+    command = [sys.executable, "-m", "launcher", "local", *options, "--log-every-steps", "1"]
     before, began = os.times(), time.monotonic()
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -99,10 +99,10 @@ def main(args: list[str]) -> None:
     """Make the images, run all contestants in turn, print the table."""
     settings = parse(Settings, "python -m bench.load", args)
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
-        places = prepared(Path(name), settings)
+        locations = prepared(Path(name), settings)
         with serving(Site(Path(name) / "shards", port=0, native=True)) as server:
-            places |= {name: server.url for name in places if name.endswith("-nginx")}
-            report(list(measured(places, settings)), settings)
+            locations |= {name: server.url for name in locations if name.endswith("-nginx")}
+            report(list(measured(locations, settings)), settings)
 
 
 def prepared(root: Path, settings: Settings) -> dict[str, str]:
@@ -110,17 +110,17 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
     sys.stderr.write("drawing images\n")
     write_images(root, settings.images, settings.short_side)
     for form, tiles in (("shards", False), ("tiles", True)):
-        packing = Packing(shards=16, tiles=tiles)
+        packing = Packing(shards=16, tiles=tiles, allow=("leaks",))
         FolderOfClasses(root / "images", root / form, packing=packing).run()
-    places = {"folder": "images", "webdataset": "shards", "ours": "shards", "tiles": "tiles"}
-    found = {}
+    folders = {"folder": "images", "webdataset": "shards", "ours": "shards", "tiles": "tiles"}
+    locations = {}
     for name in settings.contestants:
         form = name if name in WRITTEN else name.partition("-")[0]
-        found[name] = str(root / places.get(form, form if form in WRITTEN else "images"))
+        locations[name] = str(root / folders.get(form, form if form in WRITTEN else "images"))
         if form in WRITTEN:
             sys.stderr.write(f"writing the format of {NAMES[name]}\n")
-            contestant(settings.peers, f"write-{form}", str(root / "images"), found[name])
-    return found
+            contestant(settings.peers, f"write-{form}", str(root / "images"), locations[name])
+    return locations
 
 
 def write_images(root: Path, images: int, short_side: int = 0) -> Path:
@@ -162,19 +162,21 @@ def photo(seed: int, short_side: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def measured(places: dict[str, str], settings: Settings) -> Iterator[tuple[str, dict[str, float]]]:
+def measured(
+    locations: dict[str, str], settings: Settings
+) -> Iterator[tuple[str, dict[str, float]]]:
     """Return every contestant's result in every round."""
     for number in range(settings.rounds):
-        for name, place in places.items():
+        for name, location in locations.items():
             sys.stderr.write(f"round {number + 1}: {NAMES[name]}\n")
             python = settings.peers if name in PEERS else sys.executable
-            yield name, json.loads(contestant(python, name, place, str(settings.seconds)))
+            yield name, json.loads(contestant(python, name, location, str(settings.seconds)))
 
 
-def contestant(python: str, *words: str) -> str:
+def contestant(python: str, *args: str) -> str:
     """Return what a contestant prints."""
     done = subprocess.run(
-        [python, "-P", str(CONTESTANTS), *words],
+        [python, "-P", str(CONTESTANTS), *args],
         stdout=subprocess.PIPE, check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     return done.stdout.decode().strip().splitlines()[-1] if done.stdout else ""
@@ -198,8 +200,8 @@ def report(results: list[tuple[str, dict[str, float]]], settings: Settings) -> N
 
 def medians(results: list[tuple[str, dict[str, float]]], name: str) -> dict[str, float]:
     """Return the medians of a contestant's results."""
-    own = [result for who, result in results if who == name]
-    return {key: statistics.median(one[key] for one in own) for key in own[0]}
+    named_results = [result for who, result in results if who == name]
+    return {key: statistics.median(one[key] for one in named_results) for key in named_results[0]}
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def uint8() -> Transform:
 TRANSFORMS = {"stock": stock, "uint8": uint8}
 
 
-def ours(place: str, exact: bool) -> Iterable[Any]:
+def ours(location: str, exact: bool) -> Iterable[Any]:
     """Load with rackrun, from a folder or a URL."""
     from training.data.worker_server import start_worker_server
 
@@ -75,7 +75,7 @@ def ours(place: str, exact: bool) -> Iterable[Any]:
     from training.ranks import Ranks
 
     config = ImageNet(
-        data=place, workers=WORKERS, batch_size=BATCH, device="cpu", exact_epochs=exact
+        data=location, workers=WORKERS, batch_size=BATCH, device="cpu", exact_epochs=exact
     )
     ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
     return open_data(
@@ -83,25 +83,25 @@ def ours(place: str, exact: bool) -> Iterable[Any]:
     ).training(0)
 
 
-def webdataset(place: str, transform: Transform) -> Iterable[Any]:
+def webdataset(location: str, transform: Transform) -> Iterable[Any]:
     """Load with webdataset, as in its ImageNet example."""
     import webdataset
 
-    shards = sorted(str(path) for path in Path(place).glob("*-train-*.tar"))
+    shards = sorted(str(path) for path in Path(location).glob("*-train-*.tar"))
     data = webdataset.WebDataset(shards, resampled=True, shardshuffle=False)
     data = data.shuffle(1000).to_tuple("jpg", "cls").map_tuple(transform, int).batched(BATCH)
     return webdataset.WebLoader(data, batch_size=None, num_workers=WORKERS)
 
 
-def image_folder(place: str, transform: Transform) -> Iterable[Any]:
+def image_folder(location: str, transform: Transform) -> Iterable[Any]:
     """Load with torchvision's ImageFolder and torch's DataLoader."""
     from torchvision.datasets import ImageFolder
 
-    data = ImageFolder(place, transform, loader=lambda path: Path(path).read_bytes())
+    data = ImageFolder(location, transform, loader=lambda path: Path(path).read_bytes())
     return loader(data)
 
 
-def streaming(place: str, transform: Transform) -> Iterable[Any]:
+def streaming(location: str, transform: Transform) -> Iterable[Any]:
     """Load with MosaicML Streaming."""
     from streaming import StreamingDataset
 
@@ -110,11 +110,11 @@ def streaming(place: str, transform: Transform) -> Iterable[Any]:
             sample = super().__getitem__(number)
             return transform(sample["jpeg"]), sample["label"]
 
-    data = Images(local=place, shuffle=True, batch_size=BATCH)
+    data = Images(local=location, shuffle=True, batch_size=BATCH)
     return DataLoader(data, BATCH, num_workers=WORKERS, drop_last=True)
 
 
-def litdata(place: str, transform: Transform) -> Iterable[Any]:
+def litdata(location: str, transform: Transform) -> Iterable[Any]:
     """Load with Lightning's litData."""
     from litdata import StreamingDataLoader, StreamingDataset
 
@@ -123,18 +123,18 @@ def litdata(place: str, transform: Transform) -> Iterable[Any]:
             sample = super().__getitem__(number)
             return transform(sample["jpeg"]), sample["label"]
 
-    data = Images(place, shuffle=True, drop_last=True)
+    data = Images(location, shuffle=True, drop_last=True)
     return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS)
 
 
-def dali(place: str) -> Iterable[Any]:
+def dali(location: str) -> Iterable[Any]:
     """Load with NVIDIA's DALI on the CPU, which decodes no more than the crop."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 
     @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None)
     def images() -> Any:
-        encoded, labels = fn.readers.file(file_root=place, random_shuffle=True, name="files")
+        encoded, labels = fn.readers.file(file_root=location, random_shuffle=True, name="files")
         crops = fn.decoders.image_random_crop(encoded, device="cpu", output_type=types.RGB)
         resized = fn.resize(crops, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
         return fn.flip(resized, horizontal=fn.random.coin_flip()), labels
@@ -142,7 +142,7 @@ def dali(place: str) -> Iterable[Any]:
     return DALIClassificationIterator(images(), reader_name="files", auto_reset=True)
 
 
-def ffcv(place: str) -> Iterable[Any]:
+def ffcv(location: str) -> Iterable[Any]:
     """Load with FFCV, in threads of this process."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
@@ -159,14 +159,14 @@ def ffcv(place: str) -> Iterable[Any]:
         "label": [IntDecoder(), ToTensor()],
     }
     order = OrderOption.RANDOM
-    return Loader(place, BATCH, WORKERS, order=order, pipelines=pipelines, os_cache=True)
+    return Loader(location, BATCH, WORKERS, order=order, pipelines=pipelines, os_cache=True)
 
 
 class PureDecode(IterableDataset[int]):
     """Nothing but decoding whole images that are in memory: the limit."""
 
-    def __init__(self, place: str) -> None:
-        self.images = [path.read_bytes() for path in sorted(Path(place).glob("*/*"))[:400]]
+    def __init__(self, location: str) -> None:
+        self.images = [path.read_bytes() for path in sorted(Path(location).glob("*/*"))[:400]]
 
     def __iter__(self) -> Iterator[int]:
         from simplejpeg import decode_jpeg
@@ -183,17 +183,17 @@ def loader(data: Any) -> Iterable[Any]:
     return DataLoader(data, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True)
 
 
-def batches(name: str, place: str) -> Iterable[Any]:
+def batches(name: str, location: str) -> Iterable[Any]:
     """Yield the batches of a contestant, for an epoch at least."""
     who, _, how = name.partition("-")
     if who in ("ours", "tiles"):
-        return ours(place, exact=how.startswith("exact"))
+        return ours(location, exact=how.startswith("exact"))
     if who == "decode":
-        return DataLoader(PureDecode(place), batch_size=None, num_workers=WORKERS)
+        return DataLoader(PureDecode(location), batch_size=None, num_workers=WORKERS)
     if who in ("dali", "ffcv"):
-        return (dali if who == "dali" else ffcv)(place)
+        return (dali if who == "dali" else ffcv)(location)
     made = {"webdataset": webdataset, "folder": image_folder, "mds": streaming, "lit": litdata}
-    return made[who](place, TRANSFORMS[how]())
+    return made[who](location, TRANSFORMS[how]())
 
 
 def write_mds(source: Path, target: Path) -> None:
@@ -243,10 +243,10 @@ WRITERS = {
 }
 
 
-def measure(name: str, place: str, seconds: float) -> dict[str, float]:
+def measure(name: str, location: str, seconds: float) -> dict[str, float]:
     """Return images per second, and milliseconds of CPU an image, after a short warm-up."""
     begin = time.perf_counter()
-    supply = endless(name, place)
+    supply = endless(name, location)
     next(supply)
     first = time.perf_counter() - begin
     for _ in range(WARM_UP):
@@ -265,9 +265,9 @@ def measure(name: str, place: str, seconds: float) -> dict[str, float]:
     }
 
 
-def endless(name: str, place: str) -> Iterator[Any]:
+def endless(name: str, location: str) -> Iterator[Any]:
     """Yield a contestant's batches, epoch after epoch."""
-    made = batches(name, place)  # once: FFCV compiles its decoder for every loader
+    made = batches(name, location)  # once: FFCV compiles its decoder for every loader
     while True:
         yield from made
 
@@ -281,10 +281,10 @@ def family() -> list[str]:
         except OSError:
             continue  # it has ended meanwhile
         parents[path.parent.name] = fields[1]
-    found = [str(os.getpid())]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return [f"/proc/{pid}" for pid in found]
+    pids = [str(os.getpid())]
+    for pid in pids:
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return [f"/proc/{pid}" for pid in pids]
 
 
 def cpu_seconds() -> float:
@@ -306,13 +306,13 @@ def worker_bytes() -> int:
     return total
 
 
-def main(name: str, place: str, last: str) -> None:
+def main(name: str, location: str, last: str) -> None:
     """Write a format, or measure a contestant."""
     warnings.simplefilter("ignore")
     if write := WRITERS.get(name):
-        write(Path(place), Path(last))
+        write(Path(location), Path(last))
     else:
-        print(json.dumps(measure(name, place, float(last))), flush=True)
+        print(json.dumps(measure(name, location, float(last))), flush=True)
     os._exit(0)  # without waiting for workers, which have nothing left to do
 
 

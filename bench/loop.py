@@ -116,20 +116,20 @@ class Timed(Synthetic):
 
     def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
         super().__init__(config, task.transforms(config, 0), task.synthetic_classes, ranks)
-        self.looks: list[Cost] = []
+        self.readings: list[Cost] = []
         self.device = ranks.device
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield the batch, at every step."""
         for step, batch in enumerate(super().training(start), start=start):
             if step in (WARM_UP_STEPS, self.epoch_steps - 1):
-                self.looks.append(clocks(self.device))
+                self.readings.append(clocks(self.device))
             yield batch
 
     @property
     def cost(self) -> Cost:
         """Return the cost of the steps after the warm-up."""
-        return between(*self.looks)
+        return between(*self.readings)
 
 
 def looped(task: Task, config: Config) -> Cost:
@@ -165,8 +165,8 @@ def stepped(
         if step == WARM_UP_STEPS:
             started = clocks(compute.device)
         with compute.autocast():
-            answers = model(inputs)
-        cross_entropy(answers.float(), labels).backward()
+            logits = model(inputs)
+        cross_entropy(logits.float(), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
     return between(started, clocks(compute.device))

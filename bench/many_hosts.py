@@ -40,7 +40,7 @@ REPORT = {"phase": "train", "epoch": 1, "epochs": 1, "steps": 100, "epoch_steps"
 USAGE = {"event": "usage", "cpu": 0.5, "memory": 1 << 30, "memory_total": 1 << 33}
 
 
-class Place:
+class SocketHost:
     """A host that is the other end of a socket."""
 
     def __init__(self, name: str, stream: socket.socket) -> None:
@@ -76,10 +76,10 @@ def measure(count: int) -> NoReturn:
         os._exit(0)
     for _, theirs in pairs:
         theirs.close()
-    with tempfile.TemporaryDirectory() as folder, quiet() as said:
+    with tempfile.TemporaryDirectory() as folder, quiet() as stdout:
         (job_folder := Path(folder, "run")).mkdir()
         code, line = launched([ours for ours, _ in pairs], job_folder)
-        os.write(said, line.encode())
+        os.write(stdout, line.encode())
     os._exit(code)
 
 
@@ -94,9 +94,11 @@ def launched(streams: Sequence[socket.socket], folder: Path) -> tuple[int, str]:
     ]
     job = Job(Command(("true",)), RunFolder(folder))
     plan = make_plan(job, facts, 29500)
-    places = [Place(host.name, stream) for host, stream in zip(facts, streams, strict=True)]
+    socket_hosts = [
+        SocketHost(host.name, stream) for host, stream in zip(facts, streams, strict=True)
+    ]
     screen = Screen(plan)
-    with Session(job, plan, places, screen) as session:
+    with Session(job, plan, socket_hosts, screen) as session:
         code = session.supervise().exit_code
     ended, after = time.monotonic(), time.process_time()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -185,11 +187,11 @@ def frame(kind: int, local: int, payload: bytes) -> bytes:
 @contextlib.contextmanager
 def quiet() -> Iterator[int]:
     """Send standard output to nowhere; give a descriptor of what it was."""
-    said = os.dup(1)
+    stdout = os.dup(1)
     with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
         os.dup2(nowhere.fileno(), 1)
-        yield said
+        yield stdout
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])
+    main([int(count) for count in sys.argv[1:]])

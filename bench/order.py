@@ -69,9 +69,9 @@ class Rows:
     def __len__(self) -> int:
         return self._samples
 
-    def __getitem__(self, wanted: slice) -> npt.NDArray[np.void]:
-        rows = self._rows[: wanted.stop - wanted.start].copy()
-        rows["shard"] = np.arange(wanted.start, wanted.stop) // PER_SHARD
+    def __getitem__(self, span: slice) -> npt.NDArray[np.void]:
+        rows = self._rows[: span.stop - span.start].copy()
+        rows["shard"] = np.arange(span.start, span.stop) // PER_SHARD
         return rows
 
 
@@ -103,14 +103,14 @@ def measured(samples: int, settings: Settings) -> None:
         kept = os.fstat(shared._memory).st_size / 1e6
         reader = Reader(settings.ranks - 1, settings.ranks, 0, settings.workers)
         reading = Reading(order, 0, batch, reader)
-        known = time.process_time()
+        reading_planned = time.process_time()
     for _ in reading.parts():
         pass
     read = time.process_time()
     print(
         f"{samples:11,} | {made - begun:5.2f} s |"
         f" {planned - made:7.2f} {plan_peak:5.0f} {kept:5.1f}"
-        f" | {known - planned:11.2f} {read - known:15.2f} {peak() - base:6.0f}"
+        f" | {reading_planned - planned:11.2f} {read - reading_planned:15.2f} {peak() - base:6.0f}"
     )
 
 
@@ -174,7 +174,7 @@ class SampledMemory:
 
     def __enter__(self) -> "SampledMemory":
         self.mb, self._over = resident_mb(), threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
         self._thread.start()
         return self
 
@@ -182,7 +182,7 @@ class SampledMemory:
         self._over.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._over.wait(0.005):
             self.mb = max(self.mb, resident_mb())
 

@@ -98,8 +98,8 @@ def main(args: list[str]) -> None:
         root = Path(folder)
         (root / "rehearsal_net.py").write_text(NETWORK)
         print(f"{'':24}{'clock s':>10}{'CPU s':>10}{'peak MB':>10}", flush=True)
-        for name, words in steps(root, settings):
-            measured(name, words, root)
+        for name, command in steps(root, settings):
+            measured(name, command, root)
         stored = sum(file.stat().st_size for file in (root / "shards").rglob("*.tar"))
         print(f"{stored / 1e9:.2f} GB of shards")
 
@@ -123,13 +123,13 @@ def steps(root: Path, settings: Settings) -> Iterator[tuple[str, list[str]]]:
     yield "ledger", [*python, "training", "ledger", trained, f"--data={shards}"]
 
 
-def measured(name: str, words: list[str], root: Path) -> None:
+def measured(name: str, command: list[str], root: Path) -> None:
     """Run a command and print its line; what it printed goes to a file, shown if it fails."""
     log = root / "log"
     before, begun = children_seconds(), time.monotonic()
     with log.open("wb") as output, Memory() as memory:
         code = subprocess.run(
-            words,
+            command,
             cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -142,7 +142,7 @@ def measured(name: str, words: list[str], root: Path) -> None:
         "".join(f"    {line}\n" for line in log.read_text().splitlines()[-3:]), end="", flush=True
     )
     if code:
-        sys.exit(f"{' '.join(words)}: exit code {code}\n{log.read_text()}")
+        sys.exit(f"{' '.join(command)}: exit code {code}\n{log.read_text()}")
 
 
 def children_seconds() -> float:

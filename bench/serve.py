@@ -57,9 +57,9 @@ class Settings:
     """Also measure nginx in a container of this image."""
 
 
-def main(words: list[str]) -> None:
+def main(args: list[str]) -> None:
     """Measure and print."""
-    settings = parse(Settings, "python -m bench.serve", words)
+    settings = parse(Settings, "python -m bench.serve", args)
     with tempfile.TemporaryDirectory(prefix="rackrun-bench-") as top:
         Path(top).chmod(0o755)
         folder = write_shards(Path(top) / "shards", settings.shards)
@@ -74,11 +74,11 @@ def write_shards(folder: Path, count: int) -> Path:
     rows, shards = [], []
     for number in range(count):
         with write_shard(folder / shard_name("bench", "train", number)) as writer:
-            for place in range(500):
+            for image_number in range(500):
                 image = dice.randbytes(dice.randrange(60_000, 160_000))
-                offset, length, start = writer.add(f"p{number}_{place}", 0, image, "jpg")
+                offset, length, start = writer.add(f"p{number}_{image_number}", 0, image, "jpg")
                 size = len(image)
-                rows.append(Row(number, offset, length, start, size, 0, 1, 1, crc32(image)))
+                rows.append(Row(number, offset, length, start, size, 0, 1, 1, crc32(image), b"jpg"))
             shards.append(writer.close())
     index = serialise_index(pack_rows(rows))
     name = index_name("bench", "train")
@@ -99,17 +99,17 @@ class Contestant(NamedTuple):
 def print_rates(folder: Path, settings: Settings) -> None:
     """Print MB/s of every server for every number of clients, and its share of the limit."""
     servers = contestants(folder, settings.image)
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    rates_measured: dict[tuple[str, int], list[float]] = defaultdict(list)
     for _ in range(settings.rounds):
         for each in servers:
             with each.serve() as port:
                 for clients in CLIENTS:
                     walks = [requests(folder, each.range_bytes) for _ in range(clients)]
-                    found[each.name, clients].append(rate(port, walks, settings.seconds))
+                    rates_measured[each.name, clients].append(rate(port, walks, settings.seconds))
     print(f"{'MB/s, share of the limit':36}" + "".join(f"{n:>8} clients" for n in CLIENTS))
     for each in servers:
-        rates = [statistics.median(found[each.name, n]) for n in CLIENTS]
-        limits = [statistics.median(found[servers[0].name, n]) for n in CLIENTS]
+        rates = [statistics.median(rates_measured[each.name, n]) for n in CLIENTS]
+        limits = [statistics.median(rates_measured[servers[0].name, n]) for n in CLIENTS]
         cells = (f"{r:,.0f} {r / most:.2f}" for r, most in zip(rates, limits, strict=True))
         print(f"{each.name:36}" + "".join(f"{cell:>16}" for cell in cells))
 
@@ -119,16 +119,16 @@ def contestants(folder: Path, image: str) -> list[Contestant]:
     native = partial(nginx, Site(folder, port=0, native=True))
     contained = partial(nginx, Site(folder, port=0, image=image))
     python = partial(python_server, folder)
-    found = [
+    servers = [
         Contestant("plain socket copy: the limit", plain_copy, 0),
         Contestant("nginx, whole shards", native, 0),
         Contestant("nginx, ranges of 2 MiB", native, RANGE_BYTES),
         Contestant("Python's http.server, whole shards", python, 0),
     ]
     if image:
-        found.insert(3, Contestant("nginx in a container, whole shards", contained, 0))
-        found.insert(4, Contestant("nginx in a container, 2 MiB", contained, RANGE_BYTES))
-    return found
+        servers.insert(3, Contestant("nginx in a container, whole shards", contained, 0))
+        servers.insert(4, Contestant("nginx in a container, 2 MiB", contained, RANGE_BYTES))
+    return servers
 
 
 @contextmanager
@@ -175,14 +175,14 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *words: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Print nothing."""
 
 
 class QuietServer(http.server.ThreadingHTTPServer):
     """A thread for each connection."""
 
-    def handle_error(self, *words: object) -> None:
+    def handle_error(self, *args: object) -> None:
         """Print nothing: clients leave in the middle."""
 
 
@@ -198,9 +198,9 @@ def python_server(folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def another_process(work: Callable[..., None], *words: object) -> Iterator[None]:
+def another_process(work: Callable[..., None], *work_args: object) -> Iterator[None]:
     """Run something in a process of its own for as long as the block lasts."""
-    process = FORK.Process(target=work, args=words, daemon=True)
+    process = FORK.Process(target=work, args=work_args, daemon=True)
     process.start()
     try:
         yield
@@ -262,15 +262,15 @@ def rate(port: int, walks: list[Iterator[bytes]], seconds: float) -> float:
 def print_costs(folder: Path, settings: Settings) -> None:
     """Print the client's CPU seconds for 1,000 samples: key, label and the bytes of the image."""
     readers = [stock_webdataset, rackrun_as_training_reads, rackrun_with_digests]
-    found: dict[str, list[float]] = defaultdict(list)
+    costs_by_reader: dict[str, list[float]] = defaultdict(list)
     with serving(Site(folder, port=0, native=True)) as server:
         for _ in range(settings.rounds):
             for reader in readers:
                 with FORK.Pool(1) as pool:
-                    found[reader.__name__].append(pool.apply(cost, (reader, server.url)))
-    most = statistics.median(found[stock_webdataset.__name__])
+                    costs_by_reader[reader.__name__].append(pool.apply(cost, (reader, server.url)))
+    most = statistics.median(costs_by_reader[stock_webdataset.__name__])
     print(f"{'CPU seconds for 1,000 samples':36}{'':>16}{'of webdataset':>16}")
-    for name, costs in found.items():
+    for name, costs in costs_by_reader.items():
         cpu = statistics.median(costs)
         print(f"{name.replace('_', ' '):36}{cpu:>16.3f}{cpu / most:>16.2f}")
 
@@ -294,8 +294,8 @@ def rackrun_as_training_reads(url: str) -> int:
     source = opened(url)
     rows, shards = source.index("train"), source.manifest.split("train").shards
     borders = np.flatnonzero(np.diff(rows["offset"] // RANGE_BYTES) | np.diff(rows["shard"])) + 1
-    wanted = [(shards[int(piece[0]["shard"])], piece) for piece in np.split(rows, borders)]
-    return sum(len(portion) for portion in portions(source, wanted))
+    shard_pieces = [(shards[int(piece[0]["shard"])], piece) for piece in np.split(rows, borders)]
+    return sum(len(portion) for portion in portions(source, shard_pieces))
 
 
 def rackrun_with_digests(url: str) -> int:

@@ -25,9 +25,8 @@ from shards.folder import FolderSource
 from shards.index import INDEX_FIELDS, Manifest, Shard, Split
 from shards.source import Range, Stored
 from shards.writer import write_shard
-from training.data.decode import Pixels
 from training.data.open import TRAIN, DataPlan, ResampledStream
-from training.data.transforms import Transforms
+from training.data.transforms import Decoded, Transforms
 
 IMAGE_BYTES, IMAGES, PER_SHARD = 110_000, 1_281_167, 9000
 BATCH, WORKERS = 256, 16  # of each GPU
@@ -54,15 +53,17 @@ class Copies(FolderSource):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "one.tar")
             with write_shard(path) as writer:
-                self.place = writer.add("image", 0, bytes(IMAGE_BYTES), "jpg")
+                self.stored_at = writer.add("image", 0, bytes(IMAGE_BYTES), "jpg")
                 writer.close()
-            self._sample = path.read_bytes()[: self.place.length]
+            self._sample = path.read_bytes()[: self.stored_at.length]
 
     @cached_property
     def manifest(self) -> Manifest:
         """Return the manifest of the data set."""
         sizes = [min(PER_SHARD, self.images - at) for at in range(0, self.images, PER_SHARD)]
-        shards = tuple(Shard("one.tar", size, size * self.place.length, "0" * 64) for size in sizes)
+        shards = tuple(
+            Shard("one.tar", size, size * self.stored_at.length, "0" * 64) for size in sizes
+        )
         split = Split(TRAIN, self.images, "one.index.npy", "0" * 64, shards)
         return Manifest(dataset="copies", classes=("image",), splits=(split,))
 
@@ -70,8 +71,8 @@ class Copies(FolderSource):
     def _rows(self) -> npt.NDArray[np.void]:
         rows = np.zeros(self.images, INDEX_FIELDS)
         rows["shard"], within = np.divmod(np.arange(self.images), PER_SHARD)
-        rows["offset"], rows["length"] = within * self.place.length, self.place.length
-        rows["image_offset"] = rows["offset"] + np.uint64(self.place.image_offset)
+        rows["offset"], rows["length"] = within * self.stored_at.length, self.stored_at.length
+        rows["image_offset"] = rows["offset"] + np.uint64(self.stored_at.image_offset)
         rows["image_length"], rows["format"] = IMAGE_BYTES, b"jpg"
         rows["crc"] = zlib.crc32(bytes(IMAGE_BYTES))
         return rows
@@ -84,18 +85,16 @@ class Copies(FolderSource):
         """Yield each range in turn, and count its bytes."""
         for _, _, length in ranges:
             self.bytes_read += length
-            yield self._sample * (length // self.place.length)
+            yield self._sample * (length // self.stored_at.length)
 
 
 @dataclass(frozen=True)
 class Undecoded(Transforms):
     """Leaves images as they are."""
 
-    def for_training(
-        self, data: bytes, random: np.random.Generator, out: Pixels | None = None
-    ) -> Pixels:
-        """Return no pixels, and leave the slot as it is."""
-        return np.empty(0, np.uint8)
+    def decoded_for_training(self, data: bytes, random: np.random.Generator) -> Decoded:
+        """Decode nothing, and leave the slot as it is."""
+        return Decoded(0, lambda out: None)
 
 
 def main(args: list[str]) -> None:
@@ -117,7 +116,7 @@ def counted(gpus: int, settings: Settings) -> tuple[int, int]:
         stream = ResampledStream(replace(plan, start=lane), slots)
         for _ in islice(stream, plan.share(0, batches, lane)):
             pass
-    return source.bytes_read, batches * BATCH * source.place.length
+    return source.bytes_read, batches * BATCH * source.stored_at.length
 
 
 if __name__ == "__main__":

@@ -9,24 +9,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 from zipfile import BadZipFile, ZipFile
-
-from tyro.conf import Positional, arg
 
 from rackrun.atomic import partials, translated_os_errors
 from rackrun.commandline import parse
+from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
+from rackrun.help.options import Examples, Positional
 
 
 @dataclass(frozen=True)
 class Demo:
     """Draw cats and dogs and convert them to shards; existing files stay."""
 
+    examples: ClassVar[Examples] = (
+        ("{prog} data/demo", "draw 4,000 images"),
+        ("{prog} data/demo --images 400", "draw fewer"),
+    )
+
     out: Positional[Path]
     """Folder for train.zip and shards/."""
-    images: Annotated[int, arg(aliases=("--pictures",))] = 4000
+    images: int = 4000
     """Number of images, half of them cats."""
     seed: int = 0
     """Seed of the drawings."""
@@ -113,7 +118,7 @@ def _has_drawn(demo: Demo) -> bool:
 
 
 def _draw(demo: Demo) -> None:
-    from catdog.drawings.archive import write_archive  # costs --help too much
+    from catdog.archive import write_archive  # costs --help too much
 
     for left_over in partials(demo.out):  # of one that was killed
         left_over.unlink()
@@ -143,9 +148,9 @@ def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
 
 def _convert(demo: Demo) -> int:
     """Run the converter as a user would, showing the command; return its exit code."""
-    command = ["-m", "convert", "catdog", str(demo.archive), str(demo.shards)]
-    _say(f"$ {shlex.join(['python', *command])}")
-    with subprocess.Popen([sys.executable, *command]) as converter:
+    args = ["catdog", str(demo.archive), str(demo.shards)]
+    _say(f"$ {called('convert')} {shlex.join(args)}")
+    with subprocess.Popen([sys.executable, "-m", "convert", *args]) as converter:
         try:
             return converter.wait()
         except KeyboardInterrupt:  # reached the converter too: it has its own way to end

@@ -101,7 +101,7 @@ def build(config: CatDog, classes: int) -> nn.Module:
         return CatDogNet(classes, channels=1 if config.gray else 3, width=config.width)
     if config.gray:
         raise UsageError(f"--model {config.model} takes colour images: leave out --gray")
-    return named_model(config.model, classes, config.image_size, own=OWN_MODELS)
+    return named_model(config.model, classes, config.image_size, task_models=OWN_MODELS)
 
 
 def transforms(config: CatDog, epoch: int) -> Transforms:

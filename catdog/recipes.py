@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rackrun.conditions import Condition
 from training.config import CROP_AREA, Config, Optimizer, Range, Shape
 
 OWN_MODELS = ("catdog", "reference")
@@ -32,6 +33,14 @@ class CatDog(Config):
         CROP_AREA,
         ("width", 1, 4096, "between 1 and 4096 channels"),
     )
+    own_conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("width",),
+            lambda config: config.model == "catdog",
+            "--model is {config.model}",
+            "--model catdog",
+        ),
+    )
 
     image_size: int = 128
     epochs: int = 30
@@ -48,7 +57,7 @@ class CatDog(Config):
 class DemoRecipe(CatDog):
     """Train a narrow model on the drawn cats and dogs, in a few minutes on two CPU cores.
 
-    97.8 % of 400 unseen drawings after 10 epochs of 3,600: about 2:20 minutes on two cores of a
+    98.0 % of 400 unseen drawings after 10 epochs of 3,600: about 2:20 minutes on two cores of a
     shared machine.
     """
 

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from convert.options import Packing
 from convert.packing.pack import pack
@@ -22,6 +21,7 @@ from convert.readers.names import safe_key
 from convert.readers.records import ImageDefect, Record, RecordListing, images
 from convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.terminal import say
 from rackrun.units import data_size
 
@@ -29,12 +29,16 @@ CLASSES = ("cat", "dog")
 NAMED = re.compile(r"(cat|dog)s?[._ -]?\d+", re.IGNORECASE)
 IN_FOLDER = re.compile(r"(cat|dog)s?", re.IGNORECASE)
 INNER = "train.zip"
-WANTED = "images named cat.0.jpg, or in folders Cat and Dog"
+EXPECTED = "images named cat.0.jpg, or in folders Cat and Dog"
 
 
 @dataclass(frozen=True)
 class Catdog:
     """Cats and dogs: Kaggle's train.zip, Microsoft's PetImages zip, or a folder."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} train.zip data/catdog", "Kaggle's train.zip, or Microsoft's archive"),
+    )
 
     source: Positional[Path]
     """Archive or folder with the images."""
@@ -50,9 +54,9 @@ class Catdog:
 def listing(source: Path, scratch: Path, follow_links: bool = False) -> RecordListing:
     """List the images of an archive or a folder; an inner zip may be unpacked into `scratch`."""
     container = _container(source, scratch, follow_links)
-    found: list[ImageDefect] = []
-    records = _records(container, found, source)
-    return RecordListing("catdog", CLASSES, (container,), records, found, as_published=True)
+    findings: list[ImageDefect] = []
+    records = _records(container, findings, source)
+    return RecordListing("catdog", CLASSES, (container,), records, findings, as_published=True)
 
 
 def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:
@@ -75,20 +79,22 @@ def _archive(path: Path, scratch: Path) -> Zip:
     return archive.within(inner[0], scratch)
 
 
-def _records(container: Zip | Folder, found: list[ImageDefect], source: Path) -> Iterator[Record]:
-    """Yield the labelled images; note everything else in `found`."""
+def _records(
+    container: Zip | Folder, findings: list[ImageDefect], source: Path
+) -> Iterator[Record]:
+    """Yield the labelled images; note everything else in `findings`."""
     labelled = [0] * len(CLASSES)
-    for record in images(container.records(), found):
+    for record in images(container.records(), findings):
         label = label_of(record.name)
         if label is None:
-            found.append(ImageDefect(record.name, "unlabelled"))
+            findings.append(ImageDefect(record.name, "unlabelled"))
         else:
             labelled[label] += 1
             yield record._replace(key=_key_of(record.name, label), label=label)
     missing = [name for name, count in zip(CLASSES, labelled, strict=True) if not count]
     if missing:
         raise DataError(
-            f"{source}: no image of a {' or a '.join(missing)} in it; expected {WANTED} "
+            f"{source}: no image of a {' or a '.join(missing)} in it; expected {EXPECTED} "
             "(Kaggle's test1.zip has no labels, train.zip has)"
         )
 
@@ -110,3 +116,9 @@ def _key_of(name: str, label: int) -> str:
     number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?([0-9]+)", stem, re.IGNORECASE)
     tail = number[1].lstrip("0").zfill(5) if number else stem
     return safe_key(f"{CLASSES[label]}_{tail}")
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("catdog")

@@ -10,8 +10,8 @@ from convert.signals import while_importing
 from rackrun.commandline import parse, unknown_command
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.help.options import Option, OptionGroup
-from rackrun.help.page import HELP, Head, show
+from rackrun.help.options import HELP
+from rackrun.help.page import Head, show
 
 
 class Runnable(Protocol):
@@ -22,7 +22,7 @@ class Runnable(Protocol):
 
 
 class Subcommand(NamedTuple):
-    """A command: its place and line in the help, and where the class of its settings is."""
+    """A command: its group and line in the help, and where the class of its settings is."""
 
     group: str
     help: str
@@ -85,25 +85,24 @@ HEAD = Head(
 
 
 def read(args: Sequence[str]) -> Runnable:
-    """Return the settings of the command that the words name; UsageError for bad ones.
+    """Return the settings of the command that the arguments name; UsageError for bad ones.
 
     --help prints and exits.
     """
-    prog, known = called("convert"), ", ".join(COMMANDS)
+    prog, names = called("convert"), ", ".join(COMMANDS)
     name = args[0] if args else ""
     if name in HELP:
         show(HEAD.of(prog=prog), _listed())
     if not name:
-        raise UsageError(f"no command given; there are: {known}; type: {prog} --help")
+        raise UsageError(f"no command given; there are: {names}; type: {prog} --help")
     if name not in COMMANDS:
         raise UsageError(unknown_command(name, COMMANDS, prog))
     return parse(COMMANDS[name].load(), f"{prog} {name}", args[1:])
 
 
-def _listed() -> list[OptionGroup]:
+def _listed() -> dict[str, list[tuple[str, str]]]:
     """Return the commands by group, as rows of the help."""
-    groups: dict[str, OptionGroup] = {}
-    for name, one in COMMANDS.items():
-        rows = groups.setdefault(one.group, OptionGroup(one.group)).options
-        rows.append(Option(name, "", "", one.help))
-    return list(groups.values())
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name, command in COMMANDS.items():
+        groups.setdefault(command.group, []).append((name, command.help))
+    return groups

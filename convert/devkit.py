@@ -32,7 +32,7 @@ VAL_NUMBER = re.compile(r"ILSVRC2012_val_([0-9]{8})")
 
 
 class DevkitFiles(Protocol):
-    """A place that keeps small files."""
+    """Gives the text of small files."""
 
     def text(self, name: str) -> bytes | None:
         """Return a small file that belongs to the data set, by its bare name."""
@@ -84,12 +84,12 @@ class Truth:
     @cached_property
     def _devkit(self) -> dict[str, bytes]:
         """The two files of the devkit that matter; empty without a devkit."""
-        found = {name: self._store.text(name) for name in (META, GROUND_TRUTH)}
-        return {name: data for name, data in found.items() if data is not None}
+        files = {name: self._store.text(name) for name in (META, GROUND_TRUTH)}
+        return {name: data for name, data in files.items() if data is not None}
 
 
 def solved(data: bytes) -> dict[str, str]:
-    """Return Kaggle's table: image to wnid, the first word of the prediction string."""
+    """Return Kaggle's table: image to wnid, the first field of the prediction string."""
     rows = csv.reader(io.StringIO(_decoded(data, SOLUTION), newline=""))
     try:
         header = next(rows, [])
@@ -101,16 +101,16 @@ def solved(data: bytes) -> dict[str, str]:
 
 
 def mapped(data: bytes) -> dict[str, str]:
-    """Return Kaggle's names: a line per class, its wnid and its words."""
+    """Return Kaggle's names: a line per class, its wnid and its description."""
     pairs = [line.partition(" ") for line in _decoded(data, MAPPING).splitlines() if line]
     wnids = [wnid for wnid, _, _ in pairs]
     if wnids != sorted(set(wnids)):
         raise DataError(f"{MAPPING}: its classes are not in the order of their wnids")
-    return {wnid: words for wnid, _, words in pairs}
+    return {wnid: description for wnid, _, description in pairs}
 
 
 def synsets(data: bytes) -> dict[int, tuple[str, str]]:
-    """Return the devkit's numbers of the leaves (1 to 1000) to wnid and words."""
+    """Return the devkit's numbers of the leaves (1 to 1000) to wnid and description."""
     try:
         rows = structs(data, "synsets", LARGEST_META)
         return dict(_synset(row) for row in rows if _whole(row, "num_children") == 0)
@@ -119,14 +119,14 @@ def synsets(data: bytes) -> dict[int, tuple[str, str]]:
 
 
 def numbered(data: bytes, named: dict[int, tuple[str, str]]) -> dict[int, str]:
-    """Return the devkit's ground truth: the place of an image, from 1, to its wnid."""
+    """Return the devkit's ground truth: the position of an image, from 1, to its wnid."""
     wnids = {b"%d" % number: wnid for number, (wnid, _) in named.items()}
-    found = {}
-    for place, line in enumerate(data.split(), 1):
+    wnids_by_position = {}
+    for position, line in enumerate(data.split(), 1):
         if line not in wnids:
-            raise DataError(f"{GROUND_TRUTH}: number {place} is not that of a class in {META}")
-        found[place] = wnids[line]
-    return found
+            raise DataError(f"{GROUND_TRUTH}: number {position} is not that of a class in {META}")
+        wnids_by_position[position] = wnids[line]
+    return wnids_by_position
 
 
 def beside(root: Path, name: str) -> bytes | None:
@@ -179,10 +179,10 @@ def _solution_rows(rows: Iterator[list[str]]) -> Iterator[tuple[str, str]]:
 
 
 def _synset(row: dict[str, Value]) -> tuple[int, tuple[str, str]]:
-    wnid, words = row.get("WNID"), row.get("words")
-    if not isinstance(wnid, str) or not WNID.fullmatch(wnid) or not isinstance(words, str):
+    wnid, description = row.get("WNID"), row.get("words")
+    if not isinstance(wnid, str) or not WNID.fullmatch(wnid) or not isinstance(description, str):
         raise NotMatlab("a class without its wnid or its words")
-    return _whole(row, "ILSVRC2012_ID"), (wnid, words)
+    return _whole(row, "ILSVRC2012_ID"), (wnid, description)
 
 
 def _whole(row: dict[str, Value], name: str) -> int:

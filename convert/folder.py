@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from convert.options import Packing
 from convert.packing.pack import pack
@@ -19,6 +18,7 @@ from convert.readers.directories import Folder
 from convert.readers.names import dataset_name, free_key
 from convert.readers.records import (
     HELD_OUT,
+    HIDDEN,
     IMAGE_SUFFIXES,
     ImageDefect,
     Record,
@@ -28,6 +28,7 @@ from convert.readers.records import (
     reading,
 )
 from rackrun.errors import DataError, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.terminal import say
 from rackrun.units import plural
 
@@ -37,6 +38,11 @@ EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/
 @dataclass(frozen=True)
 class FolderOfClasses:
     """A folder of class folders, with or without train/ and val/ above them."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} photos data/shards", "photos/cat/*.jpg, photos/dog/*.jpg, ..."),
+        ("{prog} photos data/shards --short-side 256", "smaller images, which load faster"),
+    )
 
     source: Positional[Path]
     """Folder that holds a folder per class."""
@@ -48,8 +54,8 @@ class FolderOfClasses:
 
     def run(self) -> None:
         """Convert it."""
-        found = listing(self.source, self.name, self.packing.follow_links)
-        pack(found, self.packing, self.out)
+        images_in_folders = listing(self.source, self.name, self.packing.follow_links)
+        pack(images_in_folders, self.packing, self.out)
 
 
 def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordListing:
@@ -74,12 +80,12 @@ def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordL
     if train and VAL not in parts.values():
         parts[train[0]] = HELD_OUT
         say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
-    folder, found = Folder(source, follow_links), list[ImageDefect]()
+    folder, findings = Folder(source, follow_links), list[ImageDefect]()
     dataset = dataset_name(name or source.resolve().name)
-    records = _records(folder, classes, parts, found)
+    records = _records(folder, classes, parts, findings)
     no_val = f"{source}: no images in its val/" if VAL in parts.values() else ""
     shown = tuple(map(as_text, classes))
-    return RecordListing(dataset, shown, (folder,), records, found, no_val=no_val)
+    return RecordListing(dataset, shown, (folder,), records, findings, no_val=no_val)
 
 
 def _parts(source: Path) -> dict[str, str]:
@@ -99,20 +105,21 @@ def _parts(source: Path) -> dict[str, str]:
 def _folders(path: Path) -> list[str]:
     """Return the visible folders in a folder, sorted; those that a link points to as well."""
     with reading(path):
-        return sorted(each.name for each in path.iterdir() if each.is_dir() and each.name[0] != ".")
+        folders = [each.name for each in path.iterdir() if each.is_dir()]
+    return sorted(name for name in folders if not HIDDEN.search(name))
 
 
 def _records(
-    folder: Folder, classes: list[str], parts: dict[str, str], found: list[ImageDefect]
+    folder: Folder, classes: list[str], parts: dict[str, str], findings: list[ImageDefect]
 ) -> Iterator[Record]:
-    """Yield the images in class folders; note everything else in `found`."""
+    """Yield the images in class folders; note everything else in `findings`."""
     labels = {name: label for label, name in enumerate(classes)}
     counts: Counter[str] = Counter()
     taken: set[str] = set()
-    for record in images(folder.records(), found):
-        split, label, inner = _place(record.name, labels, parts)
+    for record in images(folder.records(), findings):
+        split, label, inner = _split_and_label(record.name, labels, parts)
         if label is None:
-            found.append(ImageDefect(record.name, "unlabelled"))
+            findings.append(ImageDefect(record.name, "unlabelled"))
             continue
         key = free_key(_stems(classes[label], inner), record.name, taken)
         counts[classes[label]] += 1
@@ -122,7 +129,7 @@ def _records(
         raise DataError(f"{folder.root / empty[0]}: no images in this class folder ({_suffixes()})")
 
 
-def _place(
+def _split_and_label(
     name: str, labels: dict[str, int], parts: dict[str, str]
 ) -> tuple[str, int | None, PurePosixPath]:
     """Return split and label of an image, and its path below the class folder."""
@@ -145,3 +152,9 @@ def _stems(class_name: str, inner: PurePosixPath) -> tuple[str, str]:
 
 def _suffixes() -> str:
     return ", ".join(IMAGE_SUFFIXES)
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("folder")

@@ -7,10 +7,8 @@ number of the row.
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-from tyro.conf import Positional
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
 
 from convert.options import Packing
 from convert.packing.pack import pack
@@ -20,6 +18,7 @@ from convert.readers.listed_files import ListedFiles
 from convert.readers.names import class_table, dataset_name, is_class_name
 from convert.readers.records import HELD_OUT, ImageDefect, Record, RecordListing
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.terminal import clean, say
 
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in its folder
@@ -29,6 +28,10 @@ NO_LABEL = -1  # where a published test split keeps its labels back
 @dataclass(frozen=True)
 class HuggingFace:
     """A Hugging Face data set, from a saved folder or the local cache; downloads nothing."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} downloads/beans data/beans", "a data set downloaded from the Hub"),
+    )
 
     source: Positional[str]
     """Folder of save_to_disk, folder of Parquet files, or name on the Hub (in the cache here)."""
@@ -67,11 +70,11 @@ class HuggingFace:
         names = getattr(features[columns[1]], "names", None)
         classes = {str(number): number for number in range(len(names))} if names else None
         classes = classes or _classes(tables)
-        found = list[ImageDefect]()
-        records = _records(tables, splits, classes, found)
+        findings = list[ImageDefect]()
+        records = _records(tables, splits, classes, findings)
         dataset = dataset_name(self.name or Path(self.source).name)
         shown = tuple(names or classes)
-        return RecordListing(dataset, shown, tuple(tables.values()), records, found)
+        return RecordListing(dataset, shown, tuple(tables.values()), records, findings)
 
     def _columns(self, features: Mapping[str, Any]) -> tuple[str, str]:
         """Return the columns of images and of classes; UsageError unless they are clear."""
@@ -94,26 +97,61 @@ def load(source: str, config: str = "") -> dict[str, Any]:
         raise MissingPackage("datasets", "hf") from None
     damage = (KeyError, TypeError, AttributeError, RuntimeError, datasets.exceptions.DatasetsError)
     try:
-        found = _found(datasets, source, config or None)
+        loaded = _load_local(datasets, source, config or None)
     except (ConnectionError, FileNotFoundError):
         raise UsageError(_not_here(source)) from None
     except (OSError, ValueError, *damage) as error:
         reason = clean(" ".join(str(error).split()))[:300]
         raise UsageError(f"{source}: cannot be read as a data set: {reason}") from None
-    return dict(found) if isinstance(found, dict) else {str(found.split or TRAIN): found}
+    return dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or TRAIN): loaded}
 
 
-def _found(datasets: Any, source: str, config: str | None) -> Any:
+def _load_local(datasets: Any, source: str, config: str | None) -> Any:
     """Return a data set or its splits, from a folder or from either cache."""
     if any((Path(source) / name).is_file() for name in SAVED):
         return datasets.load_from_disk(source)
+    _refuse_files_elsewhere(Path(source))
     try:
         return datasets.load_dataset(source, config)
     except ConnectionError:  # not prepared yet; perhaps its files have been downloaded
         from huggingface_hub import snapshot_download
 
         folder = snapshot_download(source, repo_type="dataset", local_files_only=True)
+        _refuse_files_elsewhere(Path(folder))
         return datasets.load_dataset(folder, config)
+
+
+def _refuse_files_elsewhere(folder: Path) -> None:
+    """Raise UsageError if the description of a data set names files outside its folder.
+
+    `datasets` would fetch a URL and read any file of this machine. ValueError for no YAML.
+    """
+    from huggingface_hub import DatasetCard
+
+    for name, fence in (("README.md", ""), (".huggingface.yaml", "---\n")):
+        path = folder / name
+        if not path.is_file():
+            continue
+        card = DatasetCard(fence + path.read_text(encoding="utf-8") + f"\n{fence}")
+        for config in card.data.to_dict().get("configs") or ():
+            named = [*_texts(config.get("data_files")), *_texts(config.get("data_dir"))]
+            for text in named:
+                if ":" in text or text.startswith(("/", "~")) or ".." in PurePosixPath(text).parts:
+                    raise UsageError(
+                        clean(f"{path}: names {text[:200]!r}, which is not below {folder}; nothing")
+                        + " is fetched, or read elsewhere: put the files there, and correct it"
+                    )
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield every text in lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.values()])
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def _not_here(source: str) -> str:
@@ -134,11 +172,13 @@ def _column(
 ) -> str:
     """Return the column that is asked for, or the only one of a usual type."""
     can_be = [name for name, feature in features.items() if isinstance(feature, possible)]
-    found = [asked] if asked else [name for name in can_be if isinstance(features[name], usual)]
-    if len(found) == 1 and found[0] in can_be:
-        return found[0]
+    candidates = (
+        [asked] if asked else [name for name in can_be if isinstance(features[name], usual)]
+    )
+    if len(candidates) == 1 and candidates[0] in can_be:
+        return candidates[0]
     kind = "images" if option == "--image-column" else "classes"
-    what = f"no column {asked!r} of {kind}" if asked else f"{len(found)} columns of {kind}"
+    what = f"no column {asked!r} of {kind}" if asked else f"{len(candidates)} columns of {kind}"
     has = ", ".join(f"{name} ({type(each).__name__})" for name, each in features.items())
     raise UsageError(clean(f"{what} in {has}"[:400] + f"; name one by {option}"))
 
@@ -182,18 +222,24 @@ def _records(
     tables: Mapping[str, ArrowImages],
     splits: Mapping[str, str],
     classes: Mapping[str, int],
-    found: list[ImageDefect],
+    findings: list[ImageDefect],
 ) -> Iterator[Record]:
-    """Yield a record per row that has an image and a class; note the others in `found`."""
+    """Yield a record per row that has an image and a class; note the others in `findings`."""
     for number, (name, table) in enumerate(tables.items()):
         for row in table.rows():
             record, label = table.record(row, number), classes.get(str(row.label))
             where = f"{table.name}/{row.number}"
             if record is None:
-                found.append(ImageDefect(where, "no image"))
+                findings.append(ImageDefect(where, "no image"))
             elif not record.size:
-                found.append(ImageDefect(where, "empty"))
+                findings.append(ImageDefect(where, "empty"))
             elif label is None:
-                found.append(ImageDefect(where, "unlabelled"))
+                findings.append(ImageDefect(where, "unlabelled"))
             else:
                 yield record._replace(label=label, split=splits[name])
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("hf")

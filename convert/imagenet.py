@@ -21,9 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, Protocol
-
-from tyro.conf import Positional
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
 from convert.images.info import LEFT_OUT
@@ -46,6 +44,7 @@ from convert.readers.tars import Tar
 from convert.readers.webdataset_tars import MOST_CLASSES
 from convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.units import whole_number
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -61,7 +60,7 @@ OFFICIAL_CLASSES = 1000
 OFFICIAL_PER_CLASS = {"train": range(732, 1301), "val": range(50, 51)}
 
 TREES = ("", "CLS-LOC", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")  # where train/ and val/ may lie
-PLACE = re.compile(r"(?:.*/)?(?P<split>train|val)/(?:(?P<wnid>n\d{8})/)?(?P<file>[^/]+)")
+IMAGE_PATH = re.compile(r"(?:.*/)?(?P<split>train|val)/(?:(?P<wnid>n\d{8})/)?(?P<file>[^/]+)")
 
 PRESETS = {
     "": Preset(),
@@ -99,6 +98,11 @@ class Choice:
 @dataclass(frozen=True)
 class Imagenet:
     """ImageNet-1k: the official archives, class folders, Kaggle's tree or its zip."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} ILSVRC data/imagenet", "the folder of the archives, or as they were extracted"),
+        ("{prog} ILSVRC data/imagenet --short-side 256", "smaller images, which load faster"),
+    )
 
     source: Positional[Path]
     """Folder with the archives or the images, or Kaggle's zip."""
@@ -232,9 +236,9 @@ class Tree:
     def entries(self) -> Iterator[Entry]:
         """Yield every image below a folder called train or val."""
         for name, size in self._folder.files():
-            place = PLACE.fullmatch(name)
-            if place and is_image(name):
-                yield _entry(place["split"], place["wnid"] or "", name, 0, 0, size)
+            match = IMAGE_PATH.fullmatch(name)
+            if match and is_image(name):
+                yield _entry(match["split"], match["wnid"] or "", name, 0, 0, size)
 
     def text(self, name: str) -> bytes | None:
         """Return a file beside the folders, or of the devkit."""
@@ -255,10 +259,10 @@ class KaggleZip:
     def entries(self) -> Iterator[Entry]:
         """Yield every image below a folder called train or val."""
         for member in self._zip.members():
-            place = PLACE.fullmatch(member.name)
-            if place and is_image(member.name):
+            match = IMAGE_PATH.fullmatch(member.name)
+            if match and is_image(member.name):
                 record = self._zip.record(member, _key(member.name), 0)
-                yield Entry(place["split"], place["wnid"] or "", record)
+                yield Entry(match["split"], match["wnid"] or "", record)
 
     def text(self, name: str) -> bytes | None:
         """Return a file of the zip, in whatever folder."""
@@ -280,9 +284,9 @@ class KaggleZip:
         """The wnids of the training set, and the small files."""
         wnids, small = set(), {}
         for member in self._zip.members():
-            place = PLACE.fullmatch(member.name)
-            if place and place["split"] == "train" and place["wnid"]:
-                wnids.add(place["wnid"])
+            match = IMAGE_PATH.fullmatch(member.name)
+            if match and match["split"] == "train" and match["wnid"]:
+                wnids.add(match["wnid"])
             elif member.name.endswith((SOLUTION, MAPPING)):
                 small[PurePosixPath(member.name).name] = self._zip.record(member, "", 0)
         return frozenset(wnids), small
@@ -323,9 +327,9 @@ def _refuse_decoy(source: Path) -> None:
 def _compare_md5(source: Path) -> None:
     for name, expected in MD5.items():
         with reading(source / name), os.fdopen(open_archive(source / name), "rb") as file:
-            found = hashlib.file_digest(file, "md5").hexdigest()
-        if found != expected:
-            raise DataError(f"{source / name}: MD5 {found}, published is {expected}")
+            actual = hashlib.file_digest(file, "md5").hexdigest()
+        if actual != expected:
+            raise DataError(f"{source / name}: MD5 {actual}, published is {expected}")
 
 
 def _key(name: str) -> str:
@@ -355,13 +359,13 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
 def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
     """Yield the records of the chosen classes; a label is the rank of its wnid."""
     ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
-    known = store.wnids()
+    training_wnids = store.wnids()
     for split, wnid, record in store.entries():
-        where = wnid or truth.wnid(PurePosixPath(record.name).stem)
-        if where not in known:
-            raise DataError(f"{record.name}: shows {where}, a class without training images")
-        if where in ranks:
-            yield record._replace(label=ranks[where], split=split)
+        class_wnid = wnid or truth.wnid(PurePosixPath(record.name).stem)
+        if class_wnid not in training_wnids:
+            raise DataError(f"{record.name}: shows {class_wnid}, a class without training images")
+        if class_wnid in ranks:
+            yield record._replace(label=ranks[class_wnid], split=split)
 
 
 def _limited(records: Iterator[Record], limit: int) -> Iterator[Record]:
@@ -395,3 +399,9 @@ def _counted(
         f"validation images; ImageNet-1k has {OFFICIAL_CLASSES:,}, {OFFICIAL['train']:,} and "
         f"{OFFICIAL['val']:,}, of each class 732 to 1,300 and 50; if a part is meant, add --subset"
     )
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("imagenet")

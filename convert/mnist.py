@@ -7,8 +7,7 @@ MNIST, are read as well.
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from convert.options import Packing
 from convert.packing.pack import pack
@@ -16,17 +15,22 @@ from convert.packing.plan import TEST
 from convert.readers.idx import IdxPair
 from convert.readers.records import HELD_OUT, RecordListing
 from rackrun.errors import UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.terminal import say
 
 SIDES, CLASSES = (28, 28), tuple("0123456789")
 COUNTS = (60_000, 10_000)
-PLACES = ("", "raw", "MNIST/raw")  # the latter two are torchvision's
+FOLDERS = ("", "raw", "MNIST/raw")  # the latter two are torchvision's
 PARTS = {"train": HELD_OUT, "t10k": TEST}
 
 
 @dataclass(frozen=True)
 class MnistFiles:
     """MNIST: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} downloads data/mnist", "the folder of the four files"),
+    )
 
     source: Positional[Path]
     """Folder with the four files, gzipped or not."""
@@ -49,7 +53,9 @@ def listing(source: Path) -> RecordListing:
         pair.records(part, PARTS[part], number)
         for number, (part, pair) in enumerate(zip(PARTS, pairs, strict=True))
     )
-    return RecordListing("mnist", CLASSES, tuple(pairs), records, usual=("gray",))
+    return RecordListing(
+        "mnist", CLASSES, tuple(pairs), records, as_published=True, usual=("gray",)
+    )
 
 
 def _pair(source: Path, part: str) -> IdxPair:
@@ -61,13 +67,19 @@ def _file(source: Path, stem: str, dimensions: int) -> Path:
     """Return the IDX file of that name; UsageError if there is none."""
     if not source.is_dir():
         raise UsageError(f"{source}: there is no such folder; give that with the files of MNIST")
-    for place in PLACES:
+    for folder in FOLDERS:
         for mark in (f"-idx{dimensions}", f".idx{dimensions}"):
             for suffix in ("", ".gz"):
-                path = source / place / f"{stem}{mark}-ubyte{suffix}"
+                path = source / folder / f"{stem}{mark}-ubyte{suffix}"
                 if path.is_file():
                     return path
     raise UsageError(
         f"{source}: no {stem}-idx{dimensions}-ubyte or {stem}-idx{dimensions}-ubyte.gz in it; give "
         "the folder with the four files of MNIST"
     )
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("mnist")

@@ -32,6 +32,9 @@ class Packing:
     """Extension of images in the shards: jpg for all, or true: that of each image's format."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
+    allow: tuple[Literal["leaks", "similar-classes"], ...] = ()
+    """leaks: copies of an image in several splits. similar-classes: class names that differ only by
+    case, Unicode form or leading zeros. May be given twice."""
     tiles: bool = False
     """Rewrite JPEGs without loss so that crops decode faster (needs jpegtran)."""
     sidecars: bool = False

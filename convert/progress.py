@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 LINE_SECONDS = 5.0
-METERED = 1000  # records between two looks at the clock
+METERED = 1000  # records between two readings of the clock
 
 _Record = TypeVar("_Record")
 

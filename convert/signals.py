@@ -8,7 +8,7 @@ from types import FrameType
 
 from rackrun.signals import handle, restore
 
-WORDS = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b""}
+MESSAGES = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b""}
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def while_importing() -> Iterator[None]:
     Raising an exception would not do: the import system swallows it in places. A signal that is
     ignored, as under nohup, stays so.
     """
-    before = handle(WORDS, _leave)
+    before = handle(MESSAGES, _leave)
     try:
         yield
     finally:
@@ -26,5 +26,5 @@ def while_importing() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, WORDS[signal.Signals(number)])
+    os.write(2, MESSAGES[signal.Signals(number)])
     os._exit(128 + number)

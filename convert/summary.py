@@ -2,10 +2,10 @@
 
 import sys
 from dataclasses import dataclass
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from convert.images.info import KEPT, LEFT_OUT
+from rackrun.help.options import Examples, Positional
 from rackrun.terminal import clean
 from rackrun.units import plural
 from shards.index import Manifest, Split, brace_name
@@ -18,6 +18,11 @@ CLASSES_NAMED = 20  # with more classes only the range of their counts is shown
 @dataclass(frozen=True)
 class Summary:
     """Print a data set's shards in brace form, with counts, bytes and classes."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards", "of a folder"),
+        ("{prog} http://server:8080/", "of a served folder"),
+    )
 
     location: Positional[str]
     """Shard folder, or the http(s):// URL of one."""
@@ -66,3 +71,9 @@ def _class_counts(source: Source, split: Split) -> str:
     if len(classes) > CLASSES_NAMED:
         return f"{min(counts):,} to {max(counts):,} samples a class"
     return ", ".join(f"{name} {count:,}" for name, count in zip(classes, counts, strict=True))
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("summary")

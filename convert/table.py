@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
-
-from tyro.conf import Positional
+from typing import Any, ClassVar, NamedTuple
 
 from convert.options import Packing
 from convert.packing.pack import pack
@@ -26,6 +24,7 @@ from convert.readers.records import (
     images,
 )
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.terminal import clean
 from shards.index import Origin
 
@@ -33,6 +32,10 @@ from shards.index import Origin
 @dataclass(frozen=True)
 class ImageTable:
     """A CSV or Parquet file of paths and labels."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} images.csv data/shards --root photos", "paths below photos/"),
+    )
 
     source: Positional[Path]
     """CSV file with a header line, or Parquet file."""
@@ -59,10 +62,10 @@ class ImageTable:
         rows = _rows(self)
         classes = class_table({row.label for row in rows})
         container = TableImages(self.source, self.root)
-        found = list[ImageDefect]()
-        records = images(_records(self.source, rows, classes, container), found)
+        findings = list[ImageDefect]()
+        records = images(_records(self.source, rows, classes, container), findings)
         dataset = dataset_name(self.name or self.source.stem)
-        return RecordListing(dataset, tuple(classes), (container,), records, found)
+        return RecordListing(dataset, tuple(classes), (container,), records, findings)
 
 
 class ListedImage(NamedTuple):
@@ -107,19 +110,19 @@ def _records(
 
 def _rows(table: ImageTable) -> list[ListedImage]:
     """Return the rows; DataError for one without path or label, or of an unknown split."""
-    wanted = (table.path_column, table.label_column, table.split_column)
+    columns = (table.path_column, table.label_column, table.split_column)
     is_parquet = table.source.suffix.lower() in (".parquet", ".pq")
-    found = _of_parquet(table.source) if is_parquet else _of_csv(table.source)
+    table_rows = _of_parquet(table.source) if is_parquet else _of_csv(table.source)
     rows = []
-    for number, fields in enumerate(found, start=1 if is_parquet else 2):
-        missing = [name for name in wanted[:2] if name not in fields]
+    for number, fields in enumerate(table_rows, start=1 if is_parquet else 2):
+        missing = [name for name in columns[:2] if name not in fields]
         if missing:
             has = clean(", ".join(map(str, fields)))[:200]
             raise UsageError(
                 f"{table.source}: no column {missing[0]!r}, only {has}; name them by "
                 "--path-column, --label-column and --split-column"
             )
-        path, label, split = (_text(fields.get(name)) for name in wanted)
+        path, label, split = (_text(fields.get(name)) for name in columns)
         where = clean(f"{table.source}: line {number}")
         if not path or "\0" in path or not is_class_name(label):
             raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
@@ -157,3 +160,9 @@ def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
                 yield from batch.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UsageError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("csv")

@@ -8,39 +8,43 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
-
-from tyro.conf import Positional
+from typing import ClassVar, NamedTuple
 
 from convert.images.jpegtran import jpegtran
-from convert.images.tiles import has_sound_tiles
-from convert.originals import Originals
-from convert.packing.workers import in_parallel
+from convert.originals import Compared, Originals, tiles_compared
+from convert.packing.copies import copies
+from convert.packing.quality_report import report_lines
+from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
+from convert.readers.records import ImageDefect
 from rackrun.errors import DataError, Unavailable, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.machine import core_count
 from rackrun.terminal import clean
 from rackrun.units import plural
-from shards.jpeg import jpeg_frame
 from shards.metadata import Loan
 from shards.open import open_source
 from shards.samples import stored_samples
 from shards.source import Source
-from shards.tiles import original_digest
-from shards.verify import Sample, sample_of
+from shards.verify import sample_of
 
 
 @dataclass(frozen=True)
 class Verify:
     """Read everything again, and check that shards, indexes and manifest agree in every byte."""
 
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards", "check every byte"),
+        ("{prog} http://server:8080/", "of a served folder"),
+    )
+
     location: Positional[str]
     """Shard folder, or the http(s):// URL of one."""
     workers: int = 0
     """Processes; 0: one per core."""
     json: bool = False
-    """Print JSON: location, samples, shards, and faults, a list of sentences; with --source also
-    equal and without_original, counts of images with tiles."""
+    """Print JSON: location, samples, shards; faults and copies, lists of sentences; with --source
+    also equal and without_original, counts of images with tiles."""
     source: Path | None = None
     """Of a data set made with --tiles: folder, zip or tar of the originals, to compare with."""
 
@@ -73,7 +77,8 @@ class Verify:
                     compared += message
                 else:
                     faults.append(message)
-        self._print(total, len(jobs), sorted(map(clean, faults)), compared)
+        duplicates = [] if faults else report_lines(list(_copies(source)))
+        self._print(total, len(jobs), sorted(map(clean, faults)), compared, duplicates)
         if faults:
             raise DataError(
                 f"{self.location}: {plural(len(faults), 'fault')}; convert or copy it again"
@@ -91,17 +96,25 @@ class Verify:
         jpegtran()  # or an error, before anything is read
         return Originals.of(self.source)
 
-    def _print(self, samples: int, shards: int, faults: list[str], compared: "Compared") -> None:
+    def _print(
+        self,
+        samples: int,
+        shards: int,
+        faults: list[str],
+        compared: Compared,
+        duplicates: list[str],
+    ) -> None:
         if self.json:
             counted = {"location": self.location, "samples": samples, "shards": shards}
             if self.source is not None:
                 counted |= asdict(compared)
-            lines = [json.dumps({**counted, "faults": faults}, indent=2)]
+            sentences = {"faults": faults, "copies": [line.strip() for line in duplicates]}
+            lines = [json.dumps(counted | sentences, indent=2)]
         elif faults:
             lines = faults
         else:
             counted_in_words = f"{plural(samples, 'sample')} in {plural(shards, 'shard')}"
-            lines = [f"{self.location}: {counted_in_words}, all as it should be"]
+            lines = [f"{self.location}: {counted_in_words}, all as it should be", *duplicates]
         if self.source is not None and not self.json:
             lines.append(
                 f"{self.source}: original coefficients found in {plural(compared.equal, 'image')} "
@@ -115,17 +128,6 @@ class VerifyJob(NamedTuple):
 
     split: str
     number: int
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Counts of images with tiles that were to be compared with their originals."""
-
-    equal: int = 0
-    without_original: int = 0
-
-    def __add__(self, other: "Compared") -> "Compared":
-        return Compared(self.equal + other.equal, self.without_original + other.without_original)
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,10 @@ def _verify_shard(
     source = indexes.source
     shard = source.manifest.split(job.split).shards[job.number]
     where, compared = f"{source.location}: {shard.name}", Compared()
+    working_on(where)
     try:
         for row, data in stored_samples(source, job.split, job.number):
+            working_on(f"{where}: the sample at byte {row['offset']}")
             try:
                 sample = sample_of(source, shard, row, data)
                 if source.manifest.tiles:
@@ -184,21 +188,12 @@ def _verify_shard(
     report(Progress(shard.samples, shard.bytes))
 
 
-def tiles_compared(sample: Sample, where: str, originals: Originals | None) -> Compared:
-    """Return the count of an image with tiles, compared with its original; of others, no count.
-
-    DataError if its list of tiles does not fit it, or its coefficients are not the original's.
-    """
-    frame, where = jpeg_frame(sample.image), f"{where}: sample {sample.key}"
-    if frame is None or not frame.tiles_at:
-        return Compared()
-    if not has_sound_tiles(sample.image, frame):
-        raise DataError(f"{where}: its list of tiles does not fit it")
-    if originals is None:
-        return Compared()
-    if originals.check(sample.image, original_digest(sample.image, frame), where):
-        return Compared(equal=1)
-    return Compared(without_original=1)
+def _copies(source: Source) -> Iterator[ImageDefect]:
+    """Yield the exact copies among the images of a data set that has no fault."""
+    manifest = source.manifest
+    indexes = [(split.name, source.index(split.name)) for split in manifest.splits]
+    shards = {split.name: split.shards for split in manifest.splits}
+    return copies(indexes, shards, manifest.classes, source.read)
 
 
 def strangers(source: Source) -> Iterator[str]:
@@ -206,8 +201,14 @@ def strangers(source: Source) -> Iterator[str]:
     folder = Path(source.location)
     if "://" in source.location:
         return
-    known = source.manifest.files()
+    listed = source.manifest.files()
     ours = re.compile(rf"{source.manifest.dataset}-[a-z]+(-\d{{6}}\.tar|\.index\.npy)")
     for path in sorted(folder.iterdir()):
-        if ours.fullmatch(path.name) and path.name not in known:
+        if ours.fullmatch(path.name) and path.name not in listed:
             yield f"{path}: not a part of this data set"
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("verify")

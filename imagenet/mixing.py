@@ -33,8 +33,8 @@ def mixed(
         images, share = _patched(images, share)
     else:
         images = torch.lerp(images.roll(1, 0).float(), images.float(), share)
-    wanted = one_hot(labels, classes).float()
-    return images, torch.lerp(wanted.roll(1, 0), wanted, share)
+    targets = one_hot(labels, classes).float()
+    return images, torch.lerp(targets.roll(1, 0), targets, share)
 
 
 def _share(strength: float) -> float:
@@ -54,5 +54,5 @@ def _patched(images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
     return patched, 1 - (bottom - top) * (right - left) / (height * width)
 
 
-def _within(place: float, limit: int) -> int:
-    return min(max(round(place), 0), limit)
+def _within(edge: float, limit: int) -> int:
+    return min(max(round(edge), 0), limit)

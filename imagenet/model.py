@@ -59,14 +59,14 @@ def blur_halvings(module: nn.Module) -> None:
 def transforms(config: ImageNet, epoch: int) -> Transforms:
     """Return random crops that may grow with the epochs; the centre for evaluation."""
     side = config.judged_size
-    found = Transforms(
+    crops = Transforms(
         size=training_size(config, epoch),
         evaluation_size=side,
         short_side=config.short_side or round(side * 256 / 224),
         crop_area=config.crop_area,
         interpolation=config.interpolation,
     )
-    return augmented(normalised_for(config.model, found), config)
+    return augmented(normalised_for(config.model, crops), config)
 
 
 def training_size(config: ImageNet, epoch: int) -> int:

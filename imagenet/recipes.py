@@ -7,6 +7,7 @@ another --batch-size, change it in proportion.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from rackrun.conditions import Condition
 from training.config import CROP_AREA, MOST, Config, Optimizer, Range, Shape
 from training.models.registered import has_one_size, two_sizes
 
@@ -22,9 +23,9 @@ class ImageNet(Config):
     30 epochs, random crops. 115 million images: 13 hours at 2,500 images/s. Accuracy: not measured.
     """
 
-    recipe: str = "classic"
-    """Set of defaults to start from: classic, fast16, fast32; as published: torchvision-v1,
-    torchvision-v2, ffcv16, ffcv32, ffcv88, timm-a1, timm-a2, timm-a3, sgd-8k."""
+    recipe: str = "default"
+    """Set of defaults to start from: default; as published: torchvision-v1, torchvision-v2, ffcv16,
+    ffcv32, ffcv88, timm-a1, timm-a2, timm-a3."""
     start_image_size: int = 0
     """Side in the first epochs in pixels, growing linearly to --image-size; 0: --image-size."""
     grow_from_epoch: int = 0
@@ -54,6 +55,14 @@ class ImageNet(Config):
         *((name, 0, MOST, "0 or more") for name in ("grow_from_epoch", "grow_until_epoch")),
         *((name, 0, 100, "between 0 and 100") for name in ("mixup", "cutmix")),
     )
+    own_conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("grow_from_epoch", "grow_until_epoch"),
+            lambda config: config.start_image_size > 0,
+            "images have --image-size {config.image_size} from the start",
+            "--start-image-size 160",
+        ),
+    )
 
     epochs: int = 90
     batch_size: int = 256
@@ -77,45 +86,10 @@ class ImageNet(Config):
         return ""
 
     def _contradictions(self) -> list[str]:
-        found = super()._contradictions()
+        problems = super()._contradictions()
         if has_one_size(self.model) and (problem := self.two_sizes()):
-            found.append(problem)
-        return found
-
-
-@dataclass(frozen=True)
-class Fast16(ImageNet):
-    """Train a classifier on ImageNet in 16 epochs.
-
-    Images that grow from 160 to 192, evaluated at 256; label smoothing, blur before halving, a
-    high learning rate with cosine decay. Accuracy: not measured.
-    """
-
-    recipe: str = "fast16"
-    epochs: int = 16
-    image_size: int = 192
-    start_image_size: int = 160
-    evaluation_size: int = 256
-    crop_area: float = 0.35
-    blur_pool: bool = True
-    lr: float = 0.4
-    lr_schedule: Shape = "cosine"
-    warmup_epochs: float = 2.0
-    weight_decay: float = 5e-5
-    label_smoothing: float = 0.1
-
-
-@dataclass(frozen=True)
-class Fast32(Fast16):
-    """Train a classifier on ImageNet in 32 epochs.
-
-    As fast16, with an average of the weights. Accuracy: not measured.
-    """
-
-    recipe: str = "fast32"
-    epochs: int = 32
-    crop_area: float = 0.25
-    ema_decay: float = 0.9998
+            problems.append(problem)
+        return problems
 
 
 @dataclass(frozen=True)
@@ -282,35 +256,14 @@ class Ffcv88(Ffcv16):
     grow_until_epoch: int = 76
 
 
-@dataclass(frozen=True)
-class Sgd8k(ImageNet):
-    """Train ResNet-50 with 8,192 images per step, for which Goyal et al. published 76.26 %.
-
-    SGD 0.1 for 256 images, with Nesterov's momentum, after 5 epochs of warm-up; divided by ten
-    after 30, 60 and 80 of 90 epochs; residual blocks that begin as the identity; norms that see 32
-    images, hence 8 parts of a batch: https://arxiv.org/abs/1706.02677, section 5.1. For 32 ranks,
-    or 256 with `--batch-size 32 --lr 0.0125 --grad-accum-steps 1`. Here: not measured.
-    """
-
-    recipe: str = "sgd-8k"
-    grad_accum_steps: int = 8
-    lr_milestones: str = "30,60,80"
-    zero_init_residual: bool = True
-
-
 RECIPES: dict[str, type[ImageNet]] = {
     "default": ImageNet,
-    "classic": ImageNet,
-    "fast16": Fast16,
-    "fast32": Fast32,
     "torchvision-v1": TorchvisionV1,
     "torchvision-v2": TorchvisionV2,
-    "strong": TorchvisionV2,  # its name before it had the published way of repeating and averaging
     "ffcv16": Ffcv16,
     "ffcv32": Ffcv32,
     "ffcv88": Ffcv88,
     "timm-a1": TimmA1,
     "timm-a2": TimmA2,
     "timm-a3": TimmA3,
-    "sgd-8k": Sgd8k,
 }

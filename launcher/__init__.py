@@ -10,35 +10,35 @@ if TYPE_CHECKING:
     from launcher.run.result import LaunchResult, Result
 
 
-def launch(*words: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
+def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
     """Run what `./run-local` would, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
 
     With `hosts="hosts.txt"` it is what `./run-ssh` does, with `address="auto"` what `./run-ray`
-    does on the nodes of that Ray cluster. The words are those after the launcher's options: a task
-    and its options, or "--" and a command. The options are the launcher's, with underscores.
+    does on the nodes of that Ray cluster. The arguments are those after the launcher's options: a
+    task and its options, or "--" and a command. The options are the launcher's, with underscores.
     Returns how the run ended; raises Problem when nothing could be started. In the main thread,
     Ctrl-C ends the run.
 
     A function, or its import path as "my_module:train", is called by every rank with the further
-    words, which travel as JSON; `returned` of the result has what it returned on each rank.
+    arguments, which travel as JSON; `returned` of the result has what it returned on each rank.
     """
     from launcher.run.function_calls import function_call, launched
 
-    call = function_call(words)
-    typed = ("--", *call.words) if call else tuple(map(str, words))
-    return launched(_launch(typed, options), words)
+    call = function_call(args)
+    typed = ("--", *call.words) if call else tuple(map(str, args))
+    return launched(_launch(typed, options), args)
 
 
-def _launch(words: tuple[str, ...], options: LaunchOptions) -> Result:
+def _launch(args: tuple[str, ...], options: LaunchOptions) -> Result:
     """Launch here, on hosts, or on a Ray cluster, depending on the options."""
     if options.keys() & {"hosts", "host_list", "slurm"}:
         from launcher.commands.ssh import launch as launch_there
 
-        return launch_there(words, options)
+        return launch_there(args, options)
     if "address" in options:
         from launcher.commands.ray import launch as launch_on_ray
 
-        return launch_on_ray(words, options)
+        return launch_on_ray(args, options)
     from launcher.commands.local import launch as launch_here
 
-    return launch_here(words, options)
+    return launch_here(args, options)

@@ -8,9 +8,9 @@ SCRIPT = "./run-"
 """Messages then call commands as a checkout without an environment does."""
 
 
-def _script_of(word: str) -> str:
+def _script_of(name: str) -> str:
     """Return the script of a command; an option such as --help as it is."""
-    return word if word.startswith("-") else f"{SCRIPT}{word}"
+    return name if name.startswith("-") else f"{SCRIPT}{name}"
 
 
 if __name__ == "__main__":

@@ -61,17 +61,21 @@ venv_finds_torch() { # BASE: makes .venv with BASE's torch, and sets $locks to w
     locks=("${locks[@]/#*requirements/$folder/locks}")
 }
 
-# Sets $uv to the uv that installs: the one of this machine, else the one that the lock names. It
-# stays empty where pip asks a keyring for passwords, and where no index is asked.
-venv_find_uv() {
+# Sets $uv to the uv that installs: the one of this machine or of BASE's environment, else the one
+# that the lock names. It stays empty where pip asks a keyring for passwords, and where no index is
+# asked.
+venv_find_uv() { # BASE
     local lock="$root/requirements/dev.txt"
-    uv=$(command -v uv || printf %s "$root/.venv/bin/uv")
+    uv=$(command -v uv "$(dirname "$(command -v "$1")")/uv" | head -n 1)
+    uv=${uv:-$root/.venv/bin/uv}
     if "$root/.venv/bin/python" -m pip config list | grep keyring-provider >/dev/null; then
         uv=
     elif ! [ -x "$uv" ]; then
         uv=
         [ ${#wheels[@]} = 0 ] && [ -e "$lock" ] || return 0
-        venv_get --require-hashes --only-binary :all: --requirement <(sed -n '/^uv==/,/# via/p' "$lock")
+        # Not satisfied by a uv that .venv sees beside another environment's torch: it has no program.
+        venv_get --ignore-installed --require-hashes --only-binary :all: \
+            --requirement <(sed -n '/^uv==/,/# via/p' "$lock")
         uv="$root/.venv/bin/uv"
     fi
 }
@@ -79,7 +83,8 @@ venv_find_uv() {
 venv_get() { # WORDS...
     local python="$root/.venv/bin/python" installer next='type the same command again'
     # What is imported is compiled then: compiling all that torch brings takes pip minutes.
-    installer=("$python" -m pip install --disable-pip-version-check --progress-bar on --no-compile)
+    installer=("$python" -m pip install --disable-pip-version-check --progress-bar on --no-compile
+        --retries 1) # of five, each as long, the last ones tell no more about an index that is not there
     if [ -n "$uv" ]; then
         installer=("$python" -P "$root/launcher/files/pip_settings.py" "$uv" pip install
             --python "$python")
@@ -122,7 +127,7 @@ venv_install() { # BASE
     "$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip >/dev/null 2>&1 ||
         venv_no_pip "$base"
     venv_wheels
-    venv_find_uv
+    venv_find_uv "$base"
     # A lock is complete; nothing is looked for besides, such as a torch where one was found.
     venv_get --no-deps --require-hashes --only-binary :all: "${wheels[@]}" \
         "${locks[@]/#/--requirement=}"

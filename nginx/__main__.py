@@ -13,9 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
-
-import tyro
+from typing import ClassVar, NoReturn, TypeVar
 
 from nginx.registry import ServerRecord
 from nginx.serve import Server, servers, serving, start, stop
@@ -23,6 +21,7 @@ from nginx.site import Site
 from rackrun.commandline import parse, run
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.terminal import clean_lines
 from rackrun.units import plural
 
@@ -38,6 +37,13 @@ class Serve(Site):
     In place of FOLDER, `status` lists the servers that you run, and `stop [FOLDER]` ends them.
     """
 
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards", "serve to this machine; Ctrl-C ends it"),
+        ("{prog} data/shards --address 10.0.0.5 --detach", "to a network, until it is stopped"),
+        ("{prog} status", "what you serve"),
+        ("{prog} stop data/shards", "end it"),
+    )
+
     detach: bool = False
     """Return when the server is ready; it runs until it is stopped."""
 
@@ -45,6 +51,8 @@ class Serve(Site):
 @dataclass(frozen=True)
 class Status:
     """List the servers that this user runs."""
+
+    examples: ClassVar[Examples] = (("{prog}", "one line for each server"),)
 
     json: bool = False
     """Print JSON: a list with folder, url, container, pid and since (seconds since 1970)."""
@@ -54,26 +62,30 @@ class Status:
 class StopCommand:
     """Stop the servers that this user runs."""
 
-    folder: tyro.conf.Positional[Path | None] = None
+    examples: ClassVar[Examples] = (
+        ("{prog}", "end all"),
+        ("{prog} data/shards", "end the servers of a folder"),
+    )
+
+    folder: Positional[Path | None] = None
     """Stop only the servers of this folder."""
     port: int = 0
     """Stop only the server on this port; 0: any port."""
 
 
-def main(words: list[str]) -> int:
-    """Run the command that the words name; return its exit code."""
-    if words[:1] == ["status"]:
-        return _show_status(_read(Status, "status", words[1:]))
-    if words[:1] == ["stop"]:
-        return _stop_servers(_read(StopCommand, "stop", words[1:]))
-    settings = _read(Serve, "", words)
+def main(args: list[str]) -> int:
+    """Run the command that the arguments name; return its exit code."""
+    if args[:1] == ["status"]:
+        return _show_status(_read(Status, "status", args[1:]))
+    if args[:1] == ["stop"]:
+        return _stop_servers(_read(StopCommand, "stop", args[1:]))
+    settings = _read(Serve, "", args)
     return detach(settings) if settings.detach else serve(settings)
 
 
-def _read(settings: type[Settings], verb: str, words: list[str]) -> Settings:
+def _read(settings: type[Settings], verb: str, args: list[str]) -> Settings:
     prog = f"{called('serve')} {verb}".rstrip()
-    markers = (tyro.conf.PositionalRequiredArgs, tyro.conf.FlagCreatePairsOff)
-    return parse(settings, prog, words, markers=markers)
+    return parse(settings, prog, args)
 
 
 def serve(settings: Serve) -> int:

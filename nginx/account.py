@@ -67,8 +67,8 @@ def _free_number(name: str) -> int:
     taken = set(_users())
     first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % len(NUMBERS)
     for number in itertools.chain(NUMBERS[first:], NUMBERS[:first]):
-        known = number in taken or _known(pwd.getpwuid, number) or _known(grp.getgrgid, number)
-        if not known:
+        in_use = number in taken or _exists(pwd.getpwuid, number) or _exists(grp.getgrgid, number)
+        if not in_use:
             return number
     raise ServeRefused(f"no user number from {NUMBERS[0]} to {NUMBERS[-1]} is free here")
 
@@ -81,7 +81,7 @@ def _users() -> Iterator[int]:
                 yield path.stat().st_uid
 
 
-def _known(find: Callable[[int], object], number: int) -> bool:
+def _exists(find: Callable[[int], object], number: int) -> bool:
     try:
         find(number)
     except KeyError:

@@ -29,10 +29,14 @@ def missing() -> str:
     if not shutil.which("docker"):
         return "no docker on this machine"
     try:
-        answer = _docker("version", "--format", "{{.Server.Version}}")
+        completed = _docker("version", "--format", "{{.Server.Version}}")
     except Problem as error:
         return str(error)
-    return "" if answer.returncode == 0 else f"docker does not answer ({_last_line(answer.stderr)})"
+    return (
+        ""
+        if completed.returncode == 0
+        else f"docker does not answer ({_last_line(completed.stderr)})"
+    )
 
 
 def fetch(image: str) -> str:
@@ -40,16 +44,16 @@ def fetch(image: str) -> str:
     if _docker("image", "inspect", image).returncode == 0:
         return ""
     try:
-        answer = _docker("pull", "--quiet", image, seconds=PULL_SECONDS)
+        completed = _docker("pull", "--quiet", image, seconds=PULL_SECONDS)
     except Problem as error:
         return f"the image {image} cannot be pulled ({error})"
-    if answer.returncode == 0:
+    if completed.returncode == 0:
         return ""
-    return f"the image {image} cannot be pulled ({_last_line(answer.stderr)})"
+    return f"the image {image} cannot be pulled ({_last_line(completed.stderr)})"
 
 
 def command(site: Site, name: str, home: Path, account: Account, detach: bool) -> list[str]:
-    """Return the words that run nginx in a container of this name.
+    """Return the arguments that run nginx in a container of this name.
 
     The host's network, because a published port would bypass the host's firewall, hide the
     readers' addresses from the log, and copy every byte once more on loopback. nginx itself
@@ -120,18 +124,18 @@ def refuse_foreign(name: str) -> None:
 
 def _label(name: str) -> str | None:
     """Return the label that marks our containers; None without a container of this name."""
-    words = ["container", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name]
-    answer = _docker(*words)
-    return answer.stdout.strip() if answer.returncode == 0 else None
+    args = ["container", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name]
+    completed = _docker(*args)
+    return completed.stdout.strip() if completed.returncode == 0 else None
 
 
 def log_of(name: str) -> str:
     """Return the log of the nginx of a detached container."""
-    answer = _docker("logs", "--tail", "20", name)
-    return answer.stderr if answer.returncode == 0 else ""
+    completed = _docker("logs", "--tail", "20", name)
+    return completed.stderr if completed.returncode == 0 else ""
 
 
-def _docker(*words: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+def _docker(*args: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
     """Run docker to its end; raise Problem when that does not come within ANSWER_SECONDS.
 
     `seconds` is another limit.
@@ -139,7 +143,7 @@ def _docker(*words: str, seconds: float | None = None) -> subprocess.CompletedPr
     limit = seconds or ANSWER_SECONDS
     try:
         return subprocess.run(
-            ["docker", *words],
+            ["docker", *args],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -148,7 +152,7 @@ def _docker(*words: str, seconds: float | None = None) -> subprocess.CompletedPr
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Problem(f"docker {words[0]} does not answer within {limit:g} s") from None
+        raise Problem(f"docker {args[0]} does not answer within {limit:g} s") from None
 
 
 def _last_line(text: str) -> str:

@@ -17,7 +17,7 @@ def missing() -> str:
 
 
 def command(home: Path, account: Account, detach: bool) -> list[str]:
-    """Return the words that start nginx in the foreground; it runs in the folder of shards.
+    """Return the arguments that start nginx in the foreground; it runs in the folder of shards.
 
     setpriv takes away every capability and any way to gain one, and unless the server is to
     outlive us, asks the kernel to end it with us, however we end. prlimit bounds its logs.

@@ -69,10 +69,10 @@ class ServerProcess:
         """
         if self.pid <= 1 or not self._is_of_this_boot or _ticks(self.pid) not in (0, self.ticks):
             return
-        for wanted in (signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
-                os.killpg(self.pid, wanted)
-            if _gone(self.pid, GRACE_SECONDS):
+                os.killpg(self.pid, signal_number)
+            if _group_ended(self.pid, GRACE_SECONDS):
                 return
 
 
@@ -95,7 +95,7 @@ def _stat(pid: int, *fields: int) -> tuple[str, ...]:
     return tuple(stat[field - 3] for field in fields)
 
 
-def _gone(group: int, seconds: float) -> bool:
+def _group_ended(group: int, seconds: float) -> bool:
     """Wait until no living process is in the group; False when the time is up first."""
     deadline = time.monotonic() + seconds
     while members := [pid for pid in _pids() if _in_group(pid, group)]:
@@ -175,16 +175,16 @@ def base() -> Path:
     parent = Path("/run") if root else Path(os.getenv("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     path = parent / f"rackrun-nginx-{os.getuid()}"
     path.mkdir(mode=0o711, exist_ok=True)
-    seen = path.lstat()
-    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o022:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise Problem(f"{path}: not a folder of this user alone; remove it")
     return path
 
 
 def records() -> list[ServerRecord]:
     """Return every record, of living servers and of those that were killed."""
-    found = (read(path) for path in sorted(base().iterdir()) if path.is_dir())
-    return [record for record in found if record]
+    read_records = (read(path) for path in sorted(base().iterdir()) if path.is_dir())
+    return [record for record in read_records if record]
 
 
 def clear() -> None:
@@ -201,12 +201,12 @@ def read(home: Path) -> ServerRecord | None:
     except FileNotFoundError:
         return None
     try:
-        found = parsed(text, ServerRecord, RECORD_BYTES)
+        record = parsed(text, ServerRecord, RECORD_BYTES)
     except Misshapen as error:
         raise _no_record(home, str(error)) from None
-    if found.name != home.name:  # what is ended and removed goes by this name
+    if record.name != home.name:  # what is ended and removed goes by this name
         raise _no_record(home, "it is that of another server")
-    return found
+    return record
 
 
 def _no_record(home: Path, why: str) -> RecordError:

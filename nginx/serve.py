@@ -21,16 +21,16 @@ from typing import TextIO
 from nginx import docker, native, registry
 from nginx.account import Account, account_of
 from nginx.errors import FolderError, PortTaken, ServeRefused
-from nginx.logs import Logs
+from nginx.logs import Logs, Traffic
 from nginx.registry import ServerProcess, ServerRecord
 from nginx.site import Site, checked, configuration, free_port, user_and_password
-from nginx.traffic import Traffic
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
 
 READY_SECONDS = 60.0  # Docker has taken more than 15 on a busy machine
 ANSWER_SECONDS = 5.0
+NAME_FIELD = "X-Served-By"
 
 
 @dataclass
@@ -153,7 +153,7 @@ def _furnish(site: Site, account: Account) -> Path:
     if site.native:
         os.chown(home / "scratch", account.uid, account.gid)
     scratch = str(home / "scratch") if site.native else "/tmp"
-    for file, text in configuration(site, scratch).items():
+    for file, text in configuration(site, scratch, home.name).items():
         _write(home / "etc" / file, text, account)
     for log in ("access.log", "error.log"):
         _write(home / log, "", account)
@@ -172,13 +172,13 @@ def _write(path: Path, text: str, account: Account) -> None:
 
 def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) -> Server:
     if site.native:
-        words = native.command(home, account, detach)
+        args = native.command(home, account, detach)
     else:
         docker.refuse_foreign(home.name)
-        words = docker.command(site, home.name, home, account, detach)
+        args = docker.command(site, home.name, home, account, detach)
     with (home / "access.log").open("ab") as log, (home / "error.log").open("ab") as errors:
         child = subprocess.Popen(
-            words,
+            args,
             cwd=site.folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -223,8 +223,9 @@ def _explained(server: Server, log: str) -> Problem:
 def check(site: Site) -> None:
     """Fetch the manifest and one byte of a shard as a reader would.
 
-    Raises ConnectionRefusedError while no server listens, FolderError when files cannot be read,
-    Problem when the answer is not that of our nginx.
+    Raises ConnectionRefusedError while no server listens, PortTaken when another one answers (our
+    nginx tries to listen for two more seconds then, and ends), FolderError when files cannot be
+    read, Problem when the answer is not that of a web server.
     """
     status = _get(site, MANIFEST_NAME, {})
     if status == 403 and site.client_ca:
@@ -247,8 +248,11 @@ def _get(site: Site, name: str, headers: dict[str, str]) -> int:
     connection = _connect(site)
     try:
         connection.request("GET", f"/{name}", headers={"Host": site.host, **headers})
-        return connection.getresponse().status
-    except ConnectionRefusedError:
+        response = connection.getresponse()
+        if response.getheader(NAME_FIELD) != registry.name_of(site):
+            raise PortTaken(f"{site.url}: another server answers there; type the same again")
+        return response.status
+    except (ConnectionRefusedError, PortTaken):
         raise
     except (OSError, http.client.HTTPException) as error:
         raise Problem(f"{site.url}{name}: no answer as from nginx ({error!r})") from error

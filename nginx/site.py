@@ -6,18 +6,23 @@ import hashlib
 import ipaddress
 import os
 import re
+import shlex
 import socket
 import string
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nginx.errors import FolderError, PortTaken
-from nginx.listed import as_map, first_shard, listed_names
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
+from rackrun.help.options import Positional
+from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
+LARGEST_MANIFEST = 64 << 20  # bytes
+LISTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}(\.tar|\.index\.npy)")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
@@ -25,14 +30,14 @@ NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 class Site:
     """One folder of shards at one address."""
 
-    folder: Path
+    folder: Positional[Path]
     """Finished shard folder."""
     address: str = "127.0.0.1"
     """IP address of this machine to listen on."""
     port: int = 8080
     """Port to listen on; 0: a free one."""
     names: tuple[str, ...] = ()
-    """Other host names that readers may use for this machine in their URLs."""
+    """Another host name that readers may use for this machine in their URLs; repeatable."""
     native: bool = False
     """Run this machine's nginx instead of a container."""
     image: str = ""
@@ -170,8 +175,8 @@ def free_port(site: Site) -> int:
 
 def _no_port(site: Site, error: OSError) -> Problem:
     if error.errno == errno.EADDRINUSE:
-        place = f"port {site.port} of {site.address}"
-        return PortTaken(f"{place} is taken; for a free one, type: --port 0")
+        endpoint = f"port {site.port} of {site.address}"
+        return PortTaken(f"{endpoint} is taken; for a free one, type: --port 0")
     if error.errno == errno.EADDRNOTAVAIL:
         return UsageError(
             f"--address {site.address}: not of this machine; list its own, type: ip -brief a"
@@ -185,15 +190,17 @@ class _Template(string.Template):
     delimiter = "@"
 
 
-def configuration(site: Site, scratch: str) -> dict[str, str]:
+def configuration(site: Site, scratch: str, name: str) -> dict[str, str]:
     """Return every file that nginx reads, by name: nginx.conf and, for limited access, secrets.
 
+    `name` is that of the server, which it sends with every answer.
     `scratch` is the one folder that nginx may write to. Names within nginx.conf are relative to
     it, so that the same text serves in a container and out of it.
     """
     text = _Template(TEMPLATE.read_text()).substitute(
         workers=site.workers,
         scratch=scratch,
+        name=name,
         listen=f"{site.host}:{site.port}" + (" ssl" if site.certificate else ""),
         names=" ".join(_names(site)),
         tls=_block(_tls(site), 4),
@@ -260,3 +267,40 @@ def _user_line(user: str, password: str) -> str:
     salt = os.urandom(16)
     digest = hashlib.sha1(password.encode() + salt, usedforsecurity=False).digest()
     return f"{user}:{{SSHA}}{base64.b64encode(digest + salt).decode()}\n"
+
+
+def listed_names(folder: Path) -> list[str]:
+    """Return the names of all shards and indexes, the shards first; FolderError for none."""
+    path = folder / MANIFEST_NAME
+    try:
+        splits = parsed_file(path, dict[str, Any], LARGEST_MANIFEST)["splits"]
+        names = [shard["name"] for split in splits for shard in split["shards"]]
+        names += [split["index"] for split in splits if "index" in split]
+        wrong = [name for name in names if not LISTED_NAME.fullmatch(name)]
+    except OSError as error:
+        raise FolderError(f"{path}: cannot be read: {error.strerror}") from None
+    except (Misshapen, KeyError, TypeError, AttributeError):
+        raise FolderError(f"{path}: not the manifest of a data set; convert it again") from None
+    if not names or wrong or len({name.lower() for name in names}) < len(names):
+        why = "names that no server may give away" if names else "no shards in it"
+        raise FolderError(f"{path}: {why}; convert it again")
+    return names
+
+
+def first_shard(folder: Path) -> str:
+    """Return the name of the first shard; FolderError unless it lies in the folder itself."""
+    name = listed_names(folder)[0]
+    if (folder / name).is_symlink():
+        target = shlex.quote(str((folder / name).resolve().parent))
+        raise FolderError(
+            f"{folder / name}: a link, and links are not followed; index the tars where they lie "
+            f"({target}) and serve that folder"
+        )
+    if not (folder / name).is_file():
+        raise FolderError(f"{folder / name}: is missing, so the folder cannot be served")
+    return name
+
+
+def as_map(names: list[str]) -> str:
+    """Return the lines of nginx's `map` from each path to itself."""
+    return "".join(f'"/{name}" "/{name}";\n' for name in (MANIFEST_NAME, *names))

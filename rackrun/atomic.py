@@ -84,8 +84,8 @@ def translated_os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         room = _room(path) if error.errno in FULL else ""
-        place = "; name another folder" if error.errno in NO_PLACE else ""
-        raise SaveError(f"{path}: cannot be written: {error.strerror}{room}{place}") from error
+        hint = "; name another folder" if error.errno in NO_PLACE else ""
+        raise SaveError(f"{path}: cannot be written: {error.strerror}{room}{hint}") from error
 
 
 def _create(path: Path, mode: int) -> BinaryIO:

@@ -1,41 +1,45 @@
 """The command line of every command: parse words to settings, turn errors into a line and a code.
 
-The settings are a dataclass, the parser is tyro's. The same mistake gives the same message in every
-command: what was typed, what is wrong with it, and what to type for help.
+The settings are a dataclass; rackrun.help.options has the table of its options. The same mistake
+gives the same message in every command: what was typed, what is wrong, and what to type for help.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import gc
-import io
 import itertools
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from rackrun.contract import variables
-from rackrun.errors import MissingPackage, Problem, UsageError
+from rackrun.contract.tasks import PLATFORM, TASKS
+from rackrun.errors import MissingPackage, Problem, UsageError, UserCodeError
+from rackrun.help.options import HELP, Option, options
 from rackrun.signals import handle
 from rackrun.terminal import clean, clean_lines, discard, open_streams
+
+if TYPE_CHECKING:
+    from rackrun.help.page import Head
 
 Settings = TypeVar("Settings")
 
 Renamed = Mapping[str, str]
-"""Old spellings of options, which are accepted but never shown, and the current ones."""
+"""Options as other programs call them, which are accepted but never shown, and our names."""
 
-Answers = Mapping[str, str]
+Hints = Mapping[str, str]
 """Options of other programs, and what to type instead."""
 
-_NO_WORDS: Mapping[str, str] = MappingProxyType({})
+_EMPTY: Mapping[str, str] = MappingProxyType({})
 
 TRAINING_PACKAGES = (
-    "matplotlib",
     "safetensors",
     "tensorboard",
     "torch",
@@ -44,78 +48,162 @@ TRAINING_PACKAGES = (
 )
 """The packages of the extra `train`, which a light installation lacks."""
 
-_BAD_USAGE = 2  # tyro's exit code
-
-_UNSURE = ("Unrecognized options", "Missing argument", "Required options")
-"""Errors that tyro reports for an unknown option: before a positional argument, it reports only
-that the argument is missing."""
+user_packages: set[str] = set()
+"""The modules at the top of the import paths that the user has named, such as his own model's."""
 
 _SURELY = 0.8  # for an option of another program
 _ALIKE = 0.7  # of the letters, for an option that may have been meant
-_OPTION = re.compile(r"--?[A-Za-z].*")  # not a negative number
-
-_QUOTED = r"(['\"])(?P<value>.*?)\2"
-_SENTENCES = (  # what tyro writes -> where: what
-    (
-        r"Error parsing (\S+): (?:invalid literal for int\(\) with base 10: "
-        r"|could not convert string to float: |no type matching (?:INT|FLOAT)[^[]*\[)" + _QUOTED,
-        r"\1 \g<value>: not a number",
-    ),
-    (r"Error parsing (\S+): Could not find valid parse for arguments: (\[.*\])", r"\1 \2: invalid"),
-    (r"Error parsing (\S+): (.*)", r"\1: \2"),
-    (
-        r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*?),?\)\.",
-        r"\2 \1: not one of \3",
-    ),
-    (r"Missing value for argument '(.*)'\. .*", r"\1: needs a value"),
-    (r"Unrecognized options: (.*)", r"\1: not expected here"),
-)
+_MOST = 2**53  # a float holds every whole number up to it
+_OPTION = re.compile(r"--?[A-Za-z].*", re.DOTALL)  # not a negative number
 
 
 def parse(
     settings: type[Settings],
     prog: str,
     args: Sequence[str],
-    description: str | None = None,
-    markers: Sequence[Any] = (),
-    renamed: Renamed = _NO_WORDS,
-    answers: Answers = _NO_WORDS,
+    head: Head | None = None,
+    renamed: Renamed = _EMPTY,
+    hints: Hints = _EMPTY,
 ) -> Settings:
     """Return the settings on the command line; raise UsageError for an invalid one.
 
-    `markers` are additional ones of `tyro.conf`. --help prints and exits.
+    --help prints and exits; without a head, the page has that of the settings class.
     """
-    import tyro  # a twentieth of a second, which commands that need no options do without
+    current_args = list(current_names(args, renamed))
+    if HELP.intersection(itertools.takewhile(lambda arg: arg != "--", current_args)):
+        from rackrun.help.page import head_of, show_options
 
-    markers = (
-        tyro.conf.DisallowNone,
-        tyro.conf.HelptextFromCommentsOff,  # help is below a field; to look for more takes 30 ms
-        tyro.conf.OmitArgPrefixes,
-        tyro.conf.OmitSubcommandPrefixes,
-        tyro.conf.PositionalMetavarFromFieldName,
-        *markers,
-    )
-
-    def read(words: Sequence[str]) -> Settings:
-        return tyro.cli(
-            settings, prog=prog, args=list(words), description=description, config=markers
-        )
-
-    words = list(current_names(args, renamed))
+        show_options((head or head_of(settings)).of(prog=prog), settings)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            return read(words)
-    except SystemExit as exit:
-        if exit.code != _BAD_USAGE:  # --help, or a signal that came meanwhile
-            raise
-    raise UsageError(_sentence(_complaint(read, words), words, _options(read, words), answers))
+        values = _values(options(settings), current_args, hints)
+    except _Mistyped as error:
+        message = f"{error}; type: {prog} --help".replace("?; ", "? ")
+        raise UsageError(message) from None
+    return built(settings, values)
 
 
-def unknown_command(word: str, known: Collection[str], prog: str) -> str:
+class _Mistyped(Exception):
+    """Arguments that are no settings: where, what is wrong with it, and what was meant."""
+
+
+Values = dict[tuple[str, ...], Any]
+"""Values of fields by their paths from the settings class on."""
+
+
+def _values(rows: Sequence[Option], args: Sequence[str], hints: Hints) -> Values:
+    """Return the values that the arguments give to options."""
+    named = {row.name: row for row in rows if not row.is_positional}
+    values: Values = {row.whole: () for row in rows if row.is_repeatable and row.default is MISSING}
+    plain: list[str] = []
+    remaining = iter(args)
+    for arg in remaining:
+        if arg == "--":
+            plain += remaining
+        elif not _OPTION.fullmatch(arg):
+            plain.append(arg)
+        else:
+            option, value = _named(arg, named, hints)
+            if value is None:
+                value = next(remaining, None)
+                if value is None or _OPTION.fullmatch(value):
+                    raise _Mistyped(f"{option.name}: needs a value")
+            _set(values, option, value)
+    for option in (row for row in rows if row.is_positional):
+        count = len(plain) if option.is_repeatable else 1
+        for value in plain[:count]:
+            _set(values, option, value)
+        del plain[:count]
+    if plain:
+        hint = f"; did you mean --data {plain[0]}?" if "--data" in named else ""
+        raise _Mistyped(f"{plain[0]}: not expected here{hint}")
+    if missing := [row.name for row in rows if row.is_required and row.whole not in values]:
+        raise _Mistyped(f"{' and '.join(missing)}: missing")
+    return values
+
+
+def _named(arg: str, named: Mapping[str, Option], hints: Hints) -> tuple[Option, str | bool | None]:
+    """Return the option that an argument names, and its value; None: the next argument."""
+    name, equals, value = arg.partition("=")
+    name = name.replace("_", "-")
+    is_off = name not in named and name.startswith("--no-")
+    option = named.get(f"--{name.removeprefix('--no-')}" if is_off else name)
+    if option is None or (is_off and not option.is_switch):
+        shown = [row.name for row in named.values() if not row.is_hidden]
+        raise _unknown(name, shown, hints)
+    if not option.is_switch:
+        return option, value if equals else None
+    if equals:
+        raise _Mistyped(f"{name}: takes no value")
+    return option, not is_off
+
+
+def _unknown(name: str, names: Collection[str], hints: Hints) -> Exception:
+    """Return the error for an option that the command does not have."""
+    if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
+        return UsageError(f"{name}: {hint}")
+    close = _closest(name, names)
+    return _Mistyped(f"{name}: no such option" + f"; did you mean {close}?" * bool(close))
+
+
+def _set(values: Values, option: Option, typed: str | bool) -> None:
+    value = typed if isinstance(typed, bool) else _converted(option, typed)
+    path = option.whole
+    values[path] = (*values.get(path, ()), value) if option.is_repeatable else value
+
+
+def _converted(option: Option, typed: str) -> Any:
+    """Return what was typed as a value of the option."""
+    if option.choices:
+        if typed not in option.choices:
+            close = _closest(typed, option.choices)
+            raise _Mistyped(
+                f"{option.name} {typed}: not one of {', '.join(option.choices)}"
+                + f"; did you mean {close}?" * bool(close)
+            )
+        return get_args(option.type)[option.choices.index(typed)]
+    try:
+        return option.type(typed)
+    except ValueError:
+        raise _Mistyped(f"{option.name} {typed}: {_no_number(option, typed)}") from None
+
+
+def _no_number(option: Option, typed: str) -> str:
+    """Return why a text is not the number that an option takes, and the number meant."""
+    try:
+        number = float(typed)
+    except ValueError:
+        return "not a number"
+    is_whole = abs(number) <= _MOST and number.is_integer()
+    return "not a whole number" + f"; did you mean {option.name} {number:.0f}?" * is_whole
+
+
+def built(settings: type[Settings], values: Values, defaults: Settings | None = None) -> Settings:
+    """Return settings with these values, and with those of the dataclasses among their fields.
+
+    What has no value is as in `defaults`, or else as the class has it.
+    """
+    direct = {path[0]: value for path, value in values.items() if len(path) == 1}
+    nested: dict[str, Values] = {}
+    for (name, *rest), value in values.items():
+        if rest:
+            nested.setdefault(name, {})[tuple(rest)] = value
+    types = get_type_hints(settings) if nested else {}
+    dataclass: Any = settings
+    given: Any = defaults
+    for field in fields(dataclass) if nested else ():
+        if part := nested.get(field.name):
+            # A command may give the shared options that it holds defaults of its own.
+            default = None if field.default_factory is MISSING else field.default_factory()
+            direct[field.name] = built(types[field.name], part, default)
+    made: Settings = dataclass(**direct) if defaults is None else replace(given, **direct)
+    return made
+
+
+def unknown_command(name: str, names: Collection[str], prog: str) -> str:
     """Return the message for an unknown command: the one that was probably meant, what to type."""
-    close = difflib.get_close_matches(word, known, n=1)
-    meant = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)};"
-    return f"{word}: no such command; {meant} type: {prog} --help"
+    close = difflib.get_close_matches(name, names, n=1)
+    meant = f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)};"
+    return f"{name}: no such command; {meant} type: {prog} --help"
 
 
 def typed_command(program: str) -> str:
@@ -124,98 +212,15 @@ def typed_command(program: str) -> str:
 
 
 def current_names(args: Sequence[str], renamed: Renamed) -> Iterator[str]:
-    """Yield the words with old spellings of options replaced, also in `--old=value`."""
-    for word in args:
-        name, equals, value = word.partition("=")
+    """Yield the arguments with other programs' options as ours, also in `--theirs=value`."""
+    for arg in args:
+        name, equals, value = arg.partition("=")
         yield renamed.get(name.replace("_", "-"), name) + equals + value
-
-
-def _complaint(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> str:
-    """Return tyro's boxed error; it draws boxes only if standard output is UTF-8."""
-    complaint = io.StringIO()
-    utf8 = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    with (
-        contextlib.redirect_stdout(utf8),
-        contextlib.redirect_stderr(complaint),
-        contextlib.suppress(SystemExit),
-    ):
-        read(words)
-    return complaint.getvalue()
-
-
-def _options(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> set[str]:
-    """Return the options that the help of this command shows."""
-    leading = itertools.takewhile(lambda word: not word.startswith("-"), words)
-    shown = io.StringIO()
-    with (
-        contextlib.redirect_stdout(shown),
-        contextlib.redirect_stderr(io.StringIO()),  # of a leading word that is wrong
-        contextlib.suppress(SystemExit),
-    ):
-        read([*leading, "--help"])
-    return set(re.findall(r"--?[\w-]+", shown.getvalue()))
-
-
-def _sentence(complaint: str, words: Sequence[str], known: set[str], answers: Answers) -> str:
-    """Return tyro's boxed error as a sentence: where, what, and what to type."""
-    title, *rows = [row.strip("│╭╮╰╯") for row in complaint.splitlines()]
-    sections = [" ".join(part.split()) for part in re.split("─{2,}", "\n".join(rows))]
-    parts = [_missing(title, rows) or _what(sections[0], words)]
-    if any(kind in title for kind in _UNSURE) and (unknown := _unknown(words, known)):
-        if answer := answers.get(unknown) or answers.get(_closest(unknown, answers, _SURELY)):
-            return f"{unknown}: {answer}"
-        close = _closest(unknown, known)
-        parts = [f"{unknown}: no such option" + f"; did you mean {close}?" * bool(close)]
-    for section in sections[1:]:
-        if section.startswith("Available subcommands: "):
-            names = section.partition(": ")[2]
-            close = _closest(words[0], names.split(", "))
-            parts.append(f"did you mean {close}?" if close else f"there are: {names}")
-    if help_of := re.search(r"For full helptext, (?:see|run:?) (.* --help)", " ".join(sections)):
-        parts.append(f"type: {help_of[1]}")
-    return "; ".join(parts).replace("?; ", "? ")
-
-
-def _unknown(words: Sequence[str], known: set[str]) -> str:
-    """Return the first option that the command does not have, if any."""
-    for word in itertools.takewhile(lambda word: word != "--", words):
-        name = word.partition("=")[0].replace("_", "-")
-        if _OPTION.fullmatch(name) and name not in known:
-            return name
-    return ""
 
 
 def _closest(name: str, names: Iterable[str], alike: float = _ALIKE) -> str:
     """Return the name that was probably meant; empty if none is similar."""
     return "".join(difflib.get_close_matches(name, names, n=1, cutoff=alike))
-
-
-def _missing(title: str, rows: Sequence[str]) -> str:
-    """Return the message about required arguments that were left out, if any."""
-    if "Required options" not in title:
-        return ""
-    names = [match[1] for row in rows if (match := re.match(r" {5}(\S.*?) *$", row))]
-    return f"{' and '.join(name for name in names if '--help' not in name)}: missing"
-
-
-def _what(section: str, words: Sequence[str]) -> str:
-    """Return a section of tyro's error in the wording of all commands."""
-    complaint, expected, choices = section.partition(". Expected one of ")
-    section = complaint + expected + choices.replace("'", "")
-    for pattern, sentence in _SENTENCES:
-        if match := re.match(pattern, section):
-            return _as_typed(match.expand(sentence), words)
-    return section.rstrip(".")
-
-
-def _as_typed(sentence: str, words: Sequence[str]) -> str:
-    """Return a sentence about `--new/--old` with the one of these names that was typed."""
-    names = re.match(r"\S+?(?=[ :])", sentence)
-    if names is None or not sentence.startswith("-"):
-        return sentence
-    typed = {word.partition("=")[0] for word in words}
-    name = next((name for name in names[0].split("/") if name in typed), names[0])
-    return name + sentence[names.end() :]
 
 
 def run(
@@ -288,9 +293,39 @@ def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
         return error.exit_code
     import traceback
 
-    sys.stderr.write(clean_lines("".join(traceback.format_exception(error))))
+    trace = "".join(traceback.format_exception(error))
+    sys.stderr.write(clean_lines(trace))
+    if location := location_in_user_code(trace):
+        what = traceback.format_exception_only(error)[0].splitlines()[0]
+        return report(UserCodeError(f"{location}: {what}"), cleaned)
     sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
     return Problem.exit_code
+
+
+def location_in_user_code(trace: str) -> str:
+    """Return the innermost location of a printed traceback in the user's code, or "".
+
+    It is neither ours nor that of libraries, but for what the user has named. The text is read, not
+    the frames: those of loader workers and of compiled models only stand in the message.
+    """
+    locations = re.findall(
+        r'^ *File "([^<"][^"]*)", line (\d+)(?:, in (\S+))?', trace, re.MULTILINE
+    )
+    for file, line, name in reversed(locations):
+        if _is_user_code(Path(file)):
+            return f"{file}:{line}{name and f' in {name}'}"
+    return ""
+
+
+def _is_user_code(file: Path) -> bool:
+    parts, root = file.parts, Path(__file__).parents[1]
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            package = parts[parts.index(folder) + 1].removesuffix(".py")
+            return package in user_packages and package not in TRAINING_PACKAGES
+    if file.is_relative_to(root):
+        return file.relative_to(root).parts[0] not in (*PLATFORM, *TASKS)
+    return not file.is_relative_to(Path(os.__file__).parent)
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingPackage | None:

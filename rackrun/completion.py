@@ -14,17 +14,20 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from rackrun.commands import COMMANDS, is_about_runs, program
+from rackrun.commands import COMMANDS, is_command, is_launch, program
 from rackrun.errors import UsageError
+from rackrun.runs import RECORDS
 from rackrun.user_code.tasks import find_task, known_tasks
 
 _SCRIPTS = {
     "bash": """\
 _rackrun() {
-    local words name=${1##*/} script=()
+    local word name=${1##*/} script=() typed=${COMP_WORDS[COMP_CWORD]}
     [[ $name != run-* ]] || script=("${name#run-}")
-    words=$({program} completion words "${script[@]}" "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-    mapfile -t COMPREPLY < <(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}")
+    COMPREPLY=()
+    while IFS= read -r word; do
+        [[ $word != "$typed"* ]] || COMPREPLY+=("$word")
+    done < <({program} completion words "${script[@]}" "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o default -F _rackrun rackrun run-local run-ssh run-ray
 """,
@@ -44,15 +47,19 @@ else
 fi
 """,
 }
-"""A Tab after `./run-local` starts Python and not the script, which may install packages."""
+"""A Tab after `./run-local` starts Python and not the script, which may install packages.
 
-_KNOWN = Path("~/.rackrun/known")
+bash does not filter the words by `compgen -W`, which expands them: `$(...)` in one would be run.
+"""
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""A name that means itself to every shell: bash inserts what is offered without quotes."""
 
 
 def main(args: Sequence[str]) -> int:
     """Print the script of a shell, or the words that may come next; return 0."""
     if args and args[0] == "words":
-        sys.stdout.write("".join(f"{word}\n" for word in sorted(candidates(args[1:]))))
+        sys.stdout.write("".join(f"{candidate}\n" for candidate in sorted(candidates(args[1:]))))
     elif args and args[0] in _SCRIPTS:
         sys.stdout.write(_SCRIPTS[args[0]].replace("{program}", shlex.join(program())))
     elif args and args[0] in ("-h", "--help"):
@@ -62,30 +69,32 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def candidates(words: Sequence[str]) -> set[str]:
-    """Return what may come in place of the last of the words after `rackrun`."""
-    *before, current = words or [""]
+def candidates(args: Sequence[str]) -> set[str]:
+    """Return what may come in place of the last argument after `rackrun`."""
+    *before, current = args or [""]
     if not before:
         return set(COMMANDS)
-    command = next((word for word in before[:2] if is_about_runs(word)), before[0])
+    if is_command(before[1:]) and is_launch(before[0]):  # ./run-local predict
+        del before[0]
+    command = before[0]
     if command not in COMMANDS or "--" in before:
         return set()
-    task = next((word for word in before[1:] if find_task(word)), "")
+    task = next((arg for arg in before[1:] if find_task(arg)), "")
     if current.startswith("-"):
         return _options_of_task(task) if task else _options(command, before[1:2])
-    if is_about_runs(command):
+    if COMMANDS[command].group == "Runs":
         return _runs()
     if command == "convert" and len(before) == 1:
         return _kinds()
-    return set(known_tasks()) if COMMANDS[command].group == "Train" and not task else set()
+    return _plain(known_tasks()) if is_launch(command) and not task else set()
 
 
 def _options(command: str, typed: Sequence[str]) -> set[str]:
     """Return the options in the help of a command; of one kind of conversion, if that is typed."""
     one = COMMANDS[command]
-    words = [word for word in one.words if not word.startswith("-")]
+    args = [arg for arg in one.args if not arg.startswith("-")]
     kind = _kinds() & set(typed) if command == "convert" else ()
-    return _in_help(one.load(), [*words, *kind, "--help"])
+    return _in_help(one.load(), [*args, *kind, "--help"])
 
 
 def _kinds() -> set[str]:
@@ -102,23 +111,24 @@ def _options_of_task(task: str) -> set[str]:
         return _in_help(import_module("training.__main__").main, [task, "--help"])
     config = import_module("training.config")
     every = {"default": config.Config}
-    return _in_help(lambda words: config.from_command_line(every, task, words), ["--help"])
+    return _in_help(lambda args: config.from_command_line(every, task, args), ["--help"])
 
 
-def _in_help(main: Callable[[list[str]], object], words: list[str]) -> set[str]:
+def _in_help(main: Callable[[list[str]], object], args: list[str]) -> set[str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        main(words)
+        main(args)
     return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.getvalue()))
 
 
 def _runs() -> set[str]:
     """Return the names of the runs of this folder, and the ids of detached runs known here."""
-    return {*_names(Path("runs").glob("*-*-*")), *_names(_KNOWN.expanduser().glob("*.json"))}
+    detached = (file.stem for file in RECORDS.expanduser().glob("*.json"))
+    return _plain([*(folder.name for folder in Path("runs").glob("*-*-*")), *detached])
 
 
-def _names(paths: Iterable[Path]) -> set[str]:
-    return {path.stem for path in paths if path.stem.isprintable() and " " not in path.stem}
+def _plain(names: Iterable[str]) -> set[str]:
+    return {name for name in names if _PLAIN.fullmatch(name)}
 
 
 def _shells() -> str:

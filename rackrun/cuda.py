@@ -54,45 +54,45 @@ def gpu_problem(
 
     `archs` are its architectures as torch lists them. What is not known is not held against it.
     """
-    known = sorted({_capability(one) for one in capabilities if re.fullmatch(r"\d+\.\d", one)})
+    gpus = sorted({_capability(one) for one in capabilities if re.fullmatch(r"\d+\.\d", one)})
     if not cuda:
         is_for_amd = "rocm" in torch
-        return "" if is_for_amd else f"torch {torch} is built without CUDA{_install(driver, known)}"
+        return "" if is_for_amd else f"torch {torch} is built without CUDA{_install(driver, gpus)}"
     release, oldest = _number(driver), OLDEST_DRIVERS.get(_number(cuda), 0)
     if release and release < oldest:
         too_old = f"driver {driver} is too old for CUDA {cuda}, which needs {oldest} or newer"
-        return f"{too_old}{_install(driver, known)}"
-    for capability in known:
+        return f"{too_old}{_install(driver, gpus)}"
+    for capability in gpus:
         if archs and not _runs(archs, capability):
             number = ".".join(map(str, capability))
             text = f"torch {torch} has no code for GPUs of compute capability {number}"
-            return f"{text} (only {archs}){_install(driver, known)}"
+            return f"{text} (only {archs}){_install(driver, gpus)}"
     return ""
 
 
 def driver_here() -> str:
     """Return the version of this machine's driver; "" where there is none."""
     try:
-        found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text())
+        match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text())
     except OSError:
         return ""
-    return found[0] if found else ""
+    return match[0] if match else ""
 
 
 def _lock_here() -> str:
     """Return the lock for the driver and GPUs that nvidia-smi lists; the usual one if none fits."""
     try:
-        words = ["nvidia-smi", *QUERY]
+        args = ["nvidia-smi", *QUERY]
         asked = subprocess.run(
-            words, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False
+            args, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False
         )
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return BASE
-    found = re.findall(r"^([\d.]+), *(\d+\.\d) *$", asked.stdout, re.MULTILINE)
-    if not found:
+    gpus = re.findall(r"^([\d.]+), *(\d+\.\d) *$", asked.stdout, re.MULTILINE)
+    if not gpus:
         return BASE
-    builds = _fitting([_capability(number) for _, number in found])
-    return next((build.lock for build in _for_driver(found[0][0], builds) if build.lock), BASE)
+    builds = _fitting([_capability(number) for _, number in gpus])
+    return next((build.lock for build in _for_driver(gpus[0][0], builds) if build.lock), BASE)
 
 
 def _fitting(capabilities: Collection[Capability]) -> list[Build]:
@@ -141,8 +141,8 @@ def _capability(text: str) -> Capability:
 
 def _number(version: str) -> int:
     """Return the first number of a version; 0 when there is none."""
-    found = re.match(r"\d+", version)
-    return int(found[0]) if found else 0
+    match = re.match(r"\d+", version)
+    return int(match[0]) if match else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Errors for users, as a tree; each class carries its exit code.
 
 Problem                70  anything else: an internal error, a failed download
+├── UserCodeError       1  the user's own model, task or function raised an exception
 ├── UsageError         64  options, paths, hosts.txt, an unknown task
 ├── DataError          65  data that do not match their manifest, index or name
 │   └── Unavailable    65  a server does not deliver; no sample is to blame
@@ -30,6 +31,12 @@ class UsageError(Problem):
     """The command, an option, or a path given to it is invalid."""
 
     exit_code = 64
+
+
+class UserCodeError(Problem):
+    """The user's own code raised an exception; the message has its place, type and text."""
+
+    exit_code = 1
 
 
 class DataError(Problem):
@@ -73,7 +80,9 @@ def install_command(extra: str) -> str:
     """Return the command that installs an extra, with the installer that made this environment."""
     environment, checkout = Path(sys.prefix), Path(__file__).parents[1]
     has_torch = extra != "train" and find_spec("torch") is not None
-    tool = f"'rackrun[{'train,' * has_torch}{extra}]'"  # uv and pipx keep only what is named
+    origin = _origin(checkout)
+    kept = "train," if has_torch else ""  # uv and pipx keep only what is named
+    tool = f"'rackrun[{kept}{extra}]{origin}'"
     if (environment / "uv-receipt.toml").exists():
         return f"uv tool install {tool}"
     if (environment / "pipx_metadata.json").exists():
@@ -87,4 +96,15 @@ def install_command(extra: str) -> str:
         program = f"{shlex.quote(sys.executable)} -m pip install"
     if (checkout / "pyproject.toml").exists():
         return f"{program} --editable {shlex.quote(f'{checkout}[{extra}]')}"
-    return f"{program} 'rackrun[{extra}]'"
+    return f"{program} 'rackrun[{extra}]{origin}'"
+
+
+def _origin(site_packages: Path) -> str:
+    """Return where the wheel or folder that was installed is, as in a requirement; "": an index."""
+    import json
+    from importlib.metadata import distributions
+
+    for distribution in distributions(name="rackrun", path=[str(site_packages)]):
+        if text := distribution.read_text("direct_url.json"):
+            return f" @ {json.loads(text)['url']}"
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from pathlib import Path
 
 DEVICES = Path("/sys/bus/pci/devices")
@@ -16,6 +17,17 @@ def core_count() -> int:
     if hasattr(os, "sched_getaffinity"):  # macOS has no affinity
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def why_no_compiler() -> str:
+    """Return why torch.compile finds no C++ compiler here, and what to type; empty if it does."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler.partition(" ")[0]):
+        return ""
+    return (
+        f"--compile needs a C++ compiler, and there is no {compiler!r};"
+        " type sudo apt-get install g++ python3-dev, or leave --compile out"
+    )
 
 
 @functools.cache

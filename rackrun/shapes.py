@@ -34,25 +34,27 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 LARGEST_NUMBER = 2**53  # what JSON's numbers hold exactly everywhere
 LONGEST_TEXT = 1 << 16
 MOST_ITEMS = 1 << 16
+MOST_VALUES = 2 << 20
+"""In a JSON text, counted before it is parsed: an empty list takes 3 bytes there, and 64 here."""
 
 T = TypeVar("T")
 
 
 class Misshapen(ValueError):
-    """Data that does not match its declared shape; the message names the place and the rule."""
+    """Data that does not match its declared shape; the message names the path and the rule."""
 
     def __init__(self, rule: str) -> None:
-        """Take the rule that the value breaks; the place is added on the way up."""
+        """Take the rule that the value breaks; the path is added on the way up."""
         super().__init__(rule)
-        self.place = ""
+        self.path = ""
 
     def __str__(self) -> str:
-        """Return `place: rule`."""
-        return f"{self.place}: {self.args[0]}" if self.place else str(self.args[0])
+        """Return `path: rule`."""
+        return f"{self.path}: {self.args[0]}" if self.path else str(self.args[0])
 
-    def below(self, place: str) -> Misshapen:
-        """Return the same, for a value that is at this place of another one."""
-        self.place = place + self.place
+    def below(self, path: str) -> Misshapen:
+        """Return the same, for a value that is at this path below another one."""
+        self.path = path + self.path
         return self
 
 
@@ -90,8 +92,8 @@ class Matches:
 
 def parsed(data: bytes | str, shape: type[T], most_bytes: int) -> T:
     """Return JSON as a `shape`; raise Misshapen for anything else or more than `most_bytes`."""
-    found: T = shaped(parsed_json(data, most_bytes), shape)
-    return found
+    value: T = shaped(parsed_json(data, most_bytes), shape)
+    return value
 
 
 def parsed_file(path: Path, shape: type[T], most_bytes: int) -> T:
@@ -101,9 +103,15 @@ def parsed_file(path: Path, shape: type[T], most_bytes: int) -> T:
 
 
 def parsed_json(data: bytes | str, most_bytes: int) -> Any:
-    """Return the value of a JSON text; raise Misshapen for what is none, too long, or too deep."""
+    """Return the value of a JSON text; raise Misshapen for what is none, too long, or too deep.
+
+    Values are counted by the characters before them, those within text included.
+    """
     if len(data) > most_bytes:
         raise Misshapen(f"longer than {most_bytes} bytes")
+    text = data if isinstance(data, bytes) else data.encode(errors="surrogatepass")
+    if sum(map(text.count, (b",", b":", b"[", b"{"))) > MOST_VALUES:
+        raise Misshapen(f"more than {MOST_VALUES:,} values")
     try:
         return json.loads(data, parse_constant=_refuse_constant)
     except RecursionError:
@@ -154,10 +162,10 @@ def _annotated(shape: Any) -> Checker:
         return check
 
     def checked(value: Any) -> Any:
-        found = check(value)
+        accepted = check(value)
         for rule in further:
-            rule(found)
-        return found
+            rule(accepted)
+        return accepted
 
     return checked
 
@@ -208,9 +216,9 @@ def _one_of(shapes: tuple[Any, ...]) -> Checker:
 
 def _literal(allowed: tuple[Any, ...]) -> Checker:
     def checked(value: Any) -> Any:
-        for word in allowed:
-            if type(value) is type(word) and value == word:
-                return word
+        for choice in allowed:
+            if type(value) is type(choice) and value == choice:
+                return choice
         raise Misshapen(f"not one of {', '.join(map(str, allowed))}")
 
     return checked
@@ -227,15 +235,15 @@ def _items(shape: Any, most: int) -> Checker:
             raise Misshapen(f"not a list of at most {most} items")
         if is_record and len(value) != len(checks):
             raise Misshapen(f"not {len(checks)} items")
-        found: list[Any] = []
+        items: list[Any] = []
         try:
             for item, check in zip(
                 value, checks if is_record else itertools.repeat(checks[0]), strict=False
             ):
-                found.append(check(item))
+                items.append(check(item))
         except Misshapen as error:
-            raise error.below(f"[{len(found)}]") from None
-        return collection(found)
+            raise error.below(f"[{len(items)}]") from None
+        return collection(items)
 
     return checked
 
@@ -246,13 +254,13 @@ def _mapping(shape: Any, most: int) -> Checker:
     def checked(value: Any) -> Any:
         if not isinstance(value, dict) or len(value) > most:
             raise Misshapen(f"not an object of at most {most} fields")
-        found = {}
+        fields = {}
         for key, item in value.items():
             try:
-                found[check_key(key)] = check_item(item)
+                fields[check_key(key)] = check_item(item)
             except Misshapen as error:
                 raise error.below(f".{str(key)[:40]}") from None
-        return found
+        return fields
 
     return checked
 

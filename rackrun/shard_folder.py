@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rackrun.commands import called
@@ -41,6 +41,16 @@ def why_no_shards(location: str) -> str:
         return reason
     index = f"{called('convert')} index {shlex.quote(location)}"
     return f"{reason}; for shards of another program, type: {index}"
+
+
+def why_no_splits(location: str, needed: Sequence[str], splits: Sequence[str]) -> str:
+    """Return that data have no samples in a split that is needed; empty if they have."""
+    absent = [repr(split) for split in needed if split not in splits]
+    if not absent:
+        return ""
+    return f"{location}: no samples in the split {', '.join(absent)}; there are in: " + (
+        ", ".join(splits) or "none"
+    )
 
 
 def _about_a_file(file: Path) -> str:

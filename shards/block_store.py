@@ -7,7 +7,7 @@ A killed process leaves nothing to repair: a block gets its name when it is comp
 are the kernel's and end with their holder. Files are not synced to the disk, so a power cut may
 leave a file empty, short, full of zeros, or with bytes of another one. No file is trusted: readers
 know the length of a block, and each checksum covers its key and position, so that only the right
-bytes in the right place pass. Anything else is removed and fetched again. If the folder cannot be
+bytes at the right offset pass. Anything else is removed and fetched again. If the folder cannot be
 written to, a warning is logged once, and everything is fetched.
 """
 
@@ -41,7 +41,7 @@ class BlockStore:
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.found = 0  # blocks that were here
+        self.hits = 0  # blocks that were here
         self.fetched = 0  # blocks that were not
         self._folder = folder / f"rackrun-cache-{os.getuid()}"
         self._warned = False
@@ -62,7 +62,7 @@ class BlockStore:
                 data = self._load(key, length, part)  # another process may have fetched it
                 if data is None:
                     return self._fetched(key, length, partial, fetch, is_right)[part]
-        self.found += 1
+        self.hits += 1
         return data
 
     def forget(self, prefix: str) -> None:

@@ -62,8 +62,8 @@ class CachedSource(DescribedSource):
         """Yield each range in turn, while threads prepare the next ones."""
         threads, waiting = ThreadPoolExecutor(_AHEAD), deque[Future[Stored]]()
         try:
-            for wanted in ranges:
-                waiting.append(threads.submit(self.read, *wanted))
+            for byte_range in ranges:
+                waiting.append(threads.submit(self.read, *byte_range))
                 if len(waiting) > _AHEAD:
                     yield waiting.popleft().result()
             while waiting:
@@ -136,8 +136,8 @@ class CachedSource(DescribedSource):
         rows = [*(firsts + low).tolist(), high]
         starts = [*offsets[firsts].tolist(), shard.bytes]
         return [
-            Block(starts[place], starts[place + 1], slice(rows[place], rows[place + 1]))
-            for place in range(len(firsts))
+            Block(starts[position], starts[position + 1], slice(rows[position], rows[position + 1]))
+            for position in range(len(firsts))
         ]
 
     def _split_of(self, shard: Shard) -> str:

@@ -65,7 +65,7 @@ class FolderSource(DescribedSource):
         """Yield each range in turn; the kernel reads ahead."""
         if self._tars:
             return iter(self._tars.reads(ranges))
-        return (self.read(*wanted) for wanted in ranges)
+        return (self.read(*byte_range) for byte_range in ranges)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a small file of the folder; DataError for a larger one."""

@@ -38,15 +38,12 @@ INDEX_FIELDS = [
     ("crc", "<u4"),  # CRC-32 of the image's bytes
     ("format", "|S4"),  # jpg, png, gif, bmp or webp, whatever the image's extension
 ]
-EARLIER_FIELDS = INDEX_FIELDS[:-1]  # when the extension named the format
 PACKED_ROW = struct.Struct("<IQIQ5I4s")
 ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
 NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")  # a name, and the last number in it
 TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
-LATER_FIELDS = ("adopted", "tars", "sidecars", "tiles")
-"""Not written while empty: the digests of earlier manifests hold without them."""
-LARGEST_MANIFEST = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
+LARGEST_MANIFEST = 32 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 
 Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
 Sha256 = Annotated[str, Matches(r"[0-9a-f]{64}")]
@@ -67,7 +64,7 @@ class Row(NamedTuple):
     width: int
     height: int
     crc: int
-    format: bytes = b""  # unknown where an earlier version has written the index
+    format: bytes
 
 
 @dataclass(frozen=True)
@@ -167,21 +164,20 @@ class Manifest:
 class _Written(Manifest):
     """A manifest as it is written to the file."""
 
-    sha256: Sha256 = ""
-    """The digest of the rest. Manifests of earlier versions lack it."""
+    sha256: Sha256 = field(kw_only=True)
+    """The digest of the rest."""
 
     def checked(self) -> Manifest:
         """Return the manifest; raise Misshapen if its digest is wrong."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Manifest)}
         manifest = Manifest(**fields)
-        if self.sha256 and self.sha256 != manifest.digest:
+        if self.sha256 != manifest.digest:
             raise Misshapen("damaged: its SHA-256 is not that of its fields")
         return manifest
 
 
 def _as_text(fields: dict[str, Any]) -> bytes:
-    written = {name: value for name, value in fields.items() if value or name not in LATER_FIELDS}
-    return (json.dumps(written, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _check(manifest: Manifest) -> None:
@@ -203,9 +199,9 @@ def _check_names(manifest: Manifest) -> None:
     names = set[str]()
     for split in manifest.splits:
         for number, shard in enumerate(split.shards):
-            own = shard.name == shard_name(manifest.dataset, split.name, number)
-            adopted = manifest.adopted and ADOPTED_NAME.fullmatch(shard.name)
-            if not (own or adopted) or shard.name in names:
+            is_standard = shard.name == shard_name(manifest.dataset, split.name, number)
+            is_adopted = manifest.adopted and ADOPTED_NAME.fullmatch(shard.name)
+            if not (is_standard or is_adopted) or shard.name in names:
                 raise Misshapen(f"shard {number} of {split.name} is called {shard.name[:99]!r}")
             names.add(shard.name)
 
@@ -228,8 +224,8 @@ def brace_name(split: Split) -> str:
     names = [shard.name for shard in split.shards]
     if len(names) == 1:
         return names[0]
-    if found := NUMBERED.fullmatch(names[0]):
-        head, low, tail = found.groups()
+    if match := NUMBERED.fullmatch(names[0]):
+        head, low, tail = match.groups()
         numbers = [f"{int(low) + more:0{len(low)}}" for more in range(len(names))]
         if names == [f"{head}{number}{tail}" for number in numbers]:
             return f"{head}{{{low}..{numbers[-1]}}}{tail}"
@@ -263,7 +259,7 @@ def parse_index(data: bytes, manifest: Manifest, split: Split, where: str) -> "n
     if hashlib.sha256(data).hexdigest() != split.index_sha256:
         raise DataError(f"{where}: {split.index}: its SHA-256 is not the one in the manifest")
     try:
-        rows = npy.array(data, INDEX_FIELDS, EARLIER_FIELDS)
+        rows = npy.array(data, INDEX_FIELDS)
     except ValueError as error:
         raise DataError(f"{where}: {split.index}: not a sample index: {error}") from None
     check_index(rows, manifest, split, where)
@@ -278,8 +274,7 @@ def check_index(rows: "np.ndarray", manifest: Manifest, split: Split, where: str
         if not holds:
             raise DataError(f"{where}: {split.index}: {what}")
 
-    known = rows.dtype in (np.dtype(INDEX_FIELDS), np.dtype(EARLIER_FIELDS))
-    demand(known and rows.ndim == 1, "not a sample index")
+    demand(rows.dtype == np.dtype(INDEX_FIELDS) and rows.ndim == 1, "not a sample index")
     demand(len(rows) == split.samples, f"{len(rows)} rows for {split.samples} samples")
     numbers = rows["shard"]
     demand(bool(np.all(numbers[1:] >= numbers[:-1])), "rows are out of order")

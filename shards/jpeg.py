@@ -33,7 +33,7 @@ def jpeg_frame(data: bytes) -> Frame | None:
     """Return the frame header of a gray or color JPEG of 8 bits; None for anything else."""
     if data[:2] != START:
         return None
-    at, found, components, one_scan, end = 2, None, 0, False, len(data) - 10
+    at, frame_fields, components, one_scan, end = 2, None, 0, False, len(data) - 10
     restart_interval = tiles_at = 0
     while at <= end:
         mark, marker, length = SEGMENT.unpack_from(data, at)
@@ -43,7 +43,7 @@ def jpeg_frame(data: bytes) -> Frame | None:
             precision, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
             if precision != 8 or components not in (1, 3) or not height or not width:
                 return None
-            found = width, height, at + 5
+            frame_fields = width, height, at + 5
         elif marker == RESTART_INTERVAL:
             restart_interval = data[at + 4] << 8 | data[at + 5]
         elif marker == TILES and data.startswith(TILES_MAGIC, at + 4):
@@ -52,4 +52,8 @@ def jpeg_frame(data: bytes) -> Frame | None:
             one_scan = marker == SCAN and data[at + 4] == components
             break
         at += 2 + length
-    return Frame(*found, one_scan, restart_interval, tiles_at, at + 2 + length) if found else None
+    return (
+        Frame(*frame_fields, one_scan, restart_interval, tiles_at, at + 2 + length)
+        if frame_fields
+        else None
+    )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable
 from shards.index import (
-    EARLIER_FIELDS,
     INDEX_FIELDS,
     LARGEST_MANIFEST,
     Manifest,
@@ -36,20 +35,20 @@ Shared = tuple[Manifest | None, dict[str, tuple[Any, "np.dtype[Any]"]]]
 Loan = tuple[int, int, int, int]
 """An open file with an index: process, descriptor; device and inode, to know it by."""
 
-_Answer = TypeVar("_Answer")
+_Content = TypeVar("_Content")
 
 
 class DescribedSource(ABC):
     """The base of all sources: manifest and indexes, read once and handed to child processes."""
 
-    def __init__(self, location: str, *words: Any) -> None:
+    def __init__(self, location: str, *arguments: Any) -> None:
         """Store the arguments that make another source like this one."""
         self.location = location
-        self._words = words
+        self._arguments = arguments
         self._metadata = Metadata(location, self.read_file)
 
     def __reduce__(self) -> tuple[type[DescribedSource], tuple[Any, ...], Shared | None]:
-        return type(self), self._words, self._metadata.shared()
+        return type(self), self._arguments, self._metadata.shared()
 
     def __setstate__(self, shared: Shared) -> None:
         self._metadata.inherit(shared)
@@ -139,12 +138,11 @@ class Metadata:
         except OSError:  # it has ended, or runs in another container
             return False
         bytes_held, rows = os.fstat(descriptor).st_size, self.manifest.split(split).samples
-        kinds = map(np.dtype, (INDEX_FIELDS, EARLIER_FIELDS))
-        fitting = [kind for kind in kinds if rows * kind.itemsize == bytes_held]
-        if not fitting or _identity(descriptor) != tuple(identity):
+        dtype = np.dtype(INDEX_FIELDS)
+        if bytes_held != rows * dtype.itemsize or _identity(descriptor) != tuple(identity):
             os.close(descriptor)
             return False
-        self._memory[split], self._indexes[split] = descriptor, _view(descriptor, fitting[0])
+        self._memory[split], self._indexes[split] = descriptor, _view(descriptor, dtype)
         return True
 
     def __del__(self) -> None:
@@ -169,7 +167,7 @@ class Metadata:
         return self._memory[split]
 
 
-def _asked_twice(ask: Callable[[], _Answer]) -> _Answer:
+def _asked_twice(ask: Callable[[], _Content]) -> _Content:
     """Return the result of a read; after a DataError, read once more, as a bit may have flipped."""
     try:
         return ask()

@@ -22,19 +22,21 @@ def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
         yield sample_of(source, shard, row, data)
 
 
-def portions(source: Source, wanted: Iterable[tuple[Shard, np.ndarray]]) -> Iterator[list[Sample]]:
+def portions(
+    source: Source, requests: Iterable[tuple[Shard, np.ndarray]]
+) -> Iterator[list[Sample]]:
     """Yield samples portion by portion, while the next portions are being fetched.
 
     A portion is consecutive rows of the index of a shard; each sample is verified by its row. A
     damaged or missing sample has a fault; Unavailable is raised.
     """
-    waiting = deque(wanted)
+    waiting = deque(requests)
     while waiting:
         reads = source.reads([_range_of(*portion) for portion in waiting])
         try:
             for data in reads:
                 shard, rows = waiting.popleft()
-                yield _found(source, shard, rows, data)
+                yield _checked(source, shard, rows, data)
         except Unavailable:
             raise
         except DataError as error:
@@ -44,7 +46,7 @@ def portions(source: Source, wanted: Iterable[tuple[Shard, np.ndarray]]) -> Iter
 def neighbours(source: Source, shard: Shard, rows: np.ndarray) -> list[Sample]:
     """Return the samples of a single portion."""
     try:
-        return _found(source, shard, rows, source.read(*_range_of(shard, rows)))
+        return _checked(source, shard, rows, source.read(*_range_of(shard, rows)))
     except Unavailable:
         raise
     except DataError as error:
@@ -56,18 +58,18 @@ def _range_of(shard: Shard, rows: np.ndarray) -> Range:
     return shard, start, int(rows[-1]["offset"] + rows[-1]["length"]) - start
 
 
-def _found(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
+def _checked(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
     """Return the samples of a portion; if one is damaged, the portion is read once more."""
     where, adopted = f"{source.location}: {shard.name}", source.manifest.adopted
-    found = checked_rows(rows, data, where, adopted)
-    if not any(sample.fault for sample in found):
-        return found
+    portion = checked_rows(rows, data, where, adopted)
+    if not any(sample.fault for sample in portion):
+        return portion
     try:
         data = source.read(*_range_of(shard, rows))
     except Unavailable:
         raise
     except DataError:
-        return found
+        return portion
     return checked_rows(rows, data, where, adopted)
 
 

@@ -3,7 +3,7 @@
     open_source(location) -> Source -> stream(shard): blocks of a whole tar
                                     -> read(shard, offset, length): one range of it
     samples(source, split, number) -> Sample, Sample, ...
-    portions(source, wanted) -> the samples of some rows of the index
+    portions(source, requests) -> the samples of some rows of the index
 
 Every image is verified by its row in the index (key, label, CRC-32), every whole shard by the
 digest in the manifest. Nothing is skipped silently: a mismatch is a DataError that names the place,
@@ -23,7 +23,7 @@ Range = tuple[Shard, int, int]  # offset and length
 
 
 class Source(Protocol):
-    """A place to read a shard folder from; cheap to pickle; any thread may use it."""
+    """Where a shard folder is read from; cheap to pickle; any thread may use it."""
 
     location: str
 

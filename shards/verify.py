@@ -64,25 +64,25 @@ def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = Fal
     DataError unless both members match the index: key, label and image. For an adopted tar, only
     the index has the label, and its digest is in the manifest.
     """
-    known = Row(*row.item())
+    expected = Row(*row.item())
     view = memoryview(data)
-    start, image_start = known.offset - base, known.image_offset - base
-    image = bytes(view[image_start : image_start + known.image_length])
-    if zlib.crc32(image) != known.crc:
+    start, image_start = expected.offset - base, expected.image_offset - base
+    image = bytes(view[image_start : image_start + expected.image_length])
+    if zlib.crc32(image) != expected.crc:
         named_at = image_start - BLOCK if adopted else start
         name = _name(bytes(view[named_at : named_at + BLOCK]), adopted)
-        raise DataError(f"{where}: the image at byte {known.image_offset} is damaged{name}")
+        raise DataError(f"{where}: the image at byte {expected.image_offset} is damaged{name}")
     header = bytes(view[image_start - BLOCK : image_start])
     if adopted:
-        key = _key(header, where, known.image_offset - BLOCK)
-        return Sample(key, image, known.format.decode("ascii", "replace"), known.label)
+        key = _key(header, where, expected.image_offset - BLOCK)
+        return Sample(key, image, expected.format.decode("ascii", "replace"), expected.label)
     label_member = bytes(view[start : start + 2 * BLOCK])
-    key, kind = _member(label_member[:BLOCK], where, known.offset)
+    key, kind = _member(label_member[:BLOCK], where, expected.offset)
     digits = label_member[BLOCK:].rstrip(b"\0")
-    named, extension = _member(header, where, known.image_offset - BLOCK)
-    if kind != "cls" or named != key or digits != b"%d" % known.label:
-        raise DataError(f"{where}: sample {key} at byte {known.offset} differs from its index")
-    return Sample(key, image, extension, known.label)
+    named, extension = _member(header, where, expected.image_offset - BLOCK)
+    if kind != "cls" or named != key or digits != b"%d" % expected.label:
+        raise DataError(f"{where}: sample {key} at byte {expected.offset} differs from its index")
+    return Sample(key, image, extension, expected.label)
 
 
 def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Stored]:
@@ -110,7 +110,7 @@ def _member(header: bytes, where: str, offset: int) -> tuple[str, str]:
 
 def _member_name(header: bytes, where: str, offset: int) -> str:
     """Return the name in a tar header; of a name over 100 bytes, the beginning."""
-    # A header's checksum is the sum of its bytes, with blanks in the checksum's own place. Adler-32
+    # A header's checksum is the sum of its bytes, with blanks in the checksum's own field. Adler-32
     # has the sum in its lower half, plus one, and takes a hundredth of the time of `sum`.
     stored = header[148:156]
     checksum = (zlib.adler32(header) & 0xFFFF) - 1 - sum(stored) + len(stored) * ord(" ")
@@ -128,6 +128,6 @@ def _name(header: bytes, adopted: bool) -> str:
 
 
 def _key(header: bytes, where: str, offset: int) -> str:
-    """Return the key of an adopted sample: its name without the suffix; it may contain dots."""
-    name = _member_name(header, where, offset)
-    return name.rpartition(".")[0] or name
+    """Return the key of an adopted sample: its name up to the first dot after the folders."""
+    folder, slash, file = _member_name(header, where, offset).rpartition("/")
+    return folder + slash + file.partition(".")[0]

@@ -26,7 +26,7 @@ _CONSTANT_SUM = sum(_BEFORE_SIZE + _AFTER_SIZE + b"        " + _AFTER_CHECKSUM[2
 
 
 class Position(NamedTuple):
-    """The place of a sample in its tar, in bytes: the index fields of the same names."""
+    """The position of a sample in its tar, in bytes: the index fields of the same names."""
 
     offset: int
     length: int

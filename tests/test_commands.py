@@ -4,6 +4,7 @@ A page is typed from top to bottom in a clone with small data, on hosts behind r
 more than that (GPUs, an hour, a cluster, a package index) is read by the parser that would take it.
 """
 
+import ast
 import csv
 import json
 import re
@@ -11,7 +12,7 @@ import shlex
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -20,10 +21,10 @@ from PIL import Image
 
 import nginx.__main__ as nginx
 from catdog.demo import Demo
-from catdog.drawings.camera import jpeg
+from catdog.drawing import jpeg
 from convert.commands import read as read_convert
 from launcher.commands.board import BoardOptions
-from launcher.commands.parse import RENAMED, hoisted, parse, read_work, split, with_settings
+from launcher.commands.parse import RENAMED, names_of, parse, read_work, split, with_settings
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.config.command_line import NO_FILE, file_in
@@ -31,7 +32,7 @@ from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork
 from launcher.run.settings import LocalOptions, Options
 from rackrun import commandline
-from rackrun.commands import is_about_runs
+from rackrun.commands import is_command, is_launch
 from rackrun.contract.tasks import PACKAGES, TASKS
 from tests.clone import ROOT, Clone
 from tests.mnist import digits
@@ -52,17 +53,15 @@ IMAGES = 20
 ADDRESS = "127.0.90.1"
 DETACHED_RUN = "3fa81c02"
 
-OURS = re.compile(
-    r"(?:\./run-(?:local|ssh|ray)|(?:\.venv/bin/)?python -m|(?<!install )rackrun)(?!\S).*"
-)
+OURS = re.compile(r"(?:\./run-(?:local|ssh|ray)|(?<!install )rackrun)(?!\S).*")
 TESTED_ELSEWHERE = (
     *("examples/mnist", r"hosts\.txt mnist", "--exclude", r"\.onnx", r"\.pt2", "--track"),
-    *("training track", "index 'https", "--task-", "convert imagenet", "convert hf"),
-    *("imagenet predict", r"-sync hosts\.txt$", r"run-ssh hosts\.txt$", "--nproc 2 catdog"),
+    *("local track", "index 'https", "index tars/", "--task-", "convert imagenet", "convert hf"),
+    *("-imagenet/final.pt image", r"-sync hosts\.txt$", r"run-ssh hosts\.txt$", "--nproc 2 catdog"),
     r"(?<!--detach hosts\.txt )imagenet --(?:data|synthetic|epochs)",
 )
 NEEDS_MORE = (
-    *("srun", "salloc", "sbatch", "mpirun", "NNODES", "launcher node", "run-ray", "--slurm"),
+    *("srun", "salloc", "sbatch", "mpirun", "NNODES", "local node", "run-ray", "--slurm"),
     *("--image ", ":0,1", "gpu01:8000", "--certificate", "timm:", "--hosts-needed", "--config"),
     *(r"rerun (?!runs)", "lr-tenth", r"ssh .*\./own_task"),
     *(r"classify --data (?!.*--weights '')", r"hosts\.txt classify"),  # published weights
@@ -73,6 +72,8 @@ ONLY_READ = re.compile("|".join((*TESTED_ELSEWHERE, *NEEDS_MORE)))
 FOREIGN = (
     *(
         "[",
+        ".venv/bin/",
+        "git",
         "docker",
         "hf",
         "iptables",
@@ -86,8 +87,8 @@ FOREIGN = (
 """What lines of other programs begin with which are not typed."""
 
 ENDLESS = {
-    r"nginx data/shards --address [\d.]+$": "Ctrl-C",
-    r"board .*--web": "http://",
+    r"serve data/shards --address [\d.]+$": "Ctrl-C",
+    r"rackrun board ": "http://",
     r"attach |--follow": "epoch",
 }
 """Lines that last until Ctrl-C, and what they print when they are ready."""
@@ -97,7 +98,7 @@ SMALL = {
     "imagenet": "--model shufflenet_v2_x0_5 --image-size 32 --batch-size 4 --epochs 2",
     "mnist": "--epochs 1",
     "./own_task.py": "--epochs 1",
-    "classify": "--image-size 32 --batch-size 8 --epochs 1 --device cpu",
+    "classify": "--image-size 32 --batch-size 8 --epochs 1 --head-epochs 0 --device cpu",
 }
 """What is typed behind a command that trains, so that it takes seconds."""
 
@@ -123,7 +124,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     draw(made)
     write_files(made)
     for line in (
-        "python -m convert folder ~/images data/shards",
+        "./run-local convert folder ~/images data/shards",
         f"{FIRST_RUN} {SMALL['catdog']}",
         "cp -r data/shards data/flowers; cp -r data/shards data/photos",
         f"mkdir -p {made.elsewhere}/{{shared,mnt}}",
@@ -191,7 +192,8 @@ def write_tar(clone: Clone, split: str) -> None:
     path = clone.elsewhere / "data" / "imagenet-wds" / f"imagenet-{split}-000000.tar"
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
-        for image in (clone.folder / "photos").glob("*/*.jpg"):
+        images = sorted((clone.folder / "photos").glob("*/*.jpg"))
+        for image in images[split == "val" :: 2]:  # no image is in both splits
             label = path.with_name("label")
             label.write_text(str(int(image.parent.name == "dog")))
             tar.add(image, f"{split}-{image.stem.replace('.', '-')}.jpg")
@@ -217,45 +219,45 @@ SHOWN = {
 
 def read(line: str) -> None:
     """Read a line as the command would that it calls; raise UsageError for what is wrong."""
-    line = line.replace("sbatch --array=0-3 --nodes=1 examples/slurm.sbatch", "python -m convert")
-    line = line.replace("sbatch examples/slurm.sbatch", "python -m launcher node")
-    found = OURS.search(line)
-    assert found, line
-    words = shlex.split(found[0], comments=True)
-    if launch := re.fullmatch(r"\./run-(\w+)", words[0]):
-        read_launch(launch[1], words[1:])
-    elif words[:2] == ["rackrun", "export"]:
-        commandline.parse(Export, "export", words[2:])
-    elif words[:2] == ["rackrun", "board"]:
-        parse(BoardOptions, "board", words[2:], "")
-    elif words[0] == "rackrun":
-        read_launch(words[1], words[2:])
-    elif words[2:4] == ["launcher", "node"]:
-        read_launch("node", words[4:])
-    elif words[2] == "convert":
-        read_convert(words[3:])
-    elif words[2] == "nginx":
-        nginx._read(nginx.Serve, "", words[3:])
-    elif words[2:4] == ["training", "track"]:
-        commandline.parse(TrackOptions, "track", words[4:])
-    else:
-        assert words[3] == "predict", line
-        commandline.parse(Predict, "predict", words[4:])
+    line = line.replace("sbatch --array=0-3 --nodes=1 examples/slurm.sbatch", "rackrun convert")
+    line = line.replace("sbatch examples/slurm.sbatch", "rackrun node")
+    ours = OURS.search(line)
+    assert ours, line
+    door, *words = shlex.split(ours[0], comments=True)
+    way = words.pop(0) if door == "rackrun" else door.removeprefix("./run-")
+    if is_launch(way) and is_command(words):
+        way = words.pop(0)
+    assert is_command([way]), line
+    if way in LAUNCHERS or way == "rerun":
+        read_launch(way, words)
+    elif way in READ:
+        READ[way](words)
+
+
+READ: dict[str, Callable[[list[str]], object]] = {
+    "board": lambda words: parse(BoardOptions, "board", words, ""),
+    "convert": read_convert,
+    "export": lambda words: commandline.parse(Export, "export", words),
+    "predict": lambda words: commandline.parse(Predict, "predict", words),
+    "serve": lambda words: nginx._read(nginx.Serve, "", words),
+    "track": lambda words: commandline.parse(TrackOptions, "track", words),
+}
+"""Command -> what reads the words that follow its name."""
 
 
 def read_launch(way: str, words: list[str]) -> None:
     """Read a launcher's options, those of its settings file, and those of the task."""
-    if words[:1] and is_about_runs(words[0]) and words[0] != "rerun":
-        return
-    settings, plain = LAUNCHERS[way]
-    if words[:1] == ["rerun"]:
-        words = words[2:]
-        settings, plain = SshOptions, 0
+    settings, plain = LAUNCHERS.get(way, (SshOptions, 0))
+    if way == "rerun":  # the run names its task, whose options stand last
+        words.remove(next(word for word in words if word[0] != "-"))
+        names = names_of(settings)
+        others = [n for n, word in enumerate(words) if word[:2] == "--" and word not in names]
+        words = [*words[: others[0]], "catdog", *words[others[0] :]] if others else words
     if name := file_in(split(words, settings, plain)[0]):
         words = with_settings(read_settings(Path(name)), words, settings, plain)
     own, _ = split(words, settings)
     named = {word.partition("=")[0] for word in commandline.current_names(own, RENAMED)}
-    own, rest = hoisted(*split(words, settings, 0 if named & NO_FILE else plain))
+    own, rest = split(words, settings, 0 if named & NO_FILE else plain)
     parse(settings, way, own, "")
     work = read_work(way, settings, own, rest)
     if isinstance(work, TaskWork) and work.name in TASKS:
@@ -327,7 +329,7 @@ class Typist:
         words = line.split()
         task = next((task for task in SMALL if task in words), "")
         trains = line.startswith(("./run-", "rackrun local", "rackrun ssh"))
-        asks = {"--check", "--help", "--"} & set(words)
+        asks = {"--check", "--help", "--", "convert"} & set(words)
         return f"{line} {SMALL[task]}" if task and trains and not asks else line
 
 
@@ -397,6 +399,19 @@ def test_a_notebook(clone: Clone, name: str, monkeypatch: pytest.MonkeyPatch) ->
     nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
     written = json.dumps(notebook)
     assert all(text in written for text in SHOWN[name])
+
+
+def test_the_python_of_the_first_page(clone: Clone) -> None:
+    """The function that it shows trains on two ranks, and its caller prints what they returned."""
+    text = (ROOT / "docs" / "howto" / "first-run.md").read_text()
+    function, caller = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    (clone.folder / "my_training.py").write_text(function)
+    (clone.folder / "start.py").write_text(caller)
+    code, printed = clone.typed("python start.py")
+    assert code == 0, printed
+    losses = ast.literal_eval(printed.splitlines()[-1])
+    assert losses.keys() == {0, 1}
+    assert max(losses.values()) < 0.01
 
 
 def resumed(printed: str) -> str:

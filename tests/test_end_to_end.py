@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from catdog.drawings.camera import draw, jpeg
+from catdog.drawing import draw, jpeg
 from tests import warm
 from tests.training.conftest import draw as shape
 from training.run import checkpoint

@@ -72,7 +72,7 @@ def test_two_containers_train_together(image: str) -> None:
     """Each with its own processes; the libraries are lent by this machine's Python."""
     task = ["--image-size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu"]
     script = (
-        "python -m catdog demo /tmp/drawn --pictures 60 >&2 && exec python -m launcher node"
+        "python -m catdog demo /tmp/drawn --images 60 >&2 && exec python -m launcher node"
         f" --runs /tmp/runs catdog --data /tmp/drawn/shards --epochs 1 {' '.join(task)}"
     )
     words = ["docker", "run", "--rm", "--network", "host", "--shm-size", "256m"]

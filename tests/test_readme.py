@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from convert.commands import COMMANDS as CONVERT
+from rackrun.commands import COMMANDS
 from rackrun.contract.tasks import TASKS
 from tests import warm
 
@@ -16,65 +18,35 @@ ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 
-COMMANDS: dict[tuple[str, ...], list[str]] = {
-    ("./run-tests",): ["./run-tests"],
-    ("./run-local",): ["-m", "launcher", "local"],
-    ("./run-local", "ps"): ["-m", "launcher", "ps"],
-    ("./run-local", "rerun"): ["-m", "launcher", "local"],
-    ("./run-ray",): ["-m", "launcher", "ray"],
-    ("./run-ssh",): ["-m", "launcher", "ssh"],
+VERBS = {
+    **{(verb,): ["-m", "rackrun", verb] for verb in COMMANDS},
+    ("rerun",): ["-m", "rackrun", "local"],  # its options are those of the launch and of its task
     **{
-        ("./run-ssh", verb): ["-m", "launcher", "ssh", verb]
-        for verb in ("attach", "status", "logs", "ps", "stop")
-    },
-    **{
-        ("rackrun", verb): ["-m", "rackrun", verb]
-        for verb in (
-            *("board", "check", "completion", "convert", "evaluate", "export", "predict"),
-            *("local", "ps", "ssh"),
-        )
-    },
-    **{
-        ("python", "-m", *words): ["-m", *words]
-        for words in (
-            ("launcher", "node"),
-            *(
-                ("convert", verb)
-                for verb in (
-                    "catdog",
-                    "csv",
-                    "folder",
-                    "hf",
-                    "imagefolder",
-                    "imagenet",
-                    "index",
-                    "mnist",
-                    "sidecars",
-                )
-            ),
-            *(("convert", verb) for verb in ("finish", "summary", "verify")),
-            *(("nginx",), ("nginx", "status"), ("nginx", "stop")),
-            ("training", "evaluate"),
-            ("training", "predict"),
-            ("training", "ledger"),
-            ("training", "track"),
-            ("rackrun", "report"),
-            *((task,) for task in TASKS if (ROOT / task).is_dir()),
-            *((task, "predict") for task in TASKS if (ROOT / task).is_dir()),
-            *(("training", task) for task in TASKS),
-        )
+        (room, verb): ["-m", "rackrun", room, verb]
+        for room, verbs in (("convert", CONVERT), ("serve", ("status", "stop")))
+        for verb in verbs
     },
 }
-"""What a page may print -> whose `--help` lists the options: a script, or words for Python."""
+"""What follows `rackrun` on a page -> words for Python whose `--help` lists the options."""
 
-LAUNCHERS = ("rackrun ", "./run-local", "./run-ray", "./run-ssh", "python -m launcher node")
-OURS = re.compile(
-    r"(?<!from )(?:rackrun [a-z]+|\./run-(?:local|ssh|ray|tests)|"
-    r"python -m (?:convert|nginx|rackrun|training|launcher|" + "|".join(TASKS) + r"))(?=\s|$).*"
+SCRIPTS = {
+    ("./run-tests",): ["./run-tests"],
+    ("./run-local",): ["-m", "rackrun", "local"],
+    ("./run-ray",): ["-m", "rackrun", "ray"],
+    ("./run-ssh",): ["-m", "rackrun", "ssh"],
+}
+TASK_HELP = {(task,): ["-m", "training", task] for task in TASKS}
+ASKED = {**VERBS, **SCRIPTS, **TASK_HELP}
+
+LAUNCHERS = ("rackrun ", "./run-local", "./run-ray", "./run-ssh")
+OURS = re.compile(r"(?<!from )(?:rackrun [a-z]+|\./run-(?:local|ssh|ray|tests))(?=\s|$).*")
+BY_MODULE = re.compile(
+    r"python3? -m (?:convert|nginx|rackrun|launcher|training (?!TASK)|" + "|".join(TASKS) + r")\b.*"
 )
 FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ipc", "--shm-size", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
     *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
+    *("--master-addr", "--master-port", "--nnodes", "--node-rank", "--nproc-per-node"),  # torchrun
     "--logdir",  # of tensorboard
     *("--minutes", "--only", "--peers", "--rounds", "--scratch"),  # of bench/
 }
@@ -84,8 +56,12 @@ ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.na
 
 @pytest.fixture(scope="module")
 def known() -> dict[tuple[str, ...], set[str]]:
-    """Return the options in the help of each command."""
-    return {command: options_of(words) for command, words in COMMANDS.items()}
+    """Return the options in the help of each command, by the words that a page prints."""
+    options = {command: options_of(words) for command, words in ASKED.items()}
+    for verb in VERBS:
+        for door in ("rackrun", "./run-local", "./run-ssh"):
+            options[(door, *verb)] = options[verb]
+    return options
 
 
 def options_of(words: list[str]) -> set[str]:
@@ -151,10 +127,17 @@ def test_printed_commands_are_understood(
         assert commands, f"{page.name}: no such command: {line}"
         options = {"--help"}.union(*commands)
         if line.startswith(LAUNCHERS):
-            for task in set(TASKS) & set(own):
-                options |= known["python", "-m", "training", task]
+            for task in TASKS if "rerun" in own else set(TASKS) & set(own):
+                options |= known[task,]
         unknown = [word for word in own if OPTION.match(word) and word not in options]
         assert not unknown, f"{page.name}: {line}: no {unknown}"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_are_spelled_by_their_scripts_or_by_name(page: Path) -> None:
+    """No page calls a command by its module, except as the program of a torchrun."""
+    text = re.sub(r" -- python -m training evaluate\b", "", page.read_text())
+    assert not BY_MODULE.findall(text)
 
 
 def printed(text: str) -> list[str]:

@@ -324,6 +324,35 @@ def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     assert by.read_text().strip() == "uv"
 
 
+def test_a_uv_that_is_only_seen_in_another_environment_is_no_program_here(
+    clone: Path, bare: Path, tmp_path: Path
+) -> None:
+    """pip takes the lock's uv for installed where .venv sees that of $PYTHON's environment: the uv
+    beside $PYTHON installs."""
+    shutil.copytree(bare, clone / ".venv", symlinks=True)
+    index, other = tmp_path / "index", tmp_path / "other" / "bin"
+    index.mkdir()
+    other.mkdir(parents=True)
+    lock = only_here(index / "only-here")
+    (index / "only-here" / "index.html").write_text(LINK)
+    (clone / "requirements" / "base.txt").write_text(lock)
+    (clone / "pyproject.toml").unlink()
+    (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
+    (described,) = Path(sysconfig.get_path("purelib")).glob("uv-*.dist-info")
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    (seen / described.name).symlink_to(described)
+    (packages,) = clone.glob(".venv/lib/python3*/site-packages")
+    (packages / "seen.pth").write_text(f"{seen}\n")
+    (other / "uv").symlink_to(Path(sys.executable).parent / "uv")
+    python = interpreter(other / "python3", f'exec {BASE} "$@"')
+    own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_INDEX_URL": index.as_uri()}
+    done = run_local(clone, python, own)
+    assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
+    (by,) = clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info/INSTALLER")
+    assert by.read_text().strip() == "uv"
+
+
 def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> None:
     """The tests' own environment is active, as one of conda or an image would be: .venv uses its
     torch and installs what else the lock names, whatever constraints the image sets. Once it is

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TORCH = (
-    *("fabric", "paramiko", "tyro", "rich.table", "rich.live", "jinja2", "numpy", "PIL.Image"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg", "webdataset", "safetensors.torch"),
+    *("fabric", "paramiko", "rich.table", "rich.live", "jinja2", "numpy", "PIL.Image"),
+    *("webdataset", "safetensors.torch"),
     *("simplejpeg", "torch", "torch._dynamo", "torch.distributed.optim", "torch.distributed.run"),
     *("torch.utils.tensorboard", "torchvision.transforms.v2", "torchvision.models"),
 )
@@ -42,8 +42,8 @@ TORCH = (
 OURS = ("training.entry", "training.loop", "training.config", "rackrun.run_report.page")
 SET_BY_IMPORTS = ("OMP_WAIT_POLICY", "PYTHONWARNINGS", "WDS_SECURE")
 ROOT = Path(__file__).parents[1]
-NOT_THE_LAUNCHERS = ("__main__", "remote", "ray", "plot")  # hosts' programs, and heavy libraries
-WITH_IT = ("tyro", "tests.launcher.drive")
+NOT_THE_LAUNCHERS = ("__main__", "remote", "ray")  # hosts' programs, and heavy libraries
+WITH_IT = ("tests.launcher.drive",)
 NAMESPACES = ("net", "uts", "mnt")  # of a host in tests/launcher/netlab.py
 Request = dict[str, Any]
 

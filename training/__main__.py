@@ -7,7 +7,7 @@ from importlib import import_module
 
 from rackrun.commandline import typed_command
 from rackrun.errors import UsageError
-from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
+from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
 from training.entry import enter, run_command
 
 COMMANDS = {
@@ -24,7 +24,7 @@ def main(args: list[str]) -> int | None:
     """Run the task, or the command, that the first word names."""
     name = args[0] if args else ""
     if name in ("-h", "--help"):
-        print(f"usage: {__doc__}\nTasks: {', '.join(known_tasks())}, or your own: {OWN}.")
+        print(f"usage: {__doc__}\nTasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}.")
         return None
     if name == "ledger":
         from training.run import ledger_command

@@ -16,15 +16,29 @@ from typing import Annotated, ClassVar, Literal, NoReturn, TypeVar, get_args
 
 from rackrun.commandline import parse
 from rackrun.commands import called
+from rackrun.conditions import Condition
 from rackrun.contract.trackers import TrackerName
 from rackrun.errors import UsageError
-from rackrun.help.options import Hidden, Values, groups
-from rackrun.help.page import HELP, Head, show
+from rackrun.help.options import HELP, Hidden, Values
+from rackrun.help.page import Head, show_options
 from rackrun.user_code.imports import is_import_path
-from training.recorded import with_new_options
+from rackrun.user_code.sources import did_you_mean
 
 Switch = Literal["auto", "on", "off"]
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
+OTHER_SPELLINGS = {
+    "--learning-rate": "--lr",
+    "--num-epochs": "--epochs",
+    "--max-epochs": "--epochs",
+    "--num-workers": "--workers",
+    "--wd": "--weight-decay",
+    "--opt": "--optimizer",
+    "--arch": "--model",
+    "--splitshards": "--exact-epochs",
+    "--no-splitshards": "--no-exact-epochs",
+}
+"""Options as other training programs call them."""
+
 OPTIMIZERS = ("sgd", "adamw", "lamb")
 SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")
 Optimizer = Annotated[str, Values(f"{{{','.join(OPTIMIZERS)},MODULE:NAME}}")]
@@ -60,7 +74,7 @@ class DataSettings:
     """Data and batches."""
 
     data: str = ""
-    """Folder or URL of the shards (`python -m convert` makes them)."""
+    """Folder or URL of the shards (`rackrun convert` makes them)."""
     cache: str = ""
     """Folder on the node, on a disk or in /dev/shm, that caches what is read from --data."""
     cache_size: float = 50.0
@@ -81,7 +95,7 @@ class DataSettings:
     """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
     keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
     ledger: bool = False
-    """Exact epochs: record which samples each rank trained on (`python -m training ledger`)."""
+    """Exact epochs: record which samples each rank trained on (`rackrun ledger`)."""
     only_classes: str = ""
     """Train only on these classes, by name or number: cat,dog."""
     class_weights: str = ""
@@ -193,9 +207,6 @@ class OptimSettings:
     """Epochs of linear warm-up of the learning rate; at most half of the run."""
     step_epochs: int = 30
     """Schedule `step`: epochs after which the learning rate is divided by ten, each time."""
-    lr_milestones: str = ""
-    """Schedule `step`: epochs after which the learning rate is divided by ten, in place of
-    --step-epochs: 30,60,80."""
     momentum: float = 0.9
     """Momentum of sgd; 0: none."""
     nesterov: bool = True
@@ -268,7 +279,8 @@ class OutputSettings:
     """Logs, checkpoints and reports."""
 
     log_every_steps: int = 20
-    """Steps between lines of metrics.jsonl."""
+    """Steps between lines of metrics.jsonl; the last step of each epoch has one, too, and with the
+    default the steps 1, 2, 5 and 10."""
     straggler_steps: int = 200
     """Steps between checks for stragglers, ranks that others wait for; 0: none."""
     eval_every_epochs: int = 1
@@ -312,6 +324,8 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
 
     own_ranges: ClassVar[tuple[Range, ...]] = ()
     """Ranges of the numbers that a task adds."""
+    own_conditions: ClassVar[tuple[Condition, ...]] = ()
+    """When the options that a task adds have an effect."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right, all of it in one sentence (UsageError)."""
@@ -334,10 +348,10 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
     def _unknown(self) -> list[str]:
         chosen = (("optimizer", OPTIMIZERS), ("lr_schedule", SHAPES))
         return [
-            f"--{name.replace('_', '-')} {value}: not one of {', '.join(known)}, or your own as"
-            " MODULE:NAME"
-            for name, known in chosen
-            if (value := getattr(self, name)) not in known and not is_import_path(value)
+            f"--{name.replace('_', '-')} {value}: not one of {', '.join(standard_names)}, or"
+            f" your own as MODULE:NAME{did_you_mean(value, standard_names)}"
+            for name, standard_names in chosen
+            if (value := getattr(self, name)) not in standard_names and not is_import_path(value)
         ]
 
     def _out_of_range(self) -> list[str]:
@@ -349,73 +363,73 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
         ]
 
     def _contradictions(self) -> list[str]:
-        found = []
+        problems = []
         if self.batch_size % max(self.grad_accum_steps, 1):
-            found.append(
+            problems.append(
                 f"--grad-accum-steps {self.grad_accum_steps} does not divide --batch-size"
                 f" {self.batch_size}"
             )
         if self.synthetic and self.data:
-            found.append("--synthetic and --data exclude each other: leave one of them out")
+            problems.append("--synthetic and --data exclude each other: leave one of them out")
         if self.weights != type(self).weights and self.weights and self.resume:
-            found.append("--weights and --resume exclude each other: a checkpoint has weights")
+            problems.append("--weights and --resume exclude each other: a checkpoint has weights")
         if self.exact_epochs and self.steps_per_epoch:
-            found.append("--exact-epochs says how many steps an epoch has: not --steps-per-epoch")
+            problems.append(
+                "--exact-epochs says how many steps an epoch has: not --steps-per-epoch"
+            )
         if self.aug_repeats > 1 and (self.exact_epochs or self.chooses):
-            found.append(
+            problems.append(
                 f"--aug-repeats {self.aug_repeats} draws images several times, which --exact-epochs"
                 " and chosen samples plan otherwise: type --aug-repeats 1"
             )
         if self.local_sgd_steps and self.exact_epochs:
-            found.append(
+            problems.append(
                 "--local-sgd-steps and --exact-epochs exclude each other: with local SGD every"
                 " rank takes each step, and an epoch's last one may have fewer samples than ranks"
             )
         if self.local_sgd_steps and self.grad_compression != "float32":
-            found.append(
+            problems.append(
                 f"--local-sgd-steps and --grad-compression {self.grad_compression} exclude each"
                 " other: gradients hardly travel"
             )
-        found += [
+        problems += [
             f"--track {name}: no such tracker; {nearest(name, get_args(TrackerName))}"
             for name in self.trackers
             if name not in get_args(TrackerName)
         ]
         if self.precision == "fp16" and (obstacle := self.unscalable):
-            found.append(
+            problems.append(
                 f"--precision fp16 and {obstacle} exclude each other: ranks would skip different"
                 " steps; type --precision bf16 or fp32"
             )
         if not self.exact_epochs:
-            found += [
+            problems += [
                 f"--{name.replace('_', '-')} needs --exact-epochs"
                 for name in EXACT_ONLY
                 if getattr(self, name)
             ]
-        return found
+        return problems
 
     def _unclear(self) -> list[str]:
         """Return what asks for two things at once, or for nothing that there is."""
-        found = []
+        problems = []
         policies = [name for name in POLICIES if getattr(self, name)]
         if len(policies) > 1:
             options = [f"--{name.replace('_', '-')}" for name in policies]
-            found.append(f"{' and '.join(options)} exclude each other: leave out all but one")
+            problems.append(f"{' and '.join(options)} exclude each other: leave out all but one")
         if self.gpu_decode != "off" and self.bad_samples != "fail":
-            found.append(
+            problems.append(
                 f"--gpu-decode {self.gpu_decode} and --bad-samples {self.bad_samples} exclude each"
                 " other: only loader workers leave images out; type --gpu-decode off"
             )
         if self.gradient_checkpointing and self.compile:
-            found.append(
+            problems.append(
                 "--gradient-checkpointing and --compile exclude each other: torch.compile chooses"
                 " itself what to compute again"
             )
-        if self.lr_milestones and not MILESTONES.fullmatch(self.lr_milestones):
-            found.append(f"--lr-milestones {self.lr_milestones}: type epochs, as in 30,60,80")
         if self.profile_steps and not PROFILED.fullmatch(self.profile_steps):
-            found.append(f"--profile-steps {self.profile_steps}: type FIRST,LAST, as in 50,60")
-        return found
+            problems.append(f"--profile-steps {self.profile_steps}: type FIRST,LAST, as in 50,60")
+        return problems
 
 
 def _number(value: float) -> str:
@@ -425,7 +439,6 @@ def _number(value: float) -> str:
 
 POLICIES = ("trivial_augment", "rand_augment", "augmix")
 PROFILED = re.compile(r"([1-9]\d{0,8}),([1-9]\d{0,8})")
-MILESTONES = re.compile(r"[1-9]\d{0,8}(,[1-9]\d{0,8}){0,99}")
 BODY = "body"  # to --freeze: all layers but the last
 MOST = 2**53  # of anything that is counted: a float holds it exactly
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
@@ -504,20 +517,20 @@ def from_command_line(
 ) -> Settings:
     """Return the settings of the recipe that `--recipe` names, changed by the other options."""
     name = "default"
-    for place, arg in enumerate(args):
+    for index, arg in enumerate(args):
         if match := re.fullmatch(r"--recipe(?:=(.*))?", arg):
-            name = match[1] or "".join(args[place + 1 : place + 2])
+            name = match[1] or "".join(args[index + 1 : index + 2])
     if name not in recipes:
         raise UsageError(f"no recipe {name!r}; {nearest(name, recipes)}")
     if HELP & set(args):
         show_help(recipes[name], prog)
-    return parse(recipes[name], prog, with_new_options(args))
+    return parse(recipes[name], prog, args, renamed=OTHER_SPELLINGS)
 
 
 def show_help(recipe: type["Config"], prog: str) -> NoReturn:
     """Print the options of a task with the defaults of a recipe, and end the command."""
     head = HEAD.of(prog=prog, about=cleandoc(recipe.__doc__ or ""))
-    show(head, groups(recipe, Config, "Options of this task"))
+    show_options(head, recipe, Config, "Options of this task")
 
 
 def require_data(config: DataSettings, task: str) -> None:
@@ -530,14 +543,14 @@ def require_data(config: DataSettings, task: str) -> None:
         )
 
 
-def nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
+def nearest(name: str, names: Mapping[str, object] | Sequence[str]) -> str:
     """Return what to type instead of an unknown name: likely ones, or all when there are few."""
-    close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
     if close:
         return f"did you mean {', '.join(close)}?"
-    if len(known) == 1:
-        return f"there is only {', '.join(known)}"
-    return f"there are {', '.join(known)}" if len(known) < 20 else f"there are {len(known)}"
+    if len(names) == 1:
+        return f"there is only {', '.join(names)}"
+    return f"there are {', '.join(names)}" if len(names) < 20 else f"there are {len(names)}"
 
 
 def as_plain(config: Config) -> dict[str, object]:

@@ -68,12 +68,12 @@ class Diverged(Problem):
 def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
     """Raise Diverged unless training can go on."""
     if counts.samples and not math.isfinite(counts.loss):
-        found = f"the loss is {counts.loss}"
+        symptom = f"the loss is {counts.loss}"
     elif scaling and scaling.is_lost:
-        found = "gradients overflow float16 at any scale of the loss"
+        symptom = "gradients overflow float16 at any scale of the loss"
     else:
         return
-    raise _diverged(found, step, ", or --precision fp32" if scaling else "")
+    raise _diverged(symptom, step, ", or --precision fp32" if scaling else "")
 
 
 def check_weights(step: int, are_finite: bool) -> None:
@@ -82,8 +82,8 @@ def check_weights(step: int, are_finite: bool) -> None:
         raise _diverged("weights are not finite", step)
 
 
-def _diverged(found: str, step: int, other: str = "") -> Diverged:
-    return Diverged(f"{found} at step {step}: type a lower --lr or --clip-grad 1{other}")
+def _diverged(symptom: str, step: int, other: str = "") -> Diverged:
+    return Diverged(f"{symptom} at step {step}: type a lower --lr or --clip-grad 1{other}")
 
 
 class Counter:
@@ -116,8 +116,8 @@ class Confusion:
     def add(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Count a batch."""
         if self.classes:
-            places = labels * self.classes + logits.argmax(1)
-            self.counts += torch.bincount(places, minlength=len(self.counts))
+            cells = labels * self.classes + logits.argmax(1)
+            self.counts += torch.bincount(cells, minlength=len(self.counts))
 
 
 def as_counts(sums: torch.Tensor) -> Counts:

@@ -1,7 +1,6 @@
 """Computation on a device: precision, memory layout, compilation, random seeds."""
 
 import os
-import shutil
 import socket
 import stat
 from dataclasses import dataclass
@@ -12,13 +11,14 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
-from rackrun.machine import bind_near
+from rackrun.machine import bind_near, why_no_compiler
 from training.config import Config, Precision, Switch
 from training.data.loader import usual_workers
 from training.data.transforms import Transforms
 from training.ranks import Ranks
 
 FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16
+EMULATED = {"bf16": "bfloat16", "fp16": "float16"}
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 THREADS = torch.get_num_threads()  # by OMP_NUM_THREADS or the number of cores
 
@@ -51,7 +51,19 @@ class Compute:
         return torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
     def remark(self, config: Config) -> str:
-        """Return what `auto` uses in place of bfloat16 on a GPU, and why; else ""."""
+        """Return what is unusual about the precision, and why; else "".
+
+        That is what `auto` uses in place of bfloat16 on a GPU, and what a CPU emulates.
+        """
+        if (
+            self.device.type == "cpu"
+            and self.precision in EMULATED
+            and not _computes(self.precision)
+        ):
+            return (
+                f"computes in {EMULATED[self.precision]}, which this CPU only emulates, several"
+                " times slower than float32: type --precision fp32"
+            )
         if self.device.type != "cuda" or self.precision == "bf16" or config.precision != "auto":
             return ""
         lacks = "not every GPU here has bfloat16 of its own"
@@ -128,12 +140,8 @@ def seed_step(config: Config, ranks: Ranks, step: int) -> None:
 
 def _need_compiler() -> None:
     """Refuse --compile without a C++ compiler, which torch would miss at the first step only."""
-    compiler = os.environ.get("CXX", "g++")
-    if not shutil.which(compiler.partition(" ")[0]):
-        raise UsageError(
-            f"{socket.gethostname()}: --compile needs a C++ compiler, and there is no {compiler!r};"
-            " type sudo apt-get install g++ python3-dev, or leave --compile out"
-        )
+    if why := why_no_compiler():
+        raise UsageError(f"{socket.gethostname()}: {why}")
 
 
 def _keep_compiled_code() -> None:
@@ -146,10 +154,14 @@ def _keep_compiled_code() -> None:
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
         folder = caches / "rackrun" / "inductor"
-        for place in (caches, folder.parent, folder):  # one by one: parents=True obeys the umask
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_closed(place):
-                why = f"{place} is not a folder that this account alone can write to"
+        for directory in (
+            caches,
+            folder.parent,
+            folder,
+        ):  # one by one: parents=True obeys the umask
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_closed(directory):
+                why = f"{directory} is not a folder that this account alone can write to"
                 raise UsageError(_no_code_cache(why))
     except (OSError, RuntimeError) as error:  # RuntimeError: an account without a home
         raise UsageError(_no_code_cache(str(error))) from None
@@ -158,13 +170,15 @@ def _keep_compiled_code() -> None:
 
 def _is_closed(folder: Path) -> bool:
     """Return True if no other account but root can put something into a folder, or replace it."""
-    seen = folder.lstat()
-    return stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid() and not seen.st_mode & 0o022
+    status = folder.lstat()
+    return (
+        stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    )
 
 
 def _no_code_cache(why: str) -> str:
-    place = f"type: export {CODE_CACHE}=FOLDER, one of this account alone, or leave --compile out"
-    return f"{socket.gethostname()}: --compile has no place for compiled code: {why}; {place}"
+    remedy = f"type: export {CODE_CACHE}=FOLDER, one of this account alone, or leave --compile out"
+    return f"{socket.gethostname()}: --compile has no place for compiled code: {why}; {remedy}"
 
 
 def _precision(config: Config, ranks: Ranks) -> Precision:
@@ -195,6 +209,15 @@ def _usual(config: Config, ranks: Ranks, native: bool) -> Precision:
         return "fp32"
     major, _ = torch.cuda.get_device_capability(ranks.device)
     return "fp16" if major >= FLOAT16 else "fp32"
+
+
+def _computes(precision: Precision) -> bool:
+    """Return whether the CPU computes in a type of mixed precision itself, as far as torch knows.
+
+    Versions of torch that do not say so have no fast products for it either.
+    """
+    supports = getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported", None)
+    return supports is not None and bool(supports())
 
 
 def _has_bfloat16() -> bool:

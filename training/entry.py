@@ -6,9 +6,12 @@ that instead of its own result.
 """
 
 import gc
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from typing import NoReturn
 
@@ -44,22 +47,35 @@ def run_command(task: str, prog: str, args: list[str]) -> int:
     if name == "predict":
         from training import predict
 
-        return predict.main(args[1:], source.word, f"{prog} predict")
+        return predict.main(args[1:], source.name, f"{prog} predict")
     return train(source, prog, args)
 
 
 def train(source: TaskSource, prog: str, args: list[str]) -> int:
-    """Train a task with these options; after the word `check`, only check them."""
+    """Train a task with these options; after the word `check`, only check them.
+
+    A check prints what else must be true of the machines that are to train.
+    """
+    from training.conditions import (
+        refuse_ineffective,
+        typed_options,
+        with_weights_or_all_layers,
+    )
     from training.config import from_command_line, require_data
     from training.tasks.definition import recipes_of, task_of
 
     only_check = args[:1] == ["check"]
     config = from_command_line(recipes_of(source), prog, args[only_check:])
+    typed = typed_options(args)
+    config = with_weights_or_all_layers(config, typed)
     if only_check:
         from training.precheck import precheck
 
-        require_data(config, source.word)
-        precheck(source, config)
+        require_data(config, source.name)
+        needs = precheck(source, config, typed)
+    refuse_ineffective(config, typed)  # after precheck: no model is misspelled any more
+    if only_check:
+        sys.stdout.write(f"{json.dumps(asdict(needs))}\n")
         return 0
     if config.workers and not config.synthetic:
         start_worker_server(source.model)

@@ -11,7 +11,7 @@ from training.counts import Counter
 from training.data.samples import Batch
 from training.monitor.stragglers import StragglerMonitor
 from training.monitor.trace import StepTrace
-from training.phases.begin import begin, new_state
+from training.phases.begin import begin, new_state, pictured
 from training.phases.evaluate import evaluate
 from training.phases.finish import finish
 from training.phases.start import TrainingRun, started
@@ -71,15 +71,18 @@ def train_stage(
         transforms = run.task.transforms(config, state.epoch)
         epoch_end = (state.epoch + 1) * schedule.epoch_steps
         log.train()
+        # One iterator for the whole run: loader workers read ahead across the end of an epoch.
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
             # A signal reaches ranks at different steps, and clocks differ. All ranks must do the
             # same after a step, so they agree on the strongest request during the step.
             strongest_request = run.exchange_requests()
             lr = state.set_lr(schedule.lr(state.step))
+            if log.shows_next_batch and len(batch.labels):
+                log.first_batch(pictured(run, state.step, batch))
             with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):
                 train_step(run, state, sync, batch, transforms, sums)
             log.step(state.step, batch.rows)
-            if due(state.step, schedule.log, epoch_end):
+            if schedule.logs(state.step, epoch_end):
                 counts, scaling = run.sum_over_ranks(sums.take()), state.loss_scale.take()
                 log.interval(state.step, counts, lr, stragglers.take(), scaling)
             request = strongest_request()
@@ -98,7 +101,7 @@ def end_epoch(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
     schedule = run.schedule
     for model in state.models:
         run.ranks.share_statistics(model)  # each rank's batch norms have seen other images
-    evaluates = run.data.judges and due(state.step, schedule.evaluate, schedule.steps)
+    evaluates = run.data.has_evaluation and due(state.step, schedule.evaluate, schedule.steps)
     metrics = evaluate(run, state, log) if evaluates else None
     request, is_best = run.agreed_request(), False
     if request <= SAVE:  # otherwise the evaluation may be incomplete; a resumed run repeats it

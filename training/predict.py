@@ -13,13 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from tyro.conf import Positional
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rackrun.commandline import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.tables import require_folder, write_table
 from rackrun.terminal import clean, say
 
@@ -40,6 +39,12 @@ BAR = 20  # characters
 class Predict:
     """Classify images with a trained model."""
 
+    examples: ClassVar[Examples] = (
+        ("{prog} runs/latest photos/", "classify the images of a folder"),
+        ("{prog} runs/latest 'photos/*.jpg' --csv classes.csv", "write a table"),
+        ("{prog} final.pt cat.jpg --top-k 3 --json", "print the likeliest classes"),
+    )
+
     checkpoint: Positional[Path]
     """The weights: a run folder, its final.pt, or a checkpoint."""
     images: Positional[tuple[str, ...]]
@@ -52,6 +57,8 @@ class Predict:
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     csv: str = ""
     """Write a CSV file instead, with a row for each of the most likely classes of each image."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on; auto: a GPU if there is one."""
     top_k: int = 5
     """Number of classes per image, the most likely first; the table shows only the first."""
 
@@ -94,13 +101,14 @@ def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
 
 def show(given: Predict, task: str) -> int:
     """Predict every image, then name those that could not be read; return the exit code."""
-    paths = found(given.images)
+    paths = image_paths(given.images)
     if given.top_k < 1:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")
     require_folder(given.csv)
     from training.trained import load_of_any_task
 
-    trained = load_of_any_task(given.checkpoint, given.model, task or given.task).on_best_device()
+    trained = load_of_any_task(given.checkpoint, given.model, task or given.task)
+    trained = trained.on_best_device() if given.device == "auto" else trained.on(given.device)
     results = list(predictions(trained, paths, given.top_k))
     if given.csv:
         write_table(Path(given.csv), _csv_rows(results))
@@ -114,7 +122,7 @@ def show(given: Predict, task: str) -> int:
     return DataError.exit_code if unread else 0
 
 
-def found(images: Sequence[str]) -> list[str]:
+def image_paths(images: Sequence[str]) -> list[str]:
     """Return the named files; raise UsageError if there are none, or a folder has none."""
     if not images:
         raise UsageError("no images: type the names of files or folders after the checkpoint")

@@ -3,15 +3,23 @@
 Ranks exchange three things outside of DDP's gradients: counts that are summed, a request that the
 strongest decides (see training.run.stop_requests), and buffers. All live on the CPU
 or are rare, so no step waits for a GPU.
+
+All ranks must have the same world size, run and code. A host that finds no others trains alone and
+succeeds, a rank that calls a port which two launches share joins the wrong ones, and a host with
+yesterday's code computes other gradients. None of them fails by itself, so every rank looks before
+its first step.
 """
 
+import hashlib
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +36,6 @@ from rackrun.errors import Problem, UsageError
 from rackrun.terminal import one_line
 from rackrun.units import plural
 from training.config import DeviceSettings
-from training.consistency import check_marks, check_world, fingerprint
 
 
 class DeviceError(Problem):
@@ -36,6 +43,20 @@ class DeviceError(Problem):
 
     exit_code = 78
 
+
+class WorldError(Problem):
+    """The ranks that came together are not those that were promised."""
+
+    exit_code = 75
+
+
+class CodeError(Problem):
+    """The ranks do not run the same code."""
+
+    exit_code = 78
+
+
+ROOT = Path(__file__).parents[1]
 
 Numbers = npt.NDArray[np.integer[Any]]
 Rows = npt.NDArray[np.int32]
@@ -86,8 +107,8 @@ class Ranks:
             gradient_as_bucket_view=True,
             **never,
         )
-        for each, own in zip(_statistics(model), before, strict=True):
-            each.copy_(own)  # all begin with the other buffers of rank 0
+        for each, kept in zip(_statistics(model), before, strict=True):
+            each.copy_(kept)  # all begin with the other buffers of rank 0
         return distributed
 
     def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:
@@ -133,23 +154,27 @@ class Ranks:
 
         Each rank collects them from its own images.
         """
-        own = _statistics(model) if self.world > 1 else []
-        mean = torch.cat([each.flatten().double() for each in own]) if own else torch.zeros(0)
-        if own:
+        statistics = _statistics(model) if self.world > 1 else []
+        mean = (
+            torch.cat([each.flatten().double() for each in statistics])
+            if statistics
+            else torch.zeros(0)
+        )
+        if statistics:
             dist.all_reduce(mean)
             mean /= self.world  # of equal numbers exactly that number
         self.broadcast_buffers(model)
-        _fill(own, mean)
+        _fill(statistics, mean)
 
     def gather_statistics(self, model: nn.Module) -> torch.Tensor | None:
         """Return the statistics of each rank, (world, numbers), on the CPU; None if all are equal.
 
         A run that goes on from them on as many ranks does not depend on where it was saved.
         """
-        own = _statistics(model)
-        if self.world == 1 or not own:
+        statistics = _statistics(model)
+        if self.world == 1 or not statistics:
             return None
-        flat = torch.cat([each.detach().flatten() for each in own]).cpu()
+        flat = torch.cat([each.detach().flatten() for each in statistics]).cpu()
         parts = [torch.empty_like(flat) for _ in range(self.world)]
         dist.all_gather(parts, flat)
         together = torch.stack(parts)
@@ -158,10 +183,10 @@ class Ranks:
     @torch.no_grad()
     def restore_statistics(self, model: nn.Module, gathered: object) -> None:
         """Give this rank its own statistics back, if they were gathered from as many ranks."""
-        own = _statistics(model)
-        shape = self.world, sum(each.numel() for each in own)
+        statistics = _statistics(model)
+        shape = self.world, sum(each.numel() for each in statistics)
         if isinstance(gathered, torch.Tensor) and gathered.shape == shape:
-            _fill(own, gathered[self.rank])
+            _fill(statistics, gathered[self.rank])
 
     def all_gather(self, numbers: Numbers) -> list[Numbers]:
         """Return, by rank, the numbers that it gives; each may give another amount."""
@@ -184,16 +209,16 @@ class Ranks:
         `sizes`, how many each rank gives, count on the ranks `to`. Nothing is padded or converted,
         and the other ranks hold no more than their own.
         """
-        own, together = torch.from_numpy(np.ascontiguousarray(numbers)), None
+        rank_numbers, together = torch.from_numpy(np.ascontiguousarray(numbers)), None
         for target in to:
             if self.rank != target:
-                if own.numel():
-                    dist.send(own, target)
+                if rank_numbers.numel():
+                    dist.send(rank_numbers, target)
                 continue
-            together = torch.empty(sum(sizes), dtype=own.dtype)
+            together = torch.empty(sum(sizes), dtype=rank_numbers.dtype)
             for rank, part in enumerate(torch.split(together, list(sizes))):
                 if rank == self.rank:
-                    part.copy_(own)
+                    part.copy_(rank_numbers)
                 elif part.numel():
                     dist.recv(part, rank)
         return None if together is None else together.numpy()
@@ -214,8 +239,8 @@ class Ranks:
 def _statistics(model: nn.Module) -> list[torch.Tensor]:
     """Return the running means and variances of a model's batch norms."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    found = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
-    return [each for each in found if each is not None]
+    buffers = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
+    return [each for each in buffers if each is not None]
 
 
 def _fill(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
@@ -239,7 +264,7 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
         local_world=_number("LOCAL_WORLD_SIZE", 1),
         device=_device(config.device, local_rank),
     )
-    check_world(ranks.world)
+    _check_world(ranks.world)
     if ranks.world == 1:
         yield ranks
         return
@@ -248,7 +273,7 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
         timeout=timedelta(seconds=config.collective_timeout_seconds),
         device_id=ranks.device if ranks.device.type == "cuda" else None,
     )
-    check_marks(ranks.all_gather(fingerprint()))
+    _check_marks(ranks.all_gather(_fingerprint()))
     yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
     dist.destroy_process_group()
 
@@ -257,13 +282,13 @@ def _number(name: str, default: int) -> int:
     return int(os.environ.get(name, default))
 
 
-def _device(wanted: str, local_rank: int) -> torch.device:
-    if wanted == "cpu":
+def _device(device_option: str, local_rank: int) -> torch.device:
+    if device_option == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        if wanted == "auto" and not _has_been_given_a_gpu():
+        if device_option == "auto" and not _has_been_given_a_gpu():
             return torch.device("cpu")
-        if wanted == "auto":
+        if device_option == "auto":
             raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
@@ -300,3 +325,46 @@ def _problem_with(capabilities: list[str]) -> str:
     return gpu_problem(
         torch.__version__, torch.version.cuda or "", archs, driver_here(), capabilities
     )
+
+
+def _check_world(world: int) -> None:
+    """Refuse to train in a world that is not as large as the launcher planned."""
+    promised = int(os.environ.get(variables.WORLD_SIZE, world))
+    if promised != world:
+        raise WorldError(
+            f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
+            f" {world}: the hosts did not find each other"
+        )
+
+
+def _fingerprint() -> Numbers:
+    """Return what this rank compares with the others."""
+    run = hashlib.sha256(os.environ.get(variables.RUN_ID, "").encode()).digest()
+    return np.frombuffer(run + _code_digest(), dtype=np.uint8)
+
+
+def _check_marks(marks: Sequence[Numbers]) -> None:
+    """Refuse to train with ranks of another run, or of other code; `marks` is in rank order."""
+    for rank, its in enumerate(marks):
+        if not np.array_equal(its[:32], marks[0][:32]):
+            raise WorldError(
+                f"rank {rank} belongs to another run than rank 0: two launches share a port;"
+                " type the same command again"
+            )
+        if not np.array_equal(its[32:], marks[0][32:]):
+            raise CodeError(
+                f"the code of rank {rank} is not that of rank 0: bring the same to every host,"
+                " as --sync does"
+            )
+
+
+def _code_digest() -> bytes:
+    """Return the SHA-256 of the program: training, shards, and the package that was started."""
+    started = sys.modules["__main__"].__spec__
+    names = {"training", "shards", started.name.partition(".")[0] if started else "training"}
+    digest = hashlib.sha256()
+    for path in sorted(path for name in names for path in (ROOT / name).rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(ROOT)}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.digest()

@@ -15,6 +15,11 @@ SCALED_LR = 3.2
 """The learning rate that this took: 0.1 for 256 images."""
 
 
+FIRST_LOGGED = (1, 2, 5, 10)
+"""Steps that are logged, too, where no interval was chosen: so a small data set or slow steps show
+a loss soon, and the first one tells whether the model begins where it should."""
+
+
 def due(step: int, every: int, total: int) -> bool:
     """Return True at every `every`-th step, and at the last one."""
     return step == total or (every > 0 and step % every == 0)
@@ -43,11 +48,11 @@ class Schedule:
     save: int
     warmup: int
     decay: int
-    milestones: tuple[int, ...]
     shape: str
     power: float
     stages: tuple[Stage, ...]
-    own: Callable[..., object] | None = None
+    logged_first: tuple[int, ...] = ()
+    user_schedule: Callable[..., object] | None = None
     """The user's schedule: (step, steps) after a stage's warm-up -> share of its peak."""
 
     @property
@@ -72,11 +77,10 @@ class Schedule:
     def _share(self, step: int, warmup: int, steps: int) -> float:
         """Return the share of the peak that is left at a step of a stage, after its warm-up."""
         done = (step - warmup) / max(steps - warmup, 1)
-        if self.own:
+        if self.user_schedule:
             return self._own_share(step - warmup, steps - warmup)
         if self.shape == "step":
-            passed = sum(step >= at for at in self.milestones)
-            return 0.1 ** (passed if self.milestones else step // self.decay)
+            return 0.1 ** (step // self.decay)
         if self.shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * done))
         if self.shape in ("linear", "polynomial"):
@@ -84,14 +88,18 @@ class Schedule:
         return 1.0  # constant; on a plateau evaluations decide, see training/optim/improvement.py
 
     def _own_share(self, step: int, steps: int) -> float:
-        assert self.own
-        share = self.own(step=step, steps=steps)
+        assert self.user_schedule
+        share = self.user_schedule(step=step, steps=steps)
         if not isinstance(share, int | float) or not 0 <= share < math.inf:
             raise UsageError(
                 f"--lr-schedule {self.shape}: {share!r} at step {step} of {steps}: return the share"
                 " of --lr, a number from 0 on"
             )
         return float(share)
+
+    def logs(self, step: int, epoch_end: int) -> bool:
+        """Return whether the steps up to this one are logged."""
+        return step in self.logged_first or due(step, self.log, epoch_end)
 
     def epoch(self, step: int) -> float:
         """Return this many steps as epochs."""
@@ -108,13 +116,11 @@ def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
         save=config.save_every_epochs * epoch_steps,
         warmup=round(min(config.warmup_epochs, config.epochs / 2) * epoch_steps),
         decay=config.step_epochs * epoch_steps,
-        milestones=tuple(
-            int(epoch) * epoch_steps for epoch in config.lr_milestones.split(",") if epoch
-        ),
         shape=config.lr_schedule,
         power=config.lr_power,
         stages=_stages(config, world if config.scale_lr else 1),
-        own=_own_schedule(config.lr_schedule),
+        logged_first=FIRST_LOGGED if config.log_every_steps == Config.log_every_steps else (),
+        user_schedule=_own_schedule(config.lr_schedule),
     )
 
 

@@ -105,7 +105,7 @@ class TrainingState:
         if not evaluation:
             return False
         self.accuracy = evaluation.accuracy
-        return self.improvement.judge(evaluation, self._config, self.epoch)
+        return self.improvement.update(evaluation, self._config, self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain data and tensors."""
@@ -124,16 +124,15 @@ class TrainingState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.model.load_state_dict(state["model"])
-        saved = regrouped(state["optimizer"], self.optimizer, self.model)
+        saved = regrouped(state["optimizer"], self.optimizer)
         self.optimizer.load_state_dict(saved)
-        self.loss_scale.load_state_dict(state.get("loss_scale", {}))
+        self.loss_scale.load_state_dict(state["loss_scale"])
         if self.average:
             self.average.model.load_state_dict(state["average"] or state["model"])
         self.step = state["step"]
         self.epoch = state["epoch"]
         self.accuracy = state["accuracy"]
-        earlier = {"accuracy": state["best"]}  # all that earlier versions kept
-        self.improvement = Improvement(**state.get("improvement", earlier))
+        self.improvement = Improvement(**state["improvement"])
 
 
 class Snapshot:
@@ -147,23 +146,23 @@ class Snapshot:
         copied: dict[str, Any] = self._copied(content, ())
         return copied
 
-    def _copied(self, value: Any, place: tuple[object, ...]) -> Any:
+    def _copied(self, value: Any, path: tuple[object, ...]) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._room(value, place).copy_(value)
+            return self._room(value, path).copy_(value)
         if isinstance(value, dict):
-            parts = {key: self._copied(part, (*place, key)) for key, part in value.items()}
+            parts = {key: self._copied(part, (*path, key)) for key, part in value.items()}
             copied = copy.copy(value)  # with the versions of modules, which torch keeps beside
             copied.update(parts)
             return copied
         if isinstance(value, list):
-            return [self._copied(part, (*place, number)) for number, part in enumerate(value)]
+            return [self._copied(part, (*path, number)) for number, part in enumerate(value)]
         return value
 
-    def _room(self, value: torch.Tensor, place: tuple[object, ...]) -> torch.Tensor:
-        kept = self._memory.get(place)
+    def _room(self, value: torch.Tensor, path: tuple[object, ...]) -> torch.Tensor:
+        kept = self._memory.get(path)
         if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
             kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
-            self._memory[place] = kept
+            self._memory[path] = kept
         return kept
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -18,13 +18,12 @@ from rackrun.contract.tasks import TASKS
 from rackrun.errors import SaveError, UsageError
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
-from rackrun.user_code.tasks import OWN
+from rackrun.user_code.tasks import OWN_TASK
 from training.config import Config
 from training.data.decode import Pixels
 from training.data.transforms import Transforms
 from training.models.named import is_own
 from training.models.weights import are_weights
-from training.recorded import with_new_names
 from training.run import checkpoint
 from training.run.folder import weights_file
 from training.task import Task
@@ -48,7 +47,13 @@ class Trained:
 
     def on_best_device(self) -> "Trained":
         """Return it with its model on a GPU, if there is one."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return self.on("cuda" if torch.cuda.is_available() else "cpu")
+
+    def on(self, name: Literal["cpu", "cuda"]) -> "Trained":
+        """Return it with its model on this device; UsageError where there is no such GPU."""
+        if name == "cuda" and not torch.cuda.is_available():
+            raise UsageError("--device cuda: torch finds no GPU here; type --device cpu")
+        device = torch.device(name)
         return replace(self, model=self.model.to(device), device=device)
 
     def predict(self, images: Sequence[bytes], top_k: int = 5) -> list[dict[str, float]]:
@@ -81,18 +86,22 @@ def load_of_any_task(
     """
     path = weights_file(weights)
     content = checkpoint.read(path)
-    word = own_task or str(content.get("task"))
-    if not own_task and word not in TASKS:
+    task_name = own_task or str(content.get("task"))
+    if not own_task and task_name not in TASKS:
         raise SaveError(
             f"{path}: weights of {_task_in(content)}; known: {', '.join(TASKS)}; for a task of your"
-            f" own type --task {OWN}"
+            f" own type --task {OWN_TASK}"
         )
-    source = require_task(word)
+    source = require_task(task_name)
     task = task_of(source)
-    if (found := content.get("task")) != task.name:
-        known = isinstance(found, str) and found in TASKS
-        words = f"{called('predict')} {path}" if known else "--task with the task that trained them"
-        raise SaveError(f"{path}: weights of {_task_in(content)}, not of {task.name}; type {words}")
+    if (trained_task := content.get("task")) != task.name:
+        is_known = isinstance(trained_task, str) and trained_task in TASKS
+        next_step = (
+            f"{called('predict')} {path}" if is_known else "--task with the task that trained them"
+        )
+        raise SaveError(
+            f"{path}: weights of {_task_in(content)}, not of {task.name}; type {next_step}"
+        )
     return _built(path, content, task, recipes_of(source)["default"], own_model)
 
 
@@ -108,7 +117,7 @@ def _built(
         transforms = shaped(content.get("preparation"), Transforms, "preparation")
         transforms.check()
         classes = shaped(content.get("classes"), ClassNames, "classes")
-        config = shaped(_recorded(content.get("config")), settings, "config")
+        config = shaped(content.get("config"), settings, "config")
         _check_own_model(path, config.model, own_model)
         model = _model(task, config, len(classes), _weights(content))
     except (Misshapen, RuntimeError, TypeError, ValueError, UsageError) as error:
@@ -126,11 +135,6 @@ def _check_own_model(path: Path, recorded: str, named: str) -> None:
         )
 
 
-def _recorded(settings: Any) -> Any:
-    """Return recorded settings under their current names; leave unknown ones, to be refused."""
-    return with_new_names(settings) if isinstance(settings, dict) else settings
-
-
 def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tensor]) -> nn.Module:
     """Return the model of these settings with these weights.
 
@@ -141,11 +145,11 @@ def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tenso
             planned = task.built(config, classes).state_dict()
     except (RuntimeError, NotImplementedError):  # a few of torchvision's cannot be built so
         planned = {}
-    needed, found = (
+    model_shapes, loaded_shapes = (
         {name: tuple(tensor.shape) for name, tensor in table.items()}
         for table in (planned or weights, weights)
     )
-    if differences := checkpoint.compare(needed, found):
+    if differences := checkpoint.compare(model_shapes, loaded_shapes):
         raise Misshapen("; ".join(differences))
     model = task.built(config, classes)
     model.load_state_dict(weights)

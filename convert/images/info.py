@@ -29,6 +29,9 @@ LEFT_OUT = LOSSES | {
     "no image": "samples without an image",
 }
 KEPT = {
+    "leak": "exact copies of images in another split",
+    "two classes": "exact copies of images in another class",
+    "copy": "exact copies of other images",
     "other format": "in another format than that of their name; readers go by their bytes",
     "cmyk": "CMYK; become RGB when they are decoded",
     "gray": "gray; become RGB when they are decoded",
@@ -92,6 +95,14 @@ def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
     return info
 
 
+def reason(error: Exception) -> str:
+    """Return why Pillow cannot decode an image, for the quality report."""
+    from PIL import UnidentifiedImageError
+
+    # Pillow's own text would be the address of the buffer that we have read the image into.
+    return "not recognized" if isinstance(error, UnidentifiedImageError) else str(error)
+
+
 def findings(name: str, info: ImageInfo) -> list[ImageDefect]:
     """Return the lines that a usable image adds to the quality report."""
     return [
@@ -107,7 +118,7 @@ def _check_decodes(data: bytes, failure: str) -> None:
             image.draft(None, (1, 1))
             image.load()
     except UNDECODABLE as error:
-        raise Defect(failure, str(error)) from None
+        raise Defect(failure, reason(error)) from None
 
 
 def _decodes_without_warning(jpeg: bytes) -> bool:
@@ -166,12 +177,12 @@ def _inspect_jpeg(data: bytes) -> ImageInfo:
 
 def _check_scans(data: bytes) -> None:
     """Raise Defect for a JPEG whose number of scans would make a training step wait for it."""
-    if (found := scans(data)) > MAX_SCANS:
-        raise Defect("too large", f"{found:,} scans")
+    if (count := scans(data)) > MAX_SCANS:
+        raise Defect("too large", f"{count:,} scans")
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, place and length of each JPEG segment to the first scan (ITU-T T.81, annex B).
+    """Yield marker, offset and length of each JPEG segment to the first scan (ITU-T T.81, annex B).
 
     Bytes between two segments, which decoders skip, come as one of GARBAGE.
     """

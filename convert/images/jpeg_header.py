@@ -29,15 +29,15 @@ def part(marker: int, segment: bytes) -> Part:
 @lru_cache(1024)  # most files have the same few
 def _slots(marker: int, segment: bytes) -> bytes:
     """Return the classes and slots of a segment's tables; of a damaged one, all of it."""
-    found, at = bytearray(), 0
+    table_ids, at = bytearray(), 0
     while at < len(segment):
         kind, slot = divmod(segment[at], 16)
         size = 64 << kind if marker == QUANTIZATION else _huffman_size(segment, at + 1, kind)
         if kind > 1 or slot >= _SLOTS or not size:
             return segment
-        found.append(segment[at])
+        table_ids.append(segment[at])
         at += 1 + size
-    return bytes(found) if at == len(segment) else segment
+    return bytes(table_ids) if at == len(segment) else segment
 
 
 def _huffman_size(segment: bytes, at: int, kind: int) -> int:

@@ -5,7 +5,7 @@ import warnings
 from functools import cache
 from importlib import import_module
 
-from convert.images.info import UNDECODABLE
+from convert.images.info import UNDECODABLE, reason
 from convert.images.resize import in_mode
 from convert.readers.records import READS_HEIC, Defect
 from shards.image_limits import too_large
@@ -31,7 +31,7 @@ def as_upright_jpeg(data: bytes) -> bytes:
     except Image.DecompressionBombError:
         raise Defect("too large", "more pixels than an image has") from None
     except UNDECODABLE as error:
-        raise Defect("undecodable", str(error)) from None
+        raise Defect("undecodable", reason(error)) from None
     return stored.getvalue()
 
 

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.images.info import UNDECODABLE, ImageInfo
+from convert.images.info import UNDECODABLE, ImageInfo, reason
 from convert.readers.records import Defect
 from rackrun.errors import UsageError
 from shards.image_limits import FORMATS
@@ -74,7 +74,7 @@ class Preset:
             with warnings.catch_warnings(action="ignore"):
                 image = self._resized(_decoded(data, self._decoded_side(info)))
         except UNDECODABLE as error:
-            raise Defect("undecodable", str(error)) from None
+            raise Defect("undecodable", reason(error)) from None
         stored = io.BytesIO()
         quality = DEFAULT_QUALITY if self.quality is None else self.quality
         mcu = MCU["L" if self.gray else "RGB"]

@@ -37,10 +37,10 @@ def tiled(data: bytes) -> bytes:
     marked = data
     if frame.restart_interval != interval or not frame.one_scan:
         marked = _with_markers(data, interval)
-    found = _listed(marked, sha256(data).digest())
-    if len(found) > GROWTH * len(data):
-        raise Untiled(f"{len(found):,} bytes with tiles, {len(data):,} without")
-    return found
+    tiled_data = _listed(marked, sha256(data).digest())
+    if len(tiled_data) > GROWTH * len(data):
+        raise Untiled(f"{len(tiled_data):,} bytes with tiles, {len(data):,} without")
+    return tiled_data
 
 
 def has_sound_tiles(data: bytes, frame: Frame) -> bool:
@@ -79,7 +79,7 @@ def _listed(marked: bytes, digest: bytes) -> bytes:
     grid = None if frame is None else grid_of(marked, frame)
     if frame is None or grid is None:
         raise Untiled("no baseline JPEG with restart markers")
-    ends = [found.end() for found in MARKER.finditer(marked, frame.scan_at)]
+    ends = [marker.end() for marker in MARKER.finditer(marked, frame.scan_at)]
     lengths = [end - start for start, end in zip([frame.scan_at, *ends], ends, strict=False)]
     if len(lengths) != grid.columns * grid.rows or marked[-2:] != END:
         raise Untiled("more or fewer restart markers than its size asks for")
@@ -90,14 +90,14 @@ def _listed(marked: bytes, digest: bytes) -> bytes:
     content = TILES_MAGIC + digest + struct.pack(f"<{len(lengths)}H", *lengths)
     segment = struct.pack(">BBH", 0xFF, TILES, 2 + len(content)) + content
     at = _after_jfif(marked)
-    found = marked[:at] + segment + marked[at:]
-    final = jpeg_frame(found)
-    if final is None or tile_bounds(found, final, grid) is None:
+    listed = marked[:at] + segment + marked[at:]
+    frame = jpeg_frame(listed)
+    if frame is None or tile_bounds(listed, frame, grid) is None:
         raise Untiled("restart markers in an unusual order")
-    return found
+    return listed
 
 
 def _after_jfif(data: bytes) -> int:
-    """Return the place for a segment: after the JFIF header, which some readers want first."""
+    """Return the offset for a segment: after the JFIF header, which some readers want first."""
     at = len(START)
     return at + 2 + (data[at + 2] << 8 | data[at + 3]) if data[at + 1] == JFIF else at

@@ -11,15 +11,22 @@ import os
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, Literal
 
-from tyro.conf import Positional
-
-from convert.indexing.found_tars import FoundTar, found_tars
-from convert.indexing.tar_index import IndexJob, TarIndex, index_tar
+from convert.indexing.split_index import (
+    by_split,
+    copies_in,
+    hold_out,
+    link,
+    refuse_duplicates,
+    rows_of,
+    write_split,
+)
+from convert.indexing.tar_index import IndexJob, TarIndex, classes_of, index_tar
+from convert.indexing.tar_listing import ListedTar, list_tars
+from convert.packing.copies import leaks_refused
 from convert.packing.finalize import may_be_lost, print_use
 from convert.packing.output_folder import REPORT_NAME
 from convert.packing.quality_report import print_report, save_report
@@ -30,17 +37,11 @@ from convert.readers.records import ImageDefect
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.machine import core_count
-from rackrun.terminal import clean, say
 from shards.index import (
-    PACKED_ROW,
     Manifest,
     Row,
-    Shard,
-    Split,
-    index_name,
-    serialise_index,
-    shard_name,
 )
 
 LABEL = Row._fields.index("label")
@@ -50,6 +51,8 @@ LABEL = Row._fields.index("label")
 class Index:
     """Tars of other programs, in WebDataset's layout: write an index, leave the tars unchanged."""
 
+    examples: ClassVar[Examples] = (("{prog} tars/ --split train", "tars stay as they are"),)
+
     sources: Positional[tuple[str, ...]]
     """Folder with tars, tars, or URLs of tars; {0000..0511} stands for numbers."""
     out: Path | None = None
@@ -58,6 +61,8 @@ class Index:
     """Name of the data set; by default the first tar's."""
     split: str = ""
     """Split of all tars: train, val or test; by default from each tar's name."""
+    val_percent: float = 0.0
+    """Percent of the training images held out as val, in whole tars, drawn by name; 0: none."""
     classes: Path | None = None
     """File with a class name per line, by number; without it the number is the name."""
     label_field: str = "label"
@@ -66,6 +71,9 @@ class Index:
     """Damaged samples that may be left out; default: 1 %, or 10 % of a small set."""
     workers: int = 0
     """Processes; 0: one per core."""
+    allow: tuple[Literal["leaks", "similar-classes"], ...] = ()
+    """leaks: copies of an image in several splits. similar-classes: class names that differ only by
+    case or Unicode form. May be given twice."""
     sidecars: bool = False
     """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     force: bool = False
@@ -75,28 +83,42 @@ class Index:
         """Index them."""
         if self.workers < 0 or (self.allow_left_out or 0) < 0:
             raise UsageError("--workers and --allow-left-out cannot be negative")
-        found = found_tars(self.sources, self.split, self.name)
-        folder = self._folder(found.folder)
-        names = self._names()
-        indexed = self._indexed(found.tars, found.url, folder)
-        classes, numbers = _classes(indexed, names)
-        _refuse_duplicates(found.tars, indexed)
+        if not 0 <= self.val_percent <= 90:
+            raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
+        listing = list_tars(self.sources, self.split, self.name)
+        folder = self._folder(listing.folder)
+        class_names = self._class_names()
+        indexed = self._indexed(listing.tars, listing.url, folder)
+        if self.val_percent:
+            listing = hold_out(listing, indexed, self.val_percent)
+        classes, numbers = classes_of(indexed, class_names, "similar-classes" in self.allow)
+        refuse_duplicates(listing, indexed)
         findings = sorted(chain.from_iterable(each.findings for each in indexed))
         stored = sum(each.samples for each in indexed)
         save_report(folder / REPORT_NAME, findings, stored, "structure")
         self._check_losses(findings, stored, folder)
-        placed = _placed(found.tars, folder, found.dataset, found.url)
-        splits = tuple(
-            _write_split(folder, found.dataset, split, numbers, part)
-            for split, part in _by_split(found.tars, placed, indexed).items()
+        splits = by_split(listing, indexed, folder)
+        rows = {split: rows_of(tars, numbers) for split, tars in splits.items()}
+        findings += copies_in(splits, rows, classes, listing.url)
+        save_report(folder / REPORT_NAME, findings, stored, "structure")
+        if "leaks" not in self.allow and (leaks := leaks_refused(findings)):
+            raise DataError(
+                f"{folder}: {leaks}; write the tars again without them, or add --force --allow "
+                f"leaks; all names: {folder / REPORT_NAME}"
+            )
+        if not listing.url:
+            link(splits, folder)
+        written = tuple(
+            write_split(folder, listing.dataset, split, rows[split], tars)
+            for split, tars in splits.items()
         )
         report = dict(sorted(Counter(finding.kind for finding in findings).items()))
         manifest = Manifest(
-            found.dataset, classes, splits, report=report, adopted=True, tars=found.url
+            listing.dataset, classes, written, report=report, adopted=True, tars=listing.url
         )
         self._replace(folder, manifest)
         print_report(folder / REPORT_NAME, findings, stored, "structure")
-        print_use(folder, found.dataset)
+        print_use(folder, listing.dataset)
 
     def _replace(self, folder: Path, manifest: Manifest) -> None:
         """Write the manifest; files for other readers that belong to an earlier one go."""
@@ -124,7 +146,7 @@ class Index:
                 )
         return folder
 
-    def _names(self) -> tuple[str, ...] | None:
+    def _class_names(self) -> tuple[str, ...] | None:
         """Return the class names of --classes."""
         if self.classes is None:
             return None
@@ -135,19 +157,19 @@ class Index:
             raise UsageError(f"--classes {self.classes}: cannot be read: {why}") from None
         return tuple(line.strip() for line in lines)
 
-    def _indexed(self, tars: tuple[FoundTar, ...], url: str, scratch: Path) -> list[TarIndex]:
-        """Return what was found in each tar, in their order."""
+    def _indexed(self, tars: tuple[ListedTar, ...], url: str, scratch: Path) -> list[TarIndex]:
+        """Return the contents of each tar, in their order."""
         jobs = [
             IndexJob(number, tar.path, tar.name, url, scratch, self.label_field)
             for number, tar in enumerate(tars)
         ]
-        found: dict[int, TarIndex] = {}
+        indexed: dict[int, TarIndex] = {}
         steps = in_parallel(jobs, index_tar, self.workers or core_count())
         with closing(steps), meter("indexed", len(jobs), "tars") as shown:
             for result in steps:
-                found[result.number] = result
+                indexed[result.number] = result
                 shown.advance(Progress(1, result.size))
-        return [found[number] for number in range(len(jobs))]
+        return [indexed[number] for number in range(len(jobs))]
 
     def _check_losses(self, findings: list[ImageDefect], stored: int, folder: Path) -> None:
         lost = sum(finding.is_loss for finding in findings)
@@ -157,104 +179,11 @@ class Index:
             raise DataError(
                 f"{folder}: {lost:,} of {stored + lost:,} images cannot be used, and {limit:,} may "
                 f"be missing; all names: {folder / REPORT_NAME}; if they are to be left out, add "
-                f"--allow-left-out {lost}"
+                f"--force --allow-left-out {lost}"
             )
         if not stored:
             raise DataError(
-                f"{folder}: no sample in the tars has an image and a class; the class is read from"
-                " .cls, .txt, or the field of .json that --label-field names"
+                f"{folder}: no sample in the tars has an image and a class; a sample's key ends at "
+                "the first dot of a name; its class is read from .cls, from the field of .json that"
+                " --label-field names, or from .txt"
             )
-
-
-class IndexedTar(NamedTuple):
-    """A tar of a split: the name by which it is read, and what is in it."""
-
-    name: str
-    found: TarIndex
-
-
-def _by_split(
-    tars: tuple[FoundTar, ...], names: list[str], indexed: list[TarIndex]
-) -> dict[str, list[IndexedTar]]:
-    """Return the tars of each split that have samples, in order."""
-    parts: dict[str, list[IndexedTar]] = {}
-    for tar, name, found in zip(tars, names, indexed, strict=True):
-        if found.samples:
-            parts.setdefault(tar.split, []).append(IndexedTar(name, found))
-        else:
-            say(f"{tar.name}: no samples in it: left out")
-    return dict(sorted(parts.items()))
-
-
-def _classes(
-    indexed: list[TarIndex], names: tuple[str, ...] | None
-) -> tuple[tuple[str, ...], dict[int | str, int]]:
-    """Return the class table, and the number of each label in it."""
-    labels = set[int | str]().union(*(each.labels for each in indexed))
-    texts = sorted(label for label in labels if isinstance(label, str))
-    numbers = [label for label in labels if isinstance(label, int)]
-    if texts and numbers:
-        raise DataError(
-            f"some samples have a number as their class ({numbers[0]}), others a name "
-            f"({texts[0]!r}); index them apart"
-        )
-    if numbers:
-        count = max(numbers) + 1
-        if names is not None and len(names) < count:
-            raise UsageError(f"--classes: {len(names)} names, and a sample has class {count - 1}")
-        table = names or tuple(map(str, range(count)))
-        return table, {number: number for number in numbers}
-    table = tuple(texts) if names is None else names
-    unknown = sorted(set(texts) - set(table))
-    if unknown:
-        raise UsageError(f"--classes: no {unknown[0]!r} in it, which is the class of a sample")
-    return table, {name: number for number, name in enumerate(table)}
-
-
-def _refuse_duplicates(tars: tuple[FoundTar, ...], indexed: list[TarIndex]) -> None:
-    """Raise DataError for a key that two tars of one split have."""
-    seen: dict[tuple[str, bytes], Path] = {}
-    for tar, found in zip(tars, indexed, strict=True):
-        for mark, key in found.keys.items():
-            earlier = seen.setdefault((tar.split, mark), tar.path)
-            if earlier != tar.path:
-                raise DataError(
-                    clean(f"{tar.path}: {key}: is in {earlier}, too; leave one of them out")
-                )
-
-
-def _placed(tars: tuple[FoundTar, ...], folder: Path, dataset: str, url: str) -> list[str]:
-    """Return the names by which the tars are read; links to those that lie elsewhere."""
-    if url or all(tar.path.resolve().parent == folder.resolve() for tar in tars):
-        return [tar.name for tar in tars]
-    counts: Counter[str] = Counter()
-    names = []
-    for tar in tars:
-        name = shard_name(dataset, tar.split, counts[tar.split])
-        counts[tar.split] += 1
-        link = folder / name
-        with translated_os_errors(link):
-            if link.is_symlink():
-                link.unlink()
-            link.symlink_to(tar.path.resolve())
-        names.append(name)
-    return names
-
-
-def _write_split(
-    folder: Path, dataset: str, split: str, numbers: dict[int | str, int], parts: list[IndexedTar]
-) -> Split:
-    """Write the index of a split; return its entry of the manifest."""
-    rows = bytearray()
-    for number, part in enumerate(parts):
-        for packed in PACKED_ROW.iter_unpack(part.found.rows):
-            row = Row(*packed)
-            label = numbers[part.found.labels[row.label]]
-            rows += PACKED_ROW.pack(*row._replace(shard=number, label=label))
-    index, name = serialise_index(bytes(rows)), index_name(dataset, split)
-    write_whole(folder / name, index)
-    shards = tuple(
-        Shard(part.name, part.found.samples, part.found.size, part.found.sha256) for part in parts
-    )
-    samples = sum(shard.samples for shard in shards)
-    return Split(split, samples, name, sha256(index).hexdigest(), shards)

@@ -3,18 +3,20 @@
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from convert.images.info import findings, inspect
+from convert.packing.workers import working_on
+from convert.readers.names import refuse_similar
 from convert.readers.records import MAX_IMAGE_BYTES, Defect, ImageDefect, open_archive, reading
 from convert.readers.tars import Tar, TarMember
 from convert.readers.webdataset_tars import Label, TarSample, label_of, samples_in
 from rackrun.atomic import PARTIAL, translated_os_errors
-from rackrun.errors import DataError
+from rackrun.errors import DataError, UsageError
 from shards.index import PACKED_ROW, Row
 
 LARGEST_TAR = 1 << 38  # bytes of a tar on a server
@@ -52,21 +54,23 @@ class TarIndex:
 
 def index_tar(job: IndexJob, report: Callable[[TarIndex], None]) -> None:
     """Read a whole tar and report what is in it."""
+    working_on(str(job.path))
     descriptor = _copied(job) if job.url else open_archive(job.path)
     with reading(job.path), os.fdopen(descriptor, "rb") as file:
         tar = Tar(Path(job.name) if job.url else job.path, descriptor)
-        found = TarIndex(job.number, os.fstat(descriptor).st_size)
-        _Indexer(tar, found, job.label_field).run()
+        contents = TarIndex(job.number, os.fstat(descriptor).st_size)
+        _Indexer(tar, contents, job.label_field).run()
+        working_on(str(job.path))
         file.seek(0)
-        found.sha256 = file_digest(file, "sha256").hexdigest()
-    report(found)
+        contents.sha256 = file_digest(file, "sha256").hexdigest()
+    report(contents)
 
 
 class _Indexer:
     """Fills a TarIndex from its tar."""
 
-    def __init__(self, tar: Tar, found: TarIndex, label_field: str) -> None:
-        self._tar, self._found, self._label_field = tar, found, label_field
+    def __init__(self, tar: Tar, contents: TarIndex, label_field: str) -> None:
+        self._tar, self._contents, self._label_field = tar, contents, label_field
         self._rows = bytearray()
         self._numbers: dict[Label, int] = {}
         self._end = 0  # of the last sample: what lies between two samples belongs to the later one
@@ -75,31 +79,32 @@ class _Indexer:
         """Read the tar to its end; DataError for a sample that is there twice."""
         for sample in samples_in(self._tar):
             mark = blake2b(sample.key.encode(), digest_size=8).digest()
-            if mark in self._found.keys:
+            if mark in self._contents.keys:
                 raise DataError(
                     f"{self._tar.path}: {sample.key}: is in there twice, not side by side; write "
                     "the members of each sample next to one another"
                 )
-            self._found.keys[mark] = sample.key
+            self._contents.keys[mark] = sample.key
+            working_on(f"{self._tar.path}: {sample.key}")
             self._add(sample)
-        self._found.rows = bytes(self._rows)
-        self._found.labels = list(self._numbers)
+        self._contents.rows = bytes(self._rows)
+        self._contents.labels = list(self._numbers)
 
     def _add(self, sample: TarSample) -> None:
         image, label = sample.image, label_of(self._tar, sample, self._label_field)
         name = f"{self._tar.path.name}/{sample.key}"
         if image is None or label is None:
             kind = "no image" if image is None else "unlabelled"
-            self._found.findings.append(ImageDefect(name, kind))
+            self._contents.findings.append(ImageDefect(name, kind))
             return
         try:
             row = self._row(sample, image)
         except Defect as defect:
-            self._found.findings.append(ImageDefect(name, defect.kind, defect.detail))
+            self._contents.findings.append(ImageDefect(name, defect.kind, defect.detail))
             return
         row = row._replace(label=self._numbers.setdefault(label, len(self._numbers)))
         self._rows += PACKED_ROW.pack(*row)
-        self._found.samples += 1
+        self._contents.samples += 1
         self._end = sample.end
 
     def _row(self, sample: TarSample, image: TarMember) -> Row:
@@ -107,10 +112,10 @@ class _Indexer:
             raise Defect("too large", f"{image.size:,} bytes")
         data = self._tar.content(image)
         info = inspect(data, PurePosixPath(image.name).suffix)
-        self._found.findings += findings(f"{self._tar.path.name}/{sample.key}", info)
-        place = (self._end, sample.end - self._end, image.offset, image.size)
+        self._contents.findings += findings(f"{self._tar.path.name}/{sample.key}", info)
+        extents = (self._end, sample.end - self._end, image.offset, image.size)
         facts = (info.width, info.height, zlib.crc32(data), info.extension.encode())
-        return Row(0, *place, 0, *facts)
+        return Row(0, *extents, 0, *facts)
 
 
 def _copied(job: IndexJob) -> int:
@@ -125,3 +130,30 @@ def _copied(job: IndexJob) -> int:
             with translated_os_errors(job.scratch):
                 file.write(part)
     return descriptor
+
+
+def classes_of(
+    indexed: Sequence[TarIndex], names: tuple[str, ...] | None, may_be_similar: bool
+) -> tuple[tuple[str, ...], dict[int | str, int]]:
+    """Return the class table, and the number of each label in it."""
+    labels = set[int | str]().union(*(each.labels for each in indexed))
+    texts = sorted(label for label in labels if isinstance(label, str))
+    numbers = [label for label in labels if isinstance(label, int)]
+    if texts and numbers:
+        raise DataError(
+            f"some samples have a number as their class ({numbers[0]}), others a name "
+            f"({texts[0]!r}); index them apart"
+        )
+    if numbers:
+        count = max(numbers) + 1
+        if names is not None and len(names) < count:
+            raise UsageError(f"--classes: {len(names)} names, and a sample has class {count - 1}")
+        table = names or tuple(map(str, range(count)))
+        return table, {number: number for number in numbers}
+    table = tuple(texts) if names is None else names
+    if not may_be_similar:
+        refuse_similar(table)
+    unknown = sorted(set(texts) - set(table))
+    if unknown:
+        raise UsageError(f"--classes: no {unknown[0]!r} in it, which is the class of a sample")
+    return table, {name: number for number, name in enumerate(table)}

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from tyro.conf import Positional
+from typing import ClassVar, Literal
 
 from convert.packing.output_folder import Target
 from convert.packing.pack import finish
 from convert.packing.sidecars import write_sidecars
 from rackrun.errors import UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.machine import core_count
 
 
@@ -16,21 +16,27 @@ from rackrun.machine import core_count
 class Finish:
     """Complete the folder of shards that the tasks of an array job have written."""
 
+    examples: ClassVar[Examples] = (("{prog} data/shards", "after all tasks of an array job"),)
+
     out: Positional[Path]
     """Folder with the shards."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
+    allow: tuple[Literal["leaks"], ...] = ()
+    """leaks: copies of an image in several splits."""
 
     def run(self) -> None:
         """Write indexes, report and manifest; refuse while a share is missing."""
         if (self.allow_left_out or 0) < 0:
             raise UsageError("--allow-left-out cannot be negative")
-        finish(self.out, self.allow_left_out)
+        finish(self.out, self.allow_left_out, self.allow)
 
 
 @dataclass(frozen=True)
 class Sidecars:
     """Write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
+
+    examples: ClassVar[Examples] = (("{prog} data/shards", "for DALI, wids and Energon"),)
 
     folder: Positional[Path]
     """Finished shard folder."""

@@ -1,14 +1,16 @@
 """The end of a conversion: indexes, quality report and, when all else is there, the manifest."""
 
 import shlex
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
 from convert.images.info import LEFT_OUT
+from convert.packing.copies import copies, leaks_refused, local_files
 from convert.packing.output_folder import Target
 from convert.packing.plan import ShardPlan, records_of
 from convert.packing.quality_report import print_report, save_report
@@ -19,19 +21,36 @@ from rackrun.commands import called
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import DataError
 from rackrun.terminal import say
-from shards.index import PACKED_ROW, Manifest, Row, Split, index_name, serialise_index
+from shards.index import (
+    INDEX_FIELDS,
+    PACKED_ROW,
+    Manifest,
+    Row,
+    Shard,
+    Split,
+    index_name,
+    serialise_index,
+)
 
 LABEL = Row._fields.index("label")
 FEW, MANY = 10, 100  # images that may be left out of the smallest and of middling sets
 
 
-def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
+def close_folder(
+    target: Target, plan: ShardPlan, allowed: int | None, allow: Sequence[str] = ()
+) -> None:
     """Turn a folder in which every planned shard is finished into a complete one."""
     outcomes = [_outcome(target, plan, number) for number in range(len(plan.shards))]
-    found = [*plan.findings, *(finding for each in outcomes for finding in each.findings)]
+    findings = [*plan.findings, *(finding for each in outcomes for finding in each.findings)]
     stored = sum(each.shard.samples for each in outcomes)
-    save_report(target.report, found, stored, plan.check)
     wrong = objection(target, plan, outcomes, allowed)
+    if not wrong:
+        duplicates = list(_copies(target, plan, outcomes))
+        findings += duplicates
+        # Nobody can mend a published set, and its accuracy is compared as it is.
+        if "leaks" not in allow and not plan.as_published and (leaks := leaks_refused(duplicates)):
+            wrong = f"{leaks}; take them out of the source and add --force, or add --allow leaks"
+    save_report(target.report, findings, stored, plan.check)
     if wrong:
         raise DataError(f"{target.folder}: {wrong}; all names: {target.report}")
     manifest = Manifest(
@@ -41,13 +60,13 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
         seed=plan.seed,
         preset=asdict(plan.preset),
         sources=plan.origins,
-        report=dict(sorted(Counter(finding.kind for finding in found).items())),
+        report=dict(sorted(Counter(finding.kind for finding in findings).items())),
         plan_sha256=plan.digest,
         tiles=plan.tiles,
     )
     write_whole(target.manifest, manifest.serialise())
     target.clear_work()
-    print_report(target.report, found, stored, plan.check)
+    print_report(target.report, findings, stored, plan.check)
     print_use(target.folder, plan.dataset)
 
 
@@ -96,6 +115,31 @@ def may_be_lost(images: int) -> int:
 def _kinds(lost: list[ImageDefect]) -> str:
     counts = Counter(finding.kind for finding in lost)
     return ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in counts.most_common())
+
+
+def _copies(
+    target: Target, plan: ShardPlan, outcomes: Sequence[ShardResult]
+) -> Iterator[ImageDefect]:
+    """Yield the exact copies among the images of finished shards, by their names in the source."""
+    import numpy as np
+
+    planned = {shard.name: shard for shard in plan.shards}
+
+    @lru_cache(1)  # copies are named shard by shard
+    def names(shard: str) -> dict[str, str]:
+        return {record.key: record.name for record in records_of(target.plan, planned[shard])}
+
+    indexes, shards = [], defaultdict[str, list[Shard]](list)
+    for shard, outcome in zip(plan.shards, outcomes, strict=True):
+        indexes.append((shard.split, np.frombuffer(outcome.rows, INDEX_FIELDS)))
+        shards[shard.split].append(outcome.shard)
+    return copies(
+        indexes,
+        shards,
+        plan.classes,
+        local_files(target.tar),
+        lambda split, shard, key: names(shard.name)[key],
+    )
 
 
 def _outcome(target: Target, plan: ShardPlan, number: int) -> ShardResult:

@@ -49,7 +49,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
             del lines
             _write_shards(target, plan, listing.containers, packing)
             if not is_share:
-                close_folder(target, plan, packing.allow_left_out)
+                close_folder(target, plan, packing.allow_left_out, packing.allow)
         else:
             say(f"{out}: holds this data set already")
             print_use(out, plan.dataset)
@@ -61,7 +61,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
         say(f"{out}: when all {packing.task_count} tasks have ended, type: {close}")
 
 
-def finish(out: Path, allow_left_out: int | None = None) -> None:
+def finish(out: Path, allow_left_out: int | None = None, allow: Sequence[str] = ()) -> None:
     """Close a folder that the tasks of an array job have filled; refused while a shard is missing.
 
     A folder that is finished already stays as it is.
@@ -84,7 +84,7 @@ def finish(out: Path, allow_left_out: int | None = None) -> None:
                 f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
                 f"{first_few(missing, NAMED)}; run the tasks that have not ended well again"
             )
-        close_folder(target, plan, allow_left_out)
+        close_folder(target, plan, allow_left_out, allow)
 
 
 def _refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
@@ -125,10 +125,10 @@ def _unfinished(
     A source that had failed may be complete by now.
     """
     outcomes = {shard.name: finished(target, plan, shard) for shard in plan.shards}
-    there = [outcome for outcome in outcomes.values() if outcome]
-    if len(there) < len(plan.shards) or not objection(target, plan, there, allowed):
+    existing = [outcome for outcome in outcomes.values() if outcome]
+    if len(existing) < len(plan.shards) or not objection(target, plan, existing, allowed):
         return [shard for shard in mine if not outcomes[shard.name]]
-    short = {outcome.shard.name for outcome in there if outcome.is_short}
+    short = {outcome.shard.name for outcome in existing if outcome.is_short}
     for shard in mine:
         if shard.name in short:
             target.done(shard.name).unlink(missing_ok=True)

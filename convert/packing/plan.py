@@ -18,6 +18,7 @@ from pathlib import Path
 
 from convert.images.resize import Preset
 from convert.options import Packing
+from convert.readers.names import refuse_similar
 from convert.readers.records import ImageDefect, Record, RecordListing
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import DataError, UsageError
@@ -25,7 +26,7 @@ from rackrun.units import plural
 from shards.index import Origin, index_name, shard_name
 
 TRAIN, VAL, TEST = "train", "val", "test"
-SPLITS = {  # the words for them in names of folders, tars and tables
+SPLITS = {  # as they are called in names of folders, tars and tables
     **dict.fromkeys(("train", "training"), TRAIN),
     **dict.fromkeys(("val", "valid", "validation"), VAL),
     **dict.fromkeys(("test", "testing"), TEST),
@@ -64,11 +65,12 @@ class ShardPlan:
     needs_all: bool
     usual: tuple[str, ...]
     upright: bool
+    as_published: bool
     origins: tuple[Origin, ...]
     findings: tuple[ImageDefect, ...]
     shards: tuple[PlannedShard, ...]
     lines_sha256: str
-    tiles: bool = False
+    tiles: bool
 
     @cached_property
     def digest(self) -> str:
@@ -82,10 +84,7 @@ class ShardPlan:
 
     def head(self) -> bytes:
         """Return the plan but for its lines, as the first line of the file."""
-        fields = asdict(self)
-        if not self.tiles:
-            del fields["tiles"]  # earlier plans have no such field, and their digests hold
-        return json.dumps(fields).encode() + b"\n"
+        return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def parse(cls, head: bytes) -> "ShardPlan":
@@ -116,6 +115,8 @@ class ShardPlan:
 
 def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list[bytes]]:
     """Return the plan, and the lines of its records in the order of the shards."""
+    if "similar-classes" not in packing.allow:
+        refuse_similar(listing.classes)
     parts, mean_bytes = _parts(listing, packing)
     _refuse_duplicates(parts)
     if VAL not in parts and packing.val_percent:
@@ -144,6 +145,7 @@ def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list
         needs_all=listing.needs_all,
         usual=listing.usual,
         upright=packing.exif == "apply" and not listing.as_published,
+        as_published=listing.as_published,
         origins=tuple(container.origin() for container in listing.containers),
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
@@ -211,8 +213,8 @@ def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
 
 def _held_out(images: int, percent: float) -> int:
     """Return how many of a class are for validation: at least one of two, unless percent is 0."""
-    wanted = max(round(images * percent / 100), 1) if percent else 0
-    return min(wanted, images - 1)
+    count = max(round(images * percent / 100), 1) if percent else 0
+    return min(count, images - 1)
 
 
 def _without_val(listing: RecordListing) -> str:

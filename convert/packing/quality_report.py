@@ -14,12 +14,12 @@ from rackrun.units import first_few, plural
 NAMED = 3  # files that the printed report names per kind
 
 
-def save_report(path: Path, found: list[ImageDefect], images: int, check: str) -> None:
+def save_report(path: Path, findings: list[ImageDefect], images: int, check: str) -> None:
     """Write the whole report as JSON; `images` are stored, tested by `check`."""
     report = {
         "pictures": images,
         "check": check,
-        "left_out": sum(finding.kind in LEFT_OUT for finding in found),
+        "left_out": sum(finding.kind in LEFT_OUT for finding in findings),
         "findings": [
             {
                 "file": as_text(finding.name),
@@ -27,30 +27,36 @@ def save_report(path: Path, found: list[ImageDefect], images: int, check: str) -
                 "detail": finding.detail,
                 "done": "left out" if finding.kind in LEFT_OUT else "kept",
             }
-            for finding in found
+            for finding in findings
         ],
     }
     write_whole(path, (json.dumps(report, indent=1) + "\n").encode())
 
 
-def print_report(path: Path, found: list[ImageDefect], images: int, check: str) -> None:
+def print_report(path: Path, findings: list[ImageDefect], images: int, check: str) -> None:
     """Print the report on a page: per kind how many, what was done, the first names."""
-    by_kind = defaultdict(list)
-    for finding in found:
-        by_kind[finding.kind].append(finding)
     sound = "structure intact" if check == "structure" else "decoded without an error"
-    lines = [f"quality report: {plural(images, 'image')} stored, {sound}"]
-    for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
-        lines += [
-            f"  {done}: {_line(by_kind[k], text)}" for k, text in kinds.items() if k in by_kind
-        ]
-    if found:
+    lines = [f"quality report: {plural(images, 'image')} stored, {sound}", *report_lines(findings)]
+    if findings:
         lines.append(f"  all names: {path}")
     sys.stdout.write("\n".join((*lines, "")))
 
 
-def _line(found: list[ImageDefect], text: str) -> str:
-    return f"{len(found):,} {text}: {first_few([*map(_printable, found)], NAMED)}"
+def report_lines(findings: list[ImageDefect]) -> list[str]:
+    """Return a line per kind: what was done, how many, the first names."""
+    by_kind = defaultdict(list)
+    for finding in findings:
+        by_kind[finding.kind].append(finding)
+    return [
+        f"  {done}: {_line(by_kind[kind], text)}"
+        for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT))
+        for kind, text in kinds.items()
+        if kind in by_kind
+    ]
+
+
+def _line(findings: list[ImageDefect], text: str) -> str:
+    return f"{len(findings):,} {text}: {first_few([*map(_printable, findings)], NAMED)}"
 
 
 def _printable(finding: ImageDefect) -> str:

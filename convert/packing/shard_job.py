@@ -12,6 +12,7 @@ from convert.images.tiles import Untiled, tiled
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, records_of
 from convert.packing.shard_result import ResultRows, ShardResult
+from convert.packing.workers import working_on
 from convert.progress import Progress
 from convert.readers.records import (
     REENCODED_SUFFIXES,
@@ -39,11 +40,14 @@ def write_one(
 ) -> None:
     """Write one tar, and its result beside the plan."""
     reporter = _ProgressReporter(report)
+    working_on(shard.name)
     with write_shard(target.tar(shard.name)) as writer:
         filler = _ShardFiller(plan, shard, writer)
         for record in records_of(target.plan, shard):
+            working_on(f"{shard.name}: {record.name}")
             filler.add(record, containers[record.container])
             reporter.advance(record.size)
+        working_on(shard.name)
         if not writer.samples:
             raise DataError(_nothing_left(shard, filler.findings))
         written = writer.close()
@@ -51,8 +55,8 @@ def write_one(
     reporter.end()
 
 
-def _nothing_left(shard: PlannedShard, found: list[ImageDefect]) -> str:
-    first = found[0]
+def _nothing_left(shard: PlannedShard, defects: list[ImageDefect]) -> str:
+    first = defects[0]
     return (
         f"{shard.name}: no image in it is whole; the first, {first.name}, is "
         f"{LEFT_OUT[first.kind]}; if the source has failed, run the same command when it is back; "
@@ -87,10 +91,10 @@ class _ShardFiller:
         if self.plan.tiles:
             stored = self._tiled(stored, record.name)
         extension = stored_info.extension if self.plan.extension == "true" else EXTENSION
-        place = self.writer.add(record.key, record.label, stored, extension)
+        position = self.writer.add(record.key, record.label, stored, extension)
         if stored is not data:
             crc = zlib.crc32(stored)
-        self.rows.append(self._row(record.label, place, len(stored), stored_info, crc))
+        self.rows.append(self._row(record.label, position, len(stored), stored_info, crc))
 
     def _inspected(self, data: bytes, suffix: str) -> tuple[bytes, ImageInfo]:
         """Return an image and its facts; other formats, and what lies on its side, as a JPEG."""
@@ -112,12 +116,12 @@ class _ShardFiller:
             self.findings.append(ImageDefect(name, "untiled", str(reason)))
             return stored
 
-    def _row(self, label: int, place: Position, length: int, info: ImageInfo, crc: int) -> Row:
+    def _row(self, label: int, position: Position, length: int, info: ImageInfo, crc: int) -> Row:
         return Row(
             shard=self.shard.number,
-            offset=place.offset,
-            length=place.length,
-            image_offset=place.image_offset,
+            offset=position.offset,
+            length=position.length,
+            image_offset=position.image_offset,
             image_length=length,
             label=label,
             width=info.width,

@@ -54,8 +54,8 @@ def finished(target: Target, plan: ShardPlan, shard: PlannedShard) -> ShardResul
     try:
         fields = json.loads(head)
         written = Shard(**fields["shard"])
-        found = [ImageDefect(*finding) for finding in fields["findings"]]
+        findings = [ImageDefect(*finding) for finding in fields["findings"]]
         is_whole = fields["plan"] == plan.digest and tar.stat().st_size == written.bytes
     except (ValueError, KeyError, TypeError):
         return None
-    return ShardResult(written, rows, found) if is_whole else None
+    return ShardResult(written, rows, findings) if is_whole else None

@@ -52,8 +52,8 @@ def _members(tar: Tar) -> Iterator[Member]:
                 clean(f"{tar.path}: {as_text(member.name)}: a blank or a letter that is not ASCII")
                 + ", which DALI's index cannot hold; leave out --sidecars"
             )
-        place = (start, member.offset, member.size, member.name)
-        yield Member(folder + slash + stem, extension, *place)
+        key = folder + slash + stem
+        yield Member(key, extension, start, member.offset, member.size, member.name)
 
 
 def dali_index(samples: list[list[Member]]) -> bytes:

@@ -17,7 +17,7 @@ from convert.packing.sidecar_formats import (
     sidecar_names,
     wids_list,
 )
-from convert.packing.workers import in_parallel
+from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
 from convert.readers.records import open_archive
 from convert.readers.tars import Tar
@@ -75,6 +75,7 @@ def remove_sidecars(folder: Path, manifest: Manifest) -> None:
 
 def _index(tar: Path, report: Callable[[IndexedShard], None]) -> None:
     """Write the indexes of a tar."""
+    working_on(str(tar))
     with os.fdopen(open_archive(tar), "rb") as file:
         samples = samples_of(Tar(tar, file.fileno()))
     write_whole(tar.with_suffix(".idx"), dali_index(samples))

@@ -1,6 +1,7 @@
 """Jobs done side by side by forked processes, which never outlive the one that started them."""
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -11,9 +12,15 @@ from multiprocessing.context import ForkProcess
 from typing import Any, NoReturn, TypeVar
 
 from rackrun.errors import Problem
+from rackrun.terminal import one_line
 
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 5.0
+TITLE_BYTES = 1024
+
+# A worker killed by SIGKILL sends no message any more: what it works on has to stand in memory
+# that its parent can read already.
+_title: mmap.mmap | None = None
 
 Job = TypeVar("Job")
 
@@ -28,6 +35,7 @@ Work = Callable[[Job, Callable[[Message], None]], None]
 class _Worker:
     process: ForkProcess
     connection: Connection
+    title: mmap.mmap
 
 
 def in_parallel(
@@ -58,13 +66,22 @@ def in_parallel(
         _end(crew)
 
 
+def working_on(item: str) -> None:
+    """Note the file or image that this worker begins, so that its death can be put down to it."""
+    if _title:
+        encoded = item.encode(errors="replace")[: TITLE_BYTES - 1]
+        _title[: len(encoded) + 1] = encoded + b"\0"
+
+
 def _start(work: Work[Job, Message]) -> _Worker:
     context = multiprocessing.get_context("fork")
-    own, other = context.Pipe()
-    process = context.Process(target=_serve, args=(other, work, os.getpid()), daemon=True)
+    title = mmap.mmap(-1, TITLE_BYTES)
+    parent_end, worker_end = context.Pipe()
+    args = (worker_end, work, title, os.getpid())
+    process = context.Process(target=_serve, args=args, daemon=True)
     process.start()
-    other.close()
-    return _Worker(process, own)
+    worker_end.close()
+    return _Worker(process, parent_end, title)
 
 
 def _send(worker: _Worker, job: object) -> None:
@@ -87,10 +104,16 @@ def _receive(worker: _Worker) -> Any:
 
 def _dead(worker: _Worker) -> Problem:
     worker.process.join()
-    return Problem(
-        f"a worker process died (exit code {worker.process.exitcode}; -9 is a lack of memory "
-        "or a kill by hand); run the same command again to go on"
-    )
+    exit_code = worker.process.exitcode or 0
+    item = one_line(worker.title[:].partition(b"\0")[0].decode(errors="replace"))
+    reason, remedy = f"exit code {exit_code}", "run the same command again"
+    if exit_code == -signal.SIGKILL:
+        reason += ", SIGKILL: out of memory, or killed by hand"
+        remedy += "; if it dies again, with a smaller --workers"
+    elif exit_code < 0:
+        reason += f", {signal.Signals(-exit_code).name}: a crash in a library that reads images"
+        remedy += "; if it dies there again, take that image out of the source" if item else ""
+    return Problem(f"{item}{': ' if item else ''}a worker process died ({reason}); {remedy}")
 
 
 def _end(crew: list[_Worker]) -> None:
@@ -102,10 +125,15 @@ def _end(crew: list[_Worker]) -> None:
             worker.process.kill()
             worker.process.join()
         worker.connection.close()
+        worker.title.close()
 
 
-def _serve(connection: Connection, work: Work[Job, Message], parent: int) -> NoReturn:
+def _serve(
+    connection: Connection, work: Work[Job, Message], title: mmap.mmap, parent: int
+) -> NoReturn:
     """Run jobs one by one, until the parent ends this process."""
+    global _title
+    _title = title
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as the parent's SIGTERM
     signal.signal(signal.SIGTERM, _leave)
@@ -115,6 +143,7 @@ def _serve(connection: Connection, work: Work[Job, Message], parent: int) -> NoR
             work(job, connection.send)
         except Problem as problem:
             connection.send(problem)
+        working_on("")
         connection.send(None)
 
 

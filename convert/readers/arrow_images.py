@@ -62,8 +62,8 @@ class ArrowImages:
                 paths = compute.struct_field(table[image], "path")
             except pyarrow.ArrowException as error:
                 raise DataError(f"{self.name}: damaged: {error}; save it again") from None
-            found = (sizes.to_pylist(), table[label].to_pylist(), paths.to_pylist())
-            for number, (size, value, path) in enumerate(zip(*found, strict=True), start):
+            values = (sizes.to_pylist(), table[label].to_pylist(), paths.to_pylist())
+            for number, (size, value, path) in enumerate(zip(*values, strict=True), start):
                 yield ArrowRow(number, path or "", size, value)
 
     def record(self, row: ArrowRow, container: int) -> Record | None:

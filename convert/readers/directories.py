@@ -38,7 +38,7 @@ class Folder:
                 pending += reversed(self._entries(name))
                 continue
             with reading(self.root / name):
-                size = self._place(name).lstat().st_size
+                size = self._real_path(name).lstat().st_size
             self._bytes += size
             self._listing.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
             yield name, size
@@ -55,7 +55,7 @@ class Folder:
         """Read the image of a record; ReadError if it is gone, DataError if it has changed."""
         if record.size > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{record.size:,} bytes")
-        path = self._place(record.name)
+        path = self._real_path(record.name)
         with reading(path), os.fdopen(opened(path), "rb", buffering=0) as file:
             data = file.read(record.size + 1)
         if len(data) != record.size:
@@ -65,7 +65,7 @@ class Folder:
             )
         return data
 
-    def _place(self, name: str) -> Path:
+    def _real_path(self, name: str) -> Path:
         """Return where a file of that name really lies."""
         if not self._elsewhere:
             return self.root / name
@@ -96,7 +96,9 @@ class Folder:
     def _followed(self, name: str, links: int) -> str:
         """Return the name of a link's target, and note it; DataError if it may not lead there."""
         link = self.root / name
-        real = Path(os.path.realpath(self._place(name)))  # which stays where links lead in a circle
+        real = Path(
+            os.path.realpath(self._real_path(name))
+        )  # which stays where links lead in a circle
         if links > MOST_LINKS:
             raise DataError(
                 f"{link}: the {links}th symbolic link on the way: they lead in a circle"

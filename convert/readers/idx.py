@@ -52,9 +52,9 @@ class IdxPair:
         """Yield a record per image; keys are the prefix and its number."""
         size = self._sides[0] * self._sides[1]
         for number, label in enumerate(self._labels[LABEL_HEAD.size :]):
-            place = (container, IMAGE_HEAD.size + number * size, size, size)
+            key, offset = f"{prefix}_{number:05d}", IMAGE_HEAD.size + number * size
             name = as_text(f"{self._images.name}/{number}.png")
-            yield Record(f"{prefix}_{number:05d}", label, split, name, *place)
+            yield Record(key, label, split, name, container, offset, size, size)
 
     def origin(self) -> Origin:
         """Return the entry of the manifest: of both files together."""
@@ -83,9 +83,11 @@ def _content(path: Path, head: struct.Struct, magic: int) -> bytes:
             raise DataError(f"{path}: damaged: {error}; {ANEW}") from None
     if len(data) > LARGEST:
         raise DataError(f"{path}: over {LARGEST:,} bytes: not a file of MNIST")
-    found = int.from_bytes(data[:4], "big")
-    if len(data) < head.size or found != magic:
-        raise DataError(f"{path}: begins with {found}, an IDX file of this kind with {magic}")
+    actual_magic = int.from_bytes(data[:4], "big")
+    if len(data) < head.size or actual_magic != magic:
+        raise DataError(
+            f"{path}: begins with {actual_magic}, an IDX file of this kind with {magic}"
+        )
     return data
 
 

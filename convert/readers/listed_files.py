@@ -18,12 +18,16 @@ class ListedFiles:
 
     def find(self, path: str, where: str) -> tuple[str, int]:
         """Return name and size of a file; DataError if it is missing or outside the folder."""
-        real = Path(os.path.realpath(self.root / path))
+        try:
+            real = Path(os.path.realpath(self.root / path))
+            is_file = real.is_file()
+        except OSError as error:  # a name or a path that is too long, a folder that is closed
+            raise DataError(f"{where}: cannot be read: {error.strerror}; correct it") from None
         if not real.is_relative_to(self.root):
             raise DataError(
                 f"{where}: outside {self.root}; add --root FOLDER that holds all images"
             )
-        if not real.is_file():
+        if not is_file:
             raise DataError(f"{where}: there is no such file in {self.root}; correct it, or --root")
         size = real.stat().st_size
         self.bytes += size

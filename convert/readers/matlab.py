@@ -76,7 +76,7 @@ class _Reader:
         if not matrix:
             return (0, ""), 0
         (_, flags), (_, sizes), (_, name) = self._first(matrix, 3)
-        return (self._word(flags) & 0xFF, bytes(name).decode()), math.prod(
+        return (self._uint32(flags) & 0xFF, bytes(name).decode()), math.prod(
             value[0] for value in struct.iter_unpack(f"{self._order}i", sizes)
         )
 
@@ -85,7 +85,7 @@ class _Reader:
         elements = self.elements(matrix)
         count = self.head(matrix)[1]
         width, names = [content for _, content in islice(elements, 5)][3:]
-        size = max(1, self._word(width))
+        size = max(1, self._uint32(width))
         fields = [
             bytes(names[at : at + size]).split(b"\0")[0].decode()
             for at in range(0, len(names), size)
@@ -112,10 +112,10 @@ class _Reader:
 
     def _first(self, matrix: memoryview, count: int) -> list[tuple[int, memoryview]]:
         """Return the first `count` elements of a matrix."""
-        found = list(islice(self.elements(matrix), count))
-        if len(found) < count:
+        elements = list(islice(self.elements(matrix), count))
+        if len(elements) < count:
             raise NotMatlab("cut off in a matrix")
-        return found
+        return elements
 
-    def _word(self, data: memoryview) -> int:
+    def _uint32(self, data: memoryview) -> int:
         return int(struct.unpack_from(f"{self._order}I", data)[0])

@@ -1,9 +1,12 @@
 """Names that people gave, as names of data sets, classes and samples."""
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from rackrun.errors import DataError
+from rackrun.terminal import clean
 from shards.writer import MAX_KEY_BYTES
 
 MAX_NAME = 200  # characters of a class name: what is longer is a caption
@@ -22,9 +25,36 @@ def is_class_name(text: str) -> bool:
 
 def class_table(labels: set[str]) -> dict[str, int]:
     """Return the number of each class: numbers in their order, names sorted."""
-    are_numbers = all(label.isascii() and label.isdecimal() for label in labels)
-    ordered = sorted(labels, key=int) if are_numbers else sorted(labels)
+    ordered = sorted(labels)  # also among "1" and "01", or their order would be that of the set
+    if all(map(_is_number, labels)):
+        ordered.sort(key=int)
     return {label: number for number, label in enumerate(ordered)}
+
+
+def refuse_similar(classes: Iterable[str]) -> None:
+    """Raise DataError for two classes whose names differ only in a way that people rarely mean."""
+    names: dict[str, str] = {}
+    for name in classes:
+        other = names.setdefault(_folded(name), name)
+        if other == name:
+            continue
+        printed_alike = unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
+        shown = [ascii(each) if printed_alike else repr(each) for each in (other, name)]
+        raise DataError(
+            clean(f"classes {shown[0]} and {shown[1]} differ only by case, Unicode form or ")
+            + "leading zeros; make them one, or add --allow similar-classes"
+        )
+
+
+def _folded(name: str) -> str:
+    """Return what names have in common that differ only by case, Unicode form or leading zeros."""
+    if _is_number(name):
+        return name.lstrip("0") or "0"
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _is_number(label: str) -> bool:
+    return label.isascii() and label.isdecimal()
 
 
 def is_meta(file: str) -> bool:

@@ -29,9 +29,8 @@ READS_HEIC = find_spec("pillow_heif") is not None
 HEIC_SUFFIXES = (".heic", ".heif")
 REENCODED_SUFFIXES = (".tif", ".tiff", ".avif", *HEIC_SUFFIXES * READS_HEIC)  # become JPEGs
 HIDDEN = re.compile(r"(?:^|/)(?:__MACOSX(?:/|$)|\.(?!\.?/))")  # . and .. are not
-LOSSES = {  # kind of defect -> its words in the report
+LOSSES = {  # kind of defect -> its description in the report
     "empty": "empty",
-    "unreadable": "could not be read",  # in the manifests of earlier versions
     "checksum": "not the bytes that the archive's CRC-32 promises",
     "truncated": "cut off",
     "broken": "broken in structure",
@@ -112,7 +111,7 @@ class RecordListing:
     needs_all: bool = False
     """True for a published set, of which no image may be missing."""
     as_published: bool = False
-    """True for a published set, whose baselines ignore EXIF orientation."""
+    """True for a published set, whose baselines ignore EXIF orientation and keep its copies."""
     usual: tuple[str, ...] = ()
     """Kinds of peculiarities not to report, since all images of the set have them."""
     no_val: str = ""
@@ -124,15 +123,15 @@ def is_image(name: str) -> bool:
     return name.lower().endswith((*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)) and not HIDDEN.search(name)
 
 
-def images(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Record]:
-    """Yield those that are images by name and have content; note the others in `found`."""
+def images(records: Iterator[Record], findings: list[ImageDefect]) -> Iterator[Record]:
+    """Yield those that are images by name and have content; note the others in `findings`."""
     for record in records:
         if record.name.lower().endswith(HEIC_SUFFIXES) and not READS_HEIC:
-            found.append(ImageDefect(record.name, "heic"))
+            findings.append(ImageDefect(record.name, "heic"))
         elif not is_image(record.name):
-            found.append(ImageDefect(record.name, "ignored"))
+            findings.append(ImageDefect(record.name, "ignored"))
         elif not record.size:
-            found.append(ImageDefect(record.name, "empty"))
+            findings.append(ImageDefect(record.name, "empty"))
         else:
             yield record
 

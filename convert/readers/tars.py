@@ -111,7 +111,7 @@ class Tar:
         data = pread_exactly(self._descriptor, size, content, self.path)
         if kind == tarfile.GNUTYPE_LONGNAME:
             return data.rstrip(b"\0").decode("utf-8", "surrogateescape")
-        if any(word in data for word in SIZES):
+        if any(key in data for key in SIZES):
             raise DataError(f"{where}: sparse, or has files over 8 GB: {ANEW}")
         return _pax_path(data)
 

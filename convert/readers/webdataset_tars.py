@@ -1,7 +1,8 @@
 """The samples of WebDataset tars that other programs have written.
 
-Neighbouring members whose names differ in nothing but their last suffix are a sample: an image,
-and its class in a .cls, .json or .txt, the first of them that is there.
+Neighbouring members are a sample if their names agree up to the first dot of the file's name, as in
+webdataset: an image, and its class in a .cls, .json or .txt, the first of them that is there. Other
+members, such as .depth.jpg or .meta.json, are ignored.
 """
 
 from collections.abc import Iterator
@@ -78,15 +79,15 @@ def _hidden(name: str) -> bool:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Return the key in a member's name, and its last suffix in lower case."""
+    """Return the key in a member's name, and all after it, in lower case."""
     folder, slash, file = name.rpartition("/")
-    stem, dot, suffix = file.rpartition(".")
-    return (folder + slash + stem, f".{suffix.lower()}") if dot else (name, "")
+    stem, dot, suffix = file.partition(".")
+    return folder + slash + stem, dot + suffix.lower()
 
 
 def _check(member: TarMember, suffix: str, sample: TarSample, tar: Tar) -> None:
     where = clean(f"{tar.path}: {as_text(member.name)}")
-    if suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst"):
+    if suffix.endswith((".gz", ".tgz", ".bz2", ".xz", ".zst")):
         raise DataError(
             f"{where}: a compressed member, which cannot be read in place; write the tars again "
             "without compressing what is in them"
@@ -108,13 +109,13 @@ def _text(data: bytes, where: str) -> str:
 
 def _field(data: bytes, name: str, where: str) -> Any:
     try:
-        found = parsed_json(data, MAX_LABEL_BYTES)
+        fields = parsed_json(data, MAX_LABEL_BYTES)
     except Misshapen as error:
         raise DataError(f"{where}: {error}") from None
-    if not isinstance(found, dict) or name not in found:
-        has = ", ".join(sorted(map(str, found))[:9]) if isinstance(found, dict) else "no fields"
+    if not isinstance(fields, dict) or name not in fields:
+        has = ", ".join(sorted(map(str, fields))[:9]) if isinstance(fields, dict) else "no fields"
         raise DataError(clean(f"{where}: no field {name!r} in it ({has}); add --label-field NAME"))
-    return found[name]
+    return fields[name]
 
 
 def _class(value: Any, where: str) -> Label:

@@ -58,7 +58,7 @@ class ZipMember(NamedTuple):
 
 @dataclass(frozen=True)
 class _End:
-    """The table of contents: its place in the file, and by how much its offsets are off."""
+    """The table of contents: its offset in the file, and by how much its offsets are off."""
 
     start: int
     length: int
@@ -123,8 +123,8 @@ class Zip:
 
     def record(self, member: ZipMember, key: str, label: int, container: int = 0) -> Record:
         """Return the record of a member that is an image."""
-        place = (member.offset, member.packed, member.size, member.crc)
-        return Record(key, label, "", member.name, container, *place)
+        extent = (member.offset, member.packed, member.size, member.crc)
+        return Record(key, label, "", member.name, container, *extent)
 
     def read(self, record: Record) -> bytes:
         """Read the content of a member; its CRC-32 is left to the caller, who needs it anyway."""
@@ -256,7 +256,7 @@ class Zip:
         return self._checked_end(self._base + start64, entries, length, start)
 
     def _checked_end(self, end: int, entries: int, length: int, start: int) -> _End:
-        """Return the table's place: right before its end record, whatever offset it names."""
+        """Return the table's offset: right before its end record, whatever offset it names."""
         if length > end - self._base or not entries * CENTRAL.size <= length <= MAX_TABLE_BYTES:
             raise DataError(f"{self.path}: its table of contents is damaged; download it again")
         return _End(end - length, length, entries, end - length - start)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,14 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from launcher.catalog.listed import ListedRun, task_of
-from launcher.output.log_files import is_supervised
-from launcher.run.job import RUN_ID, RUN_NAME, RunFolder
+from launcher.run.job import RUN_ID, RunFolder
+from rackrun.runs import MOST_BYTES, folders_in, is_supervised, name_of, start_of
 from rackrun.shapes import Between, Matches, Misshapen, parsed_file, parsed_json, shaped
 
-MOST_BYTES = 1 << 26  # of a plan, which names every host
 METRICS_BYTES = 1 << 16  # of the end of metrics.jsonl
-STAMP = "%Y%m%d-%H%M%S"
-STAMP_LENGTH = len("20261122-093000")
 
 Step = Annotated[int, Between(0, 1 << 53)]
 
@@ -44,9 +40,9 @@ class Outcome:
 
 def runs_in(runs: Path) -> Iterator[ListedRun]:
     """Yield the runs whose folders are in `runs`, the newest first; what is damaged is left out."""
-    for name in sorted(_names_in(runs), reverse=True):
+    for folder in folders_in(runs):
         with suppress(OSError, Misshapen):
-            yield run_in(runs / name)
+            yield run_in(folder)
 
 
 def run_in(path: Path) -> ListedRun:
@@ -55,54 +51,43 @@ def run_in(path: Path) -> ListedRun:
     plan, outcome = _plan(folder.plan), _outcome(folder)
     return ListedRun(
         run=plan.run_id,
-        name=name_in(path.name),
+        name=name_of(path.name),
         task=task_of(plan.command),
         hosts=plan.hosts,
         state=outcome.verdict,
         exit_code=outcome.exit_code,
         step=_last_step(folder) if outcome.step is None else outcome.step,
-        age_seconds=round(max(0.0, time.time() - _begun(path)), 1),
+        age_seconds=round(max(0.0, time.time() - start_of(path)), 1),
         folder=os.fspath(path),
         detached=False,
     )
 
 
-def name_in(folder: str) -> str:
-    """Return the name of a run, which its folder has after the time."""
-    return folder[STAMP_LENGTH + 1 :] if re.fullmatch(RUN_NAME, folder) else folder
-
-
-def _names_in(runs: Path) -> list[str]:
-    with suppress(OSError):
-        return [entry.name for entry in os.scandir(runs) if re.fullmatch(RUN_NAME, entry.name)]
-    return []
-
-
 def _plan(path: Path) -> PlannedRun:
-    told = _object(path)
-    hosts = told.get("hosts")
+    document = _object(path)
+    hosts = document.get("hosts")
     first = hosts[0] if isinstance(hosts, list) and hosts else None
     if not isinstance(first, dict) or not all(isinstance(host, dict) for host in hosts or ()):
         raise Misshapen("a plan without hosts")
-    found = {
-        "run_id": told.get("run_id"),
+    values = {
+        "run_id": document.get("run_id"),
         "hosts": [host.get("name") for host in hosts or ()],
         "command": first.get("command"),
     }
-    plan: PlannedRun = shaped(found, PlannedRun, path.name)
+    plan: PlannedRun = shaped(values, PlannedRun, path.name)
     return plan
 
 
 def _outcome(folder: RunFolder) -> Outcome:
     """Return how a run ended; without a result, whether its launcher still lives."""
     try:
-        told = _object(folder.result)
+        document = _object(folder.result)
     except OSError:
         return Outcome("running" if is_supervised(folder.plan) else "killed")
-    report = told.get("report")
+    report = document.get("report")
     step = report.get("step") if isinstance(report, dict) else None
-    found = {name: told.get(name) for name in ("verdict", "exit_code")}
-    outcome: Outcome = shaped({**found, "step": step}, Outcome, folder.result.name)
+    values = {name: document.get(name) for name in ("verdict", "exit_code")}
+    outcome: Outcome = shaped({**values, "step": step}, Outcome, folder.result.name)
     return outcome
 
 
@@ -121,14 +106,7 @@ def _last_step(folder: RunFolder) -> int | None:
     return None
 
 
-def _step_of(told: object) -> int | None:
-    step = told.get("step") if isinstance(told, dict) else None
-    found: int | None = shaped(step, Step | None, "step")
-    return found
-
-
-def _begun(path: Path) -> float:
-    """Return when a run began: the time in the name of its folder."""
-    with suppress(ValueError, OverflowError):
-        return time.mktime(time.strptime(path.name[:STAMP_LENGTH], STAMP))
-    return path.stat().st_mtime
+def _step_of(document: object) -> int | None:
+    step = document.get("step") if isinstance(document, dict) else None
+    number: int | None = shaped(step, Step | None, "step")
+    return number

@@ -6,36 +6,36 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from launcher.catalog.folders import name_in
 from launcher.catalog.listed import ListedRun, task_of
 from launcher.detached.answers import LivingAgent, RunAnswer, RunsAnswer, call
 from launcher.detached.locate import Asked, each_in_time, run_manager_on
 from launcher.run.hosts import Host
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
+from rackrun.runs import name_of
 
 
 def runs_on(
-    hosts: Sequence[Host], places: Sequence[Transport | Problem]
+    hosts: Sequence[Host], transports: Sequence[Transport | Problem]
 ) -> tuple[list[ListedRun], list[Problem]]:
     """Return the runs of all hosts that answer, the newest first, and the others' errors."""
-    answers = each_in_time(partial(_asked), list(zip(hosts, places, strict=True)))
-    errors = [answer for answer in answers if isinstance(answer, Problem)]
-    told = [
-        (host.label, answer)
-        for host, answer in zip(hosts, answers, strict=True)
-        if not isinstance(answer, Problem)
+    outcomes = each_in_time(partial(_asked), list(zip(hosts, transports, strict=True)))
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    answered = [
+        (host.label, outcome)
+        for host, outcome in zip(hosts, outcomes, strict=True)
+        if not isinstance(outcome, Problem)
     ]
-    detached = [run for host, answer in told for run in _detached(host, answer)]
-    agents = [(host, agent) for host, answer in told for agent in answer.agents]
+    detached = [run for host, answer in answered for run in _detached(host, answer)]
+    agents = [(host, agent) for host, answer in answered for agent in answer.agents]
     return [*detached, *_attached(agents)], errors
 
 
 def _asked(pair: Asked) -> RunsAnswer:
-    host, place = pair
-    if isinstance(place, Problem):
-        raise place
-    with run_manager_on(place, host.python) as client:
+    host, transport = pair
+    if isinstance(transport, Problem):
+        raise transport
+    with run_manager_on(transport, host.python) as client:
         return call(host.label, client, RunsAnswer, "list")
 
 
@@ -72,17 +72,17 @@ def _state_of(run: RunAnswer) -> str:
 def _attached(agents: Sequence[tuple[str, LivingAgent]]) -> Iterator[ListedRun]:
     """Yield a run for the agents of one id on all hosts."""
     for run in dict.fromkeys(agent.run for _, agent in agents):
-        here = [(host, agent) for host, agent in agents if agent.run == run]
-        first = here[0][1]
+        living = [(host, agent) for host, agent in agents if agent.run == run]
+        first = living[0][1]
         yield ListedRun(
             run=run,
-            name=name_in(first.folder.rpartition("/")[2]),
+            name=name_of(first.folder.rpartition("/")[2]),
             task=task_of(first.command),
-            hosts=tuple(host for host, _ in here),
+            hosts=tuple(host for host, _ in living),
             state="running",
             exit_code=None,
             step=None,
-            age_seconds=max(agent.seconds for _, agent in here),
-            folder=f"{here[0][0]}:{first.folder}",
+            age_seconds=max(agent.seconds for _, agent in living),
+            folder=f"{living[0][0]}:{first.folder}",
             detached=False,
         )

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from launcher.run.host_names import grouped
 from rackrun import tables
+from rackrun.runs import SHORT_ID
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
-SHORT_ID = 8
 HEAD = ("id", "name", "task", "hosts", "state", "step", "age", "folder")
 WRAPPED = ("name", "hosts", "folder")
 NUMBERS = ("step", "age")
@@ -43,10 +43,10 @@ class ListedRun:
 
 def task_of(command: Sequence[str]) -> str:
     """Return the task that a rank's command line runs, or the name of the user's program."""
-    for place in range(len(command) - len(TASK_WORDS)):
-        if tuple(command[place : place + len(TASK_WORDS)]) == TASK_WORDS:
-            return command[place + len(TASK_WORDS)]
-    scripts = [word for word in command if word.endswith((".py", ".sh"))]
+    for index in range(len(command) - len(TASK_WORDS)):
+        if tuple(command[index : index + len(TASK_WORDS)]) == TASK_WORDS:
+            return command[index + len(TASK_WORDS)]
+    scripts = [arg for arg in command if arg.endswith((".py", ".sh"))]
     return (scripts or [*command, ""])[0].rpartition("/")[2]
 
 

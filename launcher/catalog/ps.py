@@ -12,34 +12,41 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from launcher.catalog.folders import runs_in
 from launcher.catalog.hosts import runs_on
-from launcher.catalog.listed import SHORT_ID, ListedRun, table
-from launcher.detached.known_runs import known_runs
+from launcher.catalog.listed import ListedRun, table
+from launcher.detached.known_runs import hosts_of
 from launcher.detached.locate import ReachOptions, open_network
 from launcher.errors import HostUnreachable
 from launcher.output.console import say, short_path
 from launcher.run.hosts import Host, hosts_named
-from launcher.run.settings import Positional
 from launcher.transport.parallel import each
 from rackrun.commandline import parse
 from rackrun.commands import called
 from rackrun.errors import Problem
+from rackrun.help.options import Examples, Positional
+from rackrun.runs import RUNS, SHORT_ID, recorded_runs
 
-ABOUT = "List the runs known here and, when hosts are named, those that the hosts know of."
 KNOWN_SECONDS = 10.0  # for hosts that the command line does not name
 
 
 @dataclass(frozen=True)
 class PsOptions(ReachOptions):
-    """Options of `ps`."""
+    """List the runs known here and, when hosts are named, those that the hosts know of."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog}", "runs of this folder, and those started from here"),
+        ("{prog} hosts.txt", "also what these hosts know of"),
+        ("{prog} --json", "as JSON"),
+    )
 
     hosts: Positional[str] = ""
     """Also ask the hosts of this host file."""
     host_list: str = ""
     """Also ask these hosts (also: -H): gpu01,gpu[02-04]."""
-    runs: Path = Path("runs")
+    runs: Path = RUNS
     """Folder that contains run folders."""
     json: bool = False
     """Print it as JSON."""
@@ -47,16 +54,16 @@ class PsOptions(ReachOptions):
 
 def main(args: Sequence[str]) -> int:
     """List the runs; return the exit code."""
-    return ps(parse(PsOptions, called("ps"), args, ABOUT, renamed={"-H": "--host-list"}))
+    return ps(parse(PsOptions, called("ps"), args, renamed={"-H": "--host-list"}))
 
 
 def ps(options: PsOptions) -> int:
     """Print the list; return 69 when a host that was named did not answer."""
     folders = list(_from_folders(options.runs))
     named = bool(options.hosts or options.host_list)
-    there, errors = _asked(options) if named else _asked_where_known(options, folders)
+    reported, errors = _asked(options) if named else _asked_where_known(options, folders)
     listed = sorted(
-        merged([*there, *folders, *_remembered()]),
+        merged([*reported, *folders, *_remembered()]),
         key=lambda run: run.age_seconds,
     )
     if options.json:
@@ -70,15 +77,15 @@ def ps(options: PsOptions) -> int:
 
 def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
     """Return each run once: as it was found first, with its folder here if there is one."""
-    found: list[ListedRun] = []
+    unique: list[ListedRun] = []
     for run in runs:
-        same = next((place for place, other in enumerate(found) if other.is_same(run)), None)
+        same = next((index for index, other in enumerate(unique) if other.is_same(run)), None)
         if same is None:
-            found.append(run)
+            unique.append(run)
         elif run.folder and not run.detached:  # a folder here, also of what a host has told
-            step = found[same].step if run.step is None else run.step
-            found[same] = replace(found[same], folder=run.folder, step=step)
-    return found
+            step = unique[same].step if run.step is None else run.step
+            unique[same] = replace(unique[same], folder=run.folder, step=step)
+    return unique
 
 
 def _asked(options: PsOptions) -> tuple[list[ListedRun], list[str]]:
@@ -100,24 +107,26 @@ def _asked_where_known(
     A run whose end is in a folder here needs no answer of a host.
     """
     over = [run.run for run in folders if run.state not in ("running", "killed")]
-    known = {
-        run: told
-        for run, told in known_runs().items()
-        if len(run) == SHORT_ID and told.hosts and not any(one.startswith(run) for one in over)
+    records = {
+        run: record
+        for run, record in recorded_runs().items()
+        if len(run) == SHORT_ID
+        and hosts_of(record)
+        and not any(one.startswith(run) for one in over)
     }
     asked = {
         (config, host.label): (config, host)
-        for told in known.values()
-        for config, host in [(options.ssh_config or told.ssh_config, told.hosts[0])]
+        for run, record in records.items()
+        for config, host in [(options.ssh_config or record.ssh_config, hosts_of(record)[0])]
     }
-    answers = each(partial(_one_asked, options), list(asked.values()), KNOWN_SECONDS, _late)
-    told_there = [run for answer in answers if not isinstance(answer, Problem) for run in answer]
-    errors = [str(answer) for answer in answers if isinstance(answer, Problem)]
-    return [run for run in told_there if run.run in known], errors
+    outcomes = each(partial(_one_asked, options), list(asked.values()), KNOWN_SECONDS, _late)
+    reported = [run for outcome in outcomes if not isinstance(outcome, Problem) for run in outcome]
+    errors = [str(outcome) for outcome in outcomes if isinstance(outcome, Problem)]
+    return [run for run in reported if run.run in records], errors
 
 
-def _one_asked(options: PsOptions, there: tuple[str, Host]) -> list[ListedRun]:
-    config, host = there
+def _one_asked(options: PsOptions, target: tuple[str, Host]) -> list[ListedRun]:
+    config, host = target
     network = open_network(config, options)
     try:
         runs, errors = runs_on([host], network.try_each([host]))
@@ -128,8 +137,8 @@ def _one_asked(options: PsOptions, there: tuple[str, Host]) -> list[ListedRun]:
     return runs
 
 
-def _late(there: tuple[str, Host]) -> Problem:
-    return HostUnreachable(f"{there[1].label}: does not answer within {KNOWN_SECONDS:g} s")
+def _late(target: tuple[str, Host]) -> Problem:
+    return HostUnreachable(f"{target[1].label}: does not answer within {KNOWN_SECONDS:g} s")
 
 
 def _from_folders(runs: Path) -> Iterator[ListedRun]:
@@ -141,21 +150,21 @@ def _from_folders(runs: Path) -> Iterator[ListedRun]:
 
 
 def _known_folders() -> list[str]:
-    return sorted({known.runs for known in known_runs().values()})
+    return sorted({record.runs for record in recorded_runs().values()})
 
 
 def _remembered() -> Iterator[ListedRun]:
     """Yield the runs that were started from here, of which only their hosts know more."""
-    for run, known in known_runs().items():
+    for run, record in recorded_runs().items():
         yield ListedRun(
             run=run,
-            name=known.name,
-            task=known.task,
-            hosts=tuple(host.label for host in known.hosts),
+            name=record.name,
+            task=record.task,
+            hosts=tuple(host.label for host in hosts_of(record)),
             state="unknown",
             exit_code=None,
             step=None,
-            age_seconds=round(max(0.0, time.time() - known.at), 1),
+            age_seconds=round(max(0.0, time.time() - record.at), 1),
             folder="",
             detached=len(run) == SHORT_ID,
         )

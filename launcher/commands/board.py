@@ -1,4 +1,4 @@
-"""`rackrun board RUN --web`: show the dashboard of a run in a browser here, read-only."""
+"""`rackrun board RUN`: show the dashboard of a run in a browser here, read-only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from launcher.commands.parse import parse
 from launcher.detached.attach import interruptible, watch
@@ -20,32 +21,36 @@ from launcher.web.server import served
 from launcher.web.watch import WebDisplay, of_folder
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.run_report.called import run_called
-
-ABOUT = "Show a run in a browser on this machine: a run folder here, or a detached run by its ID."
+from rackrun.help.options import Examples
+from rackrun.runs import Run, find_run, unknown_run
 
 
 @dataclass(frozen=True)
 class BoardOptions(RunOptions):
-    """Options of `board`."""
+    """Show a run in a browser on this machine, at a secret address that this terminal prints."""
 
-    web: bool = False
-    """Serve the page on 127.0.0.1, at a secret address that this terminal prints."""
+    examples: ClassVar[Examples] = (
+        ("{prog} latest", "the newest run"),
+        ("{prog} 3fa8", "a detached run"),
+    )
 
 
 def main(args: Sequence[str]) -> int:
     """Serve the page of a run until Ctrl-C."""
-    options = parse(BoardOptions, "board", args, ABOUT)
+    options = parse(BoardOptions, "board", args)
     if not options.run:
-        raise UsageError(f"board of which run? type: {called('board')} RUN --web")
-    if not options.web:
-        attach = f"{called('attach')} {options.run}"
-        raise UsageError(f"board: add --web; on this terminal, type: {attach}")
+        raise UsageError(f"board of which run? type: {called('board')} RUN")
+    run = find_run(options.run)
+    if run is None and not (options.hosts or options.host_list):
+        raise unknown_run(options.run, "board")
+    run = run or Run("", "", asked=options.run)
+    if run.id and not options.run.startswith(run.id):
+        say(str(run))
     with suppress(KeyboardInterrupt), interruptible():
-        if (folder := run_called(options.run)).is_dir():
-            _show_folder(folder)
+        if run.folder and (run.is_over or not run.record):
+            _show_folder(run.folder)
         else:
-            _show_detached(options)
+            _show_detached(run, options)
     return 0
 
 
@@ -55,7 +60,7 @@ def _show_folder(folder: Path) -> None:
         stay(address)
 
 
-def _show_detached(options: BoardOptions) -> None:
+def _show_detached(run: Run, options: RunOptions) -> None:
     """Serve what the record of a detached run has, as it grows."""
     opened: list[WebDisplay] = []
 
@@ -65,12 +70,12 @@ def _show_detached(options: BoardOptions) -> None:
         return opened[-1]
 
     with (
-        reached(options) as there,
+        reached(run, options) as reached_run,
         served(lambda: opened[-1].state if opened else {"waiting": "looking"}) as address,
         Replay(screen, False, lambda attempt: Path(attempt.folder)) as replay,
     ):
         say(f"board: {address}")
-        watch(there, replay, on=True)
+        watch(reached_run, replay, on=True)
         stay(address)
 
 

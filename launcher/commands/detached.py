@@ -1,4 +1,4 @@
-"""`./run-ssh attach|status|logs|stop RUN`: manage a detached run from any machine.
+"""`./run-ssh attach|status|logs|stop RUN`: manage a run, a detached one from any machine.
 
 The first host of the run has its record, and its controller while it runs (see
 `launcher/remote/run_manager.py`). The hosts are those recorded here when the run was started, or
@@ -10,38 +10,63 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.catalog.attached import attached_run, show_attached, stop_attached, why_not_followed
+from launcher.catalog.attached import show_attached, stop_attached
 from launcher.catalog.ps import PsOptions, ps
 from launcher.commands.parse import parse
 from launcher.detached.attach import AttachOptions, attach
-from launcher.detached.known_runs import CALLED
+from launcher.detached.locate import HOSTS_FILE, RunOptions, is_attached
 from launcher.detached.logs import LogsOptions, logs
 from launcher.detached.status import StatusOptions, status
 from launcher.detached.stop import StopOptions, stop
+from launcher.output.console import say
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.runs import NAME, SHORT_ID, Run, find_run, unknown_run
 
 
-def main(verb: str, args: Sequence[str]) -> int:
-    """Run `./run-ssh VERB ARGS`."""
-    settings, work, about = VERBS[verb]
-    options = parse(settings, verb, args, about)
+def main(args: Sequence[str]) -> int:
+    """Run the command that the first word names; return its exit code."""
+    verb, *args = args
+    settings, work = VERBS[verb]
+    options = parse(settings, verb, args)
     if not options.run and verb == "status":
         return ps(_list_options(options))
     if not options.run:
         raise UsageError(f"{verb} of which run? type: {called(verb)} RUN; {called('ps')} lists all")
-    if not CALLED.fullmatch(options.run):
+    run = find_run(options.run) or _run_elsewhere(verb, options)
+    if run.id == run.asked and not options.run.startswith(run.id):
+        say(str(run))
+    is_at_hosts = run.folder is None if run.record is None else run.is_detached
+    hosts_typed = bool(options.hosts or options.host_list)
+    is_short = run.name == options.run or (
+        run.is_called(options.run) and not is_attached(options.run)
+    )
+    if hosts_typed and is_short and run.record is None and verb != "stop":
+        # its folder, which the hosts may share, does not show whether a controller looks after it
+        run = Run("", run.name, asked=options.run)
+    if (is_at_hosts or hosts_typed) and not is_attached(run.id):
+        return work(run, options)
+    if verb == "stop":
+        return stop_attached(run, options)
+    if verb == "status":
+        return show_attached(run, options.json)
+    if verb == "logs":
+        return logs(run, options)
+    text = run.id[:SHORT_ID] or run.folder
+    if run.is_over:
+        raise UsageError(f"{run} was attached and is over; type: {called('logs')} {text}")
+    follow = f"{called('logs')} --follow {text}, or {called('board')} {text}"
+    raise UsageError(f"{run} has its own terminal, where it was started; type: {follow}")
+
+
+def _run_elsewhere(verb: str, options: RunOptions) -> Run:
+    """Return a run of which nothing is known here; its hosts are asked for it."""
+    if not NAME.fullmatch(options.run):
         hint = f"type its id or its name; {called('ps')} lists all"
         raise UsageError(f"{options.run!r} cannot be a run: {hint}")
-    is_elsewhere = verb != "stop" and (options.hosts or options.host_list)
-    attached = None if is_elsewhere else attached_run(options.run)
-    if attached is None:
-        return work(options)
-    if verb == "stop":
-        return stop_attached(attached, options)
-    if verb == "status":
-        return show_attached(attached, options.json)
-    raise UsageError(why_not_followed(attached))
+    if not (options.hosts or options.host_list or HOSTS_FILE.exists()):
+        raise unknown_run(options.run, verb)
+    return Run(options.run if is_attached(options.run) else "", "", asked=options.run)
 
 
 def _list_options(options: StatusOptions) -> PsOptions:
@@ -55,15 +80,11 @@ def _list_options(options: StatusOptions) -> PsOptions:
     )
 
 
-Verb = tuple[type[Any], Callable[[Any], int], str]
+Verb = tuple[type[Any], Callable[[Run, Any], int]]
 
 VERBS: dict[str, Verb] = {
-    "attach": (
-        AttachOptions,
-        attach,
-        "Print all output of a detached run, and follow it; Ctrl-C detaches.",
-    ),
-    "status": (StatusOptions, status, "Show the processes of a detached run on every host."),
-    "logs": (LogsOptions, logs, "Print the output of a detached run's ranks."),
-    "stop": (StopOptions, stop, "Stop a detached run as Ctrl-C would, and verify every host."),
+    "attach": (AttachOptions, attach),
+    "status": (StatusOptions, status),
+    "logs": (LogsOptions, logs),
+    "stop": (StopOptions, stop),
 }

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from launcher.commands.parse import (
     from_names,
-    hoisted,
     parse,
     read_work,
     split,
@@ -44,24 +43,24 @@ HEAD = Head(
 @takes_settings_file(LocalOptions)
 def main(args: Sequence[str]) -> int:
     """Run the command line, and return the exit code."""
-    own, rest = hoisted(*split(args, LocalOptions))
-    options = parse(LocalOptions, "local", own, HEAD) if own else LocalOptions()
-    work = read_work("local", LocalOptions, own, rest)
+    launcher_args, rest = split(args, LocalOptions)
+    options = parse(LocalOptions, "local", launcher_args, HEAD) if launcher_args else LocalOptions()
+    work = read_work("local", LocalOptions, launcher_args, rest)
     if options.sweep:
         from launcher.search.sweep import sweep
 
-        return sweep("local", own, work, options, [""])
+        return sweep("local", launcher_args, work, options, [""])
     from launcher.commands.local_run import start
 
-    return start(work, options, typed("local", own, work or DEMO))
+    return start(work, options, typed("local", launcher_args, work or DEMO))
 
 
-def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
-    """Launch from Python: the words after the options, and the options by name."""
-    work = work_of(words)
+def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
+    """Launch from Python: the arguments after the options, and the options by name."""
+    work = work_of(args)
     if work is None:
         raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
     settings = from_names(LocalOptions, options)
-    from launcher.commands.local_run import stay
+    from launcher.commands.local_run import launch_local
 
-    return stay(work, settings)
+    return launch_local(work, settings)

@@ -15,6 +15,7 @@ from launcher.lifecycle.task_check import (
     check_task_options,
     make_demo_data,
     refuse_absent_run,
+    refuse_missing_packages,
     refuse_unready_data,
 )
 from launcher.lifecycle.this_machine import (
@@ -30,6 +31,8 @@ from launcher.run.plan import shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, LocalOptions, RankOptions
 from launcher.transport.local import LocalTransport
+from rackrun.contract.task_needs import TaskNeeds
+from rackrun.errors import UsageError
 
 MOST_PROCESSES = 1024  # of a sweep on this machine
 
@@ -44,30 +47,24 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     jobs = options.jobs
     planned = jobs.job(work, jobs.planned_folder(work))
     plan_alone(planned, options.nproc, options.python)  # refuses invalid usage
-    check_gpus(work, NAME, interpreter(options.python), options.image)
     if options.dry_run:
+        _refuse_invalid(work, options, data_exist=not demo)
         return show(work, options)
     if demo and (code := make_demo_data()):
         return code
     if options.scaling:
-        from launcher.scaling.sweep import sweep
+        from launcher.search.scaling import counts_of, measure_scaling
 
-        return sweep(
+        return measure_scaling(
             work,
-            options.scaling,
-            MOST_PROCESSES,
+            counts_of(options.scaling, MOST_PROCESSES),
             jobs,
-            lambda count, own: launch_local(
-                work, replace(options, nproc=count, name=own.name, runs=own.runs)
+            lambda count, template: launch_local(
+                work,
+                replace(options, scaling="", nproc=count, name=template.name, runs=template.runs),
             ),
         )
     return launch_local(work, options, typed).exit_code
-
-
-def stay(work: Work, options: LocalOptions) -> Result:
-    """Launch, and return the result."""
-    check_gpus(work, NAME, interpreter(options.python), options.image)
-    return launch_local(work, options)
 
 
 def show(work: Work, options: LocalOptions) -> int:
@@ -75,8 +72,8 @@ def show(work: Work, options: LocalOptions) -> int:
     if options.image:
         return _show_container(work, options)
     jobs = options.jobs
-    with served(work, options.serving, [ADDRESS]) as there:
-        job = jobs.job(there, jobs.planned_folder(work))
+    with served(work, options.serving, [ADDRESS]) as served_work:
+        job = jobs.job(served_work, jobs.planned_folder(work))
         sys.stdout.write(shown(plan_alone(job, options.nproc, options.python), options.json))
     return 0
 
@@ -84,35 +81,55 @@ def show(work: Work, options: LocalOptions) -> int:
 def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
     """Launch on this machine, and return the result; `again` is the typed command."""
     jobs = recorded("local", options, work, again)
-    with check_task_options(work, "local") as refuse:
-        if not options.image:  # where in a container the data are, only the container knows
-            refuse_unready_data(work)
-            refuse_absent_run(work, jobs.runs)
-        refuse()
-    with served(work, options.serving, [ADDRESS]) as there:
+    needs = _refuse_invalid(work, options)
+    with served(work, options.serving, [ADDRESS]) as served_work:
         if options.image:
-            return _launch_contained(there, options, jobs)
-        return run_alone(jobs, there, options.nproc, options.python, options.plain)
+            return _launch_contained(served_work, options, jobs, needs)
+        return run_alone(jobs, served_work, options.nproc, options.python, options.plain)
 
 
-def _launch_contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> Result:
+def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) -> TaskNeeds:
+    """Raise UsageError for what no rank could run: a dry run refuses what a launch would.
+
+    Return what else the task needs, which of a container only the container knows.
+    """
+    is_here, python = not options.image, interpreter(options.python)
+    ranks = as_host(options.nproc).slots or 1
+    with check_task_options(work, "local", here=options.jobs if is_here else None) as refuse:
+        check_gpus(work, ranks, NAME, python, options.image)
+        if data_exist and is_here:
+            refuse_unready_data(work)
+            refuse_absent_run(work, options.runs)
+        needs = refuse()
+    if is_here:
+        if why := needs.rank_problem(ranks):
+            raise UsageError(why)
+        refuse_missing_packages((*needs.packages, *needs.trackers), python)
+    return needs
+
+
+def _launch_contained(
+    work: Work, options: LocalOptions, jobs: JobTemplate, needs: TaskNeeds
+) -> Result:
     """Launch in a container on this machine, which is checked like any host."""
     from launcher.lifecycle.attempts import Launch, run_to_end
     from launcher.lifecycle.planning import code_here
 
-    there = _host_options(options)
-    settings = resolved(there, replace(jobs, environment=there.environment))
-    places, code = [LocalTransport(NAME)], code_here(settings.jobs.runs)
-    return run_to_end(Launch([as_host(options.nproc)], places, work, settings, code))
+    host_options = _host_options(options)
+    settings = resolved(
+        host_options, replace(jobs, environment=host_options.environment)
+    ).with_needs(needs)
+    transports, code = [LocalTransport(NAME)], code_here(settings.jobs.runs)
+    return run_to_end(Launch([as_host(options.nproc)], transports, work, settings, code))
 
 
 def _show_container(work: Work, options: LocalOptions) -> int:
     """Print what would run in a container."""
     from launcher.commands.show import show_plan
 
-    settings, places = resolved(_host_options(options)), [LocalTransport(NAME)]
-    with served(work, options.serving, [ADDRESS]) as there:
-        return show_plan([as_host(options.nproc)], places, there, settings, options.json)
+    settings, transports = resolved(_host_options(options)), [LocalTransport(NAME)]
+    with served(work, options.serving, [ADDRESS]) as served_work:
+        return show_plan([as_host(options.nproc)], transports, served_work, settings, options.json)
 
 
 def _host_options(options: LocalOptions) -> HostOptions:

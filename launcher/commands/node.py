@@ -22,6 +22,7 @@ from launcher.commands.parse import parse, read_work, split, takes_settings_file
 from launcher.commands.settings import NODE_HEAD, NodeOptions
 from launcher.errors import HostLost
 from launcher.lifecycle.session import run
+from launcher.lifecycle.task_check import check_task_options, refuse_missing_packages
 from launcher.lifecycle.this_machine import planned
 from launcher.rendezvous.gather import Agreement, Rendezvous
 from launcher.run.job import RunFolder, Work, run_name
@@ -38,9 +39,9 @@ from rackrun.errors import UsageError
 @takes_settings_file(NodeOptions)
 def main(args: Sequence[str]) -> int:
     """Run what the command line asks for, and return the exit code."""
-    own, rest = split(args, NodeOptions)
-    options = parse(NodeOptions, "node", own, NODE_HEAD)
-    work = read_work("node", NodeOptions, own, rest)
+    launcher_args, rest = split(args, NodeOptions)
+    options = parse(NodeOptions, "node", launcher_args, NODE_HEAD)
+    work = read_work("node", NodeOptions, launcher_args, rest)
     if work is None:
         raise UsageError(f"nothing to run; type for example: {called('node')} catdog")
     placement = with_free_port(placement_here(options, os.environ))
@@ -48,7 +49,7 @@ def main(args: Sequence[str]) -> int:
         show(placement, work, options)
         return 0
     signal.signal(signal.SIGUSR1, _end_before_the_start)
-    return _launch_node(placement, work, options, typed("node", own, work)).exit_code
+    return _launch_node(placement, work, options, typed("node", launcher_args, work)).exit_code
 
 
 def _end_before_the_start(number: int, frame: FrameType | None) -> None:
@@ -88,15 +89,15 @@ def with_free_port(placement: Placement) -> Placement:
 
 def show(placement: Placement, work: Work, options: NodeOptions) -> None:
     """Print what was detected, from which variable, and what would run here."""
-    found, plan = found_in(placement, work, options)
+    detected, plan = detected_in(placement, work, options)
     if options.json:
-        text = json.dumps({"found": found, "plan": asdict(plan)}, indent=2)
+        text = json.dumps({"found": detected, "plan": asdict(plan)}, indent=2)
     else:
-        text = f"{_found_text(found)}\n\n{describe(plan)}"
+        text = f"{_detected_text(detected)}\n\n{describe(plan)}"
     sys.stdout.write(f"{text}\n")
 
 
-def found_in(
+def detected_in(
     placement: Placement, work: Work, options: NodeOptions
 ) -> tuple[dict[str, object], Plan]:
     """Return the placement as plain data, and the plan for it, without asking other nodes."""
@@ -110,10 +111,10 @@ def found_in(
     return {**asdict(placement), "processes": asdict(processes(placement))}, plan
 
 
-def _found_text(found: Mapping[str, object]) -> str:
+def _detected_text(detected: Mapping[str, object]) -> str:
     """Return a line for each detected value."""
-    lines = [f"platform: {found['platform']}"]
-    for name, part in found.items():
+    lines = [f"platform: {detected['platform']}"]
+    for name, part in detected.items():
         if isinstance(part, dict):
             value = "-" if part["value"] == "" else part["value"]
             lines.append(f"{name.replace('_', ' ')}: {value} ({part['origin']})")
@@ -131,25 +132,29 @@ def _launch_node(
     placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
 ) -> Result:
     """Join the rendezvous, and run this node's share; `again` is the typed command."""
+    with check_task_options(work, "node") as refuse:
+        needs = refuse()
+    trackers = () if placement.node.value else needs.trackers
+    refuse_missing_packages((*needs.packages, *trackers), sys.executable)
     with ExitStack() as servers:
-        meeting = meet(placement, work, options, servers)
+        meeting = meet(placement, work, options, servers, needs)
         plan = plan_for(placement, work, meeting, options).part(placement.node.value)
         job = job_for(placement, work, meeting.agreement, options, again)
-        places = [LocalTransport(plan.hosts[0].name)]
+        transports = [LocalTransport(plan.hosts[0].name)]
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
         if placement.nodes.value == 1:
-            return run(job, plan, places, options.plain)
+            return run(job, plan, transports, options.plain)
         with Peers(placement.node.value, meeting) as peers:
-            return run(job, plan, places, options.plain, peers=peers)
+            return run(job, plan, transports, options.plain, peers=peers)
 
 
 def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:
     """Return the plan of the whole run; for other nodes, only what all nodes agreed on."""
     agreement = meeting.agreement
     folder = str((options.runs / agreement.folder).resolve())
-    here = planned("", meeting.address, 0, folder, signalled_together=True)
+    common = planned("", meeting.address, 0, folder, signalled_together=True)
     facts = [
-        replace(here, name=name, processes=slots)
+        replace(common, name=name, processes=slots)
         for name, slots in zip(agreement.names, agreement.slots, strict=True)
     ]
     facts[0] = replace(facts[0], address=meeting.master)

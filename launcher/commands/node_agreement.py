@@ -36,6 +36,7 @@ from launcher.run.job import (
 )
 from launcher.schedulers import Placement, Sourced
 from launcher.transport.local import gpu_count
+from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 from rackrun.units import whole_number
 
@@ -43,9 +44,15 @@ LOOPBACK = "127.0.0.1"
 _TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
 
 
-def meet(placement: Placement, work: Work, options: NodeOptions, servers: ExitStack) -> Rendezvous:
+def meet(
+    placement: Placement,
+    work: Work,
+    options: NodeOptions,
+    servers: ExitStack,
+    needs: TaskNeeds,
+) -> Rendezvous:
     """Wait until every node is there, and agree with them; node 0 may serve the data."""
-    own = NodeInfo(
+    node_info = NodeInfo(
         node=placement.node.value,
         nodes=placement.nodes.value,
         processes=processes(placement).value,
@@ -59,8 +66,10 @@ def meet(placement: Placement, work: Work, options: NodeOptions, servers: ExitSt
         _check_private(address, options)
         slots = tuple(member.processes for member in members)
         if options.slots and slots != slots_of(options.slots, placement.nodes):
-            there = ",".join(map(str, slots))
-            raise UsageError(f"--slots {options.slots}, but the nodes start {there} processes")
+            counts = ",".join(map(str, slots))
+            raise UsageError(f"--slots {options.slots}, but the nodes start {counts} processes")
+        if why := needs.rank_problem(sum(slots)):
+            raise UsageError(why)
         folder = new_run_folder(options.runs, options.name or work.name, options.share)
         return Agreement(
             run_id=secrets.token_hex(16),
@@ -71,26 +80,26 @@ def meet(placement: Placement, work: Work, options: NodeOptions, servers: ExitSt
             data=_serve(work, address, options, servers),
         )
 
-    if own.nodes == 1:
-        return Rendezvous(agree([own], LOOPBACK), LOOPBACK, LOOPBACK, {})
+    if node_info.nodes == 1:
+        return Rendezvous(agree([node_info], LOOPBACK), LOOPBACK, LOOPBACK, {})
     port = placement.port.value
-    if own.node == 0:
-        return gather(own, port, options.wait_seconds, agree, say, key)
-    meeting = join(own, _address_of(placement), port, options.wait_seconds, say, key)
+    if node_info.node == 0:
+        return gather(node_info, port, options.wait_seconds, agree, say, key)
+    meeting = join(node_info, _address_of(placement), port, options.wait_seconds, say, key)
     check_agreement(meeting, options, work)
     return meeting
 
 
 def slots_of(text: str, nodes: Sourced[int]) -> tuple[int, ...]:
     """Return the numbers of --slots, one for each node."""
-    counts = [whole_number(word, MOST_SLOTS) for word in text.split(",")]
+    counts = [whole_number(number, MOST_SLOTS) for number in text.split(",")]
     slots = tuple(count for count in counts if count)
     if len(slots) < len(counts):
         most = f"such as 2,1,4, none above {MOST_SLOTS}"
         raise UsageError(f"--slots {text[:40]}: type numbers of processes, {most}")
     if len(slots) != nodes.value:
-        here = f"{nodes.value} ({nodes.origin})"
-        raise UsageError(f"--slots {text[:40]}: {len(slots)} nodes, but the run has {here}")
+        expected = f"{nodes.value} ({nodes.origin})"
+        raise UsageError(f"--slots {text[:40]}: {len(slots)} nodes, but the run has {expected}")
     return slots
 
 
@@ -132,12 +141,12 @@ def _served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
         plain = f"{url.scheme}://{url.netloc}/" == data and url.port is not None
     except ValueError:
         return False
-    known = {meeting.master, options.serving.serve_address.lower()} - {""}
+    hosts = {meeting.master, options.serving.serve_address.lower()} - {""}
     return (
         plain
         and "@" not in url.netloc
         and url.scheme in ("http", "https")
-        and url.hostname in known
+        and url.hostname in hosts
     )
 
 
@@ -157,8 +166,8 @@ def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -
     serving = options.serving
     if not serving.serve:
         return ""
-    there = replace(serving, serve_address=serving.serve_address or address)
-    return data_of(servers.enter_context(served(work, there, [])))
+    serving = replace(serving, serve_address=serving.serve_address or address)
+    return data_of(servers.enter_context(served(work, serving, [])))
 
 
 def job_for(
@@ -181,8 +190,8 @@ def job_for(
 def _newest_run(options: NodeOptions, work: Work) -> str:
     """Return the folder of the newest run of this name with a checkpoint; "" if there is none."""
     name = file_name(options.name or work.name)
-    found = {path.parents[1].name for path in options.runs.glob(f"*-{name}/checkpoints/*.pt")}
-    return max((run for run in found if _is_run_of(run, name)), default="")
+    runs = {path.parents[1].name for path in options.runs.glob(f"*-{name}/checkpoints/*.pt")}
+    return max((run for run in runs if _is_run_of(run, name)), default="")
 
 
 def _host_name() -> str:
@@ -204,7 +213,7 @@ def _address_of(placement: Placement) -> str:
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return placement.master.value
-    argv = [scontrol, "--oneliner", "show", "node", placement.master.value]
-    told = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    known = dict(word.partition("=")[::2] for word in told.split())
-    return known.get("NodeAddr", placement.master.value)
+    args = [scontrol, "--oneliner", "show", "node", placement.master.value]
+    output = subprocess.run(args, capture_output=True, text=True, check=False).stdout
+    fields = dict(field.partition("=")[::2] for field in output.split())
+    return fields.get("NodeAddr", placement.master.value)

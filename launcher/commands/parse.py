@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from launcher.commands.settings import SshOptions
 from launcher.config.command_line import (
@@ -25,16 +25,16 @@ from launcher.config.command_line import (
 from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.lifecycle.restart_policy import without
 from launcher.lifecycle.task_check import become_task
-from launcher.run.job import JobTemplate, Limits, TaskWork, Work, all_data_of, command_of
-from launcher.run.settings import SCALING, Options, Serving
+from launcher.run.job import JobTemplate, TaskWork, Work, all_data_of, command_of, resume_of
+from launcher.run.settings import Options
 from launcher.run.url import check_url
 from rackrun import commandline
-from rackrun.commands import called
+from rackrun.commands import called, is_command, run_behind
 from rackrun.contract.files import LATEST
 from rackrun.errors import UsageError
-from rackrun.help.options import groups
-from rackrun.help.page import HELP, Head, show
-from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
+from rackrun.help.options import HELP, Option, options
+from rackrun.help.page import Head
+from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
 
 TYPED_ONLY = {
     "scaling": "launch once for every count instead",
@@ -50,10 +50,7 @@ TYPED_ONLY = {
 """Options without effect when a run is started from Python, and what to do instead."""
 
 RENAMED = {
-    "--allow": "--ignore-check",
-    "--go-on": "--auto-resume",
-    "--now": "--force",
-    "--nproc-per-node": "--nproc",  # torchrun's word, which stays, as do the following
+    "--nproc-per-node": "--nproc",
     "--num-processes": "--nproc",
     "--num-gpus": "--nproc",
     "--np": "--nproc",
@@ -61,7 +58,7 @@ RENAMED = {
     "--master-port": "--port",
     "-H": "--host-list",
 }
-"""Other spellings of options: old ones, for one more release, and those of other launchers."""
+"""Options as other launchers call them."""
 
 FIRST_WORD = "the host file is named without an option: {ssh} hosts.txt catdog"
 BY_LINES = "the host file says which hosts take part, one per line; a part of them: --include"
@@ -86,53 +83,44 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
 def split(
-    args: Sequence[str], settings: type[Options], words: int = 0
+    args: Sequence[str], settings: type[Options], plain_words: int = 0
 ) -> tuple[list[str], list[str]]:
-    """Return the launcher's options and first `words` plain words; and the rest, task first."""
-    own: list[str] = []
+    """Return the launcher's options and `plain_words` first words; and the rest, task first."""
+    launcher_args: list[str] = []
     rest = list(args)
     while rest and rest[0] != "--":
-        word = rest[0]
-        if not word.startswith("-"):
-            if not words:
+        arg = rest[0]
+        if not arg.startswith("-"):
+            if not plain_words:
                 break
-            words -= 1
-        own.append(rest.pop(0))
-        name = RENAMED.get(word, word)
+            plain_words -= 1
+        launcher_args.append(rest.pop(0))
+        name = RENAMED.get(arg, arg)
         if name.startswith("-") and "=" not in name and rest and name not in flags(settings):
-            own.append(rest.pop(0))
-    return own, rest
-
-
-def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the launcher's options and the task's, `--scaling` among the former in any place."""
-    taken, kept = list(own), list(rest)
-    for place, word in enumerate(rest if rest[:1] != ["--"] else ()):
-        if word.partition("=")[0] == SCALING:
-            words = 1 if "=" in word else 2
-            taken += kept[place : place + words]
-            del kept[place : place + words]
-            break
-    return taken, kept
+            launcher_args.append(rest.pop(0))
+    return launcher_args, rest
 
 
 def takes_settings_file(
-    settings: type[Options], words: int = 0
+    settings: type[Options], plain_words: int = 0
 ) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
-    """Let a command take --config FILE, whose settings come before the typed words.
+    """Let a launch take --config FILE, whose settings come before the typed words.
 
-    An error about an option of the file names file and key. `words` are the plain words that come
-    before the task, as in `split`.
+    An error about an option of the file names file and key. `plain_words` come before the task, as
+    in `split`. In place of these and the task, another command may follow.
     """
 
     def decorate(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
         def main_with_file(args: Sequence[str]) -> int:
-            name = file_in(split(args, settings, words)[0])
+            options, rest = split(args, settings)
+            if is_command(rest[:1]):
+                return run_behind(options, rest)
+            name = file_in(split(args, settings, plain_words)[0])
             if not name:
                 return main(args)
             file = read_settings(Path(name))
             try:
-                return main(with_settings(file, args, settings, words))
+                return main(with_settings(file, args, settings, plain_words))
             except UsageError as error:
                 raise with_place(error, file, args) from None
 
@@ -142,111 +130,88 @@ def takes_settings_file(
 
 
 def with_settings(
-    file: SettingsFile, args: Sequence[str], settings: type[Options], words: int = 0
+    file: SettingsFile, args: Sequence[str], settings: type[Options], plain_words: int = 0
 ) -> list[str]:
     """Return a command line with the settings of a file; typed options take precedence."""
-    own, rest = split(args, settings, words)
+    launcher_args, rest = split(args, settings, plain_words)
     before, work = split(args, settings)
     hosts: list[str] = []
-    if words and HOSTS in file.launcher and (not work or work[0] == "--" or find_task(work[0])):
-        own, rest = before, work  # no host file was typed
-        names = {word.partition("=")[0] for word in commandline.current_names(own, RENAMED)}
+    if (
+        plain_words
+        and HOSTS in file.launcher
+        and (not work or work[0] == "--" or find_task(work[0]))
+    ):
+        launcher_args, rest = before, work  # no host file was typed
+        names = {arg.partition("=")[0] for arg in commandline.current_names(launcher_args, RENAMED)}
         hosts = [] if names & NO_FILE else [str(file.launcher[HOSTS])]
-    typed_here = typed_options(list(commandline.current_names(own, RENAMED)))
-    words_of_file = launcher_words(file, settings, typed_here)
-    return [*words_of_file, *without_file(own), *hosts, *work_words(file, rest)]
+    typed_names = typed_options(list(commandline.current_names(launcher_args, RENAMED)))
+    file_args = launcher_words(file, settings, typed_names)
+    return [*file_args, *without_file(launcher_args), *hosts, *work_words(file, rest)]
 
 
 def recorded(way: str, options: Options, work: Work, again: tuple[str, ...] = ()) -> JobTemplate:
     """Return the template of a launch's jobs, with the command `again` and its settings file."""
-    return replace(options.jobs, typed=again, settings=settings_text(way, options, work))
+    resume = ("--resume", resume_of(work)) if again and resume_of(work) else ()
+    text = settings_text(way, options, work, (*again, *resume))
+    return replace(options.jobs, typed=again, settings=text)
 
 
 def flags(settings: type[Options]) -> set[str]:
     """Return the options that take no value."""
-    return {*HELP, *switches(settings)}
+    switches = [option for option in options(settings) if option.is_switch]
+    return {*HELP, *(f"--{no}{option.key}" for option in switches for no in ("", "no-"))}
 
 
-def names_of(settings: type[Any]) -> Iterator[str]:
-    """Yield all options."""
-    for name, kind in get_type_hints(settings).items():
-        if isinstance(kind, type) and is_dataclass(kind):
-            yield from names_of(kind)
-        else:
-            yield f"--{name.replace('_', '-')}"
+def names_of(settings: type[Any]) -> set[str]:
+    """Return all options but those that are typed without their names."""
+    return {option.name for option in options(settings) if not option.is_positional}
 
 
-def switches(settings: type[Any]) -> Iterator[str]:
-    """Return the options that take no value."""
-    for name, kind in get_type_hints(settings).items():
-        if kind is bool:
-            yield f"--{name.replace('_', '-')}"
-            yield f"--no-{name.replace('_', '-')}"
-        elif isinstance(kind, type) and is_dataclass(kind):
-            yield from switches(kind)
-
-
-def parse(settings: type[Settings], name: str, args: Sequence[str], head: Head | str) -> Settings:
+def parse(
+    settings: type[Settings], name: str, args: Sequence[str], head: Head | None = None
+) -> Settings:
     """Return the options of a command as a dataclass; raise UsageError for bad usage. --help exits.
 
     `{prog}` in the head of the help becomes the command as the user calls it.
     """
-    prog = called(name)
-    if isinstance(head, Head) and HELP & set(args):
-        show(launching(head, prog), groups(settings))
-    from tyro.conf import FlagCreatePairsOff, UseAppendAction  # not needed where no option is given
-
-    markers = (FlagCreatePairsOff, UseAppendAction)
-    about = head.replace("{prog}", prog) if isinstance(head, str) else None
-    answers = _answers_of(settings)
-    words = _without_switched_off(settings, args)
-    return commandline.parse(settings, prog, words, about, markers, RENAMED, answers)
+    return commandline.parse(
+        settings, called(name), args, head and launching(head), RENAMED, _hints_of(settings)
+    )
 
 
-def launching(head: Head, prog: str) -> Head:
+def launching(head: Head) -> Head:
     """Return the head of a way to launch, with the tasks that can be launched below the options."""
-    tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN}."
-    return replace(head, foot=f"{tasks}\n\n{head.foot}").of(prog=prog)
+    tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}."
+    return replace(head, foot=f"{tasks}\n\n{head.foot}")
 
 
-def _without_switched_off(settings: type[Any], args: Sequence[str]) -> list[str]:
-    """Return the words without `--no-wait` and the like, which only change a settings file."""
-    left, known = list(args), set(names_of(settings))
-    off = {name for name in switches(settings) if name.startswith("--no-") and name not in known}
-    for word in [word for word in args if word in off]:
-        place = left.index(word)
-        on = f"--{word.removeprefix('--no-')}"
-        left = [other for other in left[:place] if other != on] + left[place + 1 :]
-    return left
-
-
-def _answers_of(settings: type[Any]) -> dict[str, str]:
-    """Return the answers to options that other commands have, but not this one."""
+def _hints_of(settings: type[Any]) -> dict[str, str]:
+    """Return hints for options that other commands have, but not this one."""
     if not issubclass(settings, Options):
         return {}
-    known = set(names_of(settings)) - {"--hosts"}  # the host file, which has no option
+    names = names_of(settings)
     of_hosts = {name: f"only for hosts: {{ssh}} {name}" for name in names_of(SshOptions)}
-    answers = {**of_hosts, "--nproc": SLOTS, "--hosts": FIRST_WORD, **ELSEWHERE}
+    hints = {**of_hosts, "--nproc": SLOTS, "--hosts": FIRST_WORD, **ELSEWHERE}
     return {
-        name: answer.replace("{ssh}", called("ssh"))
-        for name, answer in answers.items()
-        if name not in known
+        name: hint.replace("{ssh}", called("ssh"))
+        for name, hint in hints.items()
+        if name not in names
     }
 
 
 def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOptions:
     """Return the options given by name in Python; raise UsageError for an unknown one."""
-    names = {_as_field(old): _as_field(new) for old, new in RENAMED.items()}
-    outer = {names.get(name, name): value for name, value in values.items()}
+    names = {_as_field(typed): _as_field(name) for typed, name in RENAMED.items()}
+    given = {names.get(name, name): value for name, value in values.items()}
     for name, instead in TYPED_ONLY.items():
-        if outer.get(name):
+        if given.get(name):
             raise UsageError(f"{name} is for the command line: {instead}")
-    serving, limits = _taken(outer, Serving), _taken(outer, Limits)
-    own = _taken(outer, settings)
-    if outer:
-        raise UsageError(f"launch has no option {min(outer)!r}")
-    groups: dict[str, Any] = {"serving": Serving(**serving), "limits": Limits(**limits)}
-    return settings(**(groups | own))
+    rows = {row.field: row for row in options(settings)}
+    if unknown := given.keys() - rows:
+        raise UsageError(f"launch has no option {min(unknown)!r}")
+    return commandline.built(
+        settings, {rows[name].whole: _meant(rows[name], value) for name, value in given.items()}
+    )
 
 
 def _as_field(option: str) -> str:
@@ -254,70 +219,67 @@ def _as_field(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
 
-def _taken(values: dict[str, Any], group: type[Any]) -> dict[str, Any]:
-    """Remove the values of a group of options from all values, and return them as its fields."""
-    kinds = get_type_hints(group)
-    names = [field.name for field in fields(group) if field.name in values]
-    return {name: _meant(name, kinds[name], values.pop(name)) for name in names}
-
-
-def _meant(name: str, kind: Any, value: Any) -> Any:
-    """Return a value from Python as the type of a field; raise UsageError if it does not fit."""
-    if kind in (Path, str) and isinstance(value, str | os.PathLike):
-        return kind(os.fspath(value))
-    if kind is float and isinstance(value, int):
-        return float(value)
-    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+def _meant(option: Option, value: Any) -> Any:
+    """Return a value from Python as an option has it; raise UsageError if it does not fit."""
+    if option.is_repeatable and isinstance(value, list | tuple):
         return tuple(value)
-    if isinstance(kind, type) and isinstance(value, kind):
-        return value
-    wanted = "a list" if get_origin(kind) is tuple else f"of type {kind.__name__}"
-    raise UsageError(f"{name}={value!r}: must be {wanted}")
+    if not option.is_repeatable:
+        if option.type in (Path, str) and isinstance(value, str | os.PathLike):
+            return option.type(os.fspath(value))
+        if option.type is float and isinstance(value, int):
+            return float(value)
+        if isinstance(value, option.type):
+            return value
+    kind = "a list" if option.is_repeatable else f"of type {option.type.__name__}"
+    raise UsageError(f"{option.field}={value!r}: must be {kind}")
 
 
 def read_work(
-    name: str, settings: type[Options], own: Sequence[str], rest: Sequence[str]
+    name: str, settings: type[Options], launcher_args: Sequence[str], rest: Sequence[str]
 ) -> Work | None:
     """Return the task or command to run; raise UsageError with what was probably meant.
 
-    `own` are the launcher's options, which may not appear among a task's. A task that is called for
-    something other than training replaces this process.
+    The launcher's options may not appear among a task's. A task that is called for something other
+    than training replaces this process.
     """
     prog = called(name)
-    work = work_of(rest, (*prog.split(), *own))
+    if is_command(rest[:1]):
+        typed_first = f"{called(rest[0])} {shlex.join([*launcher_args, *rest[1:]])}"
+        raise UsageError(f"{rest[0]} is a command, and comes first: {typed_first}")
+    work = work_of(rest, (*prog.split(), *launcher_args))
     if isinstance(work, TaskWork):
         if _is_question(work):
-            become_task(work, shlex.join([*prog.split(), *own]))
-        _refuse_misplaced(prog, own, settings, work)
+            become_task(work, shlex.join([*prog.split(), *launcher_args]))
+        _refuse_misplaced(prog, launcher_args, settings, work)
     return work
 
 
 def _refuse_misplaced(
-    prog: str, own: Sequence[str], settings: type[Options], task: TaskWork
+    prog: str, launcher_args: Sequence[str], settings: type[Options], task: TaskWork
 ) -> None:
     """Refuse launcher options after a task; the message has the intended command."""
-    names, answers = set(names_of(settings)), _answers_of(settings)
+    names, hints = names_of(settings), _hints_of(settings)
     ours: list[str] = []
     kept: list[str] = []
-    words = iter(task.options)
-    for word in words:
-        name = next(commandline.current_names([word.partition("=")[0]], RENAMED))
-        if name in answers:
-            raise UsageError(f"{name}: {answers[name]}")
+    remaining = iter(task.options)
+    for arg in remaining:
+        name = next(commandline.current_names([arg.partition("=")[0]], RENAMED))
+        if name in hints:
+            raise UsageError(f"{name}: {hints[name]}")
         if name not in names:
-            kept.append(word)
+            kept.append(arg)
             continue
-        has_value = "=" not in word and name not in flags(settings)
-        ours += [word, *([next(words, "")] if has_value else [])]
+        has_value = "=" not in arg and name not in flags(settings)
+        ours += [arg, *([next(remaining, "")] if has_value else [])]
     if ours:
-        meant = shlex.join([*ours, *own, task.task, *kept])
+        meant = shlex.join([*ours, *launcher_args, task.task, *kept])
         raise UsageError(f"{ours[0].partition('=')[0]} goes before {task.task}: {prog} {meant}")
 
 
 def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
     """Return the task with its options, the command after `--`, or None.
 
-    `before` are the words before, for a better command line in a UsageError.
+    `before` are the arguments before, for a better command line in a UsageError.
     """
     if not rest:
         return None
@@ -327,23 +289,23 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
         return command_of(rest[1:])
     if not find_task(rest[0]):
         raise UsageError(_no_task(rest, before))
-    task = TaskWork(_there_as_here(rest[0]), tuple(map(_with_latest_run_named, rest[1:])))
+    task = TaskWork(_portable_path(rest[0]), tuple(map(_with_latest_run_named, rest[1:])))
     for data in all_data_of(task):
         if "://" in data:
             check_url(data)
     return task
 
 
-def _no_task(words: Sequence[str], before: Sequence[str]) -> str:
-    """Return why these words are not a task with options, and what was probably meant."""
-    word = words[0]
-    if word.endswith((".txt", ".hosts")) or Path(word).name == "hostfile":
-        return f"{word!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(words)}"
-    why = why_no_task(word)
-    script = ["python"] if word.endswith(".py") else []
-    if "did you mean" in why or (script and not Path(word).is_file()):
+def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
+    """Return why these arguments are not a task with options, and what was probably meant."""
+    name = args[0]
+    if name.endswith((".txt", ".hosts")) or Path(name).name == "hostfile":
+        return f"{name!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(args)}"
+    why = why_no_task(name)
+    script = ["python"] if name.endswith(".py") else []
+    if "did you mean" in why or (script and not Path(name).is_file()):
         return why
-    program = [*script, *words] if script or _is_program(word) else ["python", "train.py"]
+    program = [*script, *args] if script or _is_program(name) else ["python", "train.py"]
     return f"{why}; for a command of your own: {shlex.join([*before, '--', *program])}"
 
 
@@ -356,21 +318,21 @@ def _with_latest_run_named(option: str) -> str:
     return f"{name}{name and '='}{path.with_name(path.readlink().name)}"
 
 
-def _there_as_here(task: str) -> str:
+def _portable_path(task: str) -> str:
     """Return a file of this folder by its relative path, which is the same on every host."""
     below = Path(task).is_absolute() and Path(task).is_relative_to(Path.cwd())
     return str(Path(task).relative_to(Path.cwd())) if below else task
 
 
-def _is_program(word: str) -> bool:
-    return word.endswith(".sh") or shutil.which(word) is not None
+def _is_program(name: str) -> bool:
+    return name.endswith(".sh") or shutil.which(name) is not None
 
 
-def typed(command: str, own: Sequence[str], work: Work) -> tuple[str, ...]:
+def typed(command: str, launcher_args: Sequence[str], work: Work) -> tuple[str, ...]:
     """Return the command that launched a task, without --resume; empty for other work."""
     if not isinstance(work, TaskWork):
         return ()
-    return (*called(command).split(), *own, work.task, *without(work.options, "--resume"))
+    return (*called(command).split(), *launcher_args, work.task, *without(work.options, "--resume"))
 
 
 def _is_question(task: TaskWork) -> bool:

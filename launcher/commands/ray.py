@@ -1,4 +1,4 @@
-"""`./run-ray`: torchrun on every node of a Ray cluster, by the same survey, agents and supervision.
+"""`./run-ray`: torchrun on every node of a Ray cluster, by the same checks, agents and supervision.
 
 Ray only provides the nodes; it starts no ranks.
 """
@@ -58,31 +58,33 @@ HEAD = Head(
 @takes_settings_file(RayOptions)
 def main(args: Sequence[str]) -> int:
     """Run the command line, and return the exit code."""
-    own, rest = split(args, RayOptions)
-    options = parse(RayOptions, "ray", own, HEAD)
-    work = read_work("ray", RayOptions, own, rest) or DEFAULT
-    settings = resolved(options, recorded("ray", options, work, typed("ray", own, work)))
+    launcher_args, rest = split(args, RayOptions)
+    options = parse(RayOptions, "ray", launcher_args, HEAD)
+    work = read_work("ray", RayOptions, launcher_args, rest) or DEFAULT
+    settings = resolved(options, recorded("ray", options, work, typed("ray", launcher_args, work)))
     with prepared(work, options, settings) as launch:
         if options.dry_run:
-            return show_plan(launch.hosts, launch.places, launch.work, settings, options.json)
+            return show_plan(
+                launch.hosts, launch.transports, launch.work, launch.settings, options.json
+            )
         return run_to_end(launch).exit_code
 
 
-def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
-    """Launch from Python: the words after the options, and the options by name."""
-    work, chosen = work_of(words) or DEFAULT, from_names(RayOptions, options)
-    with prepared(work, chosen, resolved(chosen, recorded("ray", chosen, work))) as there:
-        return run_to_end(there)
+def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
+    """Launch from Python: the arguments after the options, and the options by name."""
+    work, chosen = work_of(args) or DEFAULT, from_names(RayOptions, options)
+    with prepared(work, chosen, resolved(chosen, recorded("ray", chosen, work))) as prepared_launch:
+        return run_to_end(prepared_launch)
 
 
 @contextmanager
 def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Iterator[Launch]:
     """Reserve the nodes, check the options of a task, and serve its data; yield the launch."""
     with (
-        cluster(options.address) as (hosts, places),
+        cluster(options.address) as (hosts, transports),
         check_task_options(work, "ray") as refuse,
     ):
-        refuse()
+        settings = settings.with_needs(refuse())
         addresses = [host.name for host in hosts]
-        with served(work, options.serving, addresses) as there:
-            yield Launch(hosts, places, there, settings, code_here(settings.jobs.runs))
+        with served(work, options.serving, addresses) as served_work:
+            yield Launch(hosts, transports, served_work, settings, code_here(settings.jobs.runs))

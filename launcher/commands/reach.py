@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.commands.settings import SshOptions
 from launcher.errors import PreflightRefused
 from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.planning import looks, wait_for
+from launcher.lifecycle.planning import gather_repeatedly, wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, TableRow, examine, lines_of
@@ -62,44 +62,47 @@ def chosen(
     pack_ahead((probe,), PROGRAM)
     if not options.hosts_needed:
         return hosts, network.connect(hosts)
-    wanted = options.hosts_needed + options.spares
+    host_count = options.hosts_needed + options.spares
     busy_before = ""
-    places = network.try_each(hosts)
+    transports = network.try_each(hosts)
     # Code and data are checked before the start: they may be copied in between.
     needs = settings.requirements(Command(("true",)), None)
-    with closing(looks(hosts, places, needs)) as surveys:
-        for found in surveys:
-            rows = examine(found, CHECKS, settings.ignored_checks)
-            fit = _fit_ones(hosts, places, rows)
-            if len(fit) >= wanted:
+    with closing(gather_repeatedly(hosts, transports, needs)) as rounds:
+        for cluster in rounds:
+            rows = examine(cluster, CHECKS, settings.ignored_checks)
+            fit = _fit_ones(hosts, transports, rows)
+            if len(fit) >= host_count:
                 break
             text = "\n".join(lines_of([row for row in rows if row.level == "refused"]))
             busy = {row.host for row in rows if row.is_busy}
-            if not options.wait or len(fit) + len(busy) < wanted:
-                need = f"{plural(wanted, 'host')} needed, {len(fit)} free and fit"
+            if not options.wait or len(fit) + len(busy) < host_count:
+                need = f"{plural(host_count, 'host')} needed, {len(fit)} free and fit"
                 raise PreflightRefused(f"{need}\n{text}")
-            busy_before = wait_for(found, text, busy_before, say)
-            lost = [finding.host for finding in found.findings if finding.error is not None]
+            busy_before = wait_for(cluster, text, busy_before, say)
+            lost = [facts.host for facts in cluster.hosts if facts.error is not None]
             again = dict(zip(lost, network.try_each(lost), strict=True))
-            places[:] = [again.get(host, place) for host, place in zip(hosts, places, strict=True)]
-    chosen_hosts, ways = zip(*fit[:wanted], strict=True)
-    return chosen_hosts, ways
+            transports[:] = [
+                again.get(host, transport)
+                for host, transport in zip(hosts, transports, strict=True)
+            ]
+    chosen_hosts, chosen_transports = zip(*fit[:host_count], strict=True)
+    return chosen_hosts, chosen_transports
 
 
 def _fit_ones(
-    hosts: Sequence[Host], places: Sequence[Machine | Problem], rows: Sequence[TableRow]
+    hosts: Sequence[Host], transports: Sequence[Machine | Problem], rows: Sequence[TableRow]
 ) -> list[tuple[Host, Machine]]:
     """Return the hosts on which a run could start, and their transports."""
     unfit = {row.host for row in rows if row.level == "refused"}
-    pairs = zip(hosts, places, strict=True)
-    fit = [(host, place) for host, place in pairs if not isinstance(place, Problem)]
-    return [(host, place) for host, place in fit if host.label not in unfit]
+    pairs = zip(hosts, transports, strict=True)
+    fit = [(host, transport) for host, transport in pairs if not isinstance(transport, Problem)]
+    return [(host, transport) for host, transport in fit if host.label not in unfit]
 
 
-def addresses(hosts: Sequence[Host], places: Sequence[Machine | Problem]) -> list[str]:
+def addresses(hosts: Sequence[Host], transports: Sequence[Machine | Problem]) -> list[str]:
     """Return the data address of each host that answers; empty for a host behind a gateway."""
     return [
-        host.address or place.address
-        for host, place in zip(hosts, places, strict=True)
-        if not isinstance(place, Problem)
+        host.address or transport.address
+        for host, transport in zip(hosts, transports, strict=True)
+        if not isinstance(transport, Problem)
     ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from launcher.run.job import check_seconds
-from launcher.run.settings import HostOptions, Options, Positional, ScalingOptions
+from launcher.run.settings import SERVER, HostOptions, Options, SweepOptions
+from rackrun.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
+from rackrun.help.options import Positional
 from rackrun.help.page import Head
 
 SSH_HEAD = Head(
@@ -77,6 +80,13 @@ class CheckOptions:
     deep: bool = False
     """With --check: also measure links, GPUs and reading in a short run; name what is slow."""
 
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(("deep",), lambda options: options.check, "only --check measures", "--check"),
+        Condition(
+            ("dry_run",), lambda options: not options.check, "--check starts no ranks either"
+        ),
+    )
+
 
 @dataclass(frozen=True)
 class SyncOptions:
@@ -89,6 +99,15 @@ class SyncOptions:
     sync_wheels: str = ""
     """With --sync: install from the wheels in this folder, on hosts without a package index."""
 
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("sync_untracked", "sync_wheels"),
+            lambda options: options.sync,
+            "nothing is copied to the hosts",
+            "--sync",
+        ),
+    )
+
 
 @dataclass(frozen=True)
 class DetachOptions:
@@ -99,28 +118,43 @@ class DetachOptions:
     detach_seconds: float = 10.0
     """With --detach: seconds that your own command must run before the launcher returns."""
 
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("detach_seconds",),
+            lambda options: options.detach,
+            "a launch without --detach returns at the end of the run",
+            "--detach",
+        ),
+    )
+
 
 @dataclass(frozen=True)
-class SshOptions(HostOptions, ScalingOptions, DetachOptions, SyncOptions, CheckOptions, HostChoice):
+class SshOptions(HostOptions, SweepOptions, DetachOptions, SyncOptions, CheckOptions, HostChoice):
     """Options of `./run-ssh`."""
 
     json: bool = False
     """With --check or --dry-run: print it as JSON."""
 
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("sweep_hosts",),
+            lambda options: bool(options.sweep),
+            "a single run takes all hosts",
+            "--sweep lr=0.1,0.3, or --hosts-needed {config.sweep_hosts}",
+        ),
+        Condition(
+            ("json",),
+            lambda options: not options.deep,
+            "--deep ends with a run",
+        ),
+    )
+
     def __post_init__(self) -> None:
-        """Refuse options without effect."""
-        super().__post_init__()
-        if self.sync_untracked and not self.sync:
-            raise UsageError("--sync-untracked means nothing without --sync")
-        if self.deep and (self.json or not self.check):
-            raise UsageError("--deep goes with --check, and without --json: it ends with a run")
-        if self.sync_wheels and not self.sync:
-            raise UsageError("--sync-wheels means nothing without --sync")
+        """Refuse what contradicts itself, and options without effect."""
         check_seconds("detach_seconds", self.detach_seconds)
+        super().__post_init__()
         if self.host_list and self.slurm:
             raise UsageError("-H and --slurm exclude each other: leave one of them out")
-        if self.sweep_hosts and not self.sweep:
-            raise UsageError("--sweep-hosts means nothing without --sweep")
         if self.hosts_needed < 0:
             raise UsageError(f"--hosts-needed {self.hosts_needed}: must be 0 or more")
 
@@ -157,10 +191,17 @@ class NodeOptions(Options):
     ignore_check: tuple[str, ...] = ()
     """public: allow a rendezvous at a public address of node 0."""
 
+    serving_conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(SERVER, lambda serving: serving.serve, "a node serves with --serve", "--serve"),
+        Condition(("no_serve",), lambda serving: False, "a node serves nothing without --serve"),
+    )
+
     def __post_init__(self) -> None:
         """Refuse an unknown check, and a wait without an end."""
         super().__post_init__()
         check_seconds("wait_seconds", self.wait_seconds)
+        given = changed_settings(self.serving)
+        refuse_without_effect(self.serving, given, self.serving_conditions)
         for name in self.ignore_check:
             if name != "public":
                 raise UsageError(f"--ignore-check {name}: no such check; there is: public")

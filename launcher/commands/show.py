@@ -15,56 +15,61 @@ from launcher.commands.settings import SshOptions
 from launcher.commands.upload import code_there
 from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.planning import code_here, look, plan_for
+from launcher.lifecycle.planning import code_here, plan_for, preflight, refuse_ranks
 from launcher.lifecycle.restart_policy import RestartState
 from launcher.preflight import check_table
 from launcher.preflight.checks import CHECKS, examine, refusal
-from launcher.preflight.facts import survey
+from launcher.preflight.facts import gather_facts
 from launcher.run.hosts import Host
 from launcher.run.job import Command, Work, data_of, is_on_cpu
 from launcher.run.plan import shown
 from launcher.transport.base import Transport
+from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
 
 
 def check(
     hosts: Sequence[Host],
-    places: Sequence[Transport | Problem],
+    transports: Sequence[Transport | Problem],
     work: Work,
     settings: LaunchSettings,
     as_json: bool,
-    own: Sequence[Path],
+    excluded: Sequence[Path],
 ) -> int:
     """Print a table of all checks; return the exit code of a launch.
 
-    `own` are files here that are not code, such as the host file.
+    `excluded` are files here that are not code, such as the host file.
     """
-    code = code_here(settings.jobs.runs, own=own)
-    found = survey(hosts, places, settings.requirements(work, code, full=True))
-    found.close()
-    rows = examine(found, CHECKS, settings.ignored_checks, settings.pending)
+    code = code_here(settings.jobs.runs, excluded=excluded)
+    cluster = gather_facts(hosts, transports, settings.requirements(work, code, full=True))
+    cluster.close()
+    rows = examine(cluster, CHECKS, settings.ignored_checks, settings.pending)
     text = (
         json.dumps([asdict(row) for row in rows], indent=2) if as_json else check_table.shown(rows)
     )
     sys.stdout.write(f"{text.rstrip()}\n")
     sys.stdout.flush()
-    error = refusal(found, rows)
+    error = refusal(cluster, rows)
+    if error is None:
+        active = RestartState(settings.restarts, tuple(hosts)).active()
+        refuse_ranks(cluster.first(len(active)))
     return error.exit_code if error else 0
 
 
 def deep_check(
     hosts: Sequence[Host],
-    places: Sequence[Transport | Problem],
+    transports: Sequence[Transport | Problem],
     work: Work,
     settings: LaunchSettings,
     options: SshOptions,
 ) -> Launch:
     """Return the run that measures the hosts, after they have passed all checks."""
-    reached = [place for place in places if not isinstance(place, Problem)]
+    reached = [transport for transport in transports if not isinstance(transport, Problem)]
     program = _measuring(work, hosts)
     code = code_there(hosts, reached, program, options)
     jobs = replace(settings.jobs, name="deep-check", settings="")
-    return Launch(hosts, reached, program, replace(settings, jobs=jobs), code)
+    needs = TaskNeeds(packages=("training",))  # which an interpreter of python= may not have
+    return Launch(hosts, reached, program, replace(settings, jobs=jobs).with_needs(needs), code)
 
 
 def _measuring(work: Work, hosts: Sequence[Host]) -> Command:
@@ -82,18 +87,19 @@ def _measuring(work: Work, hosts: Sequence[Host]) -> Command:
 
 def show_plan(
     hosts: Sequence[Host],
-    places: Sequence[Transport],
+    transports: Sequence[Transport],
     work: Work,
     settings: LaunchSettings,
     as_json: bool,
-    own: Sequence[Path] = (),
+    excluded: Sequence[Path] = (),
 ) -> int:
     """Inspect the hosts and print what would run there; return 0."""
-    code = code_here(settings.jobs.runs, own=own)
+    code = code_here(settings.jobs.runs, excluded=excluded)
     active = RestartState(settings.restarts, tuple(hosts)).active()
     jobs = settings.jobs
-    with look(hosts, places, work, settings, code) as found:
+    with preflight(hosts, transports, work, settings, code) as cluster:
+        refuse_ranks(cluster.first(len(active)))
         job = jobs.job(work, jobs.planned_folder(work))
-        plan = plan_for(job, found.first(len(active)), settings)
+        plan = plan_for(job, cluster.first(len(active)), settings)
     sys.stdout.write(shown(plan, as_json))
     return 0

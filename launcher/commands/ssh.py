@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from launcher.commands.parse import (
     RENAMED,
     from_names,
-    hoisted,
     parse,
     read_work,
     split,
@@ -39,64 +38,60 @@ ONLY_HOSTS = Command(())
 
 CHECK = "--check"
 
-LATER = ("attach", "status", "logs", "stop")
-"""Commands on a detached run, typed instead of a host file."""
 
-
-@takes_settings_file(SshOptions, words=1)
+@takes_settings_file(SshOptions, plain_words=1)
 def main(args: Sequence[str]) -> int:
     """Run the command line, and return the exit code."""
-    if args and args[0] in LATER:
-        from launcher.commands.detached import main as look_after
-
-        return look_after(args[0], args[1:])
     leading, plain = split(args, SshOptions)
-    named = {word.partition("=")[0] for word in commandline.current_names(leading, RENAMED)}
-    words = 0 if NO_FILE & named else 1  # the host file
-    if words and plain and plain[0] != "--":
+    named = {arg.partition("=")[0] for arg in commandline.current_names(leading, RENAMED)}
+    plain_words = 0 if NO_FILE & named else 1  # the host file
+    if plain_words and plain and plain[0] != "--":
         _refuse_other_first_word(leading, plain)
-    own, rest = hoisted(*split(args, SshOptions, words))
-    is_plain = own and own == plain[:1]  # only the host file: parsing takes a tenth of a second
-    options = SshOptions(hosts=Path(own[0])) if is_plain else _parsed(own)
-    work = read_work("ssh", SshOptions, own, rest)
+    launcher_args, rest = split(args, SshOptions, plain_words)
+    # only the host file: parsing takes a tenth of a second
+    is_plain = launcher_args and launcher_args == plain[:1]
+    options = SshOptions(hosts=Path(launcher_args[0])) if is_plain else _parsed(launcher_args)
+    work = read_work("ssh", SshOptions, launcher_args, rest)
     if options.sweep:
         from launcher.commands.reach import listed
         from launcher.search.members import groups_of
         from launcher.search.sweep import sweep
 
-        return sweep("ssh", own, work, options, groups_of(listed(options), options.sweep_hosts))
+        return sweep(
+            "ssh", launcher_args, work, options, groups_of(listed(options), options.sweep_hosts)
+        )
     if work is None:
         work = ONLY_HOSTS if options.check else demo_for_hosts()
     from launcher.commands.ssh_run import start
 
-    return start(work, options, typed("ssh", own, work))
+    return start(work, options, typed("ssh", launcher_args, work))
 
 
-def _parsed(words: Sequence[str]) -> SshOptions:
+def _parsed(args: Sequence[str]) -> SshOptions:
     """Return the options; with --check, help and errors are those of `rackrun check`."""
-    name, head = ("check", CHECK_HEAD) if CHECK in words else ("ssh", SSH_HEAD)
-    return parse(SshOptions, name, words, head)
+    name, head = ("check", CHECK_HEAD) if CHECK in args else ("ssh", SSH_HEAD)
+    return parse(SshOptions, name, args, head)
 
 
-def _refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> None:
+def _refuse_other_first_word(leading: Sequence[str], args: Sequence[str]) -> None:
     """Raise UsageError for a task or a program in place of the host file."""
-    word = words[0]
-    is_task = (word.endswith(".py") or not Path(word).is_file()) and bool(find_task(word))
-    is_script = word.endswith((".py", ".sh"))
-    if not is_task and not is_script and (Path(word).exists() or not shutil.which(word)):
+    first = args[0]
+    is_task = (first.endswith(".py") or not Path(first).is_file()) and bool(find_task(first))
+    is_script = first.endswith((".py", ".sh"))
+    if not is_task and not is_script and (Path(first).exists() or not shutil.which(first)):
         return
     _parsed(leading)  # refuses the option --hostfile
-    program = ["--", *(["python"] if word.endswith(".py") else [])]
-    meant = shlex.join([*leading, "hosts.txt", *([] if is_task else program), *words])
+    program = ["--", *(["python"] if first.endswith(".py") else [])]
+    meant = shlex.join([*leading, "hosts.txt", *([] if is_task else program), *args])
     raise UsageError(
-        f"{word} is a {'task' if is_task else 'program'}; the host file comes first:"
+        f"{first} is a {'task' if is_task else 'program'}; the host file comes first:"
         f" {called('ssh')} {meant}"
     )
 
 
-def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
-    """Launch from Python: the words after the host file, and the options by name."""
+def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
+    """Launch from Python: the arguments after the host file, and the options by name."""
     settings = from_names(SshOptions, options)
-    from launcher.commands.ssh_run import stay
+    from launcher.commands.ssh_run import launch_attached
 
-    return stay(work_of(words) or demo_for_hosts(), settings)
+    return launch_attached(work_of(args) or demo_for_hosts(), settings)

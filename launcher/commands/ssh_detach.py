@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launcher.commands.reach import addresses
 from launcher.commands.settings import SshOptions
 from launcher.commands.upload import code_there
 from launcher.detached.first_step import ending, wait_for_first_step
@@ -19,8 +18,8 @@ from launcher.lifecycle.serving import folder_to_serve
 from launcher.output.console import say
 from launcher.run.hosts import Host
 from launcher.run.job import Command, Work
-from launcher.run.settings import Serving
 from rackrun.commands import called
+from rackrun.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 def start_detached(
     hosts: Sequence[Host],
-    places: Sequence[Machine],
+    transports: Sequence[Machine],
     work: Work,
     settings: LaunchSettings,
     options: SshOptions,
@@ -38,41 +37,46 @@ def start_detached(
 
     If the run ends before that, return its exit code. Ctrl-C only ends the wait.
     """
-    if options.scaling:
-        raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
-    _refuse_serving(work, options.serving, addresses(hosts, places))
-    code = code_there(hosts, places, work, options)
-    with detached(hosts, places, work, settings, options.ssh_config, code) as run:
+    code = code_there(hosts, transports, work, options)
+    with detached(hosts, transports, work, settings, options.ssh_config, code) as run:
         sys.stdout.write(f"{run}\n")
         sys.stdout.flush()
         seconds = options.detach_seconds if isinstance(work, Command) else None
-        return 0 if seconds == 0 else _wait(run, hosts[0], places[0], seconds)
+        return 0 if seconds == 0 else _wait(run, hosts[0], transports[0], seconds)
 
 
-def _wait(run: str, host: Host, place: Machine, seconds: float | None) -> int:
+def _wait(run: str, host: Host, transport: Machine, seconds: float | None) -> int:
     """Wait until the run has begun; return 0, or the exit code of a run that ended before."""
     what = "the first step of every rank" if seconds is None else f"{seconds:g} s of every rank"
     say(f"waiting for {what}; Ctrl-C leaves the run running")
     come_back = f"to see it: {called('attach')} {run}; to end it: {called('stop')} {run}"
     try:
         with ended_by_a_signal():
-            told = wait_for_first_step(run, host, place, seconds)
+            answer = wait_for_first_step(run, host, transport, seconds)
     except KeyboardInterrupt:
         say(f"not waited for, the run continues; {come_back}")
         return 128 + signal.SIGINT
     except HostError as error:
         raise type(error)(f"{error}; {come_back}") from None
-    if told.end is None:
+    if answer.end is None:
         say(f"detached; {come_back}")
         return 0
-    say(f"run {run} has ended: {ending(told)}")
+    say(f"run {run} has ended: {ending(answer)}")
     say(f"its output: {called('logs')} {run}")
-    return told.end
+    return answer.end
 
 
-def _refuse_serving(work: Work, serving: Serving, addresses: Sequence[str]) -> None:
-    """Refuse to serve shards from here, because this launcher ends after the start."""
-    if folder_to_serve(work, serving, addresses) is not None:
+def refuse_what_stays(work: Work, options: SshOptions, addresses: Sequence[str]) -> None:
+    """Raise UsageError for what needs this launcher, which ends after the start."""
+    condition = Condition(
+        ("detach_seconds",),
+        lambda _: isinstance(work, Command),
+        "a task is waited for until the first step of every rank",
+    )
+    refuse_without_effect(options, changed_settings(options), [condition])
+    if options.scaling:
+        raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
+    if folder_to_serve(work, options.serving, addresses) is not None:
         raise UsageError(
             "--detach: this launcher would serve the shards, and it does not stay;"
             f" serve them yourself ({called('serve')} --help) and give --data http://...,"

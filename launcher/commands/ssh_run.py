@@ -8,7 +8,7 @@ from launcher.commands.parse import recorded
 from launcher.commands.reach import addresses, chosen, connected
 from launcher.commands.settings import SshOptions
 from launcher.commands.show import check, deep_check, show_plan
-from launcher.commands.upload import code_there, pending
+from launcher.commands.upload import code_there, pending, planned_code
 from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.launch_settings import resolved
@@ -18,73 +18,84 @@ from launcher.run.job import Work
 from launcher.run.result import Result
 from rackrun.commands import called
 from rackrun.errors import SaveError
-
-SHORT_ID = 8  # characters of a run's id: enough to find it again
+from rackrun.runs import SHORT_ID
 
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
-    settings = resolved(options, recorded("ssh", options, work, typed))
+    settings = resolved(options, recorded("ssh", options, work, typed), options.sync)
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
     ):
         if options.check:
-            found = network.try_each(hosts)
-            refuse()
-            with served(work, options.serving, addresses(hosts, found)) as there:
-                ahead = replace(settings, pending=pending(work, options))
-                refused = check(hosts, found, there, ahead, options.json, [options.hosts])
-                if refused or not options.deep:
-                    return refused
+            outcomes = network.try_each(hosts)
+            settings = settings.with_needs(refuse())
+            with served(work, options.serving, addresses(hosts, outcomes)) as served_work:
+                planned = replace(settings, pending=pending(work, options))
+                exit_code = check(
+                    hosts, outcomes, served_work, planned, options.json, [options.hosts]
+                )
+                if exit_code or not options.deep:
+                    return exit_code
                 return attached(
-                    deep_check(hosts, found, there, settings, options), options
+                    deep_check(hosts, outcomes, served_work, settings, options), options
                 ).exit_code
-        hosts, places = chosen(hosts, network, settings, options)
-        refuse()
+        hosts, transports = chosen(hosts, network, settings, options)
+        settings = settings.with_needs(refuse())
+        if options.detach:
+            from launcher.commands.ssh_detach import refuse_what_stays, start_detached
+
+            refuse_what_stays(work, options, addresses(hosts, transports))
         if is_demo(work) and not options.dry_run and (failed := make_demo_data()):
             return failed
         if options.detach and not options.dry_run:
-            from launcher.commands.ssh_detach import start_detached
-
-            return start_detached(hosts, places, work, settings, options)
-        with served(work, options.serving, addresses(hosts, places)) as there:
+            return start_detached(hosts, transports, work, settings, options)
+        with served(work, options.serving, addresses(hosts, transports)) as served_work:
             if options.dry_run:
-                ahead = replace(settings, pending=pending(work, options))
-                return show_plan(hosts, places, there, ahead, options.json, [options.hosts])
-            code = code_there(hosts, places, work, options)
+                planned_code(hosts, work, options)  # refuses what --sync would
+                planned = replace(settings, pending=pending(work, options))
+                return show_plan(
+                    hosts, transports, served_work, planned, options.json, [options.hosts]
+                )
+            code = code_there(hosts, transports, work, options)
             if options.scaling:
-                from launcher.scaling.sweep import sweep
+                from launcher.search.scaling import counts_of, measure_scaling
 
-                return sweep(
-                    there,
-                    options.scaling,
-                    len(hosts),
+                return measure_scaling(
+                    served_work,
+                    counts_of(options.scaling, len(hosts)),
                     settings.jobs,
                     lambda count, jobs: attached(
                         Launch(
-                            hosts[:count], places[:count], there, replace(settings, jobs=jobs), code
+                            hosts[:count],
+                            transports[:count],
+                            served_work,
+                            replace(settings, jobs=jobs),
+                            code,
                         ),
                         options,
                     ),
                 )
-            return attached(Launch(hosts, places, there, settings, code), options).exit_code
+            return attached(
+                Launch(hosts, transports, served_work, settings, code), options
+            ).exit_code
 
 
-def stay(work: Work, options: SshOptions) -> Result:
-    """Launch, and return the result."""
-    settings = resolved(options, recorded("ssh", options, work))
+def launch_attached(work: Work, options: SshOptions) -> Result:
+    """Launch in the foreground, and return the result."""
+    settings = resolved(options, recorded("ssh", options, work), options.sync)
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
     ):
-        hosts, places = chosen(hosts, network, settings, options)
-        refuse()
+        hosts, transports = chosen(hosts, network, settings, options)
+        settings = settings.with_needs(refuse())
         if is_demo(work) and make_demo_data():
             raise SaveError("the demo's images were not made; the lines above have the reason")
-        with served(work, options.serving, addresses(hosts, places)) as there:
-            code = code_there(hosts, places, work, options)
-            return attached(Launch(hosts, places, there, settings, code), options)
+        with served(work, options.serving, addresses(hosts, transports)) as served_work:
+            code = code_there(hosts, transports, work, options)
+            return attached(Launch(hosts, transports, served_work, settings, code), options)
 
 
 def attached(launch: Launch, options: SshOptions) -> Result:
@@ -116,5 +127,5 @@ def advice(options: SshOptions, run: str, result: Result, forgotten: str) -> str
         forget(run)
         return ""
     named = f"-H {options.host_list}" if options.host_list else f"--hosts {options.hosts}"
-    words = f"{named} {run}" if forgotten else run[:SHORT_ID]
-    return f"once {', '.join(doubtful)} can be reached, type: {called('stop')} {words}"
+    args = f"{named} {run}" if forgotten else run[:SHORT_ID]
+    return f"once {', '.join(doubtful)} can be reached, type: {called('stop')} {args}"

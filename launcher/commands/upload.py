@@ -28,29 +28,42 @@ def pending(work: Work, options: SshOptions) -> dict[str, str]:
 
     --sync leaves the environment of a host alone if `python=` names an interpreter.
     """
-    found = {}
+    fixes = {}
     if options.sync:
-        own = () if options.python or options.image else ENVIRONMENT
-        found = dict.fromkeys(("code", "workdir", *own), "--sync copies it there")
+        environment = () if options.python or options.image else ENVIRONMENT
+        fixes = dict.fromkeys(("code", "workdir", *environment), "--sync copies it there")
     if is_demo(work):
-        found["shards"] = "drawn at the start"
-    return found
+        fixes["shards"] = "drawn at the start"
+    return fixes
 
 
 def code_there(
-    hosts: Sequence[Host], places: Sequence[Transport], work: Work, options: SshOptions
+    hosts: Sequence[Host], transports: Sequence[Transport], work: Work, options: SshOptions
 ) -> WorkingTree | None:
     """Return the code that hosts must have; with --sync, upload it first."""
-    code = code_here(options.runs, own=[options.hosts])
-    if options.sync:
-        brought = _brought(code, hosts, options)
-        own_python = all(host.python or options.python for host in hosts)
-        if (task := _left_behind(work, brought)) and not (own_python and _is_elsewhere(task)):
-            raise UsageError(f"--sync: {_why_left_behind(task, code)}")
-        _sync(brought, hosts, places, options)
+    code, synced = planned_code(hosts, work, options)
+    if synced is not None:
+        _sync(synced, hosts, transports, options)
     elif code is not None and (remark := unchecked_notice(code)):
         say(f"warning: {remark}")
     return code
+
+
+def planned_code(
+    hosts: Sequence[Host], work: Work, options: SshOptions
+) -> tuple[WorkingTree | None, WorkingTree | None]:
+    """Return the code that hosts must have, and with --sync the files to copy.
+
+    Raises UsageError if these do not include the task's own file.
+    """
+    code = code_here(options.runs, excluded=[options.hosts])
+    if not options.sync:
+        return code, None
+    synced = _brought(code, hosts, options)
+    own_python = all(host.python or options.python for host in hosts)
+    if (task := _left_behind(work, synced)) and not (own_python and _is_elsewhere(task)):
+        raise UsageError(f"--sync: {_why_left_behind(task, code)}")
+    return code, synced
 
 
 def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOptions) -> WorkingTree:
@@ -98,14 +111,14 @@ def _why_left_behind(path: str, code: WorkingTree | None) -> str:
 
 
 def _sync(
-    code: WorkingTree, hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
+    code: WorkingTree, hosts: Sequence[Host], transports: Sequence[Transport], options: SshOptions
 ) -> None:
     """Upload the working tree to every host and create the environment there."""
     workdir = options.workdir or str(code.root)
     destinations = [
         Destination(
-            place, host.workdir or workdir, host.python or options.python, bool(options.image)
+            transport, host.workdir or workdir, host.python or options.python, bool(options.image)
         )
-        for host, place in zip(hosts, places, strict=True)
+        for host, transport in zip(hosts, transports, strict=True)
     ]
     upload_code(code, destinations, say)

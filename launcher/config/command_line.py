@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
 from launcher.config.settings_file import (
     SettingsFile,
-    Table,
     check_keys,
     check_kind,
     options_of,
@@ -21,6 +20,7 @@ from launcher.config.toml_text import toml_of
 from launcher.run.job import Command, TaskWork, Work
 from launcher.run.settings import Options
 from rackrun.errors import UsageError
+from rackrun.help.options import options
 from rackrun.user_code.tasks import find_task
 
 OPTION = "--config"
@@ -48,7 +48,7 @@ def launcher_words(
     file: SettingsFile, settings: type[Options], typed: Collection[str]
 ) -> list[str]:
     """Return the launcher's options of a file, but for those that were typed."""
-    kinds = dict(_kinds(settings))
+    kinds = _kinds(settings)
     check_keys(file.path, "launcher", file.launcher, kinds)
     for key, value in file.launcher.items():
         check_kind(file.path, key, value, kinds[key])
@@ -105,12 +105,15 @@ def with_place(error: UsageError, file: SettingsFile, args: Sequence[str]) -> Us
     return error
 
 
-def settings_text(way: str, options: Options, work: Work) -> str:
-    """Return a launch as a settings file; of --secret it has the names only."""
-    launcher = dict(_changed(options))
-    if hasattr(options, HOSTS) and not {"host-list", "slurm"} & launcher.keys():
-        launcher[HOSTS] = str(getattr(options, HOSTS))
-    keys: dict[str, Any] = {"launch": way}
+def settings_text(way: str, settings: Options, work: Work, typed: Sequence[str] = ()) -> str:
+    """Return a launch as a settings file, with the command that was typed.
+
+    Of --secret it has the names only.
+    """
+    launcher = _changed(settings)
+    if hasattr(settings, HOSTS) and not {"host-list", "slurm"} & launcher.keys():
+        launcher[HOSTS] = str(getattr(settings, HOSTS))
+    keys: dict[str, Any] = {"launch": way, **({"typed": typed} if typed else {})}
     tables: dict[str, Mapping[str, Any]] = {"launcher": launcher}
     if isinstance(work, TaskWork):
         tables[work.task] = options_of(work.options)
@@ -119,25 +122,20 @@ def settings_text(way: str, options: Options, work: Work) -> str:
     return HEAD + toml_of(keys, tables)
 
 
-def _changed(options: Any) -> Table:
-    """Return the options that differ from their defaults, groups of them flattened."""
-    found: dict[str, Any] = {}
-    for field in fields(options):
-        value = getattr(options, field.name)
-        default = field.default if field.default is not MISSING else None
-        if is_dataclass(value):
-            found |= _changed(value)
-        elif value != default and field.name not in NOT_KEPT:
-            found[field.name.replace("_", "-")] = str(value) if isinstance(value, Path) else value
-    return found
+def _changed(settings: Options) -> dict[str, Any]:
+    """Return the options that differ from their defaults."""
+    values: dict[str, Any] = {}
+    for option in options(type(settings)):
+        value = reduce(getattr, option.whole, settings)
+        if value != option.default and option.field not in NOT_KEPT:
+            values[option.key] = str(value) if isinstance(value, Path) else value
+    return values
 
 
-def _kinds(settings: type[Any]) -> list[tuple[str, type]]:
+def _kinds(settings: type[Options]) -> dict[str, type]:
     """Return the options of a way to launch and the types of their values."""
-    found: list[tuple[str, type]] = []
-    for name, kind in get_type_hints(settings).items():
-        if isinstance(kind, type) and is_dataclass(kind):
-            found += _kinds(kind)
-        elif name not in NOT_KEPT:
-            found.append((name.replace("_", "-"), tuple if get_origin(kind) is tuple else kind))
-    return found
+    return {
+        option.key: tuple if option.is_repeatable else option.type
+        for option in options(settings)
+        if option.field not in NOT_KEPT
+    }

@@ -1,6 +1,7 @@
 """A settings file: the options of the launcher, and a task with its options or a command.
 
     launch = "ssh"                       # what `rerun` starts: local, ssh, ray or node
+    typed = ["rackrun", "ssh", ...]      # the command of a run of a task, for its report
     command = ["python", "train.py"]     # unless a table names a task
 
     [launcher]
@@ -26,7 +27,7 @@ from typing import Any
 from rackrun.errors import UsageError
 from rackrun.user_code.tasks import find_task, known_tasks
 
-KEYS = ("launch", "command", "launcher")
+KEYS = ("launch", "typed", "command", "launcher")
 """The keys besides the names of tasks."""
 WAYS = ("local", "ssh", "ray", "node")
 KINDS: dict[type, str] = {

@@ -103,10 +103,10 @@ class RunProcess:
     lease_seconds: float | None = None
 
     @property
-    def known(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Return the known facts, for `--json`."""
-        known = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in known.items() if value not in (None, "")}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True)
@@ -154,16 +154,16 @@ class StartAnswer:
     code: Code = 0
 
 
-def call(name: str, client: RpcClient, shape: type[T], question: str, /, **words: object) -> T:
+def call(name: str, client: RpcClient, shape: type[T], question: str, /, **arguments: object) -> T:
     """Return a run manager's answer; raise HostUnreachable, with the host's name, for nonsense."""
-    return parsed_answer(name, client.call(question, **words), shape)
+    return parsed_answer(name, client.call(question, **arguments), shape)
 
 
 def parsed_answer(name: str, answer: object, shape: type[T]) -> T:
     """Return an answer in its shape; raise HostUnreachable for any other."""
     try:
-        found: T = shaped(answer, shape, "answer")
+        parsed: T = shaped(answer, shape, "answer")
     except Misshapen as error:
         why = f"sent an invalid answer: {error}"
         raise HostUnreachable(f"{name}: {why}") from None
-    return found
+    return parsed

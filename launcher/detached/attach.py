@@ -1,4 +1,4 @@
-"""`./run-ssh attach RUN-ID`: print the output of a detached run from its first line to its last."""
+"""`./run-ssh attach RUN`: print the output of a detached run from its first line to its last."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
 from launcher.detached.entries import Beat, Entry, EntryReader, Failed, Last, Wrote
 from launcher.detached.locate import DetachedRun, RunOptions, reached
@@ -22,6 +23,8 @@ from launcher.lifecycle.session import open_screen
 from launcher.output.console import say
 from rackrun.commands import called
 from rackrun.errors import Problem
+from rackrun.help.options import Examples
+from rackrun.runs import Run
 from rackrun.shapes import Misshapen
 from rackrun.signals import handle, restore
 from rackrun.terminal import one_line
@@ -33,7 +36,12 @@ SILENT_SECONDS = 60.0  # the host sends a sign of life every few seconds
 
 @dataclass(frozen=True)
 class AttachOptions(RunOptions):
-    """Options of `./run-ssh attach`."""
+    """Print all output of a detached run, and follow it; Ctrl-C detaches."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} 3fa8", "the run whose ID begins so"),
+        ("{prog} --plain catdog", "the newest of this name, without the dashboard"),
+    )
 
     runs: str = ""
     """Folder for the results (default: the one of the launch, or runs)."""
@@ -41,38 +49,38 @@ class AttachOptions(RunOptions):
     """Print plain lines instead of the dashboard."""
 
 
-def attach(options: AttachOptions) -> int:
+def attach(run: Run, options: AttachOptions) -> int:
     """Show the run from its beginning until its end, or until Ctrl-C."""
-    with reached(options) as there, interruptible():
-        fetch = partial(bring_here, there, Path(options.runs or there.runs))
+    with reached(run, options) as reached_run, interruptible():
+        fetch = partial(bring_here, reached_run, Path(options.runs or reached_run.runs))
         try:
-            with Replay(open_screen, options.plain, fetch, there.resume) as replay:
-                watch(there, replay, on=True)
+            with Replay(open_screen, options.plain, fetch, reached_run.resume) as replay:
+                watch(reached_run, replay, on=True)
         except KeyboardInterrupt as interrupt:
             say("detached, the run continues")
-            see, end = (f"{called(verb)} {there.run}" for verb in ("attach", "stop"))
+            see, end = (f"{called(verb)} {reached_run.id}" for verb in ("attach", "stop"))
             say(f"to see it: {see}; to end it: {end}")
             return int(interrupt.args[0]) if interrupt.args else 0
-        return _exit_code(there, replay)
+        return _exit_code(reached_run, replay)
 
 
-def _exit_code(there: DetachedRun, replay: Replay) -> int:
+def _exit_code(run: DetachedRun, replay: Replay) -> int:
     """Return the exit code of a run that was watched to its end."""
     if replay.gone:
         return 128 + signal.SIGPIPE
     if replay.code is None:
-        say(f"the controller on {there.host.label} is gone, and its hosts have ended the run")
-        say(f"what is left: {called('status')} {there.run}")
+        say(f"the controller on {run.host.label} is gone, and its hosts have ended the run")
+        say(f"what is left: {called('status')} {run.id}")
         return HostLost.exit_code
     if replay.error:
         sys.stderr.write(f"error: {replay.error}\n")
     return replay.code
 
 
-def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
+def watch(run: DetachedRun, replay: Replay, on: bool) -> None:
     """Feed all entries to a replay, until there are no more, or the reader has gone."""
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
-    reader = partial(_read_entries, there, on, entries)
+    reader = partial(_read_entries, run, on, entries)
     threading.Thread(target=reader, daemon=True).start()
     silent_turns = 0  # counted: no host is to be called silent for a time in which we were stopped
     while not replay.gone:
@@ -81,45 +89,45 @@ def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
         except queue.Empty:
             silent_turns += 1
             if silent_turns * TURN_SECONDS > SILENT_SECONDS:
-                raise _lost(there, f"has sent nothing for {SILENT_SECONDS:.0f} s") from None
+                raise _lost(run, f"has sent nothing for {SILENT_SECONDS:.0f} s") from None
             replay.wait()
             continue
         silent_turns = 0
         if isinstance(entry, Last):
             return
         if isinstance(entry, Failed):
-            raise _lost(there, entry.why)
+            raise _lost(run, entry.why)
         if isinstance(entry, Beat):
             if entry.beat:
-                raise HostLost(_stopped(there, entry.beat))
+                raise HostLost(_stopped(run, entry.beat))
             continue
         replay.take(entry, data)
 
 
-def _lost(there: DetachedRun, why: str) -> HostLost:
+def _lost(run: DetachedRun, why: str) -> HostLost:
     """Return the error for a host that we have lost; its run is not affected."""
-    hint = f"the run continues; to see it: {called('attach')} {there.run}"
-    return HostLost(f"{there.host.label}: {why}; {hint}")
+    hint = f"the run continues; to see it: {called('attach')} {run.id}"
+    return HostLost(f"{run.host.label}: {why}; {hint}")
 
 
-def _stopped(there: DetachedRun, controller: int) -> str:
+def _stopped(run: DetachedRun, controller: int) -> str:
     """Return the error for a controller that was stopped, with what to type."""
-    hint = f"resume it there: kill -CONT {controller}; or end the run: {called('stop')} {there.run}"
-    return f"{there.host.label}: its controller (process {controller}) was stopped; {hint}"
+    hint = f"resume it there: kill -CONT {controller}; or end the run: {called('stop')} {run.id}"
+    return f"{run.host.label}: its controller (process {controller}) was stopped; {hint}"
 
 
-def _read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
+def _read_entries(run: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
     """Queue the entries of a record and the bytes of outputs as they come, on a thread."""
     reader = EntryReader()
     try:
-        said = there.client.call("follow", run=there.run, on=on)
+        message = run.client.call("follow", run=run.id, on=on)
         while True:
-            entry = reader.entry(said)
+            entry = reader.entry(message)
             size = entry.output[3] if isinstance(entry, Wrote) else 0
-            entries.put((entry, b"".join(there.client.receive(size))))
+            entries.put((entry, b"".join(run.client.receive(size))))
             if isinstance(entry, Last):
                 return
-            said = there.client.answer()
+            message = run.client.answer()
     except Problem:
         entries.put((Failed("the connection broke"), b""))
     except Misshapen as error:

@@ -30,18 +30,19 @@ from launcher.lifecycle.restart_policy import RestartPolicy
 from launcher.preflight.facts import Requirements
 from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
-from launcher.run.job import Command, JobTemplate, Limits, TaskWork, Work
+from launcher.run.job import JobTemplate, Limits, TaskWork, Work, command_of
 from launcher.supervision.signals import STOP_SIGNAL
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
 from launcher.transport.relay import RelayListener, RelayTransport
+from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
 
 
 def main() -> int:
     """Take the order, gather the hosts, and supervise the run until its end."""
     order = json.loads(sys.stdin.readline())
-    hosts = tuple(Host(**_values(told)) for told in order["hosts"])
+    hosts = tuple(Host(**_values(fields)) for fields in order["hosts"])
     for number in (signal.SIGINT, signal.SIGTERM, STOP_SIGNAL):
         signal.signal(number, _interrupt)
     try:
@@ -62,7 +63,10 @@ def main() -> int:
 
 
 def _supervise(
-    record: RunRecord, hosts: Sequence[Host], places: Sequence[Transport], order: Mapping[str, Any]
+    record: RunRecord,
+    hosts: Sequence[Host],
+    transports: Sequence[Transport],
+    order: Mapping[str, Any],
 ) -> int:
     """Run until the end, and record how it ended, whatever the reason."""
     work, settings = work_of(order["work"]), settings_of(order["settings"])
@@ -70,16 +74,16 @@ def _supervise(
     try:
         observer = RunObserver(record.note, record.attempt, order["run"])
         code_files = code_here(settings.jobs.runs, observer.say)
-        result = run_to_end(Launch(hosts, places, work, settings, code_files, observer))
+        result = run_to_end(Launch(hosts, transports, work, settings, code_files, observer))
         code, error = result.exit_code, ""
     except Problem as failure:
         code, error = failure.exit_code, str(failure)
     except KeyboardInterrupt:
         code, error = 130, "stopped before anything was started"
     finally:
-        for place in places:
-            if isinstance(place, RelayTransport):
-                place.close()
+        for transport in transports:
+            if isinstance(transport, RelayTransport):
+                transport.close()
         record.end(code, error)
         shutil.rmtree(record.state / "code", ignore_errors=True)
     return code
@@ -90,9 +94,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _report(**words: object) -> None:
+def _report(**values: object) -> None:
     """Send a line to the run manager."""
-    sys.stdout.write(f"{json.dumps(words)}\n")
+    sys.stdout.write(f"{json.dumps(values)}\n")
     sys.stdout.flush()
 
 
@@ -118,29 +122,30 @@ def order_of(work: Work, settings: LaunchSettings, hosts: Sequence[Host]) -> dic
     }
 
 
-def work_of(told: Mapping[str, Any]) -> Work:
+def work_of(fields: Mapping[str, Any]) -> Work:
     """Return the task or command of an order."""
-    words = tuple(told["words"])
-    return TaskWork(told["task"], words) if "task" in told else Command(words)
+    args = tuple(fields["words"])
+    return TaskWork(fields["task"], args) if "task" in fields else command_of(args)
 
 
-def settings_of(told: Mapping[str, Any]) -> LaunchSettings:
+def settings_of(fields: Mapping[str, Any]) -> LaunchSettings:
     """Return the settings that an order holds."""
-    jobs, needs = _values(told["jobs"]), _values(told["needs"])
+    jobs, needs = _values(fields["jobs"]), _values(fields["needs"])
     jobs |= {"runs": Path(jobs["runs"]), "limits": Limits(**jobs["limits"])}
+    needs["task"] = TaskNeeds(**_values(needs["task"]))
     if needs["image"]:
         needs["image"] = ContainerSpec(**_values(needs["image"]))
-    values = _values(told) | {
+    values = _values(fields) | {
         "jobs": JobTemplate(**jobs),
         "needs": Requirements(**needs),
-        "restarts": RestartPolicy(**told["restarts"]),
+        "restarts": RestartPolicy(**fields["restarts"]),
     }
     return LaunchSettings(**values)
 
 
-def _values(told: Mapping[str, Any]) -> dict[str, Any]:
+def _values(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a dataclass that has been JSON, with tuples again."""
-    return {name: _as_tuples(value) for name, value in told.items()}
+    return {name: _as_tuples(value) for name, value in fields.items()}
 
 
 def _as_tuples(value: Any) -> Any:

@@ -65,7 +65,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Told:
+class Occurred:
     """An event, by the name of its class and its fields."""
 
     event: tuple[str, dict[str, Any]]
@@ -148,7 +148,7 @@ Entry: TypeAlias = Began | Turn | Event | Wrote | Noted | Finished | Ended | Bea
 KINDS: dict[str, Any] = {
     "attempt": Began,
     "turn": Turn,
-    "event": Told,
+    "event": Occurred,
     "output": Wrote,
     "note": Noted,
     "finish": Finished,
@@ -174,29 +174,29 @@ class EntryReader:
         """Start at the beginning of a record, where no plan is known."""
         self.plan: Plan | None = None
 
-    def entry(self, said: Mapping[str, Any]) -> Entry:
+    def entry(self, message: Mapping[str, Any]) -> Entry:
         """Return an entry; raise Misshapen for what no controller would write."""
-        kind = next(iter(said), "")
+        kind = next(iter(message), "")
         if kind not in KINDS:
             raise Misshapen(f"no entry of a record: {one_line(kind[:40])!r}")
         try:
-            found = shaped(dict(said), KINDS[kind], "entry")
+            parsed = shaped(dict(message), KINDS[kind], "entry")
         except UsageError as error:  # limits that leave no time for anything
             raise Misshapen(str(error)) from None
-        if isinstance(found, Began):
-            _check_plan(found.attempt.plan)
-            self.plan = found.attempt.plan
-        if isinstance(found, Wrote):
-            self._check_origin(*found.output[:2])
-        if isinstance(found, Told):
-            return self._event(*found.event)
-        entry: Entry = found
+        if isinstance(parsed, Began):
+            _check_plan(parsed.attempt.plan)
+            self.plan = parsed.attempt.plan
+        if isinstance(parsed, Wrote):
+            self._check_origin(*parsed.output[:2])
+        if isinstance(parsed, Occurred):
+            return self._event(*parsed.event)
+        entry: Entry = parsed
         return entry
 
-    def _event(self, name: str, told: dict[str, Any]) -> Event:
+    def _event(self, name: str, values: dict[str, Any]) -> Event:
         if name not in EVENTS:
             raise Misshapen(f"no event of a run: {one_line(name[:40])!r}")
-        event: Event = shaped(told, EVENTS[name], "event")
+        event: Event = shaped(values, EVENTS[name], "event")
         self._check_origin(event.node, getattr(event, "rank", None))
         if isinstance(event, Report):
             return Report(event.node, event.rank, fitting_fields(event.fields))
@@ -225,23 +225,23 @@ def _check_plan(plan: Plan) -> None:
         raise Misshapen("the plan's ranks do not add up")
 
 
-def result_of(told: Ending, folder: Path) -> Result:
+def result_of(ending: Ending, folder: Path) -> Result:
     """Return the result of an attempt, its paths turned into local ones."""
-    there = Path(told.folder)
-    same = {field.name: getattr(told, field.name) for field in fields(Result)}
+    source = Path(ending.folder)
+    same = {field.name: getattr(ending, field.name) for field in fields(Result)}
     report = {
-        name: moved(value, there, folder) for name, value in fitting_fields(told.report).items()
+        name: moved(value, source, folder) for name, value in fitting_fields(ending.report).items()
     }
     return Result(
         **{
             **same,
-            "cause": one_line(told.cause),
-            "advice": one_line(told.advice),
-            "traceback": clean_lines(told.traceback),
+            "cause": one_line(ending.cause),
+            "advice": one_line(ending.advice),
+            "traceback": clean_lines(ending.traceback),
             "log": None
-            if told.log is None
-            else Path(str(moved(one_line(told.log), there, folder))),
-            "codes": {int(rank): code for rank, code in told.codes.items()},
+            if ending.log is None
+            else Path(str(moved(one_line(ending.log), source, folder))),
+            "codes": {int(rank): code for rank, code in ending.codes.items()},
             "report": report,
             "folder": folder,
             "resume": "",

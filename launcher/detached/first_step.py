@@ -19,33 +19,35 @@ _POLL_SECONDS = 0.5
 _RUNNING = ("running", "done")
 
 
-def wait_for_first_step(run: str, host: Host, place: Transport, seconds: float | None) -> RunAnswer:
+def wait_for_first_step(
+    run: str, host: Host, transport: Transport, seconds: float | None
+) -> RunAnswer:
     """Return the first host's answer once every rank has taken a step, or the run has ended.
 
     Ranks that report no steps have to run for this many seconds; None: every rank reports them.
     """
     running_since: float | None = None
-    with run_manager_on(place, host.python) as client:
+    with run_manager_on(transport, host.python) as client:
         while True:
-            told = call(host.label, client, RunAnswer, "find", run=run)
-            if told.end is not None:
-                return told
-            if not told.alive:
+            answer = call(host.label, client, RunAnswer, "find", run=run)
+            if answer.end is not None:
+                return answer
+            if not answer.alive:
                 raise HostLost(f"{host.label}: the controller of run {run} has died")
-            if not _all_running(told.state):
+            if not _all_running(answer.state):
                 running_since = None
             elif running_since is None:
                 running_since = time.monotonic()
-            if _all_stepped(told.state) or _is_past(running_since, seconds):
-                return told
+            if _all_stepped(answer.state) or _is_past(running_since, seconds):
+                return answer
             time.sleep(_POLL_SECONDS)
 
 
-def ending(told: RunAnswer) -> str:
+def ending(answer: RunAnswer) -> str:
     """Return how a run has ended, as its first host reports it; its logs are there."""
-    if told.error or told.finish is None:
-        return clean_lines(told.error)
-    result = result_of(told.finish, Path(told.finish.folder))
+    if answer.error or answer.finish is None:
+        return clean_lines(answer.error)
+    result = result_of(answer.finish, Path(answer.finish.folder))
     return last_line(replace(result, log=None))
 
 

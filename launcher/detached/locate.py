@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.detached.answers import RunAnswer, call
-from launcher.detached.known_runs import KnownRun, recall
+from launcher.detached.known_runs import hosts_of, keep
 from launcher.errors import AccessRefused, HostUnreachable
+from launcher.output.console import say
 from launcher.remote import run_manager
 from launcher.run.hosts import Host, hosts_named
 from launcher.run.job import RUN_ID
-from launcher.run.settings import Positional
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
-from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
+from rackrun.help.options import Positional
+from rackrun.runs import Run
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class RunOptions(ReachOptions):
     """Options that identify a run."""
 
     run: Positional[str] = ""
-    """ID of the run, its first characters, or its name."""
+    """The run: ID, start of an ID, name, folder, or latest."""
     hosts: str = ""
     """Host file of the run, on a machine where it was not started."""
     host_list: str = ""
@@ -62,20 +63,20 @@ class RunOptions(ReachOptions):
 class DetachedRun:
     """A run, and the first host of it."""
 
-    run: str
+    id: str
     network: Network
     hosts: Sequence[Host]
     host: Host
     runs: str
     resume: tuple[str, ...] = ()
     """The command that continues it, but for the name of its folder; empty where not known."""
-    place: Any = None
+    transport: Any = None
     client: Any = None
-    found: RunAnswer = RunAnswer()
+    answer: RunAnswer = RunAnswer()
     """What its first host knows of the run; nothing of one that was attached."""
     error: str = ""
     """Why the first host does not answer."""
-    places: Sequence[Transport | Problem] = ()
+    transports: Sequence[Transport | Problem] = ()
     """The hosts that are looked at."""
     silent: dict[str, Problem] = field(default_factory=dict)
     """Hosts on which not even a program starts in time, by label: they are not asked again."""
@@ -83,35 +84,26 @@ class DetachedRun:
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the names of the run's hosts."""
-        return self.found.summary.hosts if self.found.summary else ()
+        return self.answer.summary.hosts if self.answer.summary else ()
 
 
 @contextmanager
-def reached(
-    options: RunOptions,
-    need_controller: bool = True,
-    need_record: bool = True,
-    known: tuple[str, KnownRun | None] | None = None,
-) -> Iterator[DetachedRun]:
-    """Find the run, and its controller if it is a detached one.
-
-    `known` is what was written down here about it, if that has been read already.
-    """
-    run, memo = known or recall(options.run)
-    was_attached = is_attached(run)
-    if was_attached and need_record:
-        raise UsageError(f"run {run} was attached and is over; type: {called('stop')} {run}")
-    hosts = _hosts_of(options, run, memo)
-    network = open_network(options.ssh_config or (memo.ssh_config if memo else ""), options)
+def reached(run: Run, options: RunOptions, need_controller: bool = True) -> Iterator[DetachedRun]:
+    """Reach the hosts of a run, and its controller if it is a detached one."""
+    record = run.record
+    hosts = _hosts_of(run, options)
+    network = open_network(options.ssh_config or (record.ssh_config if record else ""), options)
     with ExitStack() as stack:
         stack.callback(network.close)
-        there = DetachedRun(run, network, hosts, hosts[0], memo.runs if memo else "runs")
-        there.resume = memo.resume if memo else ()
-        if not was_attached:
-            _find(there, memo is not None, need_controller)
-        if there.client is not None:
-            stack.callback(there.client.close)
-        yield there
+        reached_run = DetachedRun(
+            run.asked, network, hosts, hosts[0], record.runs if record else "runs"
+        )
+        reached_run.resume = record.resume if record else ()
+        if not is_attached(run.id):
+            _find(reached_run, record is not None, need_controller)
+        if reached_run.client is not None:
+            stack.callback(reached_run.client.close)
+        yield reached_run
 
 
 def is_attached(run: str) -> bool:
@@ -131,32 +123,34 @@ def open_network(config: str, options: ReachOptions) -> Network:
     )
 
 
-def _find(there: DetachedRun, is_remembered: bool, need_controller: bool) -> None:
+def _find(run: DetachedRun, is_remembered: bool, need_controller: bool) -> None:
     """Ask the first host for the run; ask all hosts where nothing was written down here."""
-    candidates = there.hosts[:1] if is_remembered else there.hosts
-    pairs = list(zip(candidates, there.network.try_each(candidates), strict=True))
+    candidates = run.hosts[:1] if is_remembered else run.hosts
+    pairs = list(zip(candidates, run.network.try_each(candidates), strict=True))
     started: set[str] = set()
-    answers = each_in_time(partial(_query, there.run, started), pairs)
-    for (host, _), answer in zip(pairs, answers, strict=True):
-        if isinstance(answer, TooLate) and host.label not in started:
-            there.silent[host.label] = answer
-    errors = [answer for answer in answers if isinstance(answer, Problem)]
-    met = [answer for answer in answers if not isinstance(answer, Problem)]
-    first = min((one for one in met if one[2].summary), key=_is_not_first, default=None)
-    for _, client, _ in met:
+    outcomes = each_in_time(partial(_query, run.id, started), pairs)
+    for (host, _), outcome in zip(pairs, outcomes, strict=True):
+        if isinstance(outcome, TooLate) and host.label not in started:
+            run.silent[host.label] = outcome
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    replies = [outcome for outcome in outcomes if not isinstance(outcome, Problem)]
+    first = min((one for one in replies if one[2].summary), key=_is_not_first, default=None)
+    for _, client, _ in replies:
         if first is None or client is not first[1]:
             client.close()
     if first is not None:
-        (there.host, there.place), there.client, there.found = first
-        assert there.found.summary is not None
-        there.run = there.found.summary.run
+        (run.host, run.transport), run.client, run.answer = first
+        assert run.answer.summary is not None
+        if run.id == run.answer.summary.name:  # only its hosts know which is meant
+            say(f"run {run.answer.summary.run} ({one_line(run.id)})")
+        run.id = run.answer.summary.run
         return
-    if said := [found.error for *_, found in met if found.error]:
-        raise UsageError(one_line(said[0]))
+    if refusals := [answer.error for *_, answer in replies if answer.error]:
+        raise UsageError(one_line(refusals[0]))
     if errors and is_remembered and not need_controller:
-        there.error = short_message(errors[0], there.host)
+        run.error = short_message(errors[0], run.host)
         return
-    raise _not_found(there, candidates, errors)
+    raise _not_found(run, candidates, errors)
 
 
 Reached = tuple[Host, Transport]
@@ -165,23 +159,23 @@ Asked = tuple[Host, Transport | Problem]
 
 def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunAnswer]:
     """Return a host's facts about the run, and the client of its run manager."""
-    host, place = pair
-    if isinstance(place, Problem):
-        raise place
-    client = RpcClient(place, run_manager, host.python or "")
+    host, transport = pair
+    if isinstance(transport, Problem):
+        raise transport
+    client = RpcClient(transport, run_manager, host.python or "")
     started.add(host.label)
-    found = call(host.label, client, RunAnswer, "find", run=run)
-    if found.summary and not (found.summary.run.startswith(run) or found.summary.name == run):
+    answer = call(host.label, client, RunAnswer, "find", run=run)
+    if answer.summary and not (answer.summary.run.startswith(run) or answer.summary.name == run):
         raise HostUnreachable(
             f"{host.label}: was asked for run {run}, and answered for another one"
         )
-    return (host, place), client, found
+    return (host, transport), client, answer
 
 
-def _is_not_first(answer: tuple[Reached, RpcClient, RunAnswer]) -> bool:
+def _is_not_first(reply: tuple[Reached, RpcClient, RunAnswer]) -> bool:
     """Return True for a host that knows a run but does not control it: homes may be shared."""
-    (host, _), _, found = answer
-    return found.summary is not None and host.label != found.summary.hosts[0]
+    (host, _), _, answer = reply
+    return answer.summary is not None and host.label != answer.summary.hosts[0]
 
 
 def each_in_time(
@@ -200,40 +194,40 @@ class TooLate(HostUnreachable):
     """A host that can be logged in to, and then does not answer."""
 
 
-def call_in_time(there: DetachedRun, work: Callable[[], T]) -> T:
+def call_in_time(run: DetachedRun, work: Callable[[], T]) -> T:
     """Return the answer of the controller's host; raise TooLate after the time limit."""
-    outcomes = each_in_time(lambda _: work(), [(there.host, there.place)])
+    outcomes = each_in_time(lambda _: work(), [(run.host, run.transport)])
     return all_or_raise(outcomes)[0]
 
 
-def _not_found(
-    there: DetachedRun, candidates: Sequence[Host], errors: Sequence[Problem]
-) -> Problem:
+def _not_found(run: DetachedRun, candidates: Sequence[Host], errors: Sequence[Problem]) -> Problem:
     """Return the message for a run that no host knows."""
     names = ", ".join(host.label for host in candidates)
     if not errors:
-        return UsageError(f"no run {there.run} on {names}; --detach printed its id")
+        return UsageError(f"no run {run.id} on {names}; --detach printed its id")
     refused = [error for error in errors if isinstance(error, AccessRefused)]
     kind = AccessRefused if refused else HostUnreachable
-    lines = [f"run {there.run} was not found: not every host answers", *map(str, errors)]
+    lines = [f"run {run.id} was not found: not every host answers", *map(str, errors)]
     return kind("\n".join(lines))
 
 
-def _hosts_of(options: RunOptions, run: str, memo: KnownRun | None) -> tuple[Host, ...]:
-    """Return the hosts to ask; an attached run may be on others than those of this folder."""
-    may_be_here = not memo and not is_attached(run) and HOSTS_FILE.exists()
-    if options.host_list or options.hosts or may_be_here:
-        return hosts_named(Path(options.hosts or HOSTS_FILE), options.host_list)
-    if memo:
-        return memo.hosts
+def _hosts_of(run: Run, options: RunOptions) -> tuple[Host, ...]:
+    """Return the hosts to ask: those that are typed, recorded, or in the host file here."""
+    if options.host_list or options.hosts:
+        return hosts_named(Path(options.hosts), options.host_list)
+    if run.record and (hosts := hosts_of(run.record)):
+        keep(run.id)
+        return hosts
+    if not is_attached(run.id) and HOSTS_FILE.exists():
+        return hosts_named(HOSTS_FILE, "")
     hint = "type: --hosts FILE, with the host file that it was started with"
-    raise UsageError(f"the hosts of run {options.run} are not known here; {hint}")
+    raise UsageError(f"the hosts of run {run.asked} are not known here; {hint}")
 
 
 @contextmanager
-def run_manager_on(place: Transport, python: str | None) -> Iterator[RpcClient]:
+def run_manager_on(transport: Transport, python: str | None) -> Iterator[RpcClient]:
     """Yield a client of the run manager on a host, closed afterwards."""
-    client = RpcClient(place, run_manager, python or "")
+    client = RpcClient(transport, run_manager, python or "")
     try:
         yield client
     finally:

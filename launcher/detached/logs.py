@@ -1,27 +1,43 @@
-"""`./run-ssh logs RUN-ID`: print the output of the ranks of a detached run."""
+"""`./run-ssh logs RUN`: print the output of the ranks of a run."""
 
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from launcher.detached.attach import interruptible, watch
+from launcher.detached.entries import AttemptRecord, Wrote
 from launcher.detached.locate import RunOptions, reached
 from launcher.detached.replay import LogScreen, Replay
 from launcher.output.console import Display
-from launcher.run.job import Job
+from launcher.run.job import Job, Limits, RunFolder
 from launcher.run.plan import Plan
 from rackrun.errors import UsageError
+from rackrun.help.options import Examples
+from rackrun.runs import MOST_BYTES, Run, is_supervised, name_of
+from rackrun.shapes import Misshapen, parsed_file
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
+LOOK_SECONDS = 0.2
+PIECE_BYTES = 1 << 18
+
+
 @dataclass(frozen=True)
 class LogsOptions(RunOptions):
-    """Options of `./run-ssh logs`."""
+    """Print the output of a run's ranks."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} 3fa8", "of all ranks"),
+        ("{prog} 3fa8 --rank 0 --follow", "of one rank, until the run ends"),
+    )
 
     host: tuple[str, ...] = ()
     """Print only the ranks of this host."""
@@ -31,7 +47,7 @@ class LogsOptions(RunOptions):
     """Wait for more output until the run ends."""
 
 
-def logs(options: LogsOptions) -> int:
+def logs(run: Run, options: LogsOptions) -> int:
     """Print the output of the ranks; return the exit code."""
 
     def screens(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Display]:
@@ -44,13 +60,53 @@ def logs(options: LogsOptions) -> int:
         screen.hosts, screen.ranks = options.host, options.rank
         return screen
 
-    with reached(options) as there, interruptible():
+    with ExitStack() as stack:
+        stack.enter_context(interruptible())
         try:
-            with Replay(screens, True, lambda attempt: Path(attempt.folder)) as replay:
-                watch(there, replay, on=options.follow)
-                if isinstance(replay.screen, LogScreen):
-                    replay.screen.let_out()
-                    replay.draw()
+            replay = Replay(screens, True, lambda attempt: Path(attempt.folder))
+            stack.enter_context(replay)
+            if run.record is None and run.folder and not (options.hosts or options.host_list):
+                read_files(RunFolder(run.folder), replay, options.follow)
+            else:
+                reached_run = stack.enter_context(reached(run, options))
+                watch(reached_run, replay, on=options.follow)
+            if isinstance(replay.screen, LogScreen):
+                replay.screen.let_out()
+                replay.draw()
         except KeyboardInterrupt as interrupt:
             return int(interrupt.args[0]) if interrupt.args else 128 + signal.SIGINT
         return 128 + signal.SIGPIPE if replay.gone else 0
+
+
+def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
+    """Feed the logs of a run folder to a replay, rank by rank; `follow`: until the run ends."""
+    try:
+        plan = parsed_file(folder.plan, Plan, MOST_BYTES)
+    except (OSError, Misshapen) as error:
+        raise UsageError(f"{folder.path}: no run that a launcher started: {error}") from None
+    name, now = name_of(folder.path.name), time.time()
+    attempt = AttemptRecord(name, str(folder.path), (), Limits(), now, plan)
+    replay.begin(attempt, age_seconds=0.0)
+    read: dict[Path, int] = {}  # bytes of each log
+    while not replay.gone:
+        is_over = folder.result.exists() or not is_supervised(folder.plan)
+        for host in plan.hosts:
+            for rank in range(host.first_rank, host.first_rank + host.processes):
+                for stream in ("out", "err"):
+                    path = folder.log(host.name, rank, stream)
+                    for data in _pieces(path, read):
+                        wrote = Wrote((host.node, rank, stream, len(data)))
+                        replay.take(wrote, data)
+                        replay.wait()
+        if is_over or not follow:
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def _pieces(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
+    """Yield what a log has beyond what was read of it."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(read.get(path, 0))
+        while data := file.read(PIECE_BYTES):
+            read[path] = file.tell()
+            yield data

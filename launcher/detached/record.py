@@ -136,7 +136,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self._write()
         if now > self.state_at:
             self.state_at = now + STATE_SECONDS
-            self._tell_state(run, now)
+            self._write_state(run, now)
 
     def finish(self, result: Result) -> None:
         """Write how the attempt ended."""
@@ -157,7 +157,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.record.write(self.waiting)
             self.waiting = []
 
-    def _tell_state(self, run: RunState, now: float) -> None:
+    def _write_state(self, run: RunState, now: float) -> None:
         """Write the state of every host, for `status`: whole or not at all."""
         hosts = [
             {
@@ -168,7 +168,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             }
             for host in run.hosts
         ]
-        told = {
+        state = {
             "run_id": run.plan.run_id,
             "folder": str(self.folder.path),
             "seconds": round(now - run.started_at, 1),
@@ -177,7 +177,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         }
         with suppress(OSError):
             partial = self.record.state / ".state.partial"
-            partial.write_text(json.dumps(told))
+            partial.write_text(json.dumps(state))
             partial.replace(self.record.state / "state.json")
 
 

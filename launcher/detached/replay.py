@@ -128,21 +128,21 @@ class Replay:
         """Return True once the reader has gone."""
         return self.screen is not None and self.screen.gone
 
-    def finish(self, told: Ending) -> None:
+    def finish(self, ending: Ending) -> None:
         """Fetch the results of an attempt that has ended, and print how it ended."""
         assert self.screen is not None and self.attempt is not None
         self.stack.close()
-        ended = result_of(told, self.fetch(self.attempt))
-        self.result = replace(ended, resume=resume_command(self.resume, told))
+        ended = result_of(ending, self.fetch(self.attempt))
+        self.result = replace(ended, resume=resume_command(self.resume, ending))
         self.screen.finish(self.result)
 
 
-def resume_command(words: Sequence[str], told: Ending) -> str:
+def resume_command(args: Sequence[str], ending: Ending) -> str:
     """Return the command that continues a run; only its folder's name comes from the host."""
-    run = Path(told.folder).name
-    if not words or not told.saved or told.verdict == "done" or not re.fullmatch(RUN_NAME, run):
+    run = Path(ending.folder).name
+    if not args or not ending.saved or ending.verdict == "done" or not re.fullmatch(RUN_NAME, run):
         return ""
-    return shlex.join((*words[:-1], str(Path(words[-1]) / run)))
+    return shlex.join((*args[:-1], str(Path(args[-1]) / run)))
 
 
 class LogScreen(PlainOutput):

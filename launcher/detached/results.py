@@ -19,45 +19,47 @@ from pathlib import Path
 
 from launcher.detached.answers import Exists, call
 from launcher.detached.entries import AttemptRecord
-from launcher.detached.known_runs import known_runs
 from launcher.detached.locate import DetachedRun, run_manager_on
 from launcher.files.download import fetch_results
 from launcher.output.console import say
 from launcher.output.run_page import write_run_page
-from launcher.run.job import ATTACHED, RunFolder
+from launcher.run.job import RunFolder
+from launcher.run.kept_settings import kept_settings
 from rackrun.atomic import write_whole
+from rackrun.contract.files import ATTACHED
 from rackrun.errors import Problem
+from rackrun.runs import recorded_runs
 from rackrun.terminal import one_line
 
 
-def bring_here(there: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
+def bring_here(run: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
     """Copy the run folder of an attempt here, but for checkpoints; return the folder's path."""
     source = Path(attempt.folder)
     target = runs.resolve() / source.name
     try:
-        is_copy = _is_copy_of(there.run, target)
+        is_copy = _is_copy_of(run.id, target)
         with _alone_in(target):
             if is_copy:
                 first = attempt.plan.hosts[0]
-                found = fetch_results(there.place, first, "", target, (), say)
-                if found.problems:
-                    say(str(found))
-                complete(there.run, RunFolder(target))
-            elif not is_same(there, source, target):
+                fetched = fetch_results(run.transport, first, "", target, (), say)
+                if fetched.problems:
+                    say(str(fetched))
+                complete(run.id, RunFolder(target), attempt.plan.task)
+            elif not is_same(run, source, target):
                 raise Problem(f"{target} is there already, and is not of this run")
     except (Problem, OSError) as error:
-        where = f"{there.host.label}, in {one_line(str(source))}"
+        where = f"{run.host.label}, in {one_line(str(source))}"
         say(f"the results are still on {where}: {one_line(str(error))}")
         return source
     return target
 
 
-def complete(run: str, folder: RunFolder) -> None:
+def complete(run: str, folder: RunFolder, task: str) -> None:
     """Add what comes from this machine: the settings, where they are known, and the report."""
-    known = known_runs().get(run)
-    if known and known.settings:
-        write_whole(folder.settings, known.settings.encode(), mode=0o600)
-    if problem := write_run_page(folder.path):
+    record = recorded_runs().get(run)
+    if record and (settings := kept_settings(record.settings)):
+        write_whole(folder.settings, settings.read_bytes(), mode=0o600)
+    if problem := write_run_page(folder.path, task):
         say(problem)
 
 
@@ -88,13 +90,13 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_same(there: DetachedRun, source: Path, target: Path) -> bool:
+def is_same(run: DetachedRun, source: Path, target: Path) -> bool:
     """Return True when the host sees a file that is put into this folder here."""
     mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
     mark.touch()
     try:
-        with run_manager_on(there.place, there.host.python) as client:  # the other one is following
+        with run_manager_on(run.transport, run.host.python) as client:  # the other one is following
             path = str(source / mark.name)
-            return call(there.host.label, client, Exists, "exists", path=path).exists
+            return call(run.host.label, client, Exists, "exists", path=path).exists
     finally:
         mark.unlink()

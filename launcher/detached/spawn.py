@@ -30,28 +30,28 @@ def start_controller(client: RpcClient, order: Mapping[str, Any], python: str, w
         "checkpoint_seconds": jobs["limits"]["checkpoint_seconds"],
         "at": time.time(),
     }
-    words = {"summary": summary, "python": python, "workdir": workdir, "code": sources()}
-    return checked(labels[0], client.call("start", order=order, **words)).port
+    arguments = {"summary": summary, "python": python, "workdir": workdir, "code": sources()}
+    return checked(labels[0], client.call("start", order=order, **arguments)).port
 
 
-def start_relay(call: Mapping[str, Any], host: tuple[Host, Transport, str, Answer]) -> None:
+def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Answer]) -> None:
     """Start a relay on a host, which calls the controller and stays."""
-    there, place, word, seen = host
-    client = RpcClient(place, relay, seen["python"])
+    host, transport, token, facts = target
+    client = RpcClient(transport, relay, facts["python"])
     try:
-        checked(there.label, client.call("stay", word=word, **call))
+        checked(host.label, client.call("stay", word=token, **call))
     finally:
         client.close()
 
 
 def checked(name: str, answer: Answer) -> StartAnswer:
     """Return the answer; raise HostError when it is an error."""
-    told = parsed_answer(name, answer, StartAnswer)
-    if told.error:
-        kind = HostUnreachable if told.code == HostUnreachable.exit_code else PreflightRefused
-        why = clean_lines(told.error)
+    outcome = parsed_answer(name, answer, StartAnswer)
+    if outcome.error:
+        kind = HostUnreachable if outcome.code == HostUnreachable.exit_code else PreflightRefused
+        why = clean_lines(outcome.error)
         raise kind(f"{name}: no detached run could be started: {why}")
-    return told
+    return outcome
 
 
 def sources() -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from launcher.detached.controller import order_of
@@ -21,9 +22,10 @@ from launcher.detached.locate import RUN_BYTES
 from launcher.detached.spawn import checked, start_controller, start_relay
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.planning import look
+from launcher.lifecycle.planning import preflight, refuse_ranks
+from launcher.lifecycle.restart_policy import RestartState
 from launcher.output.console import say
-from launcher.preflight.facts import FactGatherer
+from launcher.preflight.facts import ClusterFacts
 from launcher.remote import run_manager
 from launcher.run.hosts import Host
 from launcher.run.job import Work
@@ -38,7 +40,7 @@ _GATHER_SECONDS = 30.0
 @contextmanager
 def detached(
     hosts: Sequence[Host],
-    places: Sequence[Transport],
+    transports: Sequence[Transport],
     work: Work,
     settings: LaunchSettings,
     config: str,
@@ -48,38 +50,40 @@ def detached(
 
     Until the end of the block it keeps its place in the queue for busy hosts.
     """
-    with look(hosts, places, work, settings, code) as found:
-        found.unlock()  # the controller locks the hosts itself
-        yield _handed_over(hosts, places, work, settings, config, found)
+    with preflight(hosts, transports, work, settings, code) as cluster:
+        active = RestartState(settings.restarts, tuple(hosts)).active()
+        refuse_ranks(replace(cluster, hosts=cluster.hosts[: len(active)]))
+        cluster.unlock()  # the controller locks the hosts itself
+        yield _handed_over(hosts, transports, work, settings, config, cluster)
 
 
 def _handed_over(
     hosts: Sequence[Host],
-    places: Sequence[Transport],
+    transports: Sequence[Transport],
     work: Work,
     settings: LaunchSettings,
     config: str,
-    found: FactGatherer,
+    cluster: ClusterFacts,
 ) -> str:
     """Start the controller and the relays; return the id of the run."""
-    seen, address = [finding["look"] for finding in found.findings], found.master
+    basics, address = [facts["look"] for facts in cluster.hosts], cluster.master
     run = secrets.token_hex(RUN_BYTES)
-    words = [secrets.token_hex(16) for _ in hosts[1:]]
+    tokens = [secrets.token_hex(16) for _ in hosts[1:]]
     order = {
         **order_of(work, settings, hosts),
         "run": run,
         "address": address,
         "key": new_key(run),
-        "words": words,
+        "words": tokens,
         "gather_seconds": _GATHER_SECONDS,
     }
     # with a container image, the Python that was found is in the image and not on the host
-    python = "python3" if settings.needs.image else seen[0]["python"]
-    client = RpcClient(places[0], run_manager, python)
+    python = "python3" if settings.needs.image else basics[0]["python"]
+    client = RpcClient(transports[0], run_manager, python)
     try:
-        port = start_controller(client, order, python, seen[0]["workdir"])
+        port = start_controller(client, order, python, basics[0]["workdir"])
         call = {"run": run, "address": address, "port": port, "key": order["key"]}
-        calls = list(zip(hosts[1:], places[1:], words, seen[1:], strict=True))
+        calls = list(zip(hosts[1:], transports[1:], tokens, basics[1:], strict=True))
         all_or_raise(each(partial(start_relay, call), calls))
         checked(hosts[0].label, client.call("ready"))
         jobs = settings.jobs

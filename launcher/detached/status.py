@@ -1,4 +1,4 @@
-"""`./run-ssh status RUN-ID`: show which processes of a run exist on every host."""
+"""`./run-ssh status RUN`: show which processes of a run exist on every host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from launcher.detached.answers import ReportedHost, RunListing, RunProcess, call
 from launcher.detached.locate import (
@@ -25,6 +25,8 @@ from launcher.errors import HostUnreachable
 from launcher.run.host_names import grouped
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
+from rackrun.help.options import Examples
+from rackrun.runs import Run
 from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration, plural
@@ -36,19 +38,24 @@ HEARTBEAT = ("heard_seconds_ago", "lease_seconds")
 
 @dataclass(frozen=True)
 class StatusOptions(RunOptions):
-    """Options of `./run-ssh status`."""
+    """Show the processes of a run on every host."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} 3fa8", "of the run whose ID begins so"),
+        ("{prog} --json 3fa8", "as JSON"),
+    )
 
     json: bool = False
     """Print it as JSON."""
 
 
-def status(options: StatusOptions) -> int:
+def status(run: Run, options: StatusOptions) -> int:
     """Print which processes of the run exist on every host."""
-    with reached(options, need_controller=False) as there:
-        hosts = status_of_all(there)
-    found = report(there, hosts)
-    sys.stdout.write(f"{json.dumps(found, indent=2)}\n" if options.json else describe(found))
-    return HostUnreachable.exit_code if there.error else 0
+    with reached(run, options, need_controller=False) as reached_run:
+        hosts = status_of_all(reached_run)
+    report = report_of(reached_run, hosts)
+    sys.stdout.write(f"{json.dumps(report, indent=2)}\n" if options.json else describe(report))
+    return HostUnreachable.exit_code if reached_run.error else 0
 
 
 # -- the hosts
@@ -56,10 +63,10 @@ def status(options: StatusOptions) -> int:
 
 @dataclass(frozen=True)
 class HostStatus:
-    """Findings on one host."""
+    """What runs on one host."""
 
     name: str
-    place: Transport | None
+    transport: Transport | None
     python: str = ""
     """The interpreter that answered there."""
     processes: tuple[RunProcess, ...] = ()
@@ -67,48 +74,48 @@ class HostStatus:
     error: str = ""
 
 
-def status_of_all(there: DetachedRun) -> list[HostStatus]:
+def status_of_all(run: DetachedRun) -> list[HostStatus]:
     """Ask every host of the run what runs there."""
-    hosts = [host for host in there.hosts if host.label in (there.labels or (host.label,))]
-    if not there.places:
-        there.places = there.network.try_each(hosts)
+    hosts = [host for host in run.hosts if host.label in (run.labels or (host.label,))]
+    if not run.transports:
+        run.transports = run.network.try_each(hosts)
     pairs = [
-        (host, there.silent.get(host.label, place))
-        for host, place in zip(hosts, there.places, strict=True)
+        (host, run.silent.get(host.label, transport))
+        for host, transport in zip(hosts, run.transports, strict=True)
     ]
-    answers = each_in_time(partial(_status_of, there.run), pairs)
-    for host, answer in zip(hosts, answers, strict=True):
-        if isinstance(answer, TooLate):
-            there.silent[host.label] = answer
-    found = [
-        HostStatus(host.label, None, error=short_message(answer, host))
-        if isinstance(answer, Problem)
-        else answer
-        for host, answer in zip(hosts, answers, strict=True)
+    outcomes = each_in_time(partial(_status_of, run.id), pairs)
+    for host, outcome in zip(hosts, outcomes, strict=True):
+        if isinstance(outcome, TooLate):
+            run.silent[host.label] = outcome
+    statuses = [
+        HostStatus(host.label, None, error=short_message(outcome, host))
+        if isinstance(outcome, Problem)
+        else outcome
+        for host, outcome in zip(hosts, outcomes, strict=True)
     ]
-    return _without_duplicates(there, found)
+    return _without_duplicates(run, statuses)
 
 
-def _status_of(run: str, pair: Asked) -> HostStatus:
+def _status_of(run_id: str, pair: Asked) -> HostStatus:
     """Return the answer of one host."""
-    host, place = pair
-    if isinstance(place, Problem):
-        raise place
-    with run_manager_on(place, host.python) as client:
-        found = call(host.label, client, RunListing, "processes", run=run)
-    return HostStatus(host.label, place, found.python, found.processes)
+    host, transport = pair
+    if isinstance(transport, Problem):
+        raise transport
+    with run_manager_on(transport, host.python) as client:
+        listing = call(host.label, client, RunListing, "processes", run=run_id)
+    return HostStatus(host.label, transport, listing.python, listing.processes)
 
 
-def _without_duplicates(there: DetachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
+def _without_duplicates(run: DetachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
     """Return the hosts, with each process at one of them: several may be the same machine."""
-    state = there.found.state
+    state = run.answer.state
     names = [host.name for host in state.hosts]
     scratch = f"/tmp/rackrun-{state.run_id}"
     owners: dict[str, str] = {f"{scratch}-{node}": name for node, name in enumerate(names)}
 
     def owner(process: RunProcess, default: str) -> str:
         if process.role == "controller":
-            return there.host.label
+            return run.host.label
         return owners.get(process.scratch, default)
 
     return [
@@ -122,64 +129,64 @@ def _without_duplicates(there: DetachedRun, hosts: Sequence[HostStatus]) -> list
 # -- the report
 
 
-def report(there: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
+def report_of(run: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
-    found, finish = there.found, there.found.finish
-    known = {host.name: host for host in found.state.hosts}
-    controller = {"host": there.host.label, "alive": found.alive, "error": there.error}
+    answer, finish = run.answer, run.answer.finish
+    reported = {host.name: host for host in answer.state.hosts}
+    controller = {"host": run.host.label, "alive": answer.alive, "error": run.error}
     return {
-        "run": there.run,
-        "name": found.summary.name if found.summary else "",
-        "controller": {**controller, "stopped": found.stopped},
-        "exit_code": found.end,
-        "error": found.error,
+        "run": run.id,
+        "name": answer.summary.name if answer.summary else "",
+        "controller": {**controller, "stopped": answer.stopped},
+        "exit_code": answer.end,
+        "error": answer.error,
         "verdict": finish.verdict if finish else "",
         "cause": finish.cause if finish else "",
-        "folder": found.state.folder,
-        "seconds": found.state.seconds,
-        "hosts": [_host_report(host, known.get(host.name, ReportedHost())) for host in hosts],
+        "folder": answer.state.folder,
+        "seconds": answer.state.seconds,
+        "hosts": [_host_report(host, reported.get(host.name, ReportedHost())) for host in hosts],
     }
 
 
-def _host_report(host: HostStatus, known: ReportedHost) -> dict[str, Any]:
+def _host_report(host: HostStatus, reported: ReportedHost) -> dict[str, Any]:
     """Return what runs on one host, and the last reports of its ranks."""
-    steps = list(known.steps.values()) or [0]
-    agents = [process.known for process in host.processes if process.role == "agent"]
+    steps = list(reported.steps.values()) or [0]
+    agents = [process.facts for process in host.processes if process.role == "agent"]
     ranks = [process for process in host.processes if process.role == "rank"]
     return {
         "name": host.name,
         "error": host.error,
-        "state": _state_of(host, bool(ranks), known),
-        "step": min(steps) if ranks and known.phases else None,
-        "phases": known.phases if ranks else (),
+        "state": _state_of(host, bool(ranks), reported),
+        "step": min(steps) if ranks and reported.phases else None,
+        "phases": reported.phases if ranks else (),
         "seconds": max((process.seconds for process in ranks), default=None),
         "heartbeat": {name: agents[0].get(name, 0.0) for name in HEARTBEAT} if agents else None,
-        "processes": [process.known for process in host.processes],
+        "processes": [process.facts for process in host.processes],
     }
 
 
-def _state_of(host: HostStatus, has_ranks: bool, known: ReportedHost) -> str:
+def _state_of(host: HostStatus, has_ranks: bool, reported: ReportedHost) -> str:
     """Return the state of a host: by its processes first, by its controller second."""
     if host.error:
         return "not reached"
     if has_ranks:
-        return known.state if known.state not in EARLIER else "running"
+        return reported.state if reported.state not in EARLIER else "running"
     busy = [process for process in host.processes if process.role != "controller"]
     return "starting or stopping" if busy else "stopped"
 
 
-def describe(found: dict[str, Any]) -> str:
+def describe(report: dict[str, Any]) -> str:
     """Return the report as text, with hosts that are alike in one row."""
-    controller = found["controller"]
-    lines = [f"run {found['run']} {one_line(found['name'])}: {_headline(found)}"]
-    if found["folder"]:
-        lines.append(f"folder {one_line(found['folder'])} on {controller['host']}")
+    controller = report["controller"]
+    lines = [f"run {report['run']} {one_line(report['name'])}: {_headline(report)}"]
+    if report["folder"]:
+        lines.append(f"folder {one_line(report['folder'])} on {controller['host']}")
     alike: dict[tuple[str, ...], list[str]] = {}
-    for host in found["hosts"]:
+    for host in report["hosts"]:
         alike.setdefault(_cells(host), []).append(one_line(host["name"]))
     rows = [(grouped(names), *cells) for cells, names in alike.items()]
     drawn = table(HEAD, rows, ("hosts", "state", "processes"), ("step", "since", "last heard"))
-    return "\n".join([*lines, "", drawn, f"{_verdict(found['hosts'])}\n"])
+    return "\n".join([*lines, "", drawn, f"{_verdict(report['hosts'])}\n"])
 
 
 def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
@@ -190,22 +197,22 @@ def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
     return f"{plural(len(hosts), 'host')}: {counted}" + f" ({grouped(silent)})" * bool(silent)
 
 
-def _headline(found: dict[str, Any]) -> str:
+def _headline(report: dict[str, Any]) -> str:
     """Return the state of the run, in words."""
-    controller = found["controller"]
+    controller = report["controller"]
     if controller["error"]:
         return f"its controller's host does not answer: {controller['error']}"
     if controller["stopped"]:
         number = controller["stopped"]
         return f"suspended: its controller on {controller['host']} (process {number}) was stopped"
     if controller["alive"]:
-        seconds = found["seconds"]
+        seconds = report["seconds"]
         since = "" if seconds is None else f" for {duration(seconds)}"
         return f"running{since}, supervised from {controller['host']}"
-    if found["exit_code"] is None:
+    if report["exit_code"] is None:
         return f"its controller on {controller['host']} is gone; its hosts end it on their own"
-    why = found["error"] or found["cause"]
-    return f"ended with {found['exit_code']}: {one_line(why)}"
+    why = report["error"] or report["cause"]
+    return f"ended with {report['exit_code']}: {one_line(why)}"
 
 
 def _cells(host: dict[str, Any]) -> tuple[str, ...]:

@@ -1,24 +1,26 @@
 """Brings the results of a run back from a host.
 
 A host sends the list of files, which is only a proposal. Names become paths only below our own
-folder and never those of the launcher's own files, and number, sizes and time are limited.
+folder and never those of the launcher's own files; they are those of results, which no other
+program runs or obeys; and number, sizes and time are limited.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 from launcher.remote import transfer
 from launcher.run.job import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
 from launcher.run.plan import HostPlan
 from launcher.transport.base import Transport
-from launcher.transport.rpc import Answer, RpcClient
+from launcher.transport.rpc import LISTING_BYTES, Answer, RpcClient
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
 from rackrun.shapes import AtMost, Between
@@ -40,6 +42,30 @@ LONGEST_PATH = 4096
 NAMED = 3
 LARGE = MOST_RETURNED + 1
 Size = Annotated[int, Between(0, 2**53)]
+
+RESULT_SUFFIXES = frozenset(
+    (
+        *(".csv", ".err", ".json", ".jsonl", ".log", ".out", ".tsv", ".txt"),
+        *(".bin", ".ckpt", ".onnx", ".pt", ".pt2", ".pth", ".safetensors"),
+        *(".arrow", ".feather", ".h5", ".hdf5", ".mat", ".npy", ".npz", ".parquet", ".wandb"),
+        *(".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".mp4", ".pdf", ".png", ".tif", ".tiff"),
+        *(".gz", ".webp", ".xz", ".zst"),
+    )
+)
+"""What comes back: data that only its reader opens. Code, pages and settings stay on the host."""
+_OF_TOOLS = re.compile(
+    r"(?:cdk|composer|deno|package|cmakepresets|compile_commands)\.json"
+    r"|(?:cmakelists|constraints[\w.-]*|requirements[\w.-]*)\.txt"
+)
+"""Names by which another program finds what it is to run, although the suffix is that of data."""
+_OF_TRACKERS = re.compile(
+    r"(?:.*/)?events\.out\.tfevents\.[\w.-]+"
+    r"|wandb/[\w.-]+/files/(?:config\.yaml|requirements\.txt)"
+    r"|mlruns/(?:\w+/)*meta\.yaml"
+    r"|mlruns/\w+/\w+/(?:metrics|params|tags)/[\w/ -]+"
+    r"|mlruns/\w+/\w+/(?:params|tags)/(?:mlflow|rackrun|resolved)\.[\w.]+(?<!\.py)"
+)
+"""Files of TensorBoard, Weights & Biases and MLflow with other names; not `wandb/settings`."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +128,7 @@ class Fetched:
 
 
 def fetch_results(
-    place: Transport,
+    transport: Transport,
     plan: HostPlan,
     run_id: str,
     folder: Path,
@@ -116,30 +142,36 @@ def fetch_results(
     files are on their way, when that takes its time. Raises Problem when the host offers what it
     must not, falls silent or breaks off; whole files that are here stay.
     """
-    client = RpcClient(place, transfer, plan.agent_python, answer_seconds=LISTING_SECONDS)
+    client = RpcClient(transport, transfer, plan.agent_python, answer_seconds=LISTING_SECONDS)
     try:
         kept = LAUNCHER_FILES | set(kept)
         offer = _offer_of(client, plan, run_id, kept, say)
-        files = {path: size for path, size in offer.files.items() if not _is_of_git(path)}
+        for path in offer.files:
+            _target_of(folder, path, kept)
+        files = {path: size for path, size in offer.files.items() if _is_result(path)}
         if only:
             files = {path: files[path] for path in only if files.get(path, LARGE) < LARGE}
-        _check_offer(files, folder, kept)
-        odd = offer.odd + len(offer.files) - len(files)
-        problems = [f"{odd} with odd names"] * bool(odd)
-        found = Fetched(plan.name, plan.folder, problems=problems)
+        _check_room(files, folder)
+        problems = [f"{offer.odd} with odd names"] * bool(offer.odd)
+        if others := [] if only else sorted(offer.files.keys() - files.keys()):
+            named = first_few(others, NAMED)
+            problems.append(f"{len(others)} of kinds that are not fetched ({named})")
+        fetched = Fetched(plan.name, plan.folder, problems=problems)
         if files:
-            _take_all(client, files, folder, _ProgressNotes(say, len(files)), found)
-        return found
+            _take_all(client, files, folder, _ProgressNotes(say, len(files)), fetched)
+        return fetched
     finally:
         client.close()
 
 
-def fetch_returned(place: Transport, plan: HostPlan, run_id: str, folder: Path) -> None:
+def fetch_returned(transport: Transport, plan: HostPlan, run_id: str, folder: Path) -> None:
     """Copy what a function returned on the ranks of this host, and no others, into a folder."""
     folder.mkdir(exist_ok=True)
     ranks = range(plan.first_rank, plan.first_rank + plan.processes)
-    there = replace(plan, folder=f"{plan.folder}/{RETURNED}")
-    fetch_results(place, there, run_id, folder, (), only=[f"rank-{rank}.json" for rank in ranks])
+    source = replace(plan, folder=f"{plan.folder}/{RETURNED}")
+    fetch_results(
+        transport, source, run_id, folder, (), only=[f"rank-{rank}.json" for rank in ranks]
+    )
 
 
 def _offer_of(
@@ -150,18 +182,22 @@ def _offer_of(
     client.order("results", **order)
     if not client.has_answer(QUIET_SECONDS):
         say(f"waiting for the results of {plan.name}")
-    return client.parsed(_checked(client.answer()), Offer)
+    return client.parsed(_checked(client.answer(most_bytes=LISTING_BYTES)), Offer)
 
 
-def _is_of_git(path: str) -> bool:
-    """Return True for what could make git run a host's commands here."""
-    return ".git" in path.lower().split("/")
+def _is_result(path: str) -> bool:
+    """Return True for what a run may leave, False for what a program here could run or obey."""
+    parts = path.casefold().split("/")
+    if any(part.startswith(".") for part in parts):
+        return False
+    is_data = PurePosixPath(parts[-1]).suffix in RESULT_SUFFIXES
+    return bool(
+        (is_data and not _OF_TOOLS.fullmatch(parts[-1])) or _OF_TRACKERS.fullmatch("/".join(parts))
+    )
 
 
-def _check_offer(sizes: Mapping[str, int], folder: Path, kept: Collection[str]) -> None:
-    """Refuse paths that lead elsewhere or to our own files, and more than there is room for."""
-    for path in sizes:
-        _target_of(folder, path, kept)
+def _check_room(sizes: Mapping[str, int], folder: Path) -> None:
+    """Refuse more than there is room for."""
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     if total > MOST_BYTES:
         raise Problem(f"{data_size(total)}, and no more than {data_size(MOST_BYTES)} are fetched")
@@ -187,10 +223,14 @@ def _checked(answer: Answer) -> Answer:
 
 
 def _take_all(
-    client: RpcClient, sizes: Mapping[str, int], folder: Path, news: _ProgressNotes, found: Fetched
+    client: RpcClient,
+    sizes: Mapping[str, int],
+    folder: Path,
+    news: _ProgressNotes,
+    fetched: Fetched,
 ) -> None:
     """Take all files as one stream; a file that cannot be read there does not stop the others."""
-    client.order("send", folder=found.folder, paths=list(sizes))
+    client.order("send", folder=fetched.folder, paths=list(sizes))
     room = sum(sizes.values()) + SPARE_BYTES // 2
     for news.number, path in enumerate(sizes, start=1):
         header = client.answer_as(Header)
@@ -198,9 +238,9 @@ def _take_all(
         if room < 0:
             raise Problem(f"the files have grown since they were listed, {path} for example")
         if problem := header.error or _take(client, folder / path, header.size, news):
-            found.problems.append(f"{path}: {one_line(problem[:200])}")
+            fetched.problems.append(f"{path}: {one_line(problem[:200])}")
         else:
-            found.files.append(path)
+            fetched.files.append(path)
 
 
 def _take(client: RpcClient, target: Path, size: int, news: _ProgressNotes) -> str:

@@ -22,7 +22,6 @@ FLOORS = {
     "cryptography": "45",
     "fabric": "3.2.3",
     "jinja2": "3.1",
-    "matplotlib": "3.9",
     "numpy": "2",
     "paramiko": "5.1",
     "pillow": "12.3",
@@ -33,7 +32,6 @@ FLOORS = {
     "tensorboard": "2.18",
     "torch": "2.10",
     "torchvision": "0.25",
-    "tyro": "1.0.17",
     "webdataset": "1.0.2",
 }
 """The least versions of pyproject.toml, which is not on a host that --sync brought packages to."""
@@ -56,22 +54,22 @@ def main() -> int:
 def shared() -> bool:
     """Find torch, link it, and write the rest of the locks; return whether it is one to use."""
     environment, *locks = map(Path, sys.argv[1:])
-    found = needed_by(SHARED, environment)
-    if "torch" not in found:
+    packages = needed_by(SHARED, environment)
+    if "torch" not in packages:
         return False
-    place = str(found["torch"].locate_file(""))
-    if reason := _why_unfit(found):
-        say(f"torch {found['torch'].version} of {place} is not used: {reason}")
+    site = str(packages["torch"].locate_file(""))
+    if reason := _why_unfit(packages):
+        say(f"torch {packages['torch'].version} of {site} is not used: {reason}")
         return False
-    versions = " and ".join(f"{name} {found[name].version}" for name in SHARED)
-    say(f"using {versions} of {place}")
+    versions = " and ".join(f"{name} {packages[name].version}" for name in SHARED)
+    say(f"using {versions} of {site}")
     if not (environment / "bin" / "python").exists():
         venv.create(environment, clear=True, symlinks=True)
-    link(environment, found)
-    there = {name for name, one in found.items() if _is_recent(name, one)}
+    link(environment, packages)
+    linked = {name for name, one in packages.items() if _is_recent(name, one)}
     (environment / "locks").mkdir(exist_ok=True)
     for lock in locks:
-        (environment / "locks" / lock.name).write_text(without(lock.read_text(), there))
+        (environment / "locks" / lock.name).write_text(without(lock.read_text(), linked))
     return True
 
 
@@ -80,29 +78,31 @@ def needed_by(names: Iterable[str], environment: Path) -> Mapping[str, Distribut
 
     What lies in the environment itself is its own, and left out.
     """
-    found: dict[str, Distribution] = {}
-    ahead = list(names)
-    while ahead:
-        name = re.sub(r"[-_.]+", "-", ahead.pop()).lower()
+    packages: dict[str, Distribution] = {}
+    pending = list(names)
+    while pending:
+        name = re.sub(r"[-_.]+", "-", pending.pop()).lower()
         try:
             one = distribution(name)
         except PackageNotFoundError:
             continue
-        own = Path(str(one.locate_file(""))).resolve().is_relative_to(environment.resolve())
-        if name not in found and not own:
-            found[name] = one
+        in_environment = (
+            Path(str(one.locate_file(""))).resolve().is_relative_to(environment.resolve())
+        )
+        if name not in packages and not in_environment:
+            packages[name] = one
             needs = [need for need in one.requires or () if "extra ==" not in need]
-            ahead += [re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs]
-    return found
+            pending += [re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs]
+    return packages
 
 
-def _why_unfit(found: Mapping[str, Distribution]) -> str:
+def _why_unfit(packages: Mapping[str, Distribution]) -> str:
     """Return why torch and torchvision cannot be used; "" if they can, which is tried."""
     for name in SHARED:
-        if name not in found:
+        if name not in packages:
             return f"there is no {name} beside it"
-        if not _is_recent(name, found[name]):
-            return f"{name} {found[name].version} is older than {FLOORS[name]}"
+        if not _is_recent(name, packages[name]):
+            return f"{name} {packages[name].version} is older than {FLOORS[name]}"
     for name in SHARED:
         try:
             import_module(name)
@@ -122,11 +122,11 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
-def link(environment: Path, found: Mapping[str, Distribution]) -> None:
+def link(environment: Path, packages: Mapping[str, Distribution]) -> None:
     """Let the environment find these packages, after its own; torch's folder comes first."""
     modules = [sys.modules[name].__file__ or "" for name in SHARED]
     folders = [str(Path(module).parents[1]) for module in modules]
-    folders += [str(one.locate_file("")) for one in found.values()]
+    folders += [str(one.locate_file("")) for one in packages.values()]
     site = sysconfig.get_path("purelib", "venv", {"base": str(environment)})
     Path(site, LINK).write_text("".join(f"{folder}\n" for folder in dict.fromkeys(folders)))
 

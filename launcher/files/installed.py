@@ -31,14 +31,14 @@ def with_wheels(code: WorkingTree, folder: Path) -> WorkingTree:
 
     Raises UsageError where the folder holds none.
     """
-    found = {f"wheels/{path.name}": path for path in sorted(folder.glob("*.whl"))}
-    if not found:
+    wheels = {f"wheels/{path.name}": path for path in sorted(folder.glob("*.whl"))}
+    if not wheels:
         lock = f"requirements/{os.environ.get(variables.LOCK) or BASE}.txt"
         raise UsageError(
             f"--sync-wheels {folder}: holds no wheel; type: python3 -m pip download"
             f" --require-hashes --only-binary :all: -r {lock} -d {folder}"
         )
-    return _beside(code, found)
+    return _beside(code, wheels)
 
 
 def _beside(code: WorkingTree, files: Mapping[str, Path]) -> WorkingTree:

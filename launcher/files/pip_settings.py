@@ -51,14 +51,14 @@ def pip_settings() -> dict[str, str]:
 
     Raises CalledProcessError where pip cannot read them.
     """
-    words = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     sections: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")
         section, _, key = name.partition(".")
         sections.get(section, {})[key] = str(ast.literal_eval(value))
-    return {key: value for found in sections.values() for key, value in found.items()}
+    return {key: value for settings in sections.values() for key, value in settings.items()}
 
 
 def for_uv(settings: Mapping[str, str]) -> dict[str, str]:
@@ -68,8 +68,8 @@ def for_uv(settings: Mapping[str, str]) -> dict[str, str]:
     """
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for key, value in settings.items():
-        words = SEPARATORS.get(key, " ").join(value.split())
-        variables.update(dict.fromkeys(NAMES.get(key, ()), words))
+        text = SEPARATORS.get(key, " ").join(value.split())
+        variables.update(dict.fromkeys(NAMES.get(key, ()), text))
     return variables
 
 

@@ -16,7 +16,7 @@ from launcher.remote import transfer
 from launcher.remote.files import PIECE_BYTES, file_digest
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import Answer, RpcClient
+from launcher.transport.rpc import LISTING_BYTES, Answer, RpcClient
 from rackrun.contract import variables
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
@@ -35,7 +35,7 @@ MOST_LINES = 100_000
 class Destination:
     """Destination of the code on one host."""
 
-    place: Transport
+    transport: Transport
     workdir: str
     python: str = ""
     image: bool = False
@@ -65,31 +65,32 @@ def upload_code(code: WorkingTree, destinations: Sequence[Destination], say: Say
 
 
 def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
-    name = destination.place.name
-    client = RpcClient(destination.place, transfer, destination.python)
+    name = destination.transport.name
+    client = RpcClient(destination.transport, transfer, destination.python)
     try:
-        wanted = {"files": dict(code.files), "modes": dict(code.modes)}
-        client.order("differences", root=destination.workdir, **wanted)
-        there = client.parsed(_checked(name, client.answer(DIGEST_SECONDS)), Differences)
-        if unknown := set(there.paths) - code.files.keys():
+        listing = {"files": dict(code.files), "modes": dict(code.modes)}
+        client.order("differences", root=destination.workdir, **listing)
+        answer = client.answer(DIGEST_SECONDS, LISTING_BYTES)
+        differences = client.parsed(_checked(name, answer), Differences)
+        if unknown := set(differences.paths) - code.files.keys():
             asked = one_line(min(unknown)[:100])
             raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
-        if there.paths or there.gone:
-            _send(client, code, there, partial(_progress, say, name, there))
+        if differences.paths or differences.gone:
+            _send(client, code, differences, partial(_progress, say, name, differences))
             _checked(name, client.answer())
         if not (destination.python or destination.image):  # which have packages of their own
-            _make_environment(client, there.root, name, say)
+            _make_environment(client, differences.root, name, say)
     finally:
         client.close()
 
 
 def _send(
-    client: RpcClient, code: WorkingTree, there: Differences, sent: Callable[[int], object]
+    client: RpcClient, code: WorkingTree, differences: Differences, sent: Callable[[int], object]
 ) -> None:
     """Send all files that differ as one stream; call `sent` with the number sent so far."""
     batch = bytearray()
-    client.order("unpack", root=there.root, paths=list(code.files))
-    for number, path in enumerate(there.paths, start=1):
+    client.order("unpack", root=differences.root, paths=list(code.files))
+    for number, path in enumerate(differences.paths, start=1):
         for piece in _pieces(code, path):
             batch += piece
             if len(batch) > BATCH_BYTES:
@@ -132,30 +133,35 @@ def _header(path: str, size: int, mode: int, link: bool) -> bytes:
     return json.dumps(header).encode() + b"\n"
 
 
-def _progress(say: Say, name: str, there: Differences, number: int) -> None:
-    total = len(there.paths)
+def _progress(say: Say, name: str, differences: Differences, number: int) -> None:
+    total = len(differences.paths)
     if number == total or number % FILES_PER_LINE == 0:
-        say(f"{name}: {number} of {total} files brought to {one_line(there.root)}")
+        say(f"{name}: {number} of {total} files brought to {one_line(differences.root)}")
 
 
 def _make_environment(client: RpcClient, root: str, name: str, say: Say) -> None:
-    chosen = {word: os.environ.get(word, "") for word in (variables.OWN_TORCH, variables.LOCK)}
+    chosen = {
+        variable: os.environ.get(variable, "") for variable in (variables.OWN_TORCH, variables.LOCK)
+    }
     client.order("environment", root=root, chosen=chosen)
     last = ""
     for _ in range(MOST_LINES):
-        answer = client.parsed(_checked(name, client.answer(INSTALL_SECONDS)), UploadProgress)
-        if answer.said is None:
+        progress = client.parsed(_checked(name, client.answer(INSTALL_SECONDS)), UploadProgress)
+        if progress.said is None:
             break
-        last = one_line(answer.said)
+        last = one_line(progress.said)
         say(f"{name}: {last}")
-    if answer.said is not None or answer.code:
+    if progress.said is not None or progress.code:
         where = one_line(root)
-        raise PreflightRefused(f"{name}: no environment could be made in {where}: {last}")
+        raise PreflightRefused(
+            f"{name}: no environment could be made in {where}: {last}; or name an interpreter that"
+            " has torch with python= in hosts.txt, or bring wheels with --sync-wheels FOLDER"
+        )
 
 
 def _checked(name: str, answer: Answer) -> Answer:
     """Return an answer that is no error."""
     if error := answer.get("error"):
-        said = one_line(str(error)[:500])
-        raise PreflightRefused(f"{name}: the code could not be brought there: {said}")
+        reason = one_line(str(error)[:500])
+        raise PreflightRefused(f"{name}: the code could not be brought there: {reason}")
     return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -25,13 +26,24 @@ LISTING = ("-c", "core.fsmonitor=false", "ls-files", "-z", "-t", "--cached", "--
 """Prints for every file a letter, a blank and the path; the letter of an untracked one is `?`."""
 
 PRIVATE_NAMES = (
-    *(".env", ".env.*", ".netrc", ".npmrc", ".pypirc", "*htpasswd", ".git-credentials"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx"),
-    *("*.jks", "*.keystore", "*.ppk", "*.kdbx", "secret", "secrets", "secret.*", "secrets.*"),
-    *("*credentials*", "*password*", "token", "*.token", "kubeconfig"),
-    *(".ssh", ".aws", ".azure", ".docker", ".gnupg", ".kube"),
+    *(".env", ".env.*", "*.env", ".envrc", "*.env.local", "env.local", "env.production"),
+    *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".boto", ".s3cfg", ".rclone*"),
+    *("rclone.conf", ".git-credentials", ".dockercfg", ".htpasswd", "*htpasswd", ".vault-token"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p8", "*.p12"),
+    *("*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.ppk", "*.kdb", "*.kdbx", "*.asc", "*.gpg"),
+    *("*.ovpn", "*.tfvars", "*.tfstate", "*.tfstate.*", "kubeconfig*", "*.kubeconfig", "*.keytab"),
+    *("kaggle.json", "service-account*", "service_account*", "serviceaccount*", "client_secret*"),
+    *("*credential*", "*password*", "*passwd*", "*private_key*", "*private-key*", "*privatekey*"),
+    *("secret", "secrets", "secret.*", "secrets.*", "token", "*.token"),
+    *(".ssh", ".aws", ".azure", ".docker", ".gcloud", ".gnupg", ".kube", ".kaggle", ".modal.toml"),
+    *(".databrickscfg", ".huggingface", ".wandb_api_key", "*accesskeys*", "*access_key*"),
 )
-"""Names of files and folders that look private."""
+"""Names of files and folders that look private; see also `_SECRET_WORD`."""
+_SECRET_WORD = re.compile(
+    r"(.*[._-])?(auth|secrets?|token|api[._-]?keys?|(?<=[._-])key)"
+    r"(\.(cfg|conf|ini|json|toml|txt|ya?ml))?"
+)
+"""The last word of a name that holds nothing else: hf_token, token.json, wandb-api-key.txt."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +66,14 @@ class WorkingTree:
 
 
 def working_tree(
-    folder: Path, say: Callable[[str], object], own: Sequence[Path] = (), runs: Path | None = None
+    folder: Path,
+    say: Callable[[str], object],
+    own_files: Sequence[Path] = (),
+    runs: Path | None = None,
 ) -> WorkingTree | None:
     """Return the code in a folder; None when git does not know it: then nothing is compared.
 
-    What the launcher itself reads and writes is none: `own` files, the folder of `runs`, and where
+    What the launcher itself reads and writes is none: `own_files`, the folder of `runs`, and where
     its output goes. `say` gets what a user may want to change. Raises UsageError for what cannot
     be read.
     """
@@ -73,12 +88,12 @@ def working_tree(
         f"{INSTALLED}/",
         *([_relative_prefix(folder, runs)] if runs else ()),
     )
-    known = _identities(own)
+    excluded_ids = _identities(own_files)
     tracked, others = (
         [
             path
             for path in paths
-            if not path.startswith(ours) and _identity(folder / path) not in known
+            if not path.startswith(ours) and _identity(folder / path) not in excluded_ids
         ]
         for paths in listed
     )
@@ -99,12 +114,12 @@ def _listing(folder: Path) -> tuple[list[str], list[str]] | None:
     """
     command = ["git", "-C", os.fspath(folder), *LISTING, "--exclude-standard"]
     try:
-        told = subprocess.run(command, capture_output=True, check=False)
+        listed = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
         return None
-    if told.returncode:
+    if listed.returncode:
         return None
-    lines = [line.split(" ", 1) for line in os.fsdecode(told.stdout).split("\0") if line]
+    lines = [line.split(" ", 1) for line in os.fsdecode(listed.stdout).split("\0") if line]
     tracked = dict.fromkeys(path for tag, path in lines if tag != "?")  # unmerged ones come thrice
     return list(tracked), [path for tag, path in lines if tag == "?"]
 
@@ -120,9 +135,9 @@ def with_files(
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise UsageError(f"{reason}; what the ranks do not need belongs into .gitignore") from error
-    there = {path: digest for path, digest in digests.items() if digest}
-    modes = {path: mode for path in there if (mode := _mode_elsewhere(code.root, path))}
-    return replace(code, files={**code.files, **there}, modes={**code.modes, **modes})
+    present = {path: digest for path, digest in digests.items() if digest}
+    modes = {path: mode for path in present if (mode := _mode_elsewhere(code.root, path))}
+    return replace(code, files={**code.files, **present}, modes={**code.modes, **modes})
 
 
 def with_untracked(
@@ -159,7 +174,7 @@ def _is_private(folder: Path, path: str) -> bool:
     """Return True for a file that is private by its mode or name."""
     parts = [part.lower() for part in PurePosixPath(path).parts]
     named = any(fnmatchcase(part, name) for part in parts for name in PRIVATE_NAMES)
-    return named or _is_closed(folder, path)
+    return named or bool(_SECRET_WORD.fullmatch(parts[-1])) or _is_closed(folder, path)
 
 
 def _is_closed(folder: Path, path: str) -> bool:
@@ -208,7 +223,7 @@ def _relative_prefix(folder: Path, other: Path) -> str:
 def _identities(files: Iterable[Path]) -> set[tuple[int, int]]:
     """Return which files these are, and those that our own input and output are."""
     streams = (Path(f"/proc/self/fd/{number}") for number in (0, 1, 2))
-    return {found for file in (*streams, *files) if (found := _identity(file))}
+    return {identity for file in (*streams, *files) if (identity := _identity(file))}
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

@@ -21,13 +21,13 @@ from launcher.files.download import fetch_results, fetch_returned
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.on_end import run_on_end
-from launcher.lifecycle.planning import look, plan_for
+from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
 from launcher.lifecycle.restart_policy import RestartState, after
-from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen
+from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen, report_end
 from launcher.output.console import last_line, say
+from launcher.output.on_event import EventCommand
 from launcher.run.hosts import Host
-from launcher.run.job import FunctionCall, RunFolder, Work
+from launcher.run.job import FunctionCall, Work
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.transport.base import Transport
@@ -54,7 +54,7 @@ class Launch:
     """The attempts of one launch: what they share, and how each ended."""
 
     hosts: Sequence[Host]
-    places: Sequence[Transport]
+    transports: Sequence[Transport]
     work: Work
     settings: LaunchSettings
     code: WorkingTree | None
@@ -66,6 +66,9 @@ class Launch:
     """The result of the newest attempt."""
     began: float = 0.0
     """When the first attempt began."""
+
+    def __post_init__(self) -> None:
+        self._alerts = EventCommand(self.settings.jobs.on_event)
 
     @property
     def final(self) -> Result:
@@ -82,8 +85,7 @@ class Launch:
             yield from self._until_done()
         finally:
             if self.result is not None:
-                folder = RunFolder(self.result.folder)
-                run_on_end(self.settings.jobs.on_end, folder.result, self.observer.say)
+                report_end(self._alerts, self.result, self.observer.say)
 
     def _until_done(self) -> Iterator[Attempt]:
         state: RestartState | None = RestartState(self.settings.restarts, tuple(self.hosts))
@@ -113,23 +115,30 @@ class Launch:
         active = state.active()
         is_first = not self.runs  # an unfit spare is reported at once, not when it is needed
         hosts = state.hosts if is_first else active
-        place_of = {host.label: place for host, place in zip(self.hosts, self.places, strict=True)}
-        places = [place_of[host.label] for host in hosts]
+        transport_of = {
+            host.label: transport
+            for host, transport in zip(self.hosts, self.transports, strict=True)
+        }
+        transports = [transport_of[host.label] for host in hosts]
         work = after(self.work, self.runs)
         jobs = self.settings.jobs
-        with look(
-            hosts, places, work, self.settings, self.code, self.observer.say, bool(self.runs)
-        ) as seen:
-            found = seen.first(len(active))
+        with preflight(
+            hosts, transports, work, self.settings, self.code, self.observer.say, bool(self.runs)
+        ) as all_hosts:
+            cluster = all_hosts.first(len(active))
+            if is_first:
+                refuse_ranks(cluster)
             job = jobs.job(work, jobs.new_folder(work), self.observer.mark)
             job = replace(job, time_limit_seconds=self._time_left())
-            plan = plan_for(job, found, self.settings)
-            agents = found.successors(
-                places[: len(active)], [host.container for host in plan.hosts]
+            plan = plan_for(job, cluster, self.settings)
+            agents = cluster.successors(
+                transports[: len(active)], [host.container for host in plan.hosts]
             )
             screen = self.observer.screens(job, plan, self.settings.plain)
-            with Session(job, plan, agents, screen, versions=found.versions) as session:
-                yield Attempt(session, places, plan)
+            with Session(
+                job, plan, agents, screen, versions=cluster.versions, alerts=self._alerts
+            ) as session:
+                yield Attempt(session, transports, plan)
 
     def _time_left(self) -> float:
         """Return what is left of the time limit, which counts from the first attempt on."""
@@ -143,7 +152,11 @@ class Launch:
         if following is not None:
             self.runs.insert(0, str(self.settings.jobs.runs / self.final.folder.name))
             most = self.settings.restarts.max_restarts
-            self.observer.say(f"restart {following.restarts} of {most}")
+            line = f"restart {following.restarts} of {most}"
+            self.observer.say(line)
+            text = f"{line}; {last_line(self.final)}"
+            host, rank = self.final.host, self.final.rank
+            self._alerts.send("restart", self.final.folder, text, host, rank)
         return following
 
     def _without(self, state: RestartState, error: HostError) -> RestartState | None:
@@ -161,7 +174,7 @@ class Attempt:
     """One run on hosts that are fit for it."""
 
     session: Session
-    places: Sequence[Transport]
+    transports: Sequence[Transport]
     """The ways to the hosts of the plan, in its order; the first one has the results."""
     plan: Plan
     hurried: bool = False
@@ -189,8 +202,8 @@ class Attempt:
             return left
         try:
             with ended_by_a_signal():
-                there, folder = (self.places[0], first), self.session.job.folder.path
-                fetched = fetch_results(*there, self.plan.run_id, folder, say=self.note)
+                first_host, folder = (self.transports[0], first), self.session.job.folder.path
+                fetched = fetch_results(*first_host, self.plan.run_id, folder, say=self.note)
                 self._fetch_returned()
                 return str(fetched)
         except KeyboardInterrupt:
@@ -203,9 +216,9 @@ class Attempt:
         """Fetch what a function returned on each rank, if the work is to call one."""
         job = self.session.job
         if isinstance(job.work, FunctionCall):
-            for place, host in zip(self.places, self.plan.hosts, strict=False):
+            for transport, host in zip(self.transports, self.plan.hosts, strict=False):
                 if self.result.hosts[host.name] == "clean":
-                    fetch_returned(place, host, self.plan.run_id, job.folder.returned)
+                    fetch_returned(transport, host, self.plan.run_id, job.folder.returned)
 
 
 def run_to_end(launch: Launch) -> Result:

@@ -15,6 +15,7 @@ from launcher.preflight.facts import Requirements
 from launcher.run.container import container_of
 from launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
 from launcher.run.settings import HostOptions
+from rackrun.contract.task_needs import TaskNeeds
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class LaunchSettings:
     wait: bool = False
     """Wait for hosts that other runs use."""
 
+    def with_needs(self, task: TaskNeeds) -> LaunchSettings:
+        """Return the same settings for a task that needs this of the hosts."""
+        return replace(self, needs=replace(self.needs, task=task))
+
     def requirements(
         self, work: Work, code: WorkingTree | None, full: bool = False
     ) -> Requirements:
@@ -47,7 +52,9 @@ class LaunchSettings:
         )
 
 
-def resolved(options: HostOptions, jobs: JobTemplate | None = None) -> LaunchSettings:
+def resolved(
+    options: HostOptions, jobs: JobTemplate | None = None, synced: bool = False
+) -> LaunchSettings:
     """Return what the options ask for; raise UsageError for invalid usage."""
     check_allowed(options.ignore_check)
     jobs = jobs or options.jobs
@@ -58,6 +65,7 @@ def resolved(options: HostOptions, jobs: JobTemplate | None = None) -> LaunchSet
         port=options.port,
         place=f"{time.time():.6f}-{secrets.token_hex(4)}",
         image=container_of(options.image, options.volume),
+        synced=synced,
     )
     restarts = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
     return LaunchSettings(

@@ -13,13 +13,13 @@ from launcher.files.working_tree import WorkingTree, working_tree
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
-from launcher.preflight.facts import FactGatherer, HostFacts, Requirements, survey
+from launcher.preflight.facts import ClusterFacts, HostFacts, Requirements, gather_facts
 from launcher.preflight.gpus import gpu_model
 from launcher.run.hosts import Host
 from launcher.run.job import Job, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
 from launcher.transport.base import Transport
-from rackrun.errors import Problem
+from rackrun.errors import Problem, UsageError
 
 WAIT_SECONDS = 5.0  # between two looks at busy hosts
 _CODE = "code"
@@ -27,116 +27,122 @@ _CODE = "code"
 
 
 @contextmanager
-def look(
+def preflight(
     hosts: Sequence[Host],
-    places: Sequence[Transport],
+    transports: Sequence[Transport],
     work: Work,
     settings: LaunchSettings,
     code: WorkingTree | None,
     warn: Callable[[str], object] = say,
     is_restart: bool = False,
-) -> Iterator[FactGatherer]:
+) -> Iterator[ClusterFacts]:
     """Ask the hosts the quick part of the preflight; raise HostError when the run cannot start.
 
     Between attempts, code may change in a folder that all hosts share; a restart accepts that, and
     comes before launches that wait.
     """
-    wanted = settings.requirements(work, code)
-    wanted = replace(wanted, place="") if is_restart else wanted
+    needs = settings.requirements(work, code)
+    needs = replace(needs, place="") if is_restart else needs
     waited_for = ""
-    with closing(looks(hosts, places, wanted)) as surveys:
-        for found in surveys:
-            shared = (_CODE,) if is_restart and _changed_alike(found) else ()
-            rows = examine(found, CHECKS, (*settings.ignored_checks, *shared), settings.pending)
-            error = refusal(found, rows)
+    with closing(gather_repeatedly(hosts, transports, needs)) as rounds:
+        for cluster in rounds:
+            shared = (_CODE,) if is_restart and _changed_alike(cluster) else ()
+            rows = examine(cluster, CHECKS, (*settings.ignored_checks, *shared), settings.pending)
+            error = refusal(cluster, rows)
             if error is None:
                 for line in warnings(rows):
                     warn(f"warning: {line}")
-                yield found
+                yield cluster
                 return
             if not (settings.wait and are_only_busy(rows)):
                 raise error
-            waited_for = wait_for(found, str(error), waited_for, warn)
+            waited_for = wait_for(cluster, str(error), waited_for, warn)
 
 
-def looks(
-    hosts: Sequence[Host], places: Sequence[Transport | Problem], wanted: Requirements
-) -> Generator[FactGatherer, None, None]:
+def refuse_ranks(cluster: ClusterFacts) -> None:
+    """Raise UsageError where the task cannot run on as many ranks as these hosts have."""
+    if why := cluster.task.rank_problem(cluster.ranks):
+        raise UsageError(why)
+
+
+def gather_repeatedly(
+    hosts: Sequence[Host], transports: Sequence[Transport | Problem], requirements: Requirements
+) -> Generator[ClusterFacts, None, None]:
     """Yield what is found on the hosts, again and again.
 
     The probes of a look keep the launch's place in the line until those of the next one do.
-    Between two looks the caller may connect again, and put that into `places`.
+    Between two looks the caller may connect again, and put that into `transports`.
     """
-    last = FactGatherer(())
+    last = ClusterFacts(())
     try:
         while True:
-            found = survey(hosts, places, wanted)
+            cluster = gather_facts(hosts, transports, requirements)
             last.close()
-            last = found
-            yield found
+            last = cluster
+            yield cluster
     finally:
         last.close()
 
 
-def wait_for(found: FactGatherer, busy: str, before: str, warn: Callable[[str], object]) -> str:
+def wait_for(cluster: ClusterFacts, busy: str, before: str, warn: Callable[[str], object]) -> str:
     """Wait a moment for busy hosts; report who uses them when that has changed."""
-    found.unlock()
+    cluster.unlock()
     if busy != before:
         warn(f"waiting (Ctrl-C ends the wait): {busy}")
     time.sleep(WAIT_SECONDS)
     return busy
 
 
-def _changed_alike(found: FactGatherer) -> bool:
+def _changed_alike(cluster: ClusterFacts) -> bool:
     """Return True when all hosts have the same code, and it is not the launcher's."""
-    answers = [finding[_CODE] for finding in found.findings if finding.error is None]
-    return bool(answers and answers[0]) and all(answer == answers[0] for answer in answers)
+    codes = [facts[_CODE] for facts in cluster.hosts if facts.error is None]
+    return bool(codes and codes[0]) and all(code == codes[0] for code in codes)
 
 
 def code_here(
-    runs: Path, warn: Callable[[str], object] = say, own: Sequence[Path] = ()
+    runs: Path, warn: Callable[[str], object] = say, excluded: Sequence[Path] = ()
 ) -> WorkingTree | None:
     """Return the code in this folder without the launcher's files: `own` and run folders."""
-    return working_tree(Path.cwd(), warn, own, runs)
+    return working_tree(Path.cwd(), warn, excluded, runs)
 
 
-def plan_for(job: Job, found: FactGatherer, settings: LaunchSettings) -> Plan:
+def plan_for(job: Job, cluster: ClusterFacts, settings: LaunchSettings) -> Plan:
     """Return the plan for the hosts as they were found."""
     run_folder = settings.jobs.runs / job.folder.path.name
-    planned = [_planned(finding, found, run_folder, settings) for finding in found.findings]
-    return make_plan(job, planned, found.port)
+    planned = [_planned(facts, cluster, run_folder, settings) for facts in cluster.hosts]
+    return make_plan(job, planned, cluster.port)
 
 
 def _planned(
-    finding: HostFacts, found: FactGatherer, run_folder: Path, settings: LaunchSettings
+    facts: HostFacts, cluster: ClusterFacts, run_folder: Path, settings: LaunchSettings
 ) -> PlannedHost:
     """Return what the plan needs to know of one host."""
     container = settings.needs.image
-    host, seen = finding.host, finding["look"]
-    folder = str(Path(seen["workdir"]) / run_folder)
+    host, basics = facts.host, facts["look"]
+    folder = str(Path(basics["workdir"]) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
-    first = finding is found.findings[0]
+    first = facts is cluster.hosts[0]
     return PlannedHost(
         name=host.label,
-        address=found.master if first else host.address or finding["route"]["address"],
-        processes=host.slots or seen["gpus"] or 1,
-        python=_python(finding, settings),
-        workdir=seen["workdir"],
+        address=cluster.master if first else host.address or facts["route"]["address"],
+        processes=host.processes(basics["gpus"]),
+        python=_python(facts, settings),
+        workdir=basics["workdir"],
         folder=folder,
-        cores=seen["cores"],
-        gpus=seen["gpus"] > 0,
-        gpu_model=gpu_model(finding),
-        interface=host.interface or finding["route"].get("interface", ""),
+        cores=basics["cores"],
+        gpus=basics["gpus"] > 0,
+        gpu_model=gpu_model(facts),
+        interface=host.interface or facts["route"].get("interface", ""),
         environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
-        agent_python=seen["python"],
-        locks=finding.locks,
-        container=partial(container.words, seen, folder) if container else on_the_host,
+        agent_python=basics["python"],
+        locks=facts.locks,
+        container=partial(container.docker_run, basics, folder) if container else on_the_host,
     )
 
 
-def _python(finding: HostFacts, settings: LaunchSettings) -> str:
+def _python(facts: HostFacts, settings: LaunchSettings) -> str:
     """Return the interpreter of a host's ranks: the one that --sync will make, or today's."""
-    seen = finding["look"]
-    if "python" in settings.pending and not finding.host.python:
-        return str(Path(seen["workdir"], ".venv", "bin", "python"))
-    return str(seen["python"])
+    basics = facts["look"]
+    if "python" in settings.pending and not facts.host.python:
+        return str(Path(basics["workdir"], ".venv", "bin", "python"))
+    return str(basics["python"])

@@ -49,9 +49,9 @@ class RestartState:
 
     def active(self) -> tuple[Host, ...]:
         """Return the hosts of the next attempt, in file order; none when they are too few."""
-        wanted = len(self.hosts) - self.rules.spares
+        count = len(self.hosts) - self.rules.spares
         fit = tuple(host for host in self.hosts if self._fits(host.label))
-        return fit[:wanted] if len(fit) >= (self.rules.min_hosts or wanted) else ()
+        return fit[:count] if len(fit) >= (self.rules.min_hosts or count) else ()
 
     def after(self, result: Result) -> RestartState | None:
         """Return the state after one more failure; None when there is to be no other attempt."""
@@ -84,22 +84,22 @@ def after(work: Work, runs: Sequence[str]) -> Work:
     """
     if not isinstance(work, TaskWork) or not runs:
         return work
-    return TaskWork(work.task, (*work.options, "--earlier-attempts", ",".join(runs)))
+    return replace(work, options=(*work.options, "--earlier-attempts", ",".join(runs)))
 
 
 def resumed(work: Work, run: str) -> Work:
     """Return the task with `--resume RUN` in place of any other; a command stays as it is."""
     if not isinstance(work, TaskWork) or not run:
         return work
-    return TaskWork(work.task, (*without(work.options, "--resume"), "--resume", run))
+    return replace(work, options=(*without(work.options, "--resume"), "--resume", run))
 
 
 def without(options: Sequence[str], name: str) -> tuple[str, ...]:
     """Return the options without one of them and its value."""
     left: list[str] = []
     skip = False
-    for word in options:
-        if not skip and word != name and not word.startswith(f"{name}="):
-            left.append(word)
-        skip = word == name and not skip
+    for arg in options:
+        if not skip and arg != name and not arg.startswith(f"{name}="):
+            left.append(arg)
+        skip = arg == name and not skip
     return tuple(left)

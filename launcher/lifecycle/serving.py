@@ -6,17 +6,21 @@ server's URL in its place. The kernel ends nginx with the launcher, however that
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import queue
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from launcher.output.console import say
 from launcher.run.job import Work, data_of, with_data
-from launcher.run.settings import Serving
-from nginx.restarting import RestartingServer
+from launcher.run.settings import SERVER, Serving
+from rackrun.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from nginx.site import Site
 
 LOOPBACK = "127.0.0.1"
+RESTART_SECONDS = 0.1  # until a server that ended is noticed
 
 
 @contextmanager
@@ -61,7 +66,23 @@ def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path 
         return folder
     needed = any(not is_here(host) for host in hosts)
     is_ours = data != "" and (folder / MANIFEST_NAME).is_file()
-    return folder if needed and is_ours and not serving.no_serve else None
+    if needed and is_ours and not serving.no_serve:
+        return folder
+    _refuse_settings_of_no_server(serving, data, needed)
+    return None
+
+
+def _refuse_settings_of_no_server(serving: Serving, data: str, needed: bool) -> None:
+    """Raise UsageError for --serve-port and the like, if it is certain that nothing is served."""
+    reason, remedy = "", ""
+    if not data:
+        reason, remedy = "nothing is served to what has no --data", "TASK --data FOLDER"
+    elif "://" in data:
+        reason, remedy = "a URL in --data is read as it is", "--data FOLDER"
+    elif not needed:
+        reason, remedy = "this machine reads the folder of --data itself", "--serve too"
+    condition = Condition(SERVER, lambda _: not reason, reason, remedy)
+    refuse_without_effect(serving, changed_settings(serving), [condition])
 
 
 def own_address(hosts: Sequence[str]) -> str:
@@ -79,19 +100,19 @@ def is_here(host: str) -> bool:
     """Return True for an address of this machine, False for an unknown one."""
     if not host:
         return False
-    there = _numeric(host)
-    return ipaddress.ip_address(there.partition("%")[0]).is_loopback or (
-        _source_address(host) == there
+    numeric = _numeric(host)
+    return ipaddress.ip_address(numeric.partition("%")[0]).is_loopback or (
+        _source_address(host) == numeric
     )
 
 
 def _source_address(host: str) -> str:
     """Return the source address that the kernel picks towards a host; nothing is sent."""
-    there = _numeric(host)
-    family = socket.AF_INET6 if ":" in there else socket.AF_INET
+    numeric = _numeric(host)
+    family = socket.AF_INET6 if ":" in numeric else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect((there, 9))
+            sock.connect((numeric, 9))
         except OSError as error:
             reason = f"no route from here to {host} ({error.strerror})"
             raise UsageError(f"{reason}; type: --serve-address ADDRESS") from None
@@ -117,3 +138,51 @@ def _running(site: Site) -> Iterator[Server]:
         except Problem as error:
             raise type(error)(f"--data {site.folder}: {error}") from None
         yield server
+
+
+class RestartingServer:
+    """nginx for as long as the run, as a context that gives the first server; raises a Problem.
+
+    One that ends is started again: schedulers signal every process of a job, and ranks still need
+    a batch to come to where they can save.
+    """
+
+    def __init__(self, site: Site) -> None:
+        """Run nothing yet."""
+        self.site = site
+        self.started: queue.Queue[Server | Problem] = queue.Queue()
+        self.enough = threading.Event()
+        # The kernel ends nginx with the thread that started it: so that is the one that tends it.
+        self.thread = threading.Thread(target=self._tend, daemon=True)
+
+    def __enter__(self) -> Server:
+        self.thread.start()
+        first = self.started.get()
+        if isinstance(first, Exception):
+            raise first
+        return first
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.enough.set()
+        self.thread.join()
+
+    def _tend(self) -> None:
+        from nginx.serve import start
+
+        try:
+            server = start(self.site)
+        except Problem as error:
+            self.started.put(error)
+            return
+        self.started.put(server)
+        while not self.enough.wait(RESTART_SECONDS):
+            if not server.alive:
+                server.stop()
+                with contextlib.suppress(Problem):  # the ranks report that no server answers
+                    server = start(server.site)
+        server.stop()

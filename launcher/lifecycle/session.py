@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
-from launcher.lifecycle.on_end import run_on_end
-from launcher.output.console import Display, PlainOutput, say, start_line
+from launcher.lifecycle.interruptible import ended_by_a_signal
+from launcher.output.console import Display, PlainOutput, last_line, say, start_line
 from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
+from launcher.output.on_event import EventCommand
 from launcher.output.run_page import write_run_page
 from launcher.preflight.sick_gpus import probable_causes
 from launcher.run.job import Job
+from launcher.run.kept_settings import keep_settings
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.supervision.agents import AgentGroup
@@ -60,24 +62,26 @@ class Session:
         self,
         job: Job,
         plan: Plan,
-        places: Sequence[Transport],
+        transports: Sequence[Transport],
         screen: AbstractContextManager[Display],
         peers: Peers | None = None,
         versions: str = "",
+        alerts: EventCommand | None = None,
     ) -> None:
         """Take the transports in the order of the plan's hosts.
 
         `peers` look after the other hosts of a run of which this plan is a part; `versions` are
-        those of the hosts' torch and driver, for the first line.
+        those of the hosts' torch and driver, for the first line; `alerts` gets what happens.
         """
         self.job = job
         self.result: Result | None = None
         self._plan = plan
-        self._places = places
+        self._transports = transports
         self._opened = screen
         self._screen: Display | None = None
         self._peers = peers
         self._versions = versions
+        self._alerts = alerts or EventCommand(())
 
     def __enter__(self) -> Session:
         return self
@@ -85,7 +89,7 @@ class Session:
     def __exit__(self, *reason: object) -> None:
         if self.result is not None and self._screen is not None:
             self._screen.finish(self.result)
-            self.note(write_run_page(self.job.folder.path))
+            self.note(write_run_page(self.job.folder.path, self._plan.task))
 
     def supervise(self) -> Result:
         """Start the plan, supervise it to its end, and write the result down."""
@@ -94,16 +98,18 @@ class Session:
         logs = LogFiles(job.folder, self._plan)
         if job.settings and not job.folder.node:
             write_whole(job.folder.settings, job.settings.encode(), mode=0o600)  # has --env values
+            keep_settings(job.settings)
         with self._opened as self._screen:
             self.note(unfinished)
             if not self._plan.task and self._peers is None:  # a task's rank 0 tells more
                 self.note(start_line(self._plan, self._versions, job.folder.path))
-            agents = AgentGroup(self._plan, self._places)
+            agents = AgentGroup(self._plan, self._transports)
             journal = JournaledDisplay(job, self._plan, self._screen)
-            self.result = Supervisor(job, agents, logs, journal, self._peers).supervise()
+            supervisor = Supervisor(job, agents, logs, journal, self._peers, self._alerts)
+            self.result = supervisor.supervise()
             journal.close()
         self.note(logs.close(self.result))
-        for line in probable_causes(self._plan, self._places, self.result):
+        for line in probable_causes(self._plan, self._transports, self.result):
             self.note(line)
         return self.result
 
@@ -116,13 +122,28 @@ class Session:
 def run(
     job: Job,
     plan: Plan,
-    places: Sequence[Transport],
+    transports: Sequence[Transport],
     plain: bool = False,
     peers: Peers | None = None,
 ) -> Result:
     """Run a plan from end to end; `plain`: no dashboard on a terminal."""
-    with Session(job, plan, places, open_screen(job, plan, plain), peers) as session:
+    alerts = EventCommand(() if job.folder.node else job.on_event)
+    screen = open_screen(job, plan, plain)
+    with Session(job, plan, transports, screen, peers, alerts=alerts) as session:
         result = session.supervise()
-    if not result.port_was_taken and not job.folder.node:
-        run_on_end(job.on_end, job.folder.result, say)
+    if not result.port_was_taken:
+        report_end(alerts, result, say)
     return result
+
+
+def report_end(alerts: EventCommand, result: Result, say: Callable[[str], object]) -> None:
+    """Run the user's command for the end of a run and wait for it; report what fails with it."""
+    alerts.send("end", result.folder, last_line(result), result.host, result.rank, result)
+    try:
+        with ended_by_a_signal():
+            alerts.wait()
+    except KeyboardInterrupt:
+        alerts.abandon()
+        say("--on-event: not waited for")
+    for problem in alerts.problems():
+        say(problem)

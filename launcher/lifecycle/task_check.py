@@ -6,17 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
 from launcher.run.job import (
+    JobTemplate,
     TaskWork,
     Work,
     data_of,
     device_of,
+    file_name,
     further_data_of,
     is_on_cpu,
     resumed_by,
@@ -26,10 +28,13 @@ from launcher.transport.local import gpu_count
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import PUBLISHED
-from rackrun.errors import UsageError
-from rackrun.run_report.called import run_called
+from rackrun.contract.task_needs import TaskNeeds
+from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.runs import run_folder
+from rackrun.shapes import Misshapen, parsed
 from rackrun.shard_folder import why_no_shards
 
+MOST_BYTES = 1 << 20  # of what a task needs
 DEMO_FOLDER = "data/demo"
 DEMO_SHARDS = f"{DEMO_FOLDER}/shards"
 DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", DEMO_SHARDS))
@@ -42,35 +47,60 @@ NO_GPUS = "to run without GPUs type CUDA_VISIBLE_DEVICES= before it; with anothe
 
 
 @contextmanager
-def check_task_options(work: Work, name: str, *words: str) -> Iterator[Callable[[], None]]:
+def check_task_options(
+    work: Work, name: str, *args: str, here: JobTemplate | None = None
+) -> Iterator[Callable[[], TaskNeeds]]:
     """Ask a task in a process of its own; what is yielded waits, and raises what it complained of.
 
-    A quarter of a second, in which the hosts can be reached. The command `name`, and `words`
-    of it, precede the task in its messages.
+    A quarter of a second, in which the hosts can be reached. It returns what else must be true of
+    them. The command `name`, and `words` of it, precede the task in its messages. `here`: what the
+    run is started from if its ranks will be on this machine, where checkpoints can be looked at.
     """
     if not isinstance(work, TaskWork):
-        yield lambda: None
+        yield TaskNeeds
         return
+    of_run = {}
+    if here:
+        folder = str(here.planned_folder(work).path)
+        name_of_run = file_name(here.name or work.name)
+        of_run = {variables.RUN_FOLDER: folder, variables.RUN_NAME: name_of_run}
     command = [sys.executable, "-m", "training", work.task, "check", *work.options]
     with subprocess.Popen(
         command,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, variables.TYPED: " ".join((called(name), *words))},
+        env={**os.environ, **of_run, variables.TYPED: " ".join((called(name), *args))},
     ) as process:
         yield lambda: _refuse(process)
 
 
-def _refuse(process: subprocess.Popen[str]) -> None:
-    _, complaint = process.communicate()
-    if process.returncode == UsageError.exit_code:
-        raise UsageError(complaint.strip().removeprefix("error: "))
+def _refuse(process: subprocess.Popen[str]) -> TaskNeeds:
+    needs, complaint = process.communicate()
+    for kind in (UsageError, DataError):
+        if process.returncode == kind.exit_code:
+            raise kind(complaint.strip().removeprefix("error: "))
+    try:
+        return parsed("".join(needs.splitlines()[-1:]), TaskNeeds, MOST_BYTES)
+    except Misshapen:  # a task of the user's that this machine cannot import: its ranks say why
+        return TaskNeeds()
 
 
 def become_task(work: Work, typed: str) -> NoReturn:
     """Let a task answer in place of this process: its --help, or a tool such as predict."""
     sys.stdout.flush()
     os.execve(sys.executable, work.argv(sys.executable), {**os.environ, variables.TYPED: typed})
+
+
+def refuse_missing_packages(packages: Sequence[str], python: str) -> None:
+    """Raise UsageError or MissingPackage for what this interpreter of the ranks cannot import."""
+    if packages:
+        from launcher.remote.probe import describe
+
+        for name in describe([python], packages, str(Path.cwd())).get("missing", ()):
+            if python != sys.executable:
+                raise UsageError(f"{python} has no {name}; install it there, or leave out --python")
+            raise MissingPackage(name, name)
 
 
 def refuse_unready_data(work: Work) -> None:
@@ -99,7 +129,7 @@ def _file_meant(path: Path) -> str:
 def refuse_absent_run(work: Work, runs: Path) -> None:
     """Raise UsageError when a task is to resume from what is not on this machine."""
     resume = resumed_by(work)
-    if resume and not run_called(resume, runs).exists():
+    if resume and not run_folder(resume, runs).exists():
         raise UsageError(
             f"--resume {resume}: no such file or run; type its path, its name, or latest"
         )
@@ -132,15 +162,21 @@ def make_demo_data() -> int:
                 os.killpg(drawing.pid, signal.SIGINT)
 
 
-def check_gpus(work: Work, name: str, python: str, image: str) -> None:
+def check_gpus(work: Work, ranks: int, name: str, python: str, image: str) -> None:
     """Refuse to count ranks by GPUs of this machine that their torch cannot use.
 
-    Likewise --device cuda without a GPU. What an image holds is looked at where it is started.
+    Likewise --device cuda without a GPU, and more ranks of a task than GPUs. What an image holds is
+    looked at where it is started.
     """
     if device_of(work) == "cuda" and not gpu_count():
         raise UsageError(
             "--device cuda: this machine has no GPU, or CUDA_VISIBLE_DEVICES hides it; type"
             " --device cpu, or leave it out"
+        )
+    if isinstance(work, TaskWork) and not is_on_cpu(work) and 0 < gpu_count() < ranks:
+        raise UsageError(
+            f"--nproc {ranks}: a rank needs its own GPU, and here are {gpu_count()}; {CPU}, or"
+            " start fewer"
         )
     if gpu_count() and not is_on_cpu(work) and not image:
         from launcher.preflight.local_gpus import refuse_unusable_gpus

@@ -34,8 +34,8 @@ def run_alone(jobs: JobTemplate, work: Work, processes: int, python: str, plain:
 def plan_alone(job: Job, processes: int, python: str) -> Plan:
     """Return the plan for this machine alone."""
     folder = str(job.folder.path)
-    here = planned(NAME, ADDRESS, _rank_count(processes), folder, interpreter(python))
-    return make_plan(job, [here], free_port(ADDRESS))
+    host = planned(NAME, ADDRESS, _rank_count(processes), folder, interpreter(python))
+    return make_plan(job, [host], free_port(ADDRESS))
 
 
 def planned(
@@ -68,15 +68,15 @@ def as_host(processes: int) -> Host:
     return Host(NAME, slots=_rank_count(processes))
 
 
-def _rank_count(wanted: int) -> int:
+def _rank_count(count: int) -> int:
     """Return the number of ranks to start: as wanted, or one per GPU, or a single one."""
-    return wanted or gpu_count() or 1
+    return count or gpu_count() or 1
 
 
-def interpreter(wanted: str) -> str:
+def interpreter(python: str) -> str:
     """Return the interpreter of the ranks, which are started in another folder than this one."""
-    if "/" in wanted:
-        return str(Path(wanted).absolute())
-    if not wanted and find_spec("torch") is None:
+    if "/" in python:
+        return str(Path(python).absolute())
+    if not python and find_spec("torch") is None:
         raise MissingPackage("torch")
-    return wanted or sys.executable
+    return python or sys.executable

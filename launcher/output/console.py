@@ -20,12 +20,12 @@ from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
 from rackrun.commands import called
 from rackrun.contract import phases
+from rackrun.runs import SHORT_ID
 from rackrun.terminal import clean, clean_lines, discard, one_line
 from rackrun.units import duration, plural
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")
-SHORT_ID = 8
 TO_CONTINUE, TO_USE = "to continue, type", "to use the model, type"
 
 

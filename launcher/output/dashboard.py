@@ -34,6 +34,7 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
 from rackrun.contract import phases
+from rackrun.runs import SHORT_ID
 from rackrun.terminal import clean, clean_lines
 from rackrun.units import duration
 
@@ -43,7 +44,6 @@ RAW_BYTES = 1 << 20
 DRAW_SHARE = 20  # drawing takes this fraction of the launcher's time, inverted
 BAR_WIDTH = 30  # of the epoch and its bar, at least
 COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
-SHORT_ID = 8  # characters of a run's id: enough to name it in a command
 LINES_AROUND = 10  # the head of the board, the table's own, and one for the log
 
 

@@ -1,7 +1,7 @@
 """What a launcher writes into the run folder while a run goes on, beside logs and plan.
 
 usage.jsonl   how busy every host is, over time
-live.json     what the dashboard shows now, and the curves so far, for `board --web`
+live.json     what the dashboard shows now, and the curves so far, for `board`
 """
 
 from __future__ import annotations

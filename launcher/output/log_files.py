@@ -6,18 +6,22 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from launcher.run.events import Output
 from launcher.run.job import RunFolder
 from launcher.run.plan import Plan
-from launcher.run.result import Result
+from launcher.run.result import Result, as_plain
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
+from rackrun.runs import is_supervised
 
 TAIL_BYTES = 1 << 16
+SEARCHED_BYTES = 1 << 23  # for the traceback of an exception with a long message
+_TRACEBACK = re.compile(rb"^(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 
 class LogFiles:
@@ -65,9 +69,8 @@ class LogFiles:
     def close(self, result: Result) -> str:
         """Write how it ended; returns why that could not be done."""
         self.plan.close()
-        content = {**dataclasses.asdict(result), "codes": dict(result.codes)}
         try:
-            write_json(self.folder.result, content)
+            write_json(self.folder.result, as_plain(result))
         except SaveError as error:
             return str(error)
         return ""
@@ -77,11 +80,32 @@ class LogFiles:
         return self.folder.log(self.hosts[node], rank, stream)
 
     def tail(self, node: int, rank: int | None, stream: str) -> str:
-        """Return the end of a log as text; empty when there is none, or it cannot be read."""
+        """Return the end of a log as text; empty when there is none, or it cannot be read.
+
+        If the last traceback began before that, it begins with the beginning of that traceback:
+        the message of an exception may be longer than any end, its type stands before it.
+        """
         with suppress(OSError), self.log(node, rank, stream).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
+            size = file.seek(0, os.SEEK_END)
+            end = _read_at(file, max(0, size - TAIL_BYTES))
+            if size > TAIL_BYTES and not _TRACEBACK.search(end):
+                end = _last_traceback(_read_at(file, max(0, size - SEARCHED_BYTES))) + end
+            return end.decode("utf-8", "replace")
         return ""
+
+
+def _read_at(file: BinaryIO, offset: int) -> bytes:
+    """Return a file from there to its end."""
+    file.seek(offset)
+    return file.read()
+
+
+def _last_traceback(log: bytes) -> bytes:
+    """Return the beginning of the last traceback that does not begin near the end; or nothing."""
+    end = len(log) - TAIL_BYTES
+    before = log[: end + len(b"[rank999999]: Traceback (most recent call last):")]
+    begun = [match.start() for match in _TRACEBACK.finditer(before) if match.start() < end]
+    return log[begun[-1] : min(begun[-1] + TAIL_BYTES, end)] + b"\n" if begun else b""
 
 
 def unfinished_run_notice(runs: Path, besides: Path) -> str:
@@ -96,16 +120,6 @@ def unfinished_run_notice(runs: Path, besides: Path) -> str:
     if is_supervised(plans[-1]):
         return ""
     return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
-
-
-def is_supervised(plan: Path) -> bool:
-    """Return True while the launcher of a plan lives, or where that is unknown."""
-    try:
-        with plan.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False
 
 
 def write_json(path: Path, content: Any, mode: int = 0o666) -> None:

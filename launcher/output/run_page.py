@@ -7,12 +7,13 @@ from pathlib import Path
 from rackrun.terminal import one_line
 
 
-def write_run_page(folder: Path) -> str:
-    """Draw report.html where something was measured; return why that failed, else nothing.
+def write_run_page(folder: Path, task: str) -> str:
+    """Draw report.html of a task, also of one that has failed before its first step.
 
-    A command's own program measures nothing; `rackrun report RUN` draws the page of its hosts.
+    Return why that failed, else nothing. A command's own program that measures nothing has no page;
+    `rackrun report RUN` draws one of its hosts.
     """
-    if not (folder / "metrics.jsonl").exists():
+    if not (task or (folder / "metrics.jsonl").exists()):
         return ""
     try:
         from rackrun.run_report.page import write

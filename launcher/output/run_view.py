@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.run.events import Usage
 from launcher.run.plan import Plan
 from launcher.run.state import HostState, RankState, RunState
-from rackrun.contract import phases, variables
+from rackrun.contract import phases
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
@@ -158,7 +158,7 @@ def _slowed_by(run: RunState, host: HostState) -> str:
 
     GPUs count only where the ranks use some.
     """
-    gpus = host.usage.gpus if host.usage and (variables.GPUS, "1") in host.plan.environment else ()
+    gpus = host.usage.gpus if host.usage and host.plan.uses_gpus else ()
     found = next((gpu.slowed for gpu in gpus if gpu.slowed), "")
     return found or (run.slow.why if run.slow and run.slow_host is host else "")
 

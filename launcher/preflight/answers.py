@@ -33,7 +33,8 @@ class AnAddress:
             raise Misshapen("not an address") from None
 
 
-Words = Annotated[str, AtMost(4096)]
+LOCK = r"(/tmp|/[^\0-\x1f]{0,3000}/\.rackrun)/rackrun-[^\0-\x1f/]{1,200}\.lock"
+Text = Annotated[str, AtMost(4096)]
 """Text to be shown."""
 Name = Annotated[str, AtMost(255)]
 RunOfUser = Annotated[str, Matches("[0-9a-f]{32}|")]
@@ -50,7 +51,7 @@ Number = Annotated[int, Between(0, 2**32)]
 class ProbeFailed:
     """The question could not be answered."""
 
-    error: Words
+    error: Text
 
 
 @shape
@@ -61,7 +62,9 @@ class Interpreter:
     torch: Name = ""
     cuda: Name = ""
     archs: Name = ""
-    error: Words = ""
+    missing: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
+    """Packages that the task needs, and that it cannot import."""
+    error: Text = ""
 
 
 @shape
@@ -86,10 +89,12 @@ class LookAnswer(Clock):
 
     machine: Annotated[str, AtMost(512)]
     address: Address
-    lock: Annotated[str, Matches(r"/tmp/rackrun-[^\0-\x1f/]{1,200}\.lock")]
-    holder: Words
+    lock: Annotated[str, Matches(LOCK)]
+    lock_problem: Text
+    holder: Text
     workdir: Path
-    workdir_problem: Words
+    workdir_problem: Text
+    tmp_problem: Text
     python: Program
     interpreter: Interpreter
     user: User
@@ -158,8 +163,8 @@ class Gpus:
 class CodeAnswer:
     """Differences of a host's files from the local ones, the first of them by name."""
 
-    missing: Annotated[tuple[Words, ...], AtMost(MOST_NAMED)]
-    different: Annotated[tuple[Words, ...], AtMost(MOST_NAMED)]
+    missing: Annotated[tuple[Text, ...], AtMost(MOST_NAMED)]
+    different: Annotated[tuple[Text, ...], AtMost(MOST_NAMED)]
     count: Count
 
 
@@ -189,15 +194,16 @@ class Listening:
 class HeldAnswer:
     """Holder of a lock; empty: the probe itself."""
 
-    holder: Words
+    holder: Text
     run: RunOfUser = ""
 
 
 @shape
 class Shards:
-    """The data set that was found."""
+    """The data set that was found, and its splits with samples."""
 
     dataset: Name
+    splits: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
 
 
 @shape

@@ -15,10 +15,13 @@ from typing import Literal
 
 from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
 from launcher.preflight import gpus
-from launcher.preflight.facts import FactGatherer, HostFacts, first_answer
+from launcher.preflight.facts import ClusterFacts, HostFacts, first_answer
 from launcher.run.host_names import grouped
 from rackrun.commands import called
+from rackrun.contract import variables
 from rackrun.errors import Problem, UsageError
+from rackrun.runs import SHORT_ID
+from rackrun.shard_folder import why_no_splits
 from rackrun.terminal import clean_lines, one_line
 from rackrun.units import gibibytes
 
@@ -27,10 +30,9 @@ Level = Literal["ok", "warning", "refused"]
 LEAST_DISK = 1 << 30
 LEAST_OPEN_FILES = 1024
 CLOCK_SECONDS = 10.0
-SHARDS, LOCK = "shards", "lock"
+SHARDS, SPLITS, LOCK = "shards", "splits", "lock"
 BUSY = "in use by another run"
 QUEUED = "others wait for it"
-SHORT_ID = 8
 ENVIRONMENT = ("python", "torch", "cuda")
 """Checks of the interpreter of the ranks, and of what is installed for it."""
 
@@ -44,10 +46,12 @@ class Check:
     name: str
     show: Callable[[HostFacts], str]
     """What was found, for the table; empty when it was not looked at."""
-    wrong: Callable[[HostFacts, FactGatherer], str] = lambda host, survey: ""
+    wrong: Callable[[HostFacts, ClusterFacts], str] = lambda host, cluster: ""
     """Why the host is not fit; empty when it is."""
     hint: str = ""
     """What to type, or where to look."""
+    hint_after_sync: str = ""
+    """The same where --sync has been typed; empty: no other."""
     warns: bool = False
     """It never keeps a run from starting."""
     needed: bool = False
@@ -73,7 +77,7 @@ class TableRow:
 
 
 def examine(
-    survey: FactGatherer,
+    cluster: ClusterFacts,
     checks: Sequence[Check],
     allowed: Collection[str] = (),
     pending: Mapping[str, str] = _NOTHING,
@@ -83,30 +87,30 @@ def examine(
     What `pending` checks find wrong will be right once the launch has done what is given there.
     """
     rows = []
-    for finding in survey.findings:
-        if finding.error is not None:
-            text = clean_lines(str(finding.error).removeprefix(f"{finding.host.label}: "))
-            rows.append(TableRow("reachable", finding.host.label, "refused", "", text))
+    for facts in cluster.hosts:
+        if facts.error is not None:
+            text = clean_lines(str(facts.error).removeprefix(f"{facts.host.label}: "))
+            rows.append(TableRow("reachable", facts.host.label, "refused", "", text))
             continue
-        rows.append(TableRow("reachable", finding.host.label, "ok", "yes"))
-        judged = (_row(check, finding, survey, allowed, pending) for check in checks)
-        rows += [row for row in judged if row is not None]
+        rows.append(TableRow("reachable", facts.host.label, "ok", "yes"))
+        rows_of_host = (_row(check, facts, cluster, allowed, pending) for check in checks)
+        rows += [row for row in rows_of_host if row is not None]
     return tuple(rows)
 
 
-def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> Problem | None:
+def refusal(cluster: ClusterFacts, rows: Sequence[TableRow]) -> Problem | None:
     """Return the error that keeps the run from starting, a line per host and check, or None."""
     refused = [row for row in rows if row.level == "refused"]
     if not refused:
         return None
     text = "\n".join(lines_of(refused))
     hosts = {row.host for row in refused}
-    errors = [finding.error for finding in survey.findings if finding.error is not None]
+    errors = [facts.error for facts in cluster.hosts if facts.error is not None]
     if any(isinstance(error, AccessRefused) for error in errors):
         return AccessRefused(text, hosts)
     if errors:
         return HostUnreachable(text, hosts)
-    only_data = all(row.check == SHARDS for row in refused)
+    only_data = all(row.check in (SHARDS, SPLITS) for row in refused)
     return DataRefused(text, hosts) if only_data else PreflightRefused(text, hosts)
 
 
@@ -117,12 +121,12 @@ def are_only_busy(rows: Sequence[TableRow]) -> bool:
 
 def check_allowed(names: Collection[str]) -> None:
     """Raise UsageError for what --ignore-check cannot name."""
-    known = [check.name for check in CHECKS if not check.needed]
-    if unknown := set(names) - set(known):
+    optional = [check.name for check in CHECKS if not check.needed]
+    if unknown := set(names) - set(optional):
         name = min(unknown)
         is_check = any(check.name == name for check in CHECKS)
         reason = "no run can do without it" if is_check else "no such check"
-        raise UsageError(f"--ignore-check {name}: {reason}; there are: {', '.join(known)}")
+        raise UsageError(f"--ignore-check {name}: {reason}; there are: {', '.join(optional)}")
 
 
 def warnings(rows: Sequence[TableRow]) -> list[str]:
@@ -132,22 +136,21 @@ def warnings(rows: Sequence[TableRow]) -> list[str]:
 
 def _row(
     check: Check,
-    finding: HostFacts,
-    survey: FactGatherer,
+    facts: HostFacts,
+    cluster: ClusterFacts,
     allowed: Collection[str],
     pending: Mapping[str, str],
 ) -> TableRow | None:
-    found, problem = one_line(check.show(finding)), one_line(check.wrong(finding, survey))
-    if not found and not problem:
+    value, problem = one_line(check.show(facts)), one_line(check.wrong(facts, cluster))
+    if not value and not problem:
         return None
-    is_own = check.name in ENVIRONMENT and finding.host.python
+    is_own = check.name in ENVIRONMENT and facts.host.python
     if problem and check.name in pending and not is_own:
-        return TableRow(check.name, finding.host.label, "ok", pending[check.name])
+        return TableRow(check.name, facts.host.label, "ok", pending[check.name])
     mild = check.warns or check.name in allowed
     level: Level = "ok" if not problem else "warning" if mild else "refused"
-    return TableRow(
-        check.name, finding.host.label, level, found, problem, check.hint if problem else ""
-    )
+    hint = (cluster.synced and check.hint_after_sync) or check.hint
+    return TableRow(check.name, facts.host.label, level, value, problem, hint if problem else "")
 
 
 def lines_of(rows: Sequence[TableRow]) -> list[str]:
@@ -166,13 +169,15 @@ def lines_of(rows: Sequence[TableRow]) -> list[str]:
 # -- the checks
 
 
-def _same(read: Callable[[HostFacts], str]) -> Callable[[HostFacts, FactGatherer], str]:
+def _same(read: Callable[[HostFacts], str]) -> Callable[[HostFacts, ClusterFacts], str]:
     """Return a judge that objects where a host differs from the first one."""
 
-    def wrong(host: HostFacts, survey: FactGatherer) -> str:
-        first = first_answer(survey)
-        there = read(first)
-        return f"differs from {first.host.label}: {there}" if read(host) != there else ""
+    def wrong(host: HostFacts, cluster: ClusterFacts) -> str:
+        first = first_answer(cluster)
+        first_value = read(first)
+        return (
+            f"differs from {first.host.label}: {first_value}" if read(host) != first_value else ""
+        )
 
     return wrong
 
@@ -181,44 +186,44 @@ def _interpreter(host: HostFacts) -> str:
     return str(host["look"]["interpreter"].get("version", ""))
 
 
-def _no_interpreter(host: HostFacts, survey: FactGatherer) -> str:
-    if not _looked_into(host, survey):
+def _no_interpreter(host: HostFacts, cluster: ClusterFacts) -> str:
+    if not _looked_into(host, cluster):
         return ""
     error = str(host["look"]["interpreter"].get("error", ""))
-    return error or _same(lambda finding: _interpreter(finding).rpartition(".")[0])(host, survey)
+    return error or _same(lambda finding: _interpreter(finding).rpartition(".")[0])(host, cluster)
 
 
 def _torch(host: HostFacts) -> str:
     return str(host["look"]["interpreter"].get("torch", ""))
 
 
-def _looked_into(host: HostFacts, survey: FactGatherer) -> bool:
+def _looked_into(host: HostFacts, cluster: ClusterFacts) -> bool:
     """Return True if the interpreter was inspected here and on the first host."""
-    return all(finding["look"]["interpreter"] for finding in (host, first_answer(survey)))
+    return all(finding["look"]["interpreter"] for finding in (host, first_answer(cluster)))
 
 
-def _no_torch(host: HostFacts, survey: FactGatherer) -> str:
-    if not _looked_into(host, survey):
+def _no_torch(host: HostFacts, cluster: ClusterFacts) -> str:
+    if not _looked_into(host, cluster):
         return ""
     if not _torch(host):
         python = host["look"]["python"]
         return "" if "error" in host["look"]["interpreter"] else f"{python} has no torch"
-    return _same(_torch)(host, survey)
+    return _same(_torch)(host, cluster)
 
 
 def _cuda(host: HostFacts) -> str:
     return str(host["look"]["interpreter"].get("cuda", ""))
 
 
-def _other_cuda(host: HostFacts, survey: FactGatherer) -> str:
-    return _same(_cuda)(host, survey) if _torch(host) else ""
+def _other_cuda(host: HostFacts, cluster: ClusterFacts) -> str:
+    return _same(_cuda)(host, cluster) if _torch(host) else ""
 
 
 def _code(host: HostFacts) -> str:
     return "" if not host["code"] else "as here" if not host["code"].get("count") else "differs"
 
 
-def _code_differs(host: HostFacts, survey: FactGatherer) -> str:
+def _code_differs(host: HostFacts, cluster: ClusterFacts) -> str:
     code = host["code"]
     if not code.get("count"):
         return str(code.get("error", ""))
@@ -236,7 +241,7 @@ def _clock(host: HostFacts) -> str:
     return "in step" if abs(offset) <= max(2.0, uncertainty) else f"{offset:+.1f} s"
 
 
-def _clock_off(host: HostFacts, survey: FactGatherer) -> str:
+def _clock_off(host: HostFacts, cluster: ClusterFacts) -> str:
     off = abs(host["clock"]["offset"]) - host["clock"]["uncertainty"] > CLOCK_SECONDS
     return f"the clock is {host['clock']['offset']:+.0f} s off this machine's" if off else ""
 
@@ -249,10 +254,10 @@ def _address(host: HostFacts) -> str:
     return host.host.address or str(host["route"].get("address", ""))
 
 
-def _no_route(host: HostFacts, survey: FactGatherer) -> str:
+def _no_route(host: HostFacts, cluster: ClusterFacts) -> str:
     if "error" in host["address"]:
         return str(host["address"]["error"])
-    return f"no route to {survey.master}: {error}" if (error := host["route"].get("error")) else ""
+    return f"no route to {cluster.master}: {error}" if (error := host["route"].get("error")) else ""
 
 
 def _master(host: HostFacts) -> str:
@@ -260,24 +265,24 @@ def _master(host: HostFacts) -> str:
     return "reached" if reached else ""
 
 
-def _master_problem(host: HostFacts, survey: FactGatherer) -> str:
+def _master_problem(host: HostFacts, cluster: ClusterFacts) -> str:
     if host["listen"].get("error"):
         return f"cannot listen there: {host['listen']['error']}"
     if host["reach"].get("error"):
-        return f"{survey.master} port {survey.port} cannot be reached: {host['reach']['error']}"
+        return f"{cluster.master} port {cluster.port} cannot be reached: {host['reach']['error']}"
     return ""
 
 
-def _public(host: HostFacts, survey: FactGatherer) -> str:
+def _public(host: HostFacts, cluster: ClusterFacts) -> str:
     """Show the first host that would go there; a name is taken as that host resolves it."""
-    going = [finding for finding in survey.findings if _is_public(_meeting_point(finding, survey))]
+    going = [facts for facts in cluster.hosts if _is_public(_meeting_point(facts, cluster))]
     if not going or host is not going[0]:
         return ""
-    return f"ranks would meet at the public address {_meeting_point(host, survey)}"
+    return f"ranks would meet at the public address {_meeting_point(host, cluster)}"
 
 
-def _meeting_point(host: HostFacts, survey: FactGatherer) -> str:
-    return str(host["route"].get("master") or survey.master)
+def _meeting_point(host: HostFacts, cluster: ClusterFacts) -> str:
+    return str(host["route"].get("master") or cluster.master)
 
 
 def _is_public(address: str) -> bool:
@@ -291,27 +296,46 @@ def _shards(host: HostFacts) -> str:
     return str(host["shards"].get("dataset", ""))
 
 
-def _machine_again(host: HostFacts, survey: FactGatherer) -> str:
+def _absent_splits(host: HostFacts, cluster: ClusterFacts) -> str:
+    shards = host["shards"]
+    if "splits" not in shards:
+        return ""
+    return why_no_splits(shards["dataset"], cluster.task.splits, shards["splits"])
+
+
+def _packages(host: HostFacts, cluster: ClusterFacts) -> str:
+    """Return what the interpreter of the ranks lacks; trackers run beside the first rank."""
+    needs = cluster.task
+    needed = (*needs.packages, *(needs.trackers if host is first_answer(cluster) else ()))
+    missing = [name for name in host["look"]["interpreter"].get("missing", ()) if name in needed]
+    return f"{host['look']['python']} has no {', '.join(missing)}" if missing else ""
+
+
+def _machine_again(host: HostFacts, cluster: ClusterFacts) -> str:
     if _loopback(host):
         return ""  # several sshd on loopback addresses: hosts to try things on
-    answered = [finding for finding in survey.findings if finding.error is None]
+    answered = [facts for facts in cluster.hosts if facts.error is None]
     for other in answered[: answered.index(host)]:
         if other["look"]["machine"] == host["look"]["machine"]:
             return f"is the same machine as {other.host.label}"
     return ""
 
 
-def _held(host: HostFacts, survey: FactGatherer) -> str:
-    if error := host["hold"].get("error"):
-        return f"{host['look']['lock']}: {error}"
-    told = host["hold"] if host["hold"].get("holder") else host["look"]
-    if not told.get("holder"):
+def _no_tmp(host: HostFacts, cluster: ClusterFacts) -> str:
+    error = host["hold"].get("error")
+    unlocked = f"{host['look']['lock']} cannot be locked: {error}" if error else ""
+    return str(host["look"].get("tmp_problem", "")) or unlocked
+
+
+def _held(host: HostFacts, cluster: ClusterFacts) -> str:
+    lock = host["hold"] if host["hold"].get("holder") else host["look"]
+    if not lock.get("holder"):
         return ""
-    if told.get("queued"):
-        return f"{QUEUED}: {told['holder']}"
-    run = told.get("run", "")[:SHORT_ID]
+    if lock.get("queued"):
+        return f"{QUEUED}: {lock['holder']}"
+    run = lock.get("run", "")[:SHORT_ID]
     ends = f"; it ends with Ctrl-C in its terminal, or {called('stop')} {run} if detached"
-    return f"{BUSY}: {told['holder']}{ends if run else ''}"
+    return f"{BUSY}: {lock['holder']}{ends if run else ''}"
 
 
 def _loopback(host: HostFacts) -> bool:
@@ -323,8 +347,8 @@ def _image(host: HostFacts) -> str:
     return str(host["image"].get("id", ""))
 
 
-def _no_image(host: HostFacts, survey: FactGatherer) -> str:
-    return str(host["image"].get("error", "")) or _same(_image)(host, survey)
+def _no_image(host: HostFacts, cluster: ClusterFacts) -> str:
+    return str(host["image"].get("error", "")) or _same(_image)(host, cluster)
 
 
 CHECKS = (
@@ -333,9 +357,25 @@ CHECKS = (
         _interpreter,
         _no_interpreter,
         "name another with python= in hosts.txt, or make one with --sync",
+        "name another with python= in hosts.txt; --sync makes one where none is named",
     ),
-    Check("torch", _torch, _no_torch, "install the same on all hosts, or let --sync do it"),
+    Check(
+        "torch",
+        _torch,
+        _no_torch,
+        "install the same on all hosts, or let --sync do it",
+        "--sync leaves an interpreter of python= as it is, and uses a torch that is there: install "
+        f"the same on all hosts, or leave out python= and type {variables.OWN_TORCH}=1 before the "
+        "command",
+    ),
     Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
+    Check(
+        "packages",
+        lambda host: "",
+        _packages,
+        "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or name "
+        "another interpreter with python= in hosts.txt",
+    ),
     Check("image", _image, _no_image),
     Check("gpus", gpus.models, gpus.wrong_count),
     Check("driver", gpus.driver, gpus.unusable, gpus.ON_CPU),
@@ -343,23 +383,37 @@ CHECKS = (
     Check("gpu signs", lambda host: "", gpus.suspicious, "see dmesg, nvidia-smi -q", warns=True),
     Check("gpu kind", lambda host: "", gpus.odd_one_out, "ranks wait for the slowest", warns=True),
     Check("gpu use", gpus.memory, gpus.busy, "look with nvidia-smi", warns=True),
-    Check("code", _code, _code_differs, "copy it from here with --sync"),
+    Check(
+        "code",
+        _code,
+        _code_differs,
+        "copy it from here with --sync",
+        "it has changed since --sync copied it; type the same command again",
+    ),
     Check(
         "workdir",
         lambda host: str(host["look"]["workdir"]),
-        lambda host, survey: str(host["look"]["workdir_problem"]),
+        lambda host, cluster: str(host["look"]["workdir_problem"]),
         "name another with workdir= in hosts.txt, or make it with --sync",
+        "name another with workdir= in hosts.txt",
     ),
     Check(
         "disk",
         _disk,
-        lambda host, survey: "almost full" if host["look"]["disk_free"] < LEAST_DISK else "",
+        lambda host, cluster: "almost full" if host["look"]["disk_free"] < LEAST_DISK else "",
         "make room",
+    ),
+    Check(
+        "tmp",
+        lambda host: "",
+        _no_tmp,
+        "an agent keeps its files and its lock in /tmp: make room there, or let every account "
+        "write to it (chmod 1777 /tmp)",
     ),
     Check(
         "open files",
         lambda host: str(host["look"]["open_files"]),
-        lambda host, survey: (
+        lambda host, cluster: (
             "too few" if 0 <= host["look"]["open_files"] < LEAST_OPEN_FILES else ""
         ),
         f"at least {LEAST_OPEN_FILES}: see ulimit -n and /etc/security/limits.conf",
@@ -383,15 +437,27 @@ CHECKS = (
     Check(
         SHARDS,
         _shards,
-        lambda host, survey: str(host["shards"].get("error", "")),
+        lambda host, cluster: str(host["shards"].get("error", "")),
         f"name others with --data; to make some, type: {called('convert')} --help; those of this "
         "machine: see --serve-address, the firewall",
+    ),
+    Check(
+        SPLITS,
+        lambda host: "",
+        _absent_splits,
+        f"name another with --eval-split; to hold one out, type: {called('convert')} --help",
     ),
     Check(
         LOCK,
         lambda host: "free",
         _held,
         "type --wait to start when it is free; --include takes hosts and GPUs that are free",
+    ),
+    Check(
+        "shared lock",
+        lambda host: "",
+        lambda host, survey: str(host["look"]["lock_problem"]),
+        warns=True,
     ),
     Check("machine", lambda host: "", _machine_again, "for more processes write slots=N"),
 )

@@ -1,12 +1,12 @@
 """Asks every host what it is like, through a probe that is sent over, before a run is planned.
 
-    1  every host      look; then code, shards (and GPUs in a full survey)
+    1  every host      look; then code, shards (and GPUs in a full preflight)
     2  the first one   listen on a free port: the master's
     3  every host      the route to the master, and whether its port answers
 
 All hosts at once, and each is waited for as rarely as can be: the first order travels along with
 the probe, and what does not need another's answer is ordered together. Nothing is judged here (that
-is `preflight`), and nothing is started. The probes stay until the survey is closed, or until the
+is `checks`), and nothing is started. The probes stay until the facts are closed, or until the
 agents of a run take over their processes.
 """
 
@@ -31,6 +31,7 @@ from launcher.transport.bootstrap import order
 from launcher.transport.parallel import AT_ONCE, each
 from launcher.transport.rpc import Answer, Handover, RpcClient
 from rackrun.contract import variables
+from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
 
@@ -65,6 +66,10 @@ class Requirements:
     """It queues when hosts are busy."""
     image: ContainerSpec | None = None
     """The image that the ranks run in; None: they run on the host itself."""
+    task: TaskNeeds = TaskNeeds()
+    """What the settings of the task need."""
+    synced: bool = False
+    """--sync copies the code there, and makes an environment."""
 
 
 @dataclass(frozen=True)
@@ -94,99 +99,111 @@ def parts_of(host: Host) -> list[str]:
 
 
 @dataclass(frozen=True)
-class FactGatherer:
-    """All findings, in the hosts' order, and where the first of them can be met by the others."""
+class ClusterFacts:
+    """The facts about all hosts, in their order, and where the others can meet the first one."""
 
-    findings: tuple[HostFacts, ...]
+    hosts: tuple[HostFacts, ...]
     master: str = ""
     port: int = 0
-    talks: tuple[RpcClient, ...] = ()
+    clients: tuple[RpcClient, ...] = ()
     """With the probe of every host that answers."""
     on_cpu: bool = False
     """No rank will use a GPU."""
+    task: TaskNeeds = TaskNeeds()
+    synced: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks that these hosts would have together."""
+        return sum(host.host.processes(host["look"]["gpus"]) for host in self.hosts)
 
     @property
     def versions(self) -> str:
         """Return the versions of torch and of the driver on these hosts, as far as known."""
-        hosts = [host for host in self.findings if host.error is None]
+        hosts = [host for host in self.hosts if host.error is None]
         torches = {str(host["look"]["interpreter"].get("torch", "")) for host in hosts}
         drivers = {str(host["gpus"].get("driver", "")).partition(".")[0] for host in hosts}
         shown = (("torch", torches), ("driver", set() if self.on_cpu else drivers))
         return ", ".join(
-            f"{what} {' and '.join(sorted(found - {''}))}" for what, found in shown if any(found)
+            f"{what} {' and '.join(sorted(kinds - {''}))}" for what, kinds in shown if any(kinds)
         )
 
     def successors(
-        self, places: Sequence[Transport], containers: Sequence[Sequence[str]]
+        self, transports: Sequence[Transport], containers: Sequence[Sequence[str]]
     ) -> list[Handover]:
-        """Return the hosts' places for a run whose probes all answered: its agents replace them."""
-        found = zip(places, self.talks, containers, strict=True)
-        return [Handover(*each) for each in found]
+        """Return what the agents of a run need to take over the probes, all of which answered."""
+        parts = zip(transports, self.clients, containers, strict=True)
+        return [Handover(*part) for part in parts]
 
-    def first(self, count: int) -> FactGatherer:
+    def first(self, count: int) -> ClusterFacts:
         """Return the first few hosts' facts; the probes of the others end."""
-        for talk in self.talks[count:]:
-            talk.close()
-        return replace(self, findings=self.findings[:count], talks=self.talks[:count])
+        for client in self.clients[count:]:
+            client.close()
+        return replace(self, hosts=self.hosts[:count], clients=self.clients[:count])
 
     def unlock(self) -> None:
         """Let other launches have the first host; places in the line are kept."""
-        for talk in self.talks[:1]:
+        for client in self.clients[:1]:
             with suppress(HostUnreachable):  # the next look has the reason
-                talk.call("unlock")
+                client.call("unlock")
 
     def close(self) -> None:
         """End the probes that no agent took over."""
-        for talk in self.talks:
-            talk.close()
+        for client in self.clients:
+            client.close()
 
 
-def first_answer(survey: FactGatherer) -> HostFacts:
+def first_answer(cluster: ClusterFacts) -> HostFacts:
     """Return the host that others are compared with: the first one that answered."""
-    return next(finding for finding in survey.findings if finding.error is None)
+    return next(facts for facts in cluster.hosts if facts.error is None)
 
 
-def survey(
-    hosts: Sequence[Host], places: Sequence[Transport | Problem], wanted: Requirements
-) -> FactGatherer:
-    """Ask all hosts; what failed on a host is in its finding."""
-    seconds = (FULL_SECONDS if wanted.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
-    visits = [HostProbe(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
-    _all(visits, HostProbe.look, seconds)
+def gather_facts(
+    hosts: Sequence[Host], transports: Sequence[Transport | Problem], requirements: Requirements
+) -> ClusterFacts:
+    """Ask all hosts; what failed on a host is in its facts."""
+    seconds = (FULL_SECONDS if requirements.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
+    probes = [
+        HostProbe(host, transport, requirements)
+        for host, transport in zip(hosts, transports, strict=True)
+    ]
+    _all(probes, HostProbe.ask_about_host, seconds)
     offers: list[tuple[str, int]] = []
-    _all(visits[:1], lambda first: offers.append(_meeting_point(first, wanted)), seconds)
+    _all(probes[:1], lambda first: offers.append(_meeting_point(first, requirements)), seconds)
     master, port = offers[0] if offers else ("", 0)
     if port:
-        token = visits[0].token
-        _all(visits, lambda visit: visit.approach(master, port, token), seconds)
-        _all(visits[:1], lambda visit: visit.ask("hush"), seconds)
-    talks = tuple(visit.talk for visit in visits if visit.talk is not None)
-    findings = tuple(visit.finding for visit in visits)
-    return FactGatherer(findings, master, port, talks, wanted.on_cpu)
+        token = probes[0].token
+        _all(probes, lambda host_probe: host_probe.test_route(master, port, token), seconds)
+        _all(probes[:1], lambda host_probe: host_probe.ask("hush"), seconds)
+    clients = tuple(host_probe.client for host_probe in probes if host_probe.client is not None)
+    facts = tuple(host_probe.facts for host_probe in probes)
+    return ClusterFacts(
+        facts, master, port, clients, requirements.on_cpu, requirements.task, requirements.synced
+    )
 
 
-def _all(visits: Sequence[HostProbe], work: Any, seconds: float) -> None:
+def _all(probes: Sequence[HostProbe], action: Any, seconds: float) -> None:
     """Do something on every host that answers, and note what fails as that host's error."""
-    able = [visit for visit in visits if visit.finding.error is None]
-    outcomes = each(work, able, seconds=seconds, late=HostProbe.late)
-    for visit, outcome in zip(able, outcomes, strict=True):
+    able = [host_probe for host_probe in probes if host_probe.facts.error is None]
+    outcomes = each(action, able, seconds=seconds, late=HostProbe.late)
+    for host_probe, outcome in zip(able, outcomes, strict=True):
         if isinstance(outcome, Problem):
-            visit.finding = replace(visit.finding, error=outcome)
+            host_probe.facts = replace(host_probe.facts, error=outcome)
 
 
-def _meeting_point(first: HostProbe, wanted: Requirements) -> tuple[str, int]:
+def _meeting_point(first: HostProbe, requirements: Requirements) -> tuple[str, int]:
     """Return the first host's address and port for the others; port 0 when it has none to offer."""
-    own = first.finding["address"].get("address") or first.finding["look"]["address"]
-    address = first.host.address or own or "127.0.0.1"
-    if not wanted.full and not first.finding["look"]["holder"]:
+    private = first.facts["address"].get("address") or first.facts["look"]["address"]
+    address = first.host.address or private or "127.0.0.1"
+    if not requirements.full and not first.facts["look"]["holder"]:
         _hold(first)
-    listening = first.ask("listen", address=address, port=wanted.port, token=first.token)
+    listening = first.ask("listen", address=address, port=requirements.port, token=first.token)
     return address, listening.get("port", 0)
 
 
 def _hold(first: HostProbe) -> None:
     """Lock the first host: of two launches at the same time, the first to lock it goes on."""
-    for path, shared in first.finding.locks:
+    for path, shared in first.facts.locks:
         if first.ask("hold", path=path, shared=shared).get("holder"):
             return
 
@@ -194,88 +211,95 @@ def _hold(first: HostProbe) -> None:
 class HostProbe:
     """Questions to one host."""
 
-    def __init__(self, host: Host, place: Transport | Problem, wanted: Requirements) -> None:
+    def __init__(
+        self, host: Host, transport: Transport | Problem, requirements: Requirements
+    ) -> None:
         self.host = host
-        self.place = place
-        self.wanted = wanted
+        self.transport = transport
+        self.requirements = requirements
         self.token = secrets.token_hex(8)
-        self.finding = HostFacts(host, place if isinstance(place, Problem) else None)
-        self.talk: RpcClient | None = None
+        self.facts = HostFacts(host, transport if isinstance(transport, Problem) else None)
+        self.client: RpcClient | None = None
 
-    def look(self) -> None:
+    def ask_about_host(self) -> None:
         """Ask everything that does not need the other hosts."""
-        wanted, host = self.wanted, self.host
+        requirements, host = self.requirements, self.host
         self._tell_clock([self._compared(self._begin)])
-        there = self.finding["look"]["workdir"]
-        if wanted.image is not None and not self.finding["look"]["workdir_problem"]:
-            self._look_into(wanted.image)
+        workdir = self.facts["look"]["workdir"]
+        if requirements.image is not None and not self.facts["look"]["workdir_problem"]:
+            self._look_into(requirements.image)
         questions: dict[str, dict[str, object]] = {}
         if host.interface:
             questions["address"] = {"interface": host.interface}
-        if wanted.code is not None:
-            questions["code"] = {"root": there, "files": dict(wanted.code.files)}
-        if wanted.data:
+        if requirements.code is not None:
+            questions["code"] = {"root": workdir, "files": dict(requirements.code.files)}
+        if requirements.data:
             questions["shards"] = {
-                "data": wanted.data,
-                "workdir": there,
-                "every_shard": wanted.full,
-                "environment": _access_of((*wanted.environment, *host.env)),
+                "data": requirements.data,
+                "workdir": workdir,
+                "every_shard": requirements.full,
+                "environment": _access_of((*requirements.environment, *host.env)),
             }
-        if wanted.full or (self.finding["look"]["gpus"] and not wanted.on_cpu):
+        if requirements.full or (self.facts["look"]["gpus"] and not requirements.on_cpu):
             questions["gpus"] = {
-                "full": wanted.full
+                "full": requirements.full
             }  # last: nothing else is read while nvidia-smi works
         self._ask_all(questions)
 
     def _begin(self) -> Answer:
         """Start the probe; its first look."""
-        wanted, host = self.wanted, self.host
-        assert not isinstance(self.place, Problem)
-        python = host.python or wanted.python
+        requirements, host = self.requirements, self.host
+        assert not isinstance(self.transport, Problem)
+        python = host.python or requirements.python
         first = order(
             do="look",
-            workdir=host.workdir or wanted.workdir,
+            workdir=host.workdir or requirements.workdir,
             python=python,
             parts=parts_of(host),
-            contained=wanted.image is not None,
-            place=wanted.place,
-            waits=wanted.waits,
+            contained=requirements.image is not None,
+            place=requirements.place,
+            waits=requirements.waits,
+            packages=[*requirements.task.packages, *requirements.task.trackers],
         )
-        self.talk = RpcClient(self.place, probe, python, first, PROBE_SECONDS)
-        found = self._note("look", self.talk.answer())
-        if "error" in found:
-            raise HostUnreachable(f"{host.label}: cannot look around there: {found['error']}")
-        return found
+        self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
+        facts = self._note("look", self.client.answer())
+        if "error" in facts:
+            raise HostUnreachable(f"{host.label}: cannot look around there: {facts['error']}")
+        return facts
 
     def _look_into(self, image: ContainerSpec) -> None:
         """Inspect the interpreter in a container, in place of the host's."""
-        look = self.finding["look"]
-        command = [*image.words(look), look["python"]]
-        found = self.ask("image", name=image.name, command=command)
-        self._note("look", {**look, "interpreter": found.get("interpreter", {})})
+        basics = self.facts["look"]
+        command = [*image.docker_run(basics), basics["python"]]
+        packages = [*self.requirements.task.packages, *self.requirements.task.trackers]
+        inspected = self.ask("image", name=image.name, command=command, packages=packages)
+        self._note("look", {**basics, "interpreter": inspected.get("interpreter", {})})
 
-    def approach(self, address: str, port: int, token: str) -> None:
+    def test_route(self, address: str, port: int, token: str) -> None:
         """Test the way to the master, whose listener proves that it knows the token."""
         number = secrets.token_bytes(ports.NONCE_BYTES)
         expected = ports.proof(token.encode(), number).hex()
         reach = {"address": address, "port": port, "number": number.hex(), "expected": expected}
         self._ask_all({"route": {"address": address}, "reach": reach})
 
-    def ask(self, question: str, **words: object) -> Answer:
+    def ask(self, question: str, **arguments: object) -> Answer:
         """Send the probe one order; note its answer and return it."""
-        assert self.talk is not None
-        return self._note(question, self.talk.call(question, **words))
+        assert self.client is not None
+        return self._note(question, self.client.call(question, **arguments))
 
     def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
         """Send several orders at once, and then take their answers."""
-        assert self.talk is not None
-        for question, words in questions.items():
-            self.talk.order(question, **words)
+        assert self.client is not None
+        for question, arguments in questions.items():
+            self.client.order(question, **arguments)
         for question in questions:
-            self._note(question, self.talk.answer())
+            self._note(question, self.client.answer())
 
     def late(self) -> HostUnreachable:
         """Return the error for a host whose probe does not answer in time."""
+        if self.client is None:
+            reason = "its login shell has started no program in time: what do ~/.bashrc and the"
+            return HostUnreachable(f"{self.host.label}: {reason} like wait for there?")
         return HostUnreachable(f"{self.host.label}: does not answer our questions")
 
     def _tell_clock(self, rounds: list[tuple[float, float]]) -> None:
@@ -292,9 +316,9 @@ class HostProbe:
     def _compared(ask: Callable[[], Answer]) -> tuple[float, float]:
         """Return the seconds of uncertainty, and by how many the host's clock is ahead of ours."""
         before, began = time.time(), time.monotonic()
-        there = ask()["time"]
+        host_time = ask()["time"]
         half = (time.monotonic() - began) / 2
-        return half, there - before - half
+        return half, host_time - before - half
 
     def _note(self, question: str, answer: Answer) -> Answer:
         """Keep an answer that has the shape of a probe's."""
@@ -306,7 +330,7 @@ class HostProbe:
         return self._keep(question, answer)
 
     def _keep(self, question: str, answer: Answer) -> Answer:
-        self.finding = replace(self.finding, answers={**self.finding.answers, question: answer})
+        self.facts = replace(self.facts, answers={**self.facts.answers, question: answer})
         return answer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from launcher.preflight.facts import FactGatherer, HostFacts, first_answer
+from launcher.preflight.facts import ClusterFacts, HostFacts, first_answer
 from launcher.transport.rpc import Answer
 from rackrun.cuda import gpu_problem
 from rackrun.units import duration, gibibytes, plural
@@ -36,14 +36,18 @@ def gpu_model(host: HostFacts) -> str:
     return _distinct(host, _model).replace("NVIDIA ", "")
 
 
-def wrong_count(host: HostFacts, survey: FactGatherer) -> str:
+def wrong_count(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return why the number of GPUs does not fit the hosts file or the other hosts."""
-    there, wanted = host["look"]["gpus"], host.host.slots
-    if wanted is not None:
-        highest = max((wanted, *(device + 1 for device in host.host.devices or ())))
-        return f"slots ask for {highest} GPUs" if 0 < there < highest else ""
-    first = first_answer(survey)
-    same = there == first["look"]["gpus"]
+    count, ranks = host["look"]["gpus"], host.host.slots
+    devices = host.host.devices or ()
+    if ranks is None and devices:
+        named = f"--include names GPU {max(devices)}"
+        return f"{named}, and there are {count}" if max(devices) >= count else ""
+    if ranks is not None:
+        highest = max((ranks, *(device + 1 for device in devices)))
+        return f"slots ask for {highest} GPUs" if 0 < count < highest else ""
+    first = first_answer(cluster)
+    same = count == first["look"]["gpus"]
     return "" if same else f"{first.host.label} has {first['look']['gpus']}; write slots=N"
 
 
@@ -52,27 +56,27 @@ def driver(host: HostFacts) -> str:
     return str(host["gpus"].get("driver", ""))
 
 
-def unusable(host: HostFacts, survey: FactGatherer) -> str:
+def unusable(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return why the torch of the ranks cannot use the GPUs that they are counted by."""
-    seen, look = host["gpus"], host["look"]
-    interpreter = look["interpreter"]
+    gpus, basics = host["gpus"], host["look"]
+    interpreter = basics["interpreter"]
     torch = str(interpreter.get("torch", ""))
-    if survey.on_cpu or not look["gpus"] or "driver" not in seen or not torch:
+    if cluster.on_cpu or not basics["gpus"] or "driver" not in gpus or not torch:
         return ""
     return gpu_problem(
         torch,
         str(interpreter.get("cuda", "")),
         interpreter.get("archs", ""),
-        seen["driver"],
-        seen.get("capabilities", ()),
+        gpus["driver"],
+        gpus.get("capabilities", ()),
     )
 
 
 def state(host: HostFacts) -> str:
     """Return temperature and power of the hottest GPU, rounded up, and the NVLinks of each."""
-    found = [gpu for _, gpu in _used(host)]
-    hottest = max((gpu.get("temperature", 0) for gpu in found), default=0)
-    strongest = max((gpu.get("power", 0) for gpu in found), default=0)
+    gpus = [gpu for _, gpu in _used(host)]
+    hottest = max((gpu.get("temperature", 0) for gpu in gpus), default=0)
+    strongest = max((gpu.get("power", 0) for gpu in gpus), default=0)
     return ", ".join(
         [
             *([f"to {-(-hottest // HOT) * HOT} °C"] if hottest else []),
@@ -82,59 +86,61 @@ def state(host: HostFacts) -> str:
     )
 
 
-def sick(host: HostFacts, survey: FactGatherer) -> str:
+def sick(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return why no rank can compute on some of the GPUs, unless all ranks are on the CPU."""
-    return "" if survey.on_cpu else "; ".join(_each(host, troubles))
+    return "" if cluster.on_cpu else "; ".join(_each(host, troubles))
 
 
-def suspicious(host: HostFacts, survey: FactGatherer) -> str:
+def suspicious(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return what may slow GPUs down, or end a run later."""
-    return "" if survey.on_cpu else "; ".join(_each(host, signs))
+    return "" if cluster.on_cpu else "; ".join(_each(host, signs))
 
 
 def suspects(gpus: Answer, seconds: int) -> str:
     """Return what is wrong with the GPUs of a host, and happened no longer ago than that."""
-    found = []
+    problems = []
     for number, gpu in enumerate(gpus.get("gpus", ())):
         recent = [xid for xid in gpu.get("xids", ()) if xid["seconds"] <= seconds]
         if wrong := [*troubles(gpu), *signs({**gpu, "xids": recent})]:
-            found.append(f"GPU {number}: {', '.join(wrong)}")
-    return "; ".join(found)
+            problems.append(f"GPU {number}: {', '.join(wrong)}")
+    return "; ".join(problems)
 
 
 def troubles(gpu: Answer) -> list[str]:
     """Return why a GPU cannot be computed on."""
-    uncorrected, found = gpu.get("uncorrected", 0), []
+    uncorrected, problems = gpu.get("uncorrected", 0), []
     if uncorrected:
-        found.append(f"{plural(uncorrected, 'uncorrected ECC error')} since the driver was loaded")
+        problems.append(
+            f"{plural(uncorrected, 'uncorrected ECC error')} since the driver was loaded"
+        )
     if gpu.get("remapping") == "failed":
-        found.append("its broken memory cannot be remapped: replace it")
+        problems.append("its broken memory cannot be remapped: replace it")
     if "re" in gpu.get("recovery", "").lower():  # Reset, Reboot, Drain and Reset
-        found.append(f"asks for: {gpu['recovery']}")
-    return found
+        problems.append(f"asks for: {gpu['recovery']}")
+    return problems
 
 
 def signs(gpu: Answer) -> list[str]:
     """Return what is suspicious about a GPU."""
-    found = [SLOWED.get(reason, reason) for reason in gpu.get("slowed", ())]
+    notes = [SLOWED.get(reason, reason) for reason in gpu.get("slowed", ())]
     if gpu.get("remapping") == "pending":
-        found.append("remaps broken memory at its next reset")
+        notes.append("remaps broken memory at its next reset")
     newest = {xid["code"]: xid["seconds"] for xid in gpu.get("xids", ())}
-    found += [f"Xid {code} {duration(seconds)} ago" for code, seconds in newest.items()]
-    return list(dict.fromkeys(found))
+    notes += [f"Xid {code} {duration(seconds)} ago" for code, seconds in newest.items()]
+    return list(dict.fromkeys(notes))
 
 
-def odd_one_out(host: HostFacts, survey: FactGatherer) -> str:
+def odd_one_out(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return in what the GPUs of a host differ from those of most hosts."""
-    hosts = [one for one in survey.findings if one.error is None and one["gpus"].get("gpus")]
+    hosts = [one for one in cluster.hosts if one.error is None and one["gpus"].get("gpus")]
     if host not in hosts:
         return ""
-    found = []
+    differences = []
     for name, read in ASPECTS.items():
         usual = Counter(map(read, hosts)).most_common(1)[0][0]
         if read(host) != usual:
-            found.append(f"{name} {read(host) or '?'}, elsewhere {usual or '?'}")
-    return "; ".join(found)
+            differences.append(f"{name} {read(host) or '?'}, elsewhere {usual or '?'}")
+    return "; ".join(differences)
 
 
 def memory(host: HostFacts) -> str:
@@ -143,7 +149,7 @@ def memory(host: HostFacts) -> str:
     return f"{max(gpu['used'] for gpu in gpus)} MiB in use at most" if gpus else ""
 
 
-def busy(host: HostFacts, survey: FactGatherer) -> str:
+def busy(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return which GPUs are in use, and by whom."""
     gpus = enumerate(host["gpus"].get("gpus", []))
     busy = [f"GPU {number}: {gpu['used']} MiB" for number, gpu in gpus if gpu["used"] > USED_MIB]
@@ -152,17 +158,17 @@ def busy(host: HostFacts, survey: FactGatherer) -> str:
     return "; ".join(filter(None, (in_use, f"processes {', '.join(who)}" if who else "")))
 
 
-def _each(host: HostFacts, judge: Callable[[Answer], list[str]]) -> Iterator[str]:
+def _each(host: HostFacts, problems_of: Callable[[Answer], list[str]]) -> Iterator[str]:
     for number, gpu in _used(host):
-        if found := judge(gpu):
-            yield f"GPU {number}: {', '.join(found)}"
+        if problems := problems_of(gpu):
+            yield f"GPU {number}: {', '.join(problems)}"
 
 
 def _used(host: HostFacts) -> list[tuple[int, Answer]]:
     """Return the GPUs that a run may use, with their numbers."""
     chosen = host.host.devices
-    found = enumerate(host["gpus"].get("gpus", ()))
-    return [(number, gpu) for number, gpu in found if chosen is None or number in chosen]
+    gpus = enumerate(host["gpus"].get("gpus", ()))
+    return [(number, gpu) for number, gpu in gpus if chosen is None or number in chosen]
 
 
 def _distinct(host: HostFacts, read: Callable[[Answer], str]) -> str:

@@ -12,7 +12,7 @@ def refuse_unusable_gpus(name: str, python: str, way_out: str) -> None:
 
     `way_out` is what to type where that is meant.
     """
-    told = describe([python])
-    torch, cuda = told.get("torch", ""), told.get("cuda", "")
+    versions = describe([python])
+    torch, cuda = versions.get("torch", ""), versions.get("cuda", "")
     if torch and (why := gpu_problem(torch, cuda, "", driver_here(), [])):
         raise PreflightRefused(f"{name}: {why}; {way_out}")

@@ -13,7 +13,6 @@ from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import each
 from launcher.transport.rpc import RpcClient
-from rackrun.contract import variables
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
 from rackrun.terminal import one_line
@@ -24,30 +23,30 @@ BEFORE_SECONDS = 60  # errors that are so much older than the run are of no conc
 Visit = tuple[HostPlan, Transport]
 
 
-def probable_causes(plan: Plan, places: Sequence[Transport], result: Result) -> Iterator[str]:
+def probable_causes(plan: Plan, transports: Sequence[Transport], result: Result) -> Iterator[str]:
     """Yield a line for each host with a sick GPU; none for hosts that do not answer."""
     if result.verdict != "failed":
         return
-    visits = [
-        (host, place)
-        for host, place in zip(plan.hosts, places, strict=True)
-        if (variables.GPUS, "1") in host.environment and result.hosts.get(host.name) == "clean"
+    pairs = [
+        (host, transport)
+        for host, transport in zip(plan.hosts, transports, strict=True)
+        if host.uses_gpus and result.hosts.get(host.name) == "clean"
     ]
     seconds = int(result.seconds) + BEFORE_SECONDS
-    found = each(lambda visit: _suspects(visit, seconds), visits, seconds=LOOK_SECONDS)
-    for (host, _), said in zip(visits, found, strict=True):
-        if said and not isinstance(said, Problem):
-            yield f"{host.name}: probable cause: {one_line(said)}"
+    outcomes = each(lambda pair: _suspects(pair, seconds), pairs, seconds=LOOK_SECONDS)
+    for (host, _), problems in zip(pairs, outcomes, strict=True):
+        if problems and not isinstance(problems, Problem):
+            yield f"{host.name}: probable cause: {one_line(problems)}"
 
 
-def _suspects(visit: Visit, seconds: int) -> str:
+def _suspects(pair: Visit, seconds: int) -> str:
     """Return what is wrong with the GPUs of a host, and was not long before the run."""
-    host, place = visit
+    host, transport = pair
     first = order(do="gpus", full=True)
-    talk = RpcClient(place, probe, host.agent_python, first, LOOK_SECONDS)
+    client = RpcClient(transport, probe, host.agent_python, first, LOOK_SECONDS)
     try:
-        return suspects(believed("gpus", talk.answer()), seconds)
+        return suspects(believed("gpus", client.answer()), seconds)
     except Misshapen:
         return ""
     finally:
-        talk.close()
+        client.close()

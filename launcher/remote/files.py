@@ -30,8 +30,8 @@ def contents(path: str, most_bytes: int) -> bytes:
     """Return the bytes of a plain file; raise OSError for links, pipes and what is longer."""
     descriptor = os.open(path, READ)
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
             raise OSError(errno.EINVAL, "is not a file that rackrun has written", path)
         return file.read(most_bytes)
 
@@ -80,22 +80,22 @@ def is_own_folder(scratch: str) -> bool:
     if not is_scratch(scratch):
         return False
     try:
-        found = os.lstat(scratch)
+        status = os.lstat(scratch)
     except OSError:
         return False
-    private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == 0o700
-    return private and found.st_uid == os.getuid()
+    private = stat.S_ISDIR(status.st_mode) and status.st_mode & 0o777 == 0o700
+    return private and status.st_uid == os.getuid()
 
 
 def identities_in(scratch: str) -> tuple[list[int], list[int]]:
     """Return the identities of a run's agent and guard; both empty when the folder has none."""
-    known: Any = None
+    numbers: Any = None
     if is_own_folder(scratch):
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            known = json.loads(contents(f"{scratch}/agent.pid", IDENTITY_BYTES))
-    if not isinstance(known, list) or not all(type(number) is int for number in known[:4]):
+            numbers = json.loads(contents(f"{scratch}/agent.pid", IDENTITY_BYTES))
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers[:4]):
         return [], []
-    return known[:2], known[2:4]
+    return numbers[:2], numbers[2:4]
 
 
 def remove_folder(path: str) -> None:

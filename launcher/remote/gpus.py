@@ -36,21 +36,21 @@ def gpus(full: bool) -> dict[str, Any]:
         return {"gpus": [], "processes": []}
     text = "\n".join(lines_of(program, "-q", "-x"))
     parts = re.split(r"<gpu id=\"([^\"]*)\">", text)[1:]
-    found = [described(each) for each in parts[1::2]]
+    described_gpus = [described(each) for each in parts[1::2]]
     if full:
         errors, links = xids(), _nvlinks(program)
-        for number, one in enumerate(found):
+        for number, gpu in enumerate(described_gpus):
             bus = parts[2 * number].lower()[4:-2]  # 00000000:3B:00.0, and 0000:3b:00 in the log
-            one["xids"] = errors.get(bus, [])[-MOST_XIDS:]
-            one["links"] = links.get(number, 0)
+            gpu["xids"] = errors.get(bus, [])[-MOST_XIDS:]
+            gpu["links"] = links.get(number, 0)
     pids = [
         int(match[1])
         for match in re.finditer(r"<pid>(\d+)</pid>.*?<type>([^<]*)<", text, re.DOTALL)
         if "C" in match[2]
     ]
     return {
-        "gpus": found,
-        "driver": word(text, "driver_version"),
+        "gpus": described_gpus,
+        "driver": tag_text(text, "driver_version"),
         # none from drivers before 510
         "capabilities": lines_of(
             program, "--query-gpu=compute_cap", "--format=csv,noheader,nounits"
@@ -65,10 +65,13 @@ def described(text: str) -> dict[str, Any]:
     counts = re.findall(r"<\w*uncorrectable\w*>(\d+)<", volatile)
     older = re.findall(r"<total>(\d+)<", section(volatile, "double_bit"))
     reasons = re.findall(r"<clocks_(?:event|throttle)_reason_(\w+)>Active<", text)
-    failed = word(text, "remapped_row_failure") == "Yes"
-    pending = "Yes" in (word(text, "remapped_row_pending"), word(text, "pending_retirement"))
+    failed = tag_text(text, "remapped_row_failure") == "Yes"
+    pending = "Yes" in (
+        tag_text(text, "remapped_row_pending"),
+        tag_text(text, "pending_retirement"),
+    )
     return {
-        "name": word(text, "product_name"),
+        "name": tag_text(text, "product_name"),
         "total": number(memory, "total"),
         "used": number(memory, "used"),
         "temperature": number(text, "gpu_temp"),
@@ -76,40 +79,40 @@ def described(text: str) -> dict[str, Any]:
         "power_limit": number(text, "(?:current_)?power_limit"),
         "uncorrected": sum(map(int, counts + older)),
         "remapping": "failed" if failed else "pending" if pending else "",
-        "recovery": word(text, "gpu_recovery_action").replace("None", ""),
+        "recovery": tag_text(text, "gpu_recovery_action").replace("None", ""),
         "slowed": [reason for reason in SLOWED if reason in reasons],
     }
 
 
 def section(text: str, tag: str) -> str:
     """Return the text between the first such tag and its end."""
-    found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    return found[1] if found else ""
+    match = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return match[1] if match else ""
 
 
-def word(text: str, tag: str) -> str:
+def tag_text(text: str, tag: str) -> str:
     """Return the text of the first such tag; empty where there is none, or nothing known."""
-    found = re.search(f"<{tag}>([^<]*)<", text)
-    return found[1].strip() if found and "N/A" not in found[1] else ""
+    match = re.search(f"<{tag}>([^<]*)<", text)
+    return match[1].strip() if match and "N/A" not in match[1] else ""
 
 
 def number(text: str, tag: str) -> int:
     """Return the first such number, whatever its unit, rounded down; 0 where there is none."""
-    found = re.search(rf"<{tag}>(\d+)", text)
-    return int(found[1]) if found else 0
+    match = re.search(rf"<{tag}>(\d+)", text)
+    return int(match[1]) if match else 0
 
 
 def _nvlinks(program: str) -> dict[int, int]:
     """Return how many NVLinks of each GPU are up."""
-    found: dict[int, int] = {}
+    links: dict[int, int] = {}
     gpu = -1
     for line in lines_of(program, "nvlink", "--status"):
         head = re.match(r"GPU (\d+):", line)
         if head:
             gpu = int(head[1])
         elif re.search(r"Link \d+: [\d.]+ GB/s", line):
-            found[gpu] = found.get(gpu, 0) + 1
-    return found
+            links[gpu] = links.get(gpu, 0) + 1
+    return links
 
 
 def xids(lines: list[str] | None = None) -> dict[str, list[dict[str, int]]]:
@@ -120,12 +123,12 @@ def xids(lines: list[str] | None = None) -> dict[str, list[dict[str, int]]]:
         except OSError:
             lines = []
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    found: dict[str, list[dict[str, int]]] = {}
+    errors: dict[str, list[dict[str, int]]] = {}
     for match in filter(None, map(XID.search, lines)):
         if int(match[3]) in HARDWARE_XIDS:
-            one = {"code": int(match[3]), "seconds": max(0, int(now - int(match[1])))}
-            found.setdefault(match[2].lower(), []).append(one)
-    return found
+            error = {"code": int(match[3]), "seconds": max(0, int(now - int(match[1])))}
+            errors.setdefault(match[2].lower(), []).append(error)
+    return errors
 
 
 def amd_gpus() -> int:

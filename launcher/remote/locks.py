@@ -21,6 +21,34 @@ TICKET = ".wait-"
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # there may be a link, or a pipe
 
 
+def lock_path(name: str) -> tuple[str, str]:
+    """Return the file that runs on this host lock: in /tmp, which all accounts share.
+
+    Any account may put there what cannot be locked, and nobody else may remove it: it is returned,
+    too. The launches of this account then exclude one another by a file in its home, and no longer
+    those of others.
+    """
+    path = f"/tmp/rackrun-{name}.lock"
+    folder, start = os.path.split(path)
+    for file in os.listdir(folder):
+        planted = os.path.join(folder, file)
+        if file.startswith(start) and TICKET not in file and not _is_lockable(planted):
+            home = os.path.expanduser("~/.rackrun")
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            return os.path.join(home, os.path.basename(path)), planted
+    return path, ""
+
+
+def _is_lockable(path: str) -> bool:
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        return error.errno == errno.ENOENT  # it has just been removed
+    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    os.close(descriptor)
+    return is_file
+
+
 def lock(path: str, shared: bool) -> int:
     """Lock a file and return its descriptor, which holds the lock until this process ends.
 
@@ -56,39 +84,39 @@ def signature(path: str, owner: int) -> tuple[str, str]:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         descriptor = os.open(path, _FLAGS)
         try:
-            told = json.loads(os.read(descriptor, SIGNATURE_BYTES))
+            fields = json.loads(os.read(descriptor, SIGNATURE_BYTES))
             is_theirs = os.fstat(descriptor).st_uid == owner
         finally:
             os.close(descriptor)
-        if is_theirs and isinstance(told, dict):
-            run, name = str(told.get("run")), str(told.get("name"))
+        if is_theirs and isinstance(fields, dict):
+            run, name = str(fields.get("run")), str(fields.get("name"))
             if re.fullmatch("[0-9a-f]{32}", run) and re.fullmatch("[A-Za-z0-9._-]{1,255}", name):
                 return run, name
     return "", ""
 
 
-def take_ticket(path: str, place: str) -> tuple[str, int]:
+def take_ticket(path: str, turn: str) -> tuple[str, int]:
     """Queue for a lock; return the ticket and its descriptor, which holds the place in the queue.
 
-    A launch probes again before its last probe has ended, so it may hold two tickets for a place:
+    A launch probes again before its last probe has ended, so it may hold two tickets for a turn:
     the process id keeps them apart.
     """
-    ticket = f"{path}{TICKET}{place}-{os.getpid()}"
+    ticket = f"{path}{TICKET}{turn}-{os.getpid()}"
     return ticket, lock(ticket, shared=False)
 
 
-def first_in_line(path: str, parts: list[str], place: str) -> str:
-    """Return the first ticket before a place, for these parts of a lock; empty when there is none.
+def first_in_line(path: str, parts: list[str], turn: str) -> str:
+    """Return the first ticket before a turn, for these parts of a lock; empty when there is none.
 
     The lock of a whole host excludes all of its parts, and each part the whole host.
     """
     folder, name = os.path.split(path)
     line = []
-    for file in os.listdir(folder) if place else ():
+    for file in os.listdir(folder) if turn else ():
         lock_name, mark, ahead = file.partition(TICKET)
         part = lock_name[len(name) :]
         concerns_us = "" in parts or part in ("", *parts)
-        if mark and lock_name.startswith(name) and concerns_us and ahead < place:
+        if mark and lock_name.startswith(name) and concerns_us and ahead < turn:
             line.append((ahead, os.path.join(folder, file)))
     return next((ticket for _, ticket in sorted(line) if _is_held(ticket)), "")
 

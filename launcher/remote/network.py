@@ -26,11 +26,11 @@ def route(address: str) -> dict[str, Any]:
 
 def address_of(interface: str) -> dict[str, Any]:
     """Return the first address of a device."""
-    found = [address for address, name in addresses() if name == interface]
-    if found:
-        return {"address": found[0]}
-    known = ", ".join(sorted({name for _, name in addresses()}))
-    return {"error": f"there is no device {interface} with an address; there are: {known}"}
+    matching = [address for address, name in addresses() if name == interface]
+    if matching:
+        return {"address": matching[0]}
+    names = ", ".join(sorted({name for _, name in addresses()}))
+    return {"error": f"there is no device {interface} with an address; there are: {names}"}
 
 
 def interface_of(address: str) -> str:
@@ -48,14 +48,14 @@ def addresses() -> list[tuple[str, str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("iP", len(room), room.buffer_info()[0])
         length = struct.unpack("iP", fcntl.ioctl(sock, SIOCGIFCONF, request))[0]
-    found = []
+    pairs = []
     for start in range(0, length, IFREQ_BYTES):
         entry = room[start : start + IFREQ_BYTES].tobytes()
         name = entry[:16].split(b"\0")[0].decode().split(":")[0]  # eth0:1 is an alias on eth0
-        found.append((socket.inet_ntoa(entry[20:24]), name))
+        pairs.append((socket.inet_ntoa(entry[20:24]), name))
     if os.path.exists("/proc/net/if_inet6"):
         with open("/proc/net/if_inet6") as file:
             for line in file:
                 packed, *_, name = line.split()
-                found.append((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed)), name))
-    return found
+                pairs.append((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed)), name))
+    return pairs

@@ -22,6 +22,7 @@ from launcher.remote.locks import (
     TICKET,
     first_in_line,
     flock,
+    lock_path,
     open_lock,
     remove_lock,
     signature,
@@ -33,7 +34,7 @@ from launcher.remote.waiting import find_program, lines_of, output_of, within
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
@@ -41,6 +42,7 @@ INTERPRETER_SECONDS = 20.0
 SILENT_SECONDS = 600  # a launcher that lost its network leaves an SSH session that never ends
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
+LEAST_TMP = 8 << 20  # for the agent of a run, and what torchrun writes about failures
 KFD = "/dev/kfd"  # the driver of AMD's GPUs
 
 HELD: dict[str, int] = {}
@@ -48,28 +50,33 @@ HELD: dict[str, int] = {}
 
 DESCRIBE = """\
 import glob, importlib.util, json, mmap, os, re, sys
-said = {"version": "%d.%d.%d" % sys.version_info[:3], "torch": "", "cuda": ""}
+facts = {"version": "%d.%d.%d" % sys.version_info[:3], "torch": "", "cuda": ""}
 spec = importlib.util.find_spec("torch")
 if spec is not None and spec.origin:
-    told = {}
+    version = {}
     with open(os.path.join(os.path.dirname(spec.origin), "version.py")) as file:
-        exec(file.read(), told)
-    said.update(torch=told["__version__"], cuda=told.get("cuda") or "")
+        exec(file.read(), version)
+    facts.update(torch=version["__version__"], cuda=version.get("cuda") or "")
     library = os.path.join(os.path.dirname(spec.origin), "lib", "libtorch_python.so")
-    if said["cuda"] and glob.glob("/dev/nvidia[0-9]*") and os.path.exists(library):
+    if facts["cuda"] and glob.glob("/dev/nvidia[0-9]*") and os.path.exists(library):
         with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-            place = data.find(b"\\0sm_")
-            while place >= 0 and "archs" not in said:
-                text = data[place + 1 : data.find(b"\\0", place + 1)]
+            offset = data.find(b"\\0sm_")
+            while offset >= 0 and "archs" not in facts:
+                text = data[offset + 1 : data.find(b"\\0", offset + 1)]
                 if re.fullmatch(rb"((sm|compute)_[0-9]+[a-z]? ?)+", text):
-                    said["archs"] = text.decode()
-                place = data.find(b"\\0sm_", place + 1)
-print(json.dumps(said))
+                    facts["archs"] = text.decode()
+                offset = data.find(b"\\0sm_", offset + 1)
+sys.path.insert(0, sys.argv[1])
+facts["missing"] = [name for name in sys.argv[2:] if importlib.util.find_spec(name) is None]
+print(json.dumps(facts))
 """
 """Run by the interpreter of the ranks: read torch's version without the cost of importing it.
 
 On a host with GPUs, also find the architectures that torch was built for, in its library.
 """
+
+
+_OPTIONAL = ("archs", "missing")
 
 
 def serve(bundle: object) -> None:
@@ -127,33 +134,36 @@ def look(
     contained: bool = False,
     place: str = "",
     waits: bool = False,
+    packages: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
     `parts` are the endings of the lock files that the run would hold alone. `contained`: the
     interpreter is that of a container image, which `image` describes. `place`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
+    `packages`: what the interpreter must be able to import.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = os.environ.get("SSH_CONNECTION", "").split()
-    lock = _lock_path(connection)
+    lock, planted = _lock_path(connection)
     if waits:
         HELD.update(take_ticket(lock + part, place) for part in parts)
     try:
-        there = within(FOLDER_SECONDS, lambda: _look_into(workdir, "" if contained else python))
+        facts = within(FOLDER_SECONDS, lambda: _look_into(workdir, "" if contained else python))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
-    interpreter = (python or "python3") if contained else there["python"]
+    interpreter = (python or "python3") if contained else facts["python"]
     return {
         **clock(),
-        **there,
+        **facts,
         "machine": machine(),
         "address": _address_in(connection),
         "lock": lock,
+        "lock_problem": _lock_problem(planted),
         **in_the_way(lock, parts, place),
         "workdir": workdir,
         "python": interpreter,
-        "interpreter": {} if contained else describe([interpreter]),
+        "interpreter": {} if contained else describe([interpreter], packages, workdir),
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": _user_name(os.getuid())},
         "cores": len(os.sched_getaffinity(0)),
         "gpus": gpu_count(),
@@ -165,20 +175,21 @@ def _look_into(workdir: str, python: str) -> dict[str, Any]:
     """Return facts about the disk of the working directory."""
     return {
         "workdir_problem": workdir_problem(workdir),
+        "tmp_problem": tmp_problem(),
         "python": _find_interpreter(workdir, python),
         "disk_free": min(disk_free(workdir), LARGEST_NUMBER),
     }
 
 
-def image(name: str, command: list[str]) -> dict[str, Any]:
+def image(name: str, command: list[str], packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return the id of a container image, and facts about the interpreter that `command` runs."""
     try:
-        told = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
-        if not told:
+        ids = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
+        if not ids:
             return {"error": _why_no_image(name)}
     except OSError as error:
         return {"error": f"docker: {error.strerror}; install it, or leave out --image"}
-    return {"id": told[0].rpartition(":")[2][:12], "interpreter": describe(command)}
+    return {"id": ids[0].rpartition(":")[2][:12], "interpreter": describe(command, packages)}
 
 
 def _why_no_image(name: str) -> str:
@@ -197,16 +208,16 @@ def _replace_by(command: list[str]) -> dict[str, Any]:
     program = find_program(command[0])
     if program is not None:
         release()
-        service.answer({})
+        service.reply({})
         os.execv(program, command)
     return {"error": f"there is no {command[0]} on this host"}
 
 
-def gpus(**words: Any) -> dict[str, Any]:
+def gpus(**options: Any) -> dict[str, Any]:
     """Return model, memory and health of every GPU; imported here, for hosts that have some."""
     from launcher.remote import gpus
 
-    return gpus.gpus(**words)
+    return gpus.gpus(**options)
 
 
 def gpu_count() -> int:
@@ -224,9 +235,9 @@ def code(root: str, files: dict[str, str]) -> dict[str, Any]:
     missing: list[str] = []
     different: list[str] = []
     for path, digest in files.items():
-        found = file_digest(os.path.join(root, path))
-        if found != digest:
-            (different if found else missing).append(path)
+        actual = file_digest(os.path.join(root, path))
+        if actual != digest:
+            (different if actual else missing).append(path)
     return {
         "missing": missing[:NAMED_FILES],
         "different": different[:NAMED_FILES],
@@ -234,11 +245,11 @@ def code(root: str, files: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def listen(**words: Any) -> dict[str, Any]:
+def listen(**options: Any) -> dict[str, Any]:
     """Hold a port for the other hosts to try; see `ports`, which few hosts need."""
     from launcher.remote import ports
 
-    return ports.listen(**words)
+    return ports.listen(**options)
 
 
 def hush() -> dict[str, Any]:
@@ -248,18 +259,18 @@ def hush() -> dict[str, Any]:
     return ports.hush()
 
 
-def reach(**words: Any) -> dict[str, Any]:
+def reach(**options: Any) -> dict[str, Any]:
     """Call the first host at its port."""
     from launcher.remote import ports
 
-    return ports.reach(**words)
+    return ports.reach(**options)
 
 
-def shards(**words: Any) -> dict[str, Any]:
+def shards(**options: Any) -> dict[str, Any]:
     """Read the manifest of the shards, and some of them; see `shard_access`."""
     from launcher.remote import shard_access
 
-    return shard_access.shards(**words)
+    return shard_access.shards(**options)
 
 
 def hold(path: str, shared: bool) -> dict[str, Any]:
@@ -272,8 +283,8 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
         flock(descriptor, shared)
     except BlockingIOError:
         os.close(descriptor)
-        found = holder_of([path])
-        return {**found, "holder": found["holder"] or "another launch"}
+        holder = holder_of([path])
+        return {**holder, "holder": holder["holder"] or "another launch"}
     HELD[path] = descriptor
     return {"holder": ""}
 
@@ -291,16 +302,16 @@ def release() -> None:
         remove_lock(*HELD.popitem())
 
 
-def in_the_way(lock: str, parts: list[str], place: str) -> dict[str, Any]:
+def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
     """Return who holds these parts of a host, or else who is before a place in the queue."""
-    found = holder_of([lock + part for part in parts])
-    ticket = "" if found["holder"] else first_in_line(lock, parts, place)
+    holder = holder_of([lock + part for part in parts])
+    ticket = "" if holder["holder"] else first_in_line(lock, parts, turn)
     with contextlib.suppress(OSError, ValueError, OverflowError):  # gone, or no ticket of a launch
         owner = _user_name(os.stat(ticket).st_uid) if ticket else ""
         since = time.localtime(float(ticket.partition(TICKET)[2].partition("-")[0] or 0))
         if owner:
             return {"holder": f"{owner}, since {time.strftime('%H:%M:%S', since)}", "queued": True}
-    return found
+    return holder
 
 
 def holder_of(paths: list[str]) -> dict[str, Any]:
@@ -315,14 +326,14 @@ def holder_of(paths: list[str]) -> dict[str, Any]:
 
 def described(pid: int, path: str) -> dict[str, Any]:
     """Return the owner and age of the process that has a lock, and its run."""
-    words = process_in_words(pid)
+    process = process_in_words(pid)
     with contextlib.suppress(OSError):
         owner = os.stat(f"/proc/{pid}").st_uid
         run, name = signature(path, owner)
         if run:
             mine = run if owner == os.getuid() else ""
-            return {"holder": f"run {run[:8]} ({name}), {words}", "run": mine}
-    return {"holder": words}
+            return {"holder": f"run {run[:8]} ({name}), {process}", "run": mine}
+    return {"holder": process}
 
 
 def _inode_of(path: str) -> str:
@@ -338,7 +349,7 @@ def _inode_of(path: str) -> str:
     finally:
         os.close(descriptor)
     with open("/proc/self/mountinfo") as file:
-        mounts = {words[0]: words[2] for words in map(str.split, file)}
+        mounts = {fields[0]: fields[2] for fields in map(str.split, file)}
     major, _, minor = mounts.get(mount, "0:0").partition(":")
     return f"{int(major):02x}:{int(minor):02x}:{inode}"
 
@@ -377,11 +388,24 @@ def _address_in(connection: list[str]) -> str:
     return address if "." in address or ":" in address else ""  # not UNKNOWN
 
 
-def _lock_path(connection: list[str]) -> str:
-    """Return the file that a run on this host locks; each sshd on loopback counts as a host."""
+def _lock_path(connection: list[str]) -> tuple[str, str]:
+    """Return the lock of this host, and what is in its way; each sshd on loopback is a host."""
     loopback = len(connection) == 4 and connection[2].startswith("127.")
     name = "-".join(connection[2:]) if loopback else machine()
-    return f"/tmp/rackrun-{name}.lock"
+    return lock_path(name)
+
+
+def _lock_problem(planted: str) -> str:
+    """Return why runs of other accounts may not see ours, and who can mend it; empty if they do."""
+    with contextlib.suppress(OSError):  # it has just been removed
+        owner = _user_name(os.lstat(planted).st_uid) if planted else ""
+        shown = os.fsencode(planted).decode(errors="replace")
+        if owner:
+            return (
+                f"{shown} cannot be locked, so runs of other accounts may use this host at the "
+                f"same time; ask {owner}, who owns it, to remove it"
+            )
+    return ""
 
 
 def machine() -> str:
@@ -398,26 +422,34 @@ def _find_interpreter(workdir: str, python: str) -> str:
         path = os.path.expanduser(python)
         return os.path.join(workdir, path) if "/" in path else find_program(path) or path
     for folder in (os.path.join(workdir, INSTALLED), workdir):
-        own = os.path.join(folder, ".venv", "bin", "python")
-        if os.path.exists(own):
-            return own
+        interpreter = os.path.join(folder, ".venv", "bin", "python")
+        if os.path.exists(interpreter):
+            return interpreter
     return find_program("python3") or "python3"
 
 
-def describe(command: list[str]) -> dict[str, Any]:
-    """Return the versions of an interpreter, which this command starts, and of its torch."""
+def describe(
+    command: list[str], packages: Sequence[str] = (), workdir: str = "/"
+) -> dict[str, Any]:
+    """Return the versions of an interpreter, which this command starts, and of its torch.
+
+    Also which of these packages it lacks; the ranks find those in their working directory as well.
+    """
     interpreter = command[-1]
     try:
-        told, complaint = output_of([*command, "-c", DESCRIBE], INTERPRETER_SECONDS)
+        args = [*command, "-c", DESCRIBE, workdir, *packages]
+        output, complaint = output_of(args, INTERPRETER_SECONDS)
     except TimeoutError:
         return {"error": f"{interpreter} does not answer"}
     except OSError as error:
         return {"error": f"{interpreter}: {error.strerror}"}
     try:
-        said: dict[str, Any] = json.loads(told)
-        if set(said) - {"archs"} != {"version", "torch", "cuda"}:
+        facts = json.loads(output)
+        if not isinstance(facts, dict) or set(facts) - {*_OPTIONAL} != {"version", "torch", "cuda"}:
             raise TypeError
-        return {name: str(value) for name, value in said.items()}
+        lacking = facts.pop("missing", ())
+        missing = [name for name in packages if name in lacking]
+        return {**{name: str(value) for name, value in facts.items()}, "missing": missing}
     except (TypeError, ValueError, RecursionError):
         lines = complaint.decode(errors="replace").strip().splitlines()
         of_docker = [line for line in lines if line.startswith("docker: ")]
@@ -430,6 +462,16 @@ def workdir_problem(workdir: str) -> str:
         return f"there is no folder {workdir}"
     if not os.access(workdir, os.W_OK | os.X_OK) or os.statvfs(workdir).f_flag & os.ST_RDONLY:
         return f"{workdir} cannot be written"
+    return ""
+
+
+def tmp_problem() -> str:
+    """Return why an agent cannot keep its files in /tmp while a run lasts; empty when it can."""
+    space = os.statvfs("/tmp")
+    if not os.access("/tmp", os.W_OK | os.X_OK) or space.f_flag & os.ST_RDONLY:
+        return "/tmp cannot be written"
+    if space.f_bavail * space.f_frsize < LEAST_TMP or (space.f_files and not space.f_favail):
+        return "/tmp is full"
     return ""
 
 

@@ -9,7 +9,7 @@ import time
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -21,13 +21,19 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 class Process:
     """A process as /proc shows it; pid and `started` together belong to no other one."""
 
-    def __init__(self, pid: int, name: str, state: str, parent: int, started: int) -> None:
-        """Take the state as a letter, the start in ticks since boot."""
+    def __init__(
+        self, pid: int, name: str, state: str, parent: int, started: int, ticks: int
+    ) -> None:
+        """Take the state as a letter, the start in ticks since boot, and the ticks on a processor.
+
+        The ticks include those of its children that have ended.
+        """
         self.pid = pid
         self.name = name
         self.state = state
         self.parent = parent
         self.started = started
+        self.ticks = ticks
 
 
 def look_up(pid: int) -> Process | None:
@@ -42,7 +48,8 @@ def look_up(pid: int) -> Process | None:
     values = fields.split()
     if values[0] in "ZX":
         return None
-    return Process(pid, name, values[0], int(values[1]), int(values[19]))
+    ticks = sum(map(int, values[11:15]))
+    return Process(pid, name, values[0], int(values[1]), int(values[19]), ticks)
 
 
 def all_pids() -> list[int]:
@@ -63,13 +70,26 @@ def descendants(*roots: int) -> list[Process]:
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
+    below: list[Process] = []
     parents = list(roots)
     while parents:
         born = children.get(parents.pop(), [])
-        found += born
+        below += born
         parents += [process.pid for process in born]
-    return found
+    return below
+
+
+def processor_ticks(roots: Collection[int]) -> dict[int, int]:
+    """Return how long each of these and its descendants have run on a processor, in ticks."""
+    processes = {process.pid: process for process in all_processes()}
+    ticks = dict.fromkeys(roots, 0)
+    for process in processes.values():
+        ancestor: Process | None = process
+        while ancestor is not None and ancestor.pid not in ticks:
+            ancestor = processes.get(ancestor.parent)
+        if ancestor is not None:
+            ticks[ancestor.pid] += process.ticks
+    return ticks
 
 
 def identity(pid: int) -> list[int]:

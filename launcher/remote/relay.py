@@ -38,9 +38,9 @@ def serve(bundle: object) -> None:
         context = tls(order["key"], server=False)
         control = call(context, order["address"], order["port"], order["word"])
     except OSError as error:
-        service.answer({"error": str(error.strerror or error)})
+        service.reply({"error": str(error.strerror or error)})
         return
-    service.answer({})
+    service.reply({})
     if os.fork() == 0:
         _leave_session()
         prctl(PR_SET_NAME, f"rackrun{order['run']}".encode())  # for people who look at `ps`
@@ -97,11 +97,11 @@ def carry(secure: ssl.SSLSocket, argv: list[str]) -> None:
     pump(secure, ours)
 
 
-def call(context: ssl.SSLContext, address: str, port: int, word: str) -> ssl.SSLSocket:
-    """Connect to the controller and send the word by which it knows the caller."""
+def call(context: ssl.SSLContext, address: str, port: int, token: str) -> ssl.SSLSocket:
+    """Connect to the controller and send the token by which it knows the caller."""
     plain = socket.create_connection((address, port), timeout=CALL_SECONDS)
     keep_alive(plain)
     secure = context.wrap_socket(plain)
-    secure.sendall(f"{word}\n".encode())
+    secure.sendall(f"{token}\n".encode())
     secure.settimeout(None)
     return secure

@@ -125,11 +125,11 @@ def ready() -> dict[str, Any]:
 
 def go() -> dict[str, Any]:
     """Let the controller begin; from then on it outlives this program."""
-    told = _hear_controller("go")
-    if "error" not in told:
+    reply = _hear_controller("go")
+    if "error" not in reply:
         STARTED.clear()
         STATE_OF.clear()
-    return told
+    return reply
 
 
 def give_up() -> None:
@@ -152,19 +152,19 @@ def _hear_controller(line: str) -> dict[str, Any]:
     output = controller.stdout.fileno()
     if output not in select.select([output, 0], [], [])[0]:
         raise service.Over
-    said = controller.stdout.readline()
-    if said:
-        return dict(json.loads(said))
+    line_read = controller.stdout.readline()
+    if line_read:
+        return dict(json.loads(line_read))
     controller.wait()
     with open(os.path.join(STATE_OF[-1], "controller.err"), "rb") as errors:
-        words = errors.read().decode(errors="replace").strip().splitlines()
-    return {"error": (words or ["the controller ended without a message"])[-1]}
+        complaints = errors.read().decode(errors="replace").strip().splitlines()
+    return {"error": (complaints or ["the controller ended without a message"])[-1]}
 
 
 def clear_old() -> None:
     """Remove what is left of runs that ended a month ago, or never began."""
-    found = [glob.glob(os.path.join(STATES, "*", name)) for name in ("record", "code")]
-    for state in {os.path.dirname(path) for path in sum(found, [])}:
+    paths = [glob.glob(os.path.join(STATES, "*", name)) for name in ("record", "code")]
+    for state in {os.path.dirname(path) for path in sum(paths, [])}:
         newest = os.path.join(state, "record" if _is_run(state) else "code")
         is_old = time.time() - os.path.getmtime(newest) > KEPT_SECONDS
         if is_old and not (_is_run(state) and _is_controlled(newest)):
@@ -176,10 +176,10 @@ def clear_old() -> None:
 
 def find(run: str) -> dict[str, Any]:
     """Return the facts about a run, by its name or the start of its id; {} where there is none."""
-    found = matching(run)
-    if len(found) > 1:
-        return {"error": f"several runs are called {run}: {', '.join(map(in_words, found))}"}
-    return _told_of(found[0]) if found else {}
+    folders = matching(run)
+    if len(folders) > 1:
+        return {"error": f"several runs are called {run}: {', '.join(map(in_words, folders))}"}
+    return _facts_of(folders[0]) if folders else {}
 
 
 def matching(run: str) -> list[str]:
@@ -188,10 +188,10 @@ def matching(run: str) -> list[str]:
     A name is often used again: of several runs of one name, the only one that runs is meant.
     """
     folders = _state_folders()
-    found = [path for path in folders if os.path.basename(path).startswith(run)]
-    found = found or [path for path in folders if name_of(path) == run]
-    running = [path for path in found if _is_controlled(os.path.join(path, "record"))]
-    return running if len(running) == 1 else found
+    matches = [path for path in folders if os.path.basename(path).startswith(run)]
+    matches = matches or [path for path in folders if name_of(path) == run]
+    running = [path for path in matches if _is_controlled(os.path.join(path, "record"))]
+    return running if len(running) == 1 else matches
 
 
 def in_words(path: str) -> str:
@@ -201,26 +201,20 @@ def in_words(path: str) -> str:
 
 def name_of(path: str) -> str:
     """Return the name of the run in a folder."""
-    summary = _read_json(_summary_file(path))
+    summary = _read_json(os.path.join(path, SUMMARY))
     return str(summary.get("name", "")) if isinstance(summary, dict) else ""
-
-
-def _summary_file(path: str) -> str:
-    """Return the file of what runs where; runs begun by older launchers have a card.json."""
-    found = os.path.join(path, SUMMARY)
-    return found if os.path.exists(found) else os.path.join(path, "card.json")
 
 
 def _state_folders() -> list[str]:
     """Return the folders of all runs that were begun, the newest first."""
-    found = [path for path in glob.glob(os.path.join(STATES, "*")) if _is_run(path)]
-    return sorted(found, key=lambda path: os.path.getmtime(_summary_file(path)))[::-1]
+    begun = [path for path in glob.glob(os.path.join(STATES, "*")) if _is_run(path)]
+    return sorted(begun, key=lambda path: os.path.getmtime(os.path.join(path, SUMMARY)))[::-1]
 
 
 def list_runs() -> dict[str, Any]:
     """Return this account's newest detached runs that began here, and its agents here."""
-    told = [_told_of(path) for path in _state_folders()[:MOST_LISTED]]
-    return {"runs": told, "agents": list(_living_agents())}
+    runs = [_facts_of(path) for path in _state_folders()[:MOST_LISTED]]
+    return {"runs": runs, "agents": list(_living_agents())}
 
 
 def _living_agents() -> Iterator[dict[str, Any]]:
@@ -229,23 +223,23 @@ def _living_agents() -> Iterator[dict[str, Any]]:
     for pid in our_pids() if agents else ():
         agent = agents.get(_identity_of(pid))
         if agent:
-            told = _read_json(os.path.join(agent["scratch"], "command.json"))
+            command = _read_json(os.path.join(agent["scratch"], "command.json"))
             run = os.path.basename(agent["scratch"]).split("-")[1]
             yield {
                 "run": run,
-                "folder": str(told.get("folder", "")),
-                "command": told.get("command", []),
+                "folder": str(command.get("folder", "")),
+                "command": command.get("command", []),
                 "seconds": described(pid).get("seconds", 0.0),
             }
 
 
-def _told_of(path: str) -> dict[str, Any]:
+def _facts_of(path: str) -> dict[str, Any]:
     """Return the facts about the run in a folder: summary, state, controller, ending."""
     record = os.path.join(path, "record")
     alive = _is_controlled(record)
     controller = controller_of(os.path.basename(path)) if alive else 0
     return {
-        "summary": _read_json(_summary_file(path)),
+        "summary": _read_json(os.path.join(path, SUMMARY)),
         "state": _read_json(os.path.join(path, "state.json")),
         "alive": alive,
         "stopped": controller if _is_stopped(controller) else 0,
@@ -273,12 +267,12 @@ def last_words(record: str) -> dict[str, Any]:
     with open(record, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - PIECE_BYTES))
         lines = file.read().splitlines()
-    said: dict[str, Any] = {}
+    ending: dict[str, Any] = {}
     for line in lines[-LAST_LINES:]:
         if line.startswith((b'{"finish"', b'{"end"')):
             with contextlib.suppress(ValueError):
-                said.update(json.loads(line))
-    return said
+                ending.update(json.loads(line))
+    return ending
 
 
 def _read_json(path: str) -> Any:
@@ -419,38 +413,38 @@ def processes(run: str) -> dict[str, Any]:
     Only those of this account: any other account of this host can set any variable, take any
     name, and make any folder in /tmp that is not there yet.
     """
-    mark, agents, found = f"{variables.RUN_ID}={run}".encode(), agents_of(run), []
+    mark, agents, facts = f"{variables.RUN_ID}={run}".encode(), agents_of(run), []
     for pid in our_pids():
         environment = environment_of(pid)
         if _is_controller(pid, environment, run):
-            found.append({"role": "controller", **described(pid)})
+            facts.append({"role": "controller", **described(pid)})
         elif agent := agents.get(_identity_of(pid)):
-            found.append({"role": "agent", **described(pid), **agent})
+            facts.append({"role": "agent", **described(pid), **agent})
         elif any(variable.startswith(mark) for variable in environment):
-            found.append({**_role_of(pid, environment), **described(pid)})
+            facts.append({**_role_of(pid, environment), **described(pid)})
         elif is_relay(pid, run):
-            found.append({"role": "relay", **described(pid)})
-    alive = [process for process in found if "pid" in process]
+            facts.append({"role": "relay", **described(pid)})
+    alive = [process for process in facts if "pid" in process]
     return {"processes": alive, "python": sys.executable}
 
 
 def agents_of(run: str) -> dict[Any, dict[str, Any]]:
     """Return the agents of a run by their identities, as their private folders have them."""
-    found: dict[Any, dict[str, Any]] = {}
+    by_identity: dict[Any, dict[str, Any]] = {}
     for scratch in filter(is_own_folder, glob.glob(f"{SCRATCH}{run}*")):
         path = os.path.join(scratch, "agent.pid")
-        told = _read_json(path)
-        if isinstance(told, list) and len(told) == 5:
-            pid, started, _, _, space = told
+        identity = _read_json(path)
+        if isinstance(identity, list) and len(identity) == 5:
+            pid, started, _, _, space = identity
             command = _read_json(os.path.join(scratch, "command.json"))
             lease = command.get("lease_seconds") if isinstance(command, dict) else None
             with contextlib.suppress(OSError, TypeError):  # gone just now; no keys for a table
-                found[pid, started, space] = {
+                by_identity[pid, started, space] = {
                     "scratch": scratch,
                     "heard_seconds_ago": round(max(0.0, time.time() - os.path.getmtime(path)), 1),
                     "lease_seconds": lease if isinstance(lease, (int, float)) else 0.0,
                 }
-    return found
+    return by_identity
 
 
 def our_pids() -> Iterator[int]:
@@ -487,13 +481,13 @@ def sweep(run: str) -> dict[str, Any]:
 
 def _role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
     """Return what a process of a run does in it, and the folder of its agent."""
-    words, said = command_line(pid), dict(v.partition(b"=")[::2] for v in environment)
-    scratch = os.path.dirname(said.get(variables.REPORTS.encode(), b"").decode(errors="replace"))
-    rank = said.get(b"RANK", b"").decode(errors="replace")
+    command, values = command_line(pid), dict(v.partition(b"=")[::2] for v in environment)
+    scratch = os.path.dirname(values.get(variables.REPORTS.encode(), b"").decode(errors="replace"))
+    rank = values.get(b"RANK", b"").decode(errors="replace")
     if not rank.isdigit():
-        role = "torchrun" if "--node-rank=" in words else "other"
+        role = "torchrun" if "--node-rank=" in command else "other"
         return {"role": role, "scratch": scratch}
-    role = "shim" if f"{scratch}/agent.py" in words else "rank"
+    role = "shim" if f"{scratch}/agent.py" in command else "rank"
     return {"role": role, "rank": int(rank), "scratch": scratch}
 
 

@@ -44,12 +44,12 @@ def serve(orders: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: i
         if name not in orders:
             return str(name)
         try:
-            found = orders[name](**order)
+            fields = orders[name](**order)
         except Over:
             return ""
         except OSError as error:
-            found = {"error": explained(error)}
-        answer(found)
+            fields = {"error": explained(error)}
+        reply(fields)
 
 
 def read_order() -> dict[str, Any]:
@@ -58,9 +58,9 @@ def read_order() -> dict[str, Any]:
     return dict(json.loads(sys.stdin.buffer.read(int(length)))) if length else {}
 
 
-def answer(found: dict[str, Any]) -> None:
+def reply(fields: dict[str, Any]) -> None:
     """Send one answer."""
-    write(json.dumps(found).encode())
+    write(json.dumps(fields).encode())
     sys.stdout.buffer.flush()
 
 

@@ -22,6 +22,7 @@ SHARDS_SECONDS = 30.0  # for a manifest and a shard; a server that drips would n
 SECRET_BYTES = 1 << 16
 MANIFEST_BYTES = 1 << 26
 NAME_LETTERS = 255
+MOST_SPLITS = 16
 MOST_MOVES = 5  # redirects, followed as by the ranks: on the same server only
 
 
@@ -32,14 +33,10 @@ def shards(
     try:
         if not data.startswith(("http://", "https://")):
             folder = os.path.join(workdir, os.path.expanduser(data))
-            return {"dataset": within(FOLDER_SECONDS, lambda: _dataset_in(folder))}
+            return dict(within(FOLDER_SECONDS, lambda: _dataset_in(folder)))
         files = _files_of({**os.environ, **environment}, workdir)
-        return {
-            "dataset": within(
-                SHARDS_SECONDS * (1 + 2 * every_shard),
-                lambda: _dataset_at(data.rstrip("/") + "/", every_shard, files),
-            )
-        }
+        seconds, base = SHARDS_SECONDS * (1 + 2 * every_shard), data.rstrip("/") + "/"
+        return dict(within(seconds, lambda: _dataset_at(base, every_shard, files)))
     except FileNotFoundError as error:
         folder = os.path.dirname(str(error.filename))
         return {"error": f"no shards at {folder}"}
@@ -62,33 +59,38 @@ def _files_of(environment: dict[str, str], workdir: str) -> dict[str, str]:
     return {name: path and os.path.join(workdir, path) for name, path in named.items()}
 
 
-def _dataset_at(base: str, every_shard: bool, files: dict[str, str]) -> str:
-    """Return the name of a server's data set, once some of its shards have been read."""
+def _dataset_at(base: str, every_shard: bool, files: dict[str, str]) -> dict[str, Any]:
+    """Return what a server's data set is, once some of its shards have been read."""
     reader = _reader_of(base, files)
-    name, shards = names_in(fetch(reader, base + "dataset.json"), base)
+    dataset, shards = names_in(fetch(reader, base + "dataset.json"), base)
     for shard in shards if every_shard else shards[:1]:
         fetch(reader, base + shard, first_byte=True)
-    return name
+    return dataset
 
 
-def _dataset_in(folder: str) -> str:
-    """Return the name of the data set in a shard folder."""
+def _dataset_in(folder: str) -> dict[str, Any]:
+    """Return what the data set in a shard folder is."""
     with open(os.path.join(folder, "dataset.json"), "rb") as file:
         return names_in(file.read(MANIFEST_BYTES + 1), folder)[0]
 
 
-def names_in(body: bytes, where: str) -> tuple[str, list[str]]:
-    """Return the names of a data set and its shards; raise Unfit for an invalid manifest."""
+def names_in(body: bytes, where: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the names of a data set and its splits, and of its shards.
+
+    Raises Unfit for an invalid manifest.
+    """
     try:
         if len(body) > MANIFEST_BYTES:
             raise ValueError
         manifest = json.loads(body)
         shards = [shard["name"] for split in manifest["splits"] for shard in split["shards"]]
-        if not all(isinstance(name, str) for name in (manifest["dataset"], *shards)):
+        filled = [each.get("name", "") for each in manifest["splits"] if each["shards"]]
+        if not all(isinstance(name, str) for name in (manifest["dataset"], *filled, *shards)):
             raise TypeError
     except (KeyError, TypeError, ValueError, RecursionError):
         raise Unfit(f"{where}: dataset.json is not a valid manifest") from None
-    return manifest["dataset"][:NAME_LETTERS], shards
+    names = [name[:NAME_LETTERS] for name in filled[:MOST_SPLITS]]
+    return {"dataset": manifest["dataset"][:NAME_LETTERS], "splits": names}, shards
 
 
 def _reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
@@ -116,8 +118,8 @@ def _reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirecto
     if variables.CREDENTIALS in files and is_private(base):
         secret = files[variables.CREDENTIALS]
         with _named_file(variables.CREDENTIALS, files), open(secret, "rb") as file:
-            told = file.read(SECRET_BYTES).decode().strip().encode()  # the ranks read text
-        reader.addheaders = [("Authorization", f"Basic {base64.b64encode(told).decode()}")]
+            login = file.read(SECRET_BYTES).decode().strip().encode()  # the ranks read text
+        reader.addheaders = [("Authorization", f"Basic {base64.b64encode(login).decode()}")]
     return reader
 
 
@@ -137,8 +139,8 @@ def is_private(url: str) -> bool:
 
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname or ""
-    here = host == "::1" or (host.startswith("127.") and host.replace(".", "").isdigit())
-    return parts.scheme == "https" or here
+    is_loopback = host == "::1" or (host.startswith("127.") and host.replace(".", "").isdigit())
+    return parts.scheme == "https" or is_loopback
 
 
 def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = False) -> bytes:
@@ -146,13 +148,13 @@ def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = Fa
     import http.client
     import urllib.error
 
-    place = url
+    target = url
     for _ in range(MOST_MOVES + 1):
         try:
-            return _body_of(reader, place, first_byte)
+            return _body_of(reader, target, first_byte)
         except urllib.error.HTTPError as error:
             with error:
-                place = moved(place, error)
+                target = moved(target, error)
         except urllib.error.URLError as error:
             raise Unfit(f"{url}: {_reason_of(error.reason)}") from error
         except OSError as error:
@@ -185,10 +187,10 @@ def moved(url: str, error: urllib.error.HTTPError) -> str:
     if error.code not in (301, 302, 303, 307, 308):
         raise Unfit(f"{url}: {error.code} {error.reason}") from error
     try:
-        there = urllib.parse.urljoin(url, target)
-        before, after = urllib.parse.urlsplit(url), urllib.parse.urlsplit(there)
+        resolved = urllib.parse.urljoin(url, target)
+        before, after = urllib.parse.urlsplit(url), urllib.parse.urlsplit(resolved)
     except ValueError:
         target = ""
     if not target or (before.scheme, before.netloc) != (after.scheme, after.netloc):
         raise Unfit(f"{url}: {error.code} to {target or 'nowhere'}, which is not followed")
-    return there
+    return resolved

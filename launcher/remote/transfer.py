@@ -29,7 +29,7 @@ from launcher.remote.files import (
     explained,
     file_digest,
 )
-from launcher.remote.service import answer
+from launcher.remote.service import reply
 
 MANIFEST = ".rackrun-files"
 """Lists the files that were copied to a working directory: those deleted here are deleted there."""
@@ -83,22 +83,22 @@ def folder_of(root: int, path: str, make: bool = False) -> Iterator[tuple[int, s
     It is opened name by name, and no link on the way is followed. Errors name the whole path.
     """
     *parents, name = proper(path).split("/")
-    here = os.dup(root)
+    folder = os.dup(root)
     try:
         for parent in parents:
             if make:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(parent, dir_fd=here)
-            below = os.open(parent, FOLDER | os.O_NOFOLLOW, dir_fd=here)
-            os.close(here)
-            here = below
-        yield here, name
+                    os.mkdir(parent, dir_fd=folder)
+            below = os.open(parent, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        yield folder, name
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             error.strerror = "a link or a file is where a folder should be"
         raise OSError(error.errno, error.strerror or str(error), path) from error
     finally:
-        os.close(here)
+        os.close(folder)
 
 
 @contextlib.contextmanager
@@ -122,23 +122,23 @@ def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict
     root = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(root)))
     if root in ("/", os.path.expanduser("~")):
         return {"error": f"{root} cannot hold the code; name a folder: workdir= in hosts.txt"}
-    wanted = [
+    differing = [
         path
         for path, digest in files.items()
         if differs(os.path.join(root, path), digest, modes.get(path, COMMON_MODE))
     ]
-    return {"root": root, "paths": wanted, "gone": len(brought(root) - set(files))}
+    return {"root": root, "paths": differing, "gone": len(brought(root) - set(files))}
 
 
 def differs(path: str, digest: str, mode: int) -> bool:
     """Return True when content, privacy or the executable bit of a file differ."""
     if file_digest(path) != digest:
         return True
-    there = os.lstat(path).st_mode
-    if not stat.S_ISREG(there):
+    actual = os.lstat(path).st_mode
+    if not stat.S_ISREG(actual):
         return False
-    opened_up = not mode & 0o077 and there & 0o077
-    return bool((there ^ mode) & stat.S_IXUSR or opened_up)
+    opened_up = not mode & 0o077 and actual & 0o077
+    return bool((actual ^ mode) & stat.S_IXUSR or opened_up)
 
 
 def brought(root: str) -> set[str]:
@@ -228,14 +228,14 @@ def take(incoming: str, header: dict[str, Any]) -> None:
     """Write one file, or link, into the folder of those that wait for the others."""
     left = header["size"]
     try:
-        with opened(incoming) as root, folder_of(root, header["path"], make=True) as (here, name):
+        with opened(incoming) as root, folder_of(root, header["path"], make=True) as (folder, name):
             if header["link"]:
                 content, left = sys.stdin.buffer.read(left), 0
                 if b"\0" in content:
                     raise OSError(errno.EINVAL, "is a link whose target is not a path")
-                os.symlink(content, os.fsencode(name), dir_fd=here)
+                os.symlink(content, os.fsencode(name), dir_fd=folder)
                 return
-            with os.fdopen(os.open(name, WRITE, 0o600, dir_fd=here), "wb") as file:
+            with os.fdopen(os.open(name, WRITE, 0o600, dir_fd=folder), "wb") as file:
                 while left:
                     piece = sys.stdin.buffer.read(min(left, PIECE_BYTES))
                     left = left - len(piece) if piece else 0
@@ -254,30 +254,30 @@ def skip(size: int) -> None:
 
 def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> None:
     """Remove deleted files, move new ones to their places, and write the list of all."""
-    with opened(root) as there, opened(incoming) as waiting:
+    with opened(root) as target, opened(incoming) as waiting:
         for path in sorted(brought(root) - set(paths)):
-            remove(there, path)
+            remove(target, path)
         for path in taken:
-            with folder_of(waiting, path) as (at, name), folder_of(there, path, True) as (to, _):
+            with folder_of(waiting, path) as (at, name), folder_of(target, path, True) as (to, _):
                 os.replace(name, name, src_dir_fd=at, dst_dir_fd=to)
         with os.fdopen(os.open(MANIFEST, WRITE, COMMON_MODE, dir_fd=waiting), "w") as file:
             json.dump(paths, file)
-        os.replace(MANIFEST, MANIFEST, src_dir_fd=waiting, dst_dir_fd=there)
+        os.replace(MANIFEST, MANIFEST, src_dir_fd=waiting, dst_dir_fd=target)
 
 
 def remove(root: int, path: str) -> None:
     """Remove a file, and the folders around it as long as nothing is in them."""
     try:
-        with folder_of(root, path) as (here, name):
-            os.unlink(name, dir_fd=here)
+        with folder_of(root, path) as (parent, name):
+            os.unlink(name, dir_fd=parent)
     except OSError as error:  # gone already, or replaced by something of the host's
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
             raise
     folder = os.path.dirname(path)
     while folder:
         try:
-            with folder_of(root, folder) as (here, name):
-                os.rmdir(name, dir_fd=here)
+            with folder_of(root, folder) as (parent, name):
+                os.rmdir(name, dir_fd=parent)
         except OSError:
             return
         folder = os.path.dirname(folder)
@@ -303,7 +303,7 @@ def environment(root: str, chosen: dict[str, str]) -> dict[str, Any]:
         start_new_session=True,
     ) as made:
         for line in lines_of(made):
-            answer({"said": line.decode(errors="replace").rstrip()[:LONGEST_LINE]})
+            reply({"said": line.decode(errors="replace").rstrip()[:LONGEST_LINE]})
     return {"code": made.returncode}
 
 
@@ -336,7 +336,7 @@ def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[st
     """
     if is_launchers(os.path.join(folder, "plan.json"), run_id):
         return {"files": {}}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     odd = 0
     for parent, folders, names in os.walk(folder):
         stay = kept if parent == folder else ()
@@ -347,21 +347,21 @@ def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[st
                 continue
             relative = os.path.relpath(path, folder)
             if relative.isprintable():
-                found[relative] = os.path.getsize(path)
+                sizes[relative] = os.path.getsize(path)
             else:
                 odd += 1
-        if len(found) > most:
+        if len(sizes) > most:
             return {"error": f"more than {most} files"}
-    return {"files": found, "odd": odd}
+    return {"files": sizes, "odd": odd}
 
 
 def is_launchers(plan: str, run_id: str) -> bool:
     """Return True when this file is the launcher's plan: both see the same folder."""
     try:
-        told = json.loads(contents(plan, PLAN_BYTES))
+        fields = json.loads(contents(plan, PLAN_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(told, dict) and told.get("run_id") == run_id
+    return isinstance(fields, dict) and fields.get("run_id") == run_id
 
 
 def send(folder: str, paths: list[str]) -> dict[str, Any]:
@@ -369,10 +369,10 @@ def send(folder: str, paths: list[str]) -> dict[str, Any]:
     with opened(folder) as root:
         for path in paths:
             try:
-                with folder_of(root, path) as (here, name):
-                    file = os.open(name, READ, dir_fd=here)
+                with folder_of(root, path) as (parent, name):
+                    file = os.open(name, READ, dir_fd=parent)
             except OSError as error:
-                answer({"error": explained(error)})
+                reply({"error": explained(error)})
                 continue
             with os.fdopen(file, "rb") as stream:
                 _send_one(stream)
@@ -383,7 +383,7 @@ def _send_one(stream: Any) -> None:
     """Send one open file; zeros replace what cannot be read, and an error follows the bytes."""
     status = os.fstat(stream.fileno())
     left, error = status.st_size if stat.S_ISREG(status.st_mode) else 0, ""
-    answer({"size": left})
+    reply({"size": left})
     while left:
         piece = b""
         try:
@@ -394,4 +394,4 @@ def _send_one(stream: Any) -> None:
         piece = piece or bytes(min(left, PIECE_BYTES))
         left -= len(piece)
         sys.stdout.buffer.write(piece)
-    answer({"error": error} if error else {})
+    reply({"error": error} if error else {})

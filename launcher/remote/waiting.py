@@ -27,22 +27,22 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     """
     import _thread  # not threading, see above
 
-    found: list[Any] = []
+    outcome: list[Any] = []
     running = _thread.allocate_lock()
     running.acquire()
 
     def run() -> None:
         try:
-            found.append((work(), None))
+            outcome.append((work(), None))
         except BaseException as error:
-            found.append((None, error))
+            outcome.append((None, error))
         finally:
             running.release()
 
     _thread.start_new_thread(run, ())
     if not running.acquire(timeout=seconds):
         raise TimeoutError(errno.ETIMEDOUT, "takes too long")
-    value, error = found[0]
+    value, error = outcome[0]
     if error is not None:
         raise error
     return value

@@ -32,14 +32,16 @@ class ContainerSpec:
             if not volume.startswith("/"):
                 raise UsageError(f"--volume {volume}: begin with the absolute path of a folder")
 
-    def words(self, seen: Mapping[str, Any], folder: str = "", name: str = "") -> tuple[str, ...]:
-        """Return `docker run`, up to the image; `seen` is what the probe's `look` found there.
+    def docker_run(
+        self, facts: Mapping[str, Any], folder: str = "", name: str = ""
+    ) -> tuple[str, ...]:
+        """Return `docker run`, up to the image; `facts` is what the probe's `look` found there.
 
         `folder` is the run folder. /tmp is the host's: locks and the agent's folder are there.
         """
-        user = seen["user"]
-        volumes = {"/tmp": "/tmp", seen["workdir"]: seen["workdir"]}
-        if folder and not folder.startswith(f"{seen['workdir']}/"):
+        user = facts["user"]
+        volumes = {"/tmp": "/tmp", facts["workdir"]: facts["workdir"]}
+        if folder and not folder.startswith(f"{facts['workdir']}/"):
             parent = folder.rpartition("/")[0]
             volumes[parent] = parent
         mounts = [f"{source}:{target}" for source, target in volumes.items()]
@@ -49,11 +51,11 @@ class ContainerSpec:
             *(("--name", name) if name else ()),
             *("--network", "host", "--ipc", "host", "--pids-limit", "-1"),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-            *(("--gpus", "all", "--ulimit", "memlock=-1") if seen["gpus"] else ()),
+            *(("--gpus", "all", "--ulimit", "memlock=-1") if facts["gpus"] else ()),
             *("--user", f"{user['uid']}:{user['gid']}", "--workdir", "/"),
             *("--tmpfs", f"{HOME}:exec,mode=700,uid={user['uid']},gid={user['gid']}"),
             *("--env", f"USER={user['name']}", "--env", f"HOME={HOME}"),
-            *(word for mount in mounts for word in ("--volume", mount)),
+            *(arg for mount in mounts for arg in ("--volume", mount)),
             *("--entrypoint", "", self.name),
         )
 

@@ -24,7 +24,7 @@ Code: TypeAlias = Annotated[int, Between(0, 255)]
 Signal: TypeAlias = Annotated[int, Between(0, 64)]
 """0: none."""
 Count: TypeAlias = Annotated[int, Between(0, 2**53)]
-Words: TypeAlias = Annotated[str, AtMost(4096)]
+ShortText: TypeAlias = Annotated[str, AtMost(4096)]
 Names: TypeAlias = Annotated[tuple[Annotated[str, AtMost(256)], ...], AtMost(65536)]
 
 
@@ -91,6 +91,8 @@ class TorchrunEnded:
     node: Node
     code: Code
     signal: Signal = 0
+    oom: bool = False
+    """The kernel killed it for lack of memory on that host."""
     told: bool = False
     """Its agent had begun to end the run before it did."""
 
@@ -102,6 +104,14 @@ class Report:
     node: Node
     rank: Number
     fields: Annotated[dict[str, Any], AtMost(64)]
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A rank that has reported, but not yet two steps, has used a processor or GPU just now."""
+
+    node: Node
+    rank: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,7 @@ class Stopping:
     """The agent ends the run on its host on its own account: lease, end of stream, a signal."""
 
     node: Node
-    reason: Words
+    reason: ShortText
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +188,7 @@ class Lost:
     """The agent could not be started, or its stream ended without a last word."""
 
     node: Node
-    reason: Words
+    reason: ShortText
     exit_code: Code = HostLost.exit_code
 
 
@@ -188,7 +198,7 @@ class Swept:
 
     node: Node
     survivors: Names = ()
-    reason: Words = ""
+    reason: ShortText = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +206,8 @@ class PeerFailed:
     """Another node of a run that was started node by node: its first failure, in its words."""
 
     node: Node
-    name: Words
-    text: Words
+    name: ShortText
+    text: ShortText
     exit_code: Code
     secondary: bool = False
     """It blames a connection, and so probably another node."""
@@ -231,6 +241,7 @@ Event: TypeAlias = (
     | AskedToStop
     | TorchrunEnded
     | Report
+    | Computing
     | Usage
     | Frozen
     | Joined

@@ -20,12 +20,12 @@ MOST_ARGUMENTS = 100_000
 """Bytes; the kernel passes no more than 131,072 in a word."""
 
 
-def function_call(words: Sequence[object]) -> FunctionCall | None:
+def function_call(args: Sequence[object]) -> FunctionCall | None:
     """Return the call that the words of `launch` ask for: a function, or its MODULE:FUNCTION.
 
     None where they are a task or a command; UsageError for a function that ranks cannot import.
     """
-    target, *arguments = words or [""]
+    target, *arguments = args or [""]
     if callable(target):
         name = _import_path(target)
     elif isinstance(target, str) and is_import_path(target):
@@ -42,13 +42,13 @@ def function_call(words: Sequence[object]) -> FunctionCall | None:
     return FunctionCall((*CALL, name, text))
 
 
-def launched(result: Result, words: Sequence[object]) -> LaunchResult:
+def launched(result: Result, args: Sequence[object]) -> LaunchResult:
     """Return a result with what the function, if `launch` was given one, returned on each rank.
 
     The return annotation of the function is the shape of that; raises Problem for anything else.
     """
-    call = function_call(words)
-    shape = get_type_hints(words[0]).get("return", Any) if words and callable(words[0]) else Any
+    call = function_call(args)
+    shape = get_type_hints(args[0]).get("return", Any) if args and callable(args[0]) else Any
     returned = {}
     for rank, code in result.codes.items() if call else ():
         path = RunFolder(result.folder).returned / f"rank-{rank}.json"
@@ -56,7 +56,7 @@ def launched(result: Result, words: Sequence[object]) -> LaunchResult:
             if code == 0 and path.is_file():
                 returned[rank] = parsed_file(path, shape, MOST_RETURNED)
         except Misshapen as error:
-            raise Problem(f"{path}: not what {words[0]} says it returns: {error}") from None
+            raise Problem(f"{path}: not what {args[0]} says it returns: {error}") from None
     if call and result.exit_code == 0 and (missing := result.codes.keys() - returned):
         where = f"what rank {min(missing)} returned has not come back"
         raise Problem(
@@ -70,10 +70,10 @@ def _import_path(function: Any) -> str:
     """Return the import path of a function; UsageError for one that no other process can import."""
     module = getattr(function, "__module__", "") or ""
     path = getattr(function, "__qualname__", "") or repr(function)
-    found = reduce(
-        lambda place, name: getattr(place, name, None), path.split("."), sys.modules.get(module)
+    importable = reduce(
+        lambda parent, name: getattr(parent, name, None), path.split("."), sys.modules.get(module)
     )
-    if module == "__main__" or found is not function:
+    if module == "__main__" or importable is not function:
         raise UsageError(
             f"launch of {path}: ranks cannot import it from {module or 'nowhere'}; put it"
             " at the top of a module beside this file, and import it from there"

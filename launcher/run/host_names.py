@@ -33,21 +33,21 @@ def said_once(messages: Iterable[tuple[str, str]]) -> str:
     lines = [
         line for text, names in hosts.items() for line in f"{grouped(names)}: {text}".split("\n")
     ]
-    last = {line: place for place, line in enumerate(lines)}
+    last = {line: number for number, line in enumerate(lines)}
     return "\n".join(
         line
-        for place, line in enumerate(lines)
-        if not line.startswith(INDENT) or last[line] == place
+        for number, line in enumerate(lines)
+        if not line.startswith(INDENT) or last[line] == number
     )
 
 
 def _parts(name: str) -> tuple[str, str, str]:
     """Return what is before the last number of a name, its digits, and what is after it."""
-    found = re.fullmatch(r"(.*?)([0-9]{1,9})([^0-9]*)", name)
-    whole_number = found and not (found[2] and re.search(r"[0-9]$", found[1]))
-    if found is None or not whole_number or ":" in name or re.fullmatch(r"[0-9.]+", name):
+    match = re.fullmatch(r"(.*?)([0-9]{1,9})([^0-9]*)", name)
+    whole_number = match and not (match[2] and re.search(r"[0-9]$", match[1]))
+    if match is None or not whole_number or ":" in name or re.fullmatch(r"[0-9.]+", name):
         return name, "", ""  # an address has no range
-    return found[1], found[2], found[3]
+    return match[1], match[2], match[3]
 
 
 def _written(head: str, digits: int, tail: str, numbers: Sequence[int]) -> str:

@@ -58,6 +58,10 @@ class Host:
         """Name a host without a label by its address."""
         object.__setattr__(self, "label", self.label or self.name)
 
+    def processes(self, gpus: int) -> int:
+        """Return how many ranks it gets, if it has so many GPUs."""
+        return self.slots or len(self.devices or ()) or gpus or 1
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -113,20 +117,20 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
 def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
     """Return the hosts of a host file's text; raise HostsFileError that names all bad lines."""
     faults: list[Fault] = []
-    found: list[tuple[int, int, Host]] = []
+    located: list[tuple[int, int, Host]] = []
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
         reading = _Line(number, line)
-        found += [(number, reading.start + 1, host) for host in reading.hosts()]
+        located += [(number, reading.start + 1, host) for host in reading.hosts()]
         faults += reading.faults
-        if len(found) > MOST_HOSTS:
+        if len(located) > MOST_HOSTS:
             faults.append(Fault(number, 1, f"more than {MOST_HOSTS} hosts"))
             break
-    faults += _repeated(found)
-    if not found and not faults:
+    faults += _repeated(located)
+    if not located and not faults:
         faults = [Fault(1, 1, f"no host in this file; {ONE_A_LINE}")]
     if faults:
         raise HostsFileError(path, faults)
-    return _labelled([host for _, _, host in found])
+    return _labelled([host for _, _, host in located])
 
 
 def select(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
@@ -135,12 +139,12 @@ def select(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tup
     Both are written like `gpu01,gpu[03-04]:0,1`: a host, or some of a host's slots.
     """
     names = {host.name for host in hosts}
-    wanted = _selection("--include", include, names)
-    unwanted = _selection("--exclude", exclude, names)
+    included = _selection("--include", include, names)
+    excluded = _selection("--exclude", exclude, names)
     chosen = [
-        _with_slots(host, wanted.get(host.name, None), unwanted.get(host.name, None))
+        _with_slots(host, included.get(host.name, None), excluded.get(host.name, None))
         for host in hosts
-        if (not include or host.name in wanted) and unwanted.get(host.name) != ()
+        if (not include or host.name in included) and excluded.get(host.name) != ()
     ]
     left = tuple(host for host in chosen if host.devices != ())
     if not left:
@@ -158,7 +162,7 @@ SETTING = re.compile(
     r"(?P<key>[A-Za-z][\w-]*)"
     r"(?:\s*=\s*(?P<number>\d+)(?=[\s#]|$)|=(?P<value>(?:[^\s\"'#]|\"[^\"]*\"|'[^']*')*))"
 )
-WORD = re.compile(r"[^\s#]+")
+TOKEN = re.compile(r"[^\s#]+")
 SPACE = re.compile(r"\s*")
 
 
@@ -173,11 +177,11 @@ class _Line:
 
     def hosts(self) -> list[Host]:
         """Return the hosts that this line names: none, one, or a range of them."""
-        word = WORD.match(self.text, self.start)
-        if word is None:
+        token = TOKEN.match(self.text, self.start)
+        if token is None:
             return []
-        settings = self._settings(word.end())
-        user, names, port = self._target(word.group())
+        settings = self._settings(token.end())
+        user, names, port = self._target(token.group())
         if self.faults:
             return []
         common = Host("", user, port, **settings)  # type: ignore[arg-type]
@@ -190,8 +194,8 @@ class _Line:
         blank = SPACE.match(self.text, position)
         return blank.end() if blank else position
 
-    def _target(self, word: str) -> tuple[str | None, list[str], int | None]:
-        user, at, rest = word.rpartition("@")
+    def _target(self, target: str) -> tuple[str | None, list[str], int | None]:
+        user, at, rest = target.rpartition("@")
         position = self.start + len(user) + len(at)
         if at and not USER.fullmatch(user):
             self._fault(self.start, f"{_shown(user)} is not a user name")
@@ -273,17 +277,17 @@ class _Line:
         return numbers
 
     def _settings(self, position: int) -> dict[str, object]:
-        found: dict[str, object] = {}
+        settings: dict[str, object] = {}
         env: list[tuple[str, str]] = []
-        while (word := WORD.match(self.text, position := self._skip(position))) is not None:
+        while (token := TOKEN.match(self.text, position := self._skip(position))) is not None:
             setting = SETTING.match(self.text, position)
             if setting is None or not _ends_here(self.text, setting.end()):
-                self._fault(position, _not_a_setting(word.group()))
-                position = word.end()
+                self._fault(position, _not_a_setting(token.group()))
+                position = token.end()
                 continue
             key = setting["key"].replace("-", "_")
             value = _unquoted(setting["number"] or setting["value"] or "")
-            if key != "env" and key in found:
+            if key != "env" and key in settings:
                 self._fault(position, f"{key}= stands twice in this line")
             if wrong := _wrong_setting(key, value):
                 self._fault(position, wrong)
@@ -291,10 +295,10 @@ class _Line:
                 name, _, content = value.partition("=")
                 env.append((name, content))
             else:
-                found[key] = whole_number(value, MOST_SLOTS) if key in COUNTS else value
+                settings[key] = whole_number(value, MOST_SLOTS) if key in COUNTS else value
             position = setting.end()
-        found.pop("max_slots", None)  # Open MPI's upper bound; we start exactly `slots`
-        return {**found, "env": tuple(env)}
+        settings.pop("max_slots", None)  # Open MPI's upper bound; we start exactly `slots`
+        return {**settings, "env": tuple(env)}
 
 
 def _what_is_wrong_with(name: str) -> str:
@@ -350,12 +354,12 @@ def is_address(value: str) -> bool:
     return True
 
 
-def _not_a_setting(word: str) -> str:
-    if word.isdecimal():
-        return f"{_shown(word)} is not a setting; for processes write slots={_plain(word)}"
-    if word.count('"') % 2 or word.count("'") % 2:
-        return f"{_shown(word)} has no closing quote"
-    return f"{_shown(word)} is not a setting (key=value); {ONE_A_LINE}"
+def _not_a_setting(token: str) -> str:
+    if token.isdecimal():
+        return f"{_shown(token)} is not a setting; for processes write slots={_plain(token)}"
+    if token.count('"') % 2 or token.count("'") % 2:
+        return f"{_shown(token)} has no closing quote"
+    return f"{_shown(token)} is not a setting (key=value); {ONE_A_LINE}"
 
 
 def _what_a_colon_is_for(text: str) -> str:
@@ -384,15 +388,15 @@ def _shown(text: str) -> str:
     return f"'{_plain(text)}'"
 
 
-def _repeated(found: list[tuple[int, int, Host]]) -> Iterator[Fault]:
+def _repeated(located: list[tuple[int, int, Host]]) -> Iterator[Fault]:
     """Find a machine that is named twice, by name and port; DNS is asked about names later."""
-    seen: dict[tuple[str, int], int] = {}
-    for line, column, host in found:
+    line_of: dict[tuple[str, int], int] = {}
+    for line, column, host in located:
         key = (host.name.lower().removesuffix("."), host.port or 22)
-        if key in seen:
+        if key in line_of:
             hint = "for more processes write slots=N"
-            yield Fault(line, column, f"{host.name} is on line {seen[key]} already; {hint}")
-        seen.setdefault(key, line)
+            yield Fault(line, column, f"{host.name} is on line {line_of[key]} already; {hint}")
+        line_of.setdefault(key, line)
 
 
 def _labelled(hosts: list[Host]) -> tuple[Host, ...]:
@@ -429,33 +433,35 @@ def _with_slot(slots: tuple[int, ...] | None, slot: str) -> tuple[int, ...]:
 
 def _names_of(option: str, pattern: str, names: set[str]) -> list[str]:
     line = _Line(1, pattern)
-    found = line.hosts()
-    if line.faults or not found:
+    hosts = line.hosts()
+    if line.faults or not hosts:
         reason = line.faults[0].text if line.faults else "no host"
         raise UsageError(f"{option}: '{_plain(pattern)}': {reason}")
-    for host in found:
+    for host in hosts:
         if host.name not in names:
             near = difflib.get_close_matches(host.name, names, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(f"{option}: {host.name} is not in the host file{hint}")
-    return [host.name for host in found]
+    return [host.name for host in hosts]
 
 
 def _with_slots(
-    host: Host, wanted: tuple[int, ...] | None, unwanted: tuple[int, ...] | None
+    host: Host, included: tuple[int, ...] | None, excluded: tuple[int, ...] | None
 ) -> Host:
     """Return the host with the slots that are left; one without slots= takes any that are named."""
-    if not wanted and not unwanted:
+    if not included and not excluded:
         return host
-    if unwanted and not wanted and host.slots is None:
+    if excluded and not included and host.slots is None:
         raise UsageError(f"--exclude: {host.name} needs slots=N in the host file to lose a slot")
-    every = range(host.slots) if host.slots is not None else wanted or ()
-    for slot in (*(wanted or ()), *(unwanted or ())):
+    every = range(host.slots) if host.slots is not None else included or ()
+    for slot in (*(included or ()), *(excluded or ())):
         if host.slots is not None and slot >= host.slots:
             raise UsageError(
                 f"{host.name} has {host.slots} slots, 0 to {host.slots - 1}, not {slot}"
             )
     left = tuple(
-        slot for slot in every if (not wanted or slot in wanted) and slot not in (unwanted or ())
+        slot
+        for slot in every
+        if (not included or slot in included) and slot not in (excluded or ())
     )
-    return replace(host, devices=left, slots=len(left))
+    return replace(host, devices=left, slots=None if host.slots is None else len(left))

@@ -9,11 +9,11 @@ import secrets
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract.files import LATEST, PUBLISHED, RETURNED
+from rackrun.contract.files import ATTACHED, LATEST, PUBLISHED, RETURNED
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.contract.trackers import SENT_FILES
 from rackrun.errors import SaveError, UsageError
@@ -43,8 +43,8 @@ class TaskWork:
     @property
     def preload(self) -> tuple[str, ...]:
         """The modules that every rank imports; each rank imports a user's own task by itself."""
-        own = (f"{PACKAGES.get(self.task, self.task)}.model",) if self.task in TASKS else ()
-        return ("tyro", "training.loop", "torch._dynamo", *own)  # that: for the first optimizer
+        modules = (f"{PACKAGES.get(self.task, self.task)}.model",) if self.task in TASKS else ()
+        return ("training.loop", "torch._dynamo", *modules)  # that: for the first optimizer
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Command:
     @property
     def name(self) -> str:
         """A short name for the run folder: the script if there is one, else the program."""
-        scripts = [word for word in self.words if word.endswith((".py", ".sh"))]
+        scripts = [arg for arg in self.words if arg.endswith((".py", ".sh"))]
         return Path((scripts or list(self.words))[0]).stem
 
     def argv(self, python: str) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ CALL = ("python", "-u", "-m", "rackrun.user_code.call")
 """How the command of a FunctionCall begins; its import path and its arguments follow."""
 
 
-def command_of(words: Sequence[str]) -> Command:
-    """Return the command of these words."""
-    is_call = tuple(words[: len(CALL)]) == CALL and len(words) == len(CALL) + 2
-    return (FunctionCall if is_call else Command)(tuple(words))
+def command_of(args: Sequence[str]) -> Command:
+    """Return the command of these arguments."""
+    is_call = tuple(args[: len(CALL)]) == CALL and len(args) == len(CALL) + 2
+    return (FunctionCall if is_call else Command)(tuple(args))
 
 
 Work: TypeAlias = TaskWork | Command
@@ -141,9 +141,6 @@ def check_seconds(name: str, seconds: float, least: float = 0.0) -> None:
         bounds = f"at least {least:g} s, and at most a century"
         raise UsageError(f"--{option} {seconds:g}: must be {bounds}")
 
-
-ATTACHED = ".attached"
-"""The file in the copy of a detached run's folder that names the run."""
 
 LAUNCHER_FILES = frozenset(
     {"run.toml", "report.html", "live.json", ATTACHED, "checkpoints", *SENT_FILES.values()}
@@ -244,8 +241,8 @@ class Job:
     """The command that continues this run from its newest checkpoint, if one was typed."""
     time_limit_seconds: float = 0.0
     """After this time the run is stopped, with a checkpoint; 0: never."""
-    on_end: tuple[str, ...] = ()
-    """The command that is run at the end, with the result on standard input."""
+    on_event: tuple[str, ...] = ()
+    """The command that is run at a stall, a lost host, a restart and the end."""
     settings: str = ""
     """The content of its settings file."""
     commit: str = ""
@@ -267,7 +264,7 @@ class JobTemplate:
     typed: tuple[str, ...] = ()
     """The command that launched a task, without --resume; empty for a user's own command."""
     time_limit_seconds: float = 0.0
-    on_end: tuple[str, ...] = ()
+    on_event: tuple[str, ...] = ()
     settings: str = ""
     commit: str = ""
 
@@ -292,7 +289,7 @@ class JobTemplate:
             name=file_name(self.name or work.name),
             resume=self.resume_command(folder.path.name),
             time_limit_seconds=self.time_limit_seconds,
-            on_end=self.on_end,
+            on_event=self.on_event,
             settings=self.settings,
             commit=self.commit,
         )
@@ -388,15 +385,20 @@ def with_data(work: Work, data: str) -> Work:
     if not isinstance(work, TaskWork):
         return work
     options = list(work.options)
-    for place in _places_of(work, "--data"):
-        joined = options[place].startswith("--data=")
-        options[place] = f"--data={data}" if joined else data
-    return TaskWork(work.name, tuple(options))
+    for index in _positions_of(work, "--data"):
+        joined = options[index].startswith("--data=")
+        options[index] = f"--data={data}" if joined else data
+    return replace(work, options=tuple(options))
+
+
+def resume_of(work: Work) -> str:
+    """Return the value of a task's --resume; empty for a new run."""
+    return _last_of(work, "--resume")
 
 
 def resumed_by(work: Work) -> str:
     """Return the run in a task's --resume; empty for a new run or `latest`."""
-    named = _last_of(work, "--resume")
+    named = resume_of(work)
     return "" if named == LATEST else named
 
 
@@ -420,14 +422,14 @@ def _last_of(work: Work, option: str) -> str:
 def _given(work: Work, option: str) -> list[str]:
     """Return all values of a task's option, in order."""
     options = work.options if isinstance(work, TaskWork) else ()
-    return [options[place].removeprefix(f"{option}=") for place in _places_of(work, option)]
+    return [options[index].removeprefix(f"{option}=") for index in _positions_of(work, option)]
 
 
-def _places_of(work: Work, option: str) -> list[int]:
+def _positions_of(work: Work, option: str) -> list[int]:
     """Return the positions of the words of a task that hold an option's values."""
     options = work.options if isinstance(work, TaskWork) else ()
     return [
-        place
-        for place, word in enumerate(options)
-        if word.startswith(f"{option}=") or (place and options[place - 1] == option)
+        position
+        for position, arg in enumerate(options)
+        if arg.startswith(f"{option}=") or (position and options[position - 1] == option)
     ]

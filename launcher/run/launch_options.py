@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TypeAlias, TypedDict
 
-Words: TypeAlias = list[str] | tuple[str, ...]
+Strings: TypeAlias = list[str] | tuple[str, ...]
 
 
 class LaunchOptions(TypedDict, total=False):
@@ -17,16 +17,16 @@ class LaunchOptions(TypedDict, total=False):
     nproc: int
     name: str
     runs: str | os.PathLike[str]
-    env: Words
-    secret: Words
+    env: Strings
+    secret: Strings
     plain: bool
     time_limit: str
-    on_end: str
+    on_event: str
     share: bool
     python: str
     image: str
-    volume: Words
-    ignore_check: Words
+    volume: Strings
+    ignore_check: Strings
     workdir: str
     port: int
     wait: bool
@@ -38,7 +38,7 @@ class LaunchOptions(TypedDict, total=False):
     exclude: str
     hosts_needed: int
     sync: bool
-    sync_untracked: Words
+    sync_untracked: Strings
     sync_wheels: str
     accept_new: bool
     ssh_config: str

@@ -114,6 +114,11 @@ class HostPlan:
     gpu_model: str = ""
     """The model of the GPUs that its ranks use; empty: none, or not known."""
 
+    @property
+    def uses_gpus(self) -> bool:
+        """Return whether the ranks were counted by the GPUs, and are to use them."""
+        return (variables.GPUS, "1") in self.environment
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -130,11 +135,16 @@ class Plan:
         return next(iter(self._task_words), "")
 
     @property
+    def uses_gpus(self) -> bool:
+        """Return whether ranks are to use GPUs."""
+        return any(host.uses_gpus for host in self.hosts)
+
+    @property
     def own_model(self) -> str:
         """Return the model of the user's own, MODULE:NAME, that the task trains; else nothing."""
         named = ""
-        for word, after in itertools.pairwise((*self._task_words, "")):
-            option, equals, value = word.partition("=")
+        for arg, after in itertools.pairwise((*self._task_words, "")):
+            option, equals, value = arg.partition("=")
             if option == "--model":
                 named = value if equals else after
         return named if ":" in named and not named.startswith("timm:") else ""
@@ -142,8 +152,8 @@ class Plan:
     @property
     def _task_words(self) -> tuple[str, ...]:
         command = self.hosts[0].command if self.hosts else ()
-        program, words = command[1 : 1 + len(TRAINING)], command[1 + len(TRAINING) :]
-        return words if program == TRAINING else ()
+        program, args = command[1 : 1 + len(TRAINING)], command[1 + len(TRAINING) :]
+        return args if program == TRAINING else ()
 
     def host(self, node: int) -> HostPlan:
         """Return the host with this node rank."""

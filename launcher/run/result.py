@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,11 @@ class Result:
         return not started and "EADDRINUSE" in self.cause
 
 
+def as_plain(result: Result) -> dict[str, Any]:
+    """Return a result as result.json has it."""
+    return {**asdict(result), "codes": dict(result.codes)}
+
+
 @dataclass(frozen=True)
 class LaunchResult(Result):
     """Result of `launch` in Python."""
@@ -49,9 +54,9 @@ class LaunchResult(Result):
     """What the function that was launched returned on each rank; of other work nothing."""
 
 
-def moved(value: object, there: Path, here: Path) -> object:
+def moved(value: object, remote: Path, local: Path) -> object:
     """Return a rank's report, paths in its run folder turned into local ones."""
-    if isinstance(value, str) and Path(value).is_relative_to(there):
-        below = Path(value).relative_to(there)
-        return value if ".." in below.parts else str(here / below)
+    if isinstance(value, str) and Path(value).is_relative_to(remote):
+        below = Path(value).relative_to(remote)
+        return value if ".." in below.parts else str(local / below)
     return value

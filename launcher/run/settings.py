@@ -7,30 +7,19 @@ import shlex
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from launcher.run.container import container_of
 from launcher.run.hosts import LAST_PORT, MOST_SLOTS
 from launcher.run.job import JobTemplate, Limits
+from rackrun.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 from rackrun.units import seconds_in
 from rackrun.user_code.revision import git_commit
 
-SCALING = "--scaling"
-"""The one option that may also stand among those of the task."""
-
-if TYPE_CHECKING:
-    from tyro.conf import Positional as Positional
-else:
-
-    class Positional:
-        """Tyro's mark, for a start that asks for no types and can do without tyro's import."""
-
-        def __class_getitem__(cls, kind: Any) -> Any:
-            from tyro.conf import Positional
-
-            return Positional[kind]
+SERVER = ("serve_address", "serve_port", "serve_native", "serve_image")
+"""Settings of the server of a run."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +39,22 @@ class Serving:
     serve_image: str = ""
     """Container image of nginx (default: the official one, pinned by digest)."""
 
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            SERVER, lambda serving: not serving.no_serve, "--no-serve serves nothing", "--serve"
+        ),
+        Condition(
+            ("serve_image",),
+            lambda serving: not serving.serve_native,
+            "--serve-native starts this machine's nginx, not a container",
+        ),
+    )
+
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
         if self.serve and self.no_serve:
             raise UsageError("--serve and --no-serve exclude each other: leave one of them out")
+        refuse_ineffective(self)
 
 
 @dataclass(frozen=True)
@@ -78,23 +79,31 @@ class Options:
     """Print plain lines instead of the dashboard."""
     time_limit: str = ""
     """Stop the run with a checkpoint after this time, such as 90m, 2h or 1d12h; exit code 124."""
-    on_end: str = ""
-    """Command to run after the end, with result.json on standard input."""
+    on_event: str = ""
+    """Command to run at a stall, a lost host, a restart and the end; gets JSON on its input."""
     share: bool = False
     """Make run folders readable for other accounts, here and on hosts, subject to the umask."""
     serving: Serving = field(default_factory=Serving)
     limits: Limits = field(default_factory=Limits)
 
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("json",),
+            lambda options: options.dry_run or getattr(options, "check", False),
+            "a launch prints lines, and result.json has its end",
+            "--dry-run",
+        ),
+    )
+    """When options have an effect; each class of options has those of its own."""
+
     def __post_init__(self) -> None:
-        """Refuse --json where nothing is printed that it is about."""
-        if self.json and not (self.dry_run or getattr(self, "check", False)):
-            forms = "--dry-run or --check" if hasattr(self, "check") else "--dry-run"
-            raise UsageError(f"--json means nothing without {forms}; result.json has the end")
+        """Refuse options without effect."""
+        refuse_ineffective(self)
 
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
         """The pairs of --env; raises UsageError for what is none."""
-        pairs = (word.partition("=") for word in self.env)
+        pairs = (pair.partition("=") for pair in self.env)
         return tuple((name, value if is_set else _from_here(name)) for name, is_set, value in pairs)
 
     @property
@@ -117,7 +126,7 @@ class Options:
             self.limits,
             self.share,
             time_limit_seconds=self.time_limit_seconds,
-            on_end=self.on_end_words,
+            on_event=self.on_event_args,
             commit=git_commit(Path.cwd()),
         )
 
@@ -134,28 +143,36 @@ class Options:
         return seconds
 
     @property
-    def on_end_words(self) -> tuple[str, ...]:
-        """The words of --on-end; raises UsageError for what cannot be run here.
+    def on_event_args(self) -> tuple[str, ...]:
+        """The words of --on-event; raises UsageError for what cannot be run here.
 
         A detached run starts the program on its first host, which may have it.
         """
         try:
-            words = tuple(shlex.split(self.on_end))
+            args = tuple(shlex.split(self.on_event))
         except ValueError as error:
-            raise UsageError(f"--on-end {self.on_end}: {str(error).lower()}") from None
-        if words and not getattr(self, "detach", False) and shutil.which(words[0]) is None:
-            raise UsageError(f"--on-end {words[0]}: no such program here; type its path")
-        return words
+            raise UsageError(f"--on-event {self.on_event}: {str(error).lower()}") from None
+        if args and not getattr(self, "detach", False) and shutil.which(args[0]) is None:
+            raise UsageError(f"--on-event {args[0]}: no such program here; type its path")
+        return args
 
 
 @dataclass(frozen=True)
-class ScalingOptions(Options):
+class SweepOptions(Options):
     """Several runs."""
 
     scaling: str = ""
-    """Run TASK --synthetic on, say, 1,2,4,8 hosts (local: ranks) and plot the throughput."""
+    """Run TASK --synthetic on, say, 1,2,4,8 hosts (local: ranks) and compare the throughput."""
     sweep: tuple[str, ...] = ()
     """Run once per value of an option, such as lr=0.1,0.3; if repeated, once per combination."""
+
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("scaling",),
+            lambda options: not (options.dry_run or getattr(options, "check", False)),
+            "nothing is launched with --dry-run, nor with --check",
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -176,11 +193,19 @@ class RankOptions(Options):
 
 
 @dataclass(frozen=True)
-class LocalOptions(RankOptions, ScalingOptions):
+class LocalOptions(RankOptions, SweepOptions):
     """Ranks on this machine."""
 
     nproc: int = 0
     """Ranks to start (also: --nproc-per-node); 0: one per GPU, or a single one without GPUs."""
+
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("nproc",),
+            lambda options: not options.scaling,
+            "--scaling {config.scaling} says how many ranks start",
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Refuse fewer ranks than none."""
@@ -207,15 +232,34 @@ class HostOptions(RankOptions):
     min_hosts: int = 0
     """Minimum number of hosts to continue with after losses; 0: all."""
 
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(
+            ("spares", "min_hosts"),
+            lambda options: options.max_restarts > 0,
+            "a run continues after a loss by a restart, and --max-restarts is 0",
+            "--max-restarts 3",
+        ),
+    )
+
     def __post_init__(self) -> None:
-        """Refuse numbers of nothing."""
-        super().__post_init__()
+        """Refuse numbers of nothing, and options without effect."""
         for name in ("max_restarts", "spares", "min_hosts"):
             if getattr(self, name) < 0:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} {getattr(self, name)}: must be 0 or more")
         if not 0 <= self.port <= LAST_PORT:
             raise UsageError(f"--port {self.port}: must be 0, or a port up to {LAST_PORT}")
+        super().__post_init__()
+
+
+def refuse_ineffective(options: Any) -> None:
+    """Raise UsageError for options that are given and change nothing, each with what to type."""
+    conditions = [
+        condition
+        for base in type(options).__mro__
+        for condition in vars(base).get("conditions", ())
+    ]
+    refuse_without_effect(options, changed_settings(options), conditions)
 
 
 def check_nproc(count: int) -> None:
@@ -230,6 +274,6 @@ def _from_here(name: str, secret: bool = False) -> str:
     """Return the launcher's own variable of that name."""
     if name not in os.environ:
         option = "--secret" if secret else "--env"
-        words = f"read -rs {name}; export {name}" if secret else f"--env {name}=VALUE"
-        raise UsageError(f"{option} {name}: not set here; type: {words}")
+        command = f"read -rs {name}; export {name}" if secret else f"--env {name}=VALUE"
+        raise UsageError(f"{option} {name}: not set here; type: {command}")
     return os.environ[name]

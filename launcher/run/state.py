@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from launcher.run.events import (
     AskedToStop,
     Closed,
+    Computing,
     Event,
     Frozen,
     Joined,
@@ -48,12 +50,14 @@ class RankState:
     pid: int = 0
     ended: RankEnded | None = None
     phase: str = ""
-    """The phase that it reported; empty when it never reported."""
+    """The phase that it reported, `train` if it names none; empty when it never reported."""
     step: int = 0
     fields: dict[str, object] = field(default_factory=dict)
     """The newest value of everything it reported."""
     moved_at: float = 0.0
-    """When it last reported progress."""
+    """When it last reported progress; before its first report, when it started."""
+    computed_at: float = -math.inf
+    """When it last computed, as long as no step has shown how long steps take."""
     first_step: int = 0
     first_step_at: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
@@ -61,12 +65,16 @@ class RankState:
     """Of its last steps, its own seconds."""
 
     def report(self, fields: Mapping[str, Any], now: float) -> None:
-        """Take a report; progress is a new phase, or another step in it."""
+        """Take a report; progress is a new phase, or another step in it.
+
+        Of a rank that counts no steps, every report is progress: it shows nothing else.
+        """
         before = (self.phase, self.fields.get("epoch"), self.step, self.fields.get("epoch_step"))
         step: int = fields.get("step", self.step)
-        phase: str = fields.get("phase", self.phase)
+        phase: str = fields.get("phase") or self.phase or phases.TRAIN
         if phase == self.phase == phases.TRAIN and step > self.step > 0:
             self.step_seconds.append((now - self.moved_at) / (step - self.step))
+            self.computed_at = -math.inf
         if step > self.step and (parts := parts_of(fields)):
             self.parts.append(parts)
         if not self.first_step_at and phase == phases.TRAIN and step > 0:
@@ -74,7 +82,8 @@ class RankState:
         self.phase, self.step = phase, step
         self.fields.update(fields)
         after = (self.phase, self.fields.get("epoch"), self.step, self.fields.get("epoch_step"))
-        if after != before:
+        counts_steps = self.step > 0 or "epoch_step" in self.fields
+        if after != before or not counts_steps:
             self.moved_at = now
 
     def seconds_left(self, now: float) -> float | None:
@@ -121,9 +130,9 @@ class HostState:
     @property
     def end_state(self) -> str:
         """Return the host's final state: clean, what is left, or why it is unknown."""
-        for word in (self.swept, self.closed):
-            if word is not None and word.survivors:
-                return f"still running: {', '.join(word.survivors)}"
+        for event in (self.swept, self.closed):
+            if event is not None and event.survivors:
+                return f"still running: {', '.join(event.survivors)}"
         if self.swept is not None and self.swept.reason:
             return f"not verified: {self.swept.reason}"
         if self.swept or self.closed:
@@ -160,23 +169,33 @@ class RunState:
                 pass
             case Joined():
                 host.joined = True
-            case Report():
-                self.rank(event.rank).report(event.fields, now)
-                if event.rank == self.ranks[0].rank:
-                    self._compare_parts()
-            case RankStarted():
-                rank = self.rank(event.rank)
-                rank.pid = rank.pid or event.pid
-                host.state = "running"
-            case RankEnded():
-                rank = self.rank(event.rank)
-                rank.ended = rank.ended or event  # a rank ends once
-                if all(rank.ended for rank in self.ranks_of(event.node)):
-                    host.state = "done" if host.state == "running" else host.state
+            case Report() | RankStarted() | Computing() | RankEnded():
+                self._take_rank_event(event, now)
             case Unreached():
                 host.unreached = event
             case _:
                 _take_host_event(host, event, now)
+
+    def _take_rank_event(
+        self, event: Report | RankStarted | Computing | RankEnded, now: float
+    ) -> None:
+        """Take up what an event has about its rank."""
+        rank, host = self.rank(event.rank), self.host(event.node)
+        match event:
+            case Report():
+                rank.report(event.fields, now)
+                if rank is self.ranks[0]:
+                    self._compare_parts()
+            case RankStarted():
+                rank.pid = rank.pid or event.pid
+                rank.moved_at = rank.moved_at or now
+                host.state = "running"
+            case Computing():
+                rank.computed_at = -math.inf if rank.step_seconds else now
+            case RankEnded():
+                rank.ended = rank.ended or event  # a rank ends once
+                if all(rank.ended for rank in self.ranks_of(event.node)):
+                    host.state = "done" if host.state == "running" else host.state
 
     def ranks_of(self, node: int) -> list[RankState]:
         """Return the ranks of one host."""
@@ -190,8 +209,8 @@ class RunState:
 
     def host_of(self, number: int) -> HostState | None:
         """Return the host of the rank of this number; None when it is not one of these."""
-        found = (rank.node for rank in self.ranks if rank.rank == number)
-        return next((self.host(node) for node in found), None)
+        nodes = (rank.node for rank in self.ranks if rank.rank == number)
+        return next((self.host(node) for node in nodes), None)
 
     def rank(self, number: int) -> RankState:
         """Return the rank of this number."""
@@ -230,6 +249,7 @@ class RunState:
         self.gathering_at += seconds
         for rank in self.ranks:
             rank.moved_at += seconds
+            rank.computed_at += seconds
         for host in self.hosts:
             host.frozen_since += seconds
 

@@ -45,8 +45,8 @@ def reported(fields: Mapping[str, Any]) -> SlowRank | None:
 
 def parts_of(fields: Mapping[str, Any]) -> Parts | None:
     """Return a rank's own seconds in a step, by part; None when it reports none."""
-    found = tuple(fields.get(f"{part}_seconds") for part in PARTS)
-    return tuple(float(part or 0) for part in found) if any(found) else None
+    seconds = tuple(fields.get(f"{part}_seconds") for part in PARTS)
+    return tuple(float(part or 0) for part in seconds) if any(seconds) else None
 
 
 def straggler(steps: Mapping[int, Sequence[Parts]], hosts: Mapping[int, str]) -> SlowRank | None:
@@ -58,20 +58,20 @@ def straggler(steps: Mapping[int, Sequence[Parts]], hosts: Mapping[int, str]) ->
     if len(typical) < 2:
         return None
     slow = max(typical, key=lambda rank: sum(typical[rank]))
-    own = typical.pop(slow)
-    step = sum(own)
+    slowest = typical.pop(slow)
+    step = sum(slowest)
     others = _medians(list(typical.values()))
     waited = step - statistics.median_high(map(sum, typical.values()))
     if waited < WORTH_WAITING * step:
         return None
-    part = max(range(len(PARTS)), key=lambda part: own[part] - others[part])
+    part = max(range(len(PARTS)), key=lambda part: slowest[part] - others[part])
     count = plural(min(map(len, steps.values())), "step")
     return SlowRank(
         rank=slow,
         why=PARTS[part],
         text=f"last {count}: the others wait for rank {slow} on {hosts[slow]}"
         f" {waited * 1e3:.1f} of {step * 1e3:.1f} ms a step: its {PARTS[part]}"
-        f" takes {own[part] * 1e3:.1f} ms, theirs {others[part] * 1e3:.1f} ms",
+        f" takes {slowest[part] * 1e3:.1f} ms, theirs {others[part] * 1e3:.1f} ms",
     )
 
 

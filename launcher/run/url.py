@@ -32,9 +32,9 @@ def check_url(location: str) -> None:
         shown = one_line(location)
         raise UsageError(f"--data {shown}: not the URL of a folder, as in http://HOST:PORT/")
     if not (url.path.isascii() and location.isprintable()) or " " in location:
-        there = urllib.parse.quote(url.path, errors="surrogateescape")  # bytes that are no UTF-8
+        quoted = urllib.parse.quote(url.path, errors="surrogateescape")  # bytes that are no UTF-8
         shown = one_line(location)
-        raise UsageError(f"--data {shown}: write it as it goes over the wire: …{there}")
+        raise UsageError(f"--data {shown}: write it as it goes over the wire: …{quoted}")
 
 
 def _is_host(name: str) -> bool:

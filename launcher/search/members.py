@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.lifecycle.restart_policy import without
 from launcher.run.hosts import Host
@@ -33,11 +32,11 @@ class Combination:
         """Return what the sweep is about with these settings."""
         words = [f"--{key}={value}" for key, value in self.settings]
         if isinstance(work, Command):
-            return Command((*work.words, *words))
+            return replace(work, words=(*work.words, *words))
         kept = tuple(work.options)
         for key, _ in self.settings:
             kept = without(kept, f"--{key}")
-        return TaskWork(work.task, (*kept, *words))
+        return replace(work, options=(*kept, *words))
 
 
 def members_of(texts: Sequence[str], name: str) -> list[Combination]:
@@ -81,13 +80,12 @@ def _starts(count: int, size: int) -> Iterator[int]:
     yield from range(0, count - size + 1, size)
 
 
-def command(way: str, own: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:
-    """Return the launch of a member on a group of hosts; `own` are the words of the sweep."""
+def command(own: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:
+    """Return the launch of a member on a group of hosts, after the way; `own` is of the sweep."""
     kept = tuple(word for word in own if word != "--plain")
     for option in OF_THE_SWEEP:
         kept = without(kept, option)
     hosts = [f"--include={group}"] if group else []
     what = member.work(work)
     words = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.words]
-    start = [sys.executable, "-m", "rackrun", way]
-    return [*start, "--plain", f"--name={member.name}", *hosts, *kept, *words]
+    return ["--plain", f"--name={member.name}", *hosts, *kept, *words]

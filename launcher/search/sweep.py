@@ -13,28 +13,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.catalog.folders import runs_in
 from launcher.lifecycle.task_check import check_task_options
 from launcher.output.console import say
-from launcher.run.job import TaskWork, Work, new_run_folder
-from launcher.run.settings import ScalingOptions
+from launcher.run.job import Work, new_run_folder
+from launcher.run.settings import SweepOptions
 from launcher.search.members import OPTION, Combination, command, members_of
+from rackrun.commands import called, program
 from rackrun.errors import Problem, UsageError
-from rackrun.run_report.folder import Story, mean_speed, read
+from rackrun.run_report.folder import Story, read
 from rackrun.run_report.page import write_comparison
 from rackrun.tables import table
 from rackrun.units import plural
 
 LOOK_SECONDS = 0.2
+CHECKS_AT_ONCE = 4  # processes, of a quarter of a second each
 ALONE = ("scaling", "detach", "check", "json")
 """Options that do something else than to launch once."""
 
 
 def sweep(
-    way: str, own: Sequence[str], work: Work | None, options: ScalingOptions, groups: Sequence[str]
+    way: str, own: Sequence[str], work: Work | None, options: SweepOptions, groups: Sequence[str]
 ) -> int:
     """Launch every member, on one group of hosts each; return the first exit code but 0."""
     for name in ALONE:
@@ -46,23 +49,36 @@ def sweep(
     members = members_of(options.sweep, base)
 
     def launch(member: Combination, group: str) -> list[str]:
-        return command(way, own, member, group, work)
+        return command(own, member, group, work)
 
+    _refuse_invalid(way, members, work)
     if options.dry_run:
-        lines = [shlex.join(launch(member, groups[0])) for member in members]
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        for member in members:
+            sys.stdout.write(f"{called(way)} {shlex.join(launch(member, groups[0]))}\n")
         return 0
-    first = members[0].work(work)
-    if isinstance(first, TaskWork):
-        with check_task_options(first, way) as refuse:
-            refuse()
     folder = new_run_folder(options.runs, f"{base}-sweep", options.share).path
-    launches = Launches(folder, members, launch)
+    launches = Launches(folder, members, [*program(), way], launch)
     try:
         launches.run(groups)
     finally:
         show(members, options.runs, folder)
     return next((code for code in launches.codes.values() if code), 0)
+
+
+def _refuse_invalid(way: str, members: Sequence[Combination], work: Work) -> None:
+    """Raise UsageError for a value that the task refuses; each is in one member that is checked."""
+    checked: set[tuple[str, str]] = set()
+    with ExitStack() as stack:
+        refusals: list[Callable[[], object]] = []
+        for member in members:
+            if checked.issuperset(member.settings):
+                continue
+            checked.update(member.settings)
+            if len(refusals) == CHECKS_AT_ONCE:
+                refusals.pop(0)()
+            refusals.append(stack.enter_context(check_task_options(member.work(work), way)))
+        for refuse in refusals:
+            refuse()
 
 
 @dataclass
@@ -71,6 +87,8 @@ class Launches:
 
     folder: Path
     members: Sequence[Combination]
+    program: Sequence[str]
+    """How a launch begins; `command` has the rest."""
     command: Callable[[Combination, str], list[str]]
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes by the names of members."""
@@ -99,7 +117,7 @@ class Launches:
         say(f"{member}: starts{f' on {group}' if group else ''}")
         with (self.folder / f"{member.name}.log").open("wb") as log:
             return subprocess.Popen(
-                self.command(member, group),
+                [*self.program, *self.command(member, group)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -164,12 +182,10 @@ def cells(story: Story | None) -> Iterator[str]:
         yield from ("not started", "", "", "", "")
         return
     yield story.end.verdict or "not ended"
-    judged, number = story.validation, story.end.number
-    best = number("accuracy") if number("best") is None else number("best")
-    yield _shown(max(line["top1"] for line in judged) if judged else best, ".2%")
-    yield _shown(judged[-1]["loss"] if judged else number("loss"), ".4f")
-    speed = mean_speed(story.train) if story.train else number("images_per_second")
-    yield _shown(speed, ",.0f")
+    judged = story.validation
+    yield _shown(story.accuracy, ".2%")
+    yield _shown(judged[-1]["loss"] if judged else story.end.number("loss"), ".4f")
+    yield _shown(story.speed, ",.0f")
     yield story.name
 
 

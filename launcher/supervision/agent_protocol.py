@@ -12,6 +12,7 @@ from launcher.remote.agent import agent, frames, rank_server, shim
 from launcher.run.events import (
     AskedToStop,
     Closed,
+    Computing,
     Event,
     Frozen,
     Joined,
@@ -83,6 +84,7 @@ RANK_EVENTS: dict[str, type[Event]] = {
     "started": RankStarted,
     "ended": RankEnded,
     "asked-to-stop": AskedToStop,
+    "computing": Computing,
 }
 HOST_EVENTS: dict[str, type[Event]] = {
     "opened": Opened,
@@ -146,7 +148,7 @@ class Decoder:
         return self._started
 
     def _events(self, kind: int, local: int, payload: bytes) -> Iterator[Event]:
-        """Yield the event in one frame; none for a report without a valid field."""
+        """Yield the event in one frame; none for what is no report."""
         if local not in self._ranks:
             raise Misshapen(f"frame: of rank {local} of {len(self._ranks) - 1}")
         if kind == frames.OUT:
@@ -161,10 +163,10 @@ class Decoder:
             raise Misshapen(f"frame: of kind {kind}")
 
     def _report(self, payload: bytes, rank: int | None) -> Iterator[Event]:
-        """Yield a rank's report of its progress, if any field of it is valid."""
+        """Yield a rank's report of its progress, with its valid fields: it needs none of them."""
         if rank is None:
             raise Misshapen("report: of no rank")
-        if fields := valid_fields(payload):
+        if (fields := valid_fields(payload)) is not None:
             yield Report(self._node, rank, fields)
 
     def _parsed(self, message: Any, rank: int | None) -> Event:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.run.events import (
     AskedToStop,
     Closed,
@@ -12,15 +14,24 @@ from launcher.run.events import (
     Stopping,
     TorchrunEnded,
 )
-from launcher.run.state import RunState
+from launcher.run.state import RankState, RunState
+from launcher.supervision.hangs import Hang
 from launcher.supervision.root_cause import (
     Cause,
     Failure,
     Tail,
-    find_root_cause,
+    cause_of,
+    find_root_failure,
     is_independent,
     is_secondary,
 )
+from rackrun.contract import phases
+
+
+def _steps_of(rank: RankState) -> int:
+    """Return how many steps a rank was to make; 0 if it has not reported that."""
+    steps = rank.fields.get("steps")
+    return steps if isinstance(steps, int) else 0
 
 
 class FailureLog:
@@ -63,8 +74,33 @@ class FailureLog:
             self._before.append(Lost(event.node, "its agent ended before its ranks did"))
 
     def root_cause(self) -> Cause:
-        """Return the root cause; there must be a failure."""
-        return find_root_cause(self._before, self._after, self._tail)
+        """Return the root cause; there must be a failure.
+
+        A rank that waited for another one, or lost it, may have been left by one that had ended
+        well and too early: that is added.
+        """
+        failure = find_root_failure(self._before, self._after, self._tail)
+        cause = cause_of(failure, self._tail)
+        if not isinstance(failure, Hang) and not is_secondary(failure, self._tail):
+            return cause
+        return replace(cause, text=f"{cause.text}{self._early_leavers()}")
+
+    def _early_leavers(self) -> str:
+        """Return which ranks had ended with 0 before the run was done, as the end of a sentence."""
+        furthest = max(max(rank.step, _steps_of(rank)) for rank in self._run.ranks)
+        left = [
+            rank
+            for rank in self._run.ranks
+            if rank.ended and not rank.ended.exit_code and rank.phase != phases.DONE
+            if rank.step < furthest or not rank.step
+        ]
+        if not left or len(left) == len(self._run.ranks):
+            return ""
+        first = left[0]
+        host = self._run.plan.host(first.node).name
+        more = f", and {len(left) - 1} more ranks with 0" if len(left) > 1 else ""
+        at = f" at step {first.step}" if first.phase else ""
+        return f"; rank {first.rank} on {host} had ended with 0{at}{more}"
 
     @property
     def is_secondary(self) -> bool:

@@ -1,9 +1,12 @@
 """Hangs: ranks that stopped making progress, and processes that were stopped by a signal.
 
-Only ranks that have reported can hang, so a command that never reports never counts as hung. Ranks
-wait for each other, so the longest limit among them holds for all: while one saves, the others may
-make no progress. All stop soon after the first one does. The culprit is the rank that was stopped,
-or whose stack shows no collective (see `root_cause`), or that has the fewest steps.
+Only ranks that report can hang: those of a task from their start on, those of a command from their
+first report on. Ranks wait for each other, so the longest limit among them holds for all: while one
+saves, the others may make no progress. All stop soon after the first one does. The culprit is the
+rank that was stopped, or whose stack shows no collective (see `root_cause`), or that has the fewest
+steps.
+
+Before a step has shown how long steps take, a rank that computes is slow, not hung.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+from launcher.remote.agent.host_watch import USAGE_SECONDS
 from launcher.run.job import Limits
 from launcher.run.state import HostState, RankState, RunState
 from rackrun.contract import phases
@@ -55,23 +59,47 @@ class Hang:
     """The ranks among whom the stacks decide, the one with the fewest steps first."""
 
 
-def find_hang(run: RunState, limits: Limits, now: float, others: float = 0.0) -> Hang | None:
+def find_hang(
+    run: RunState, limits: Limits, now: float, least: float = 0.0, share: float = 1.0
+) -> Hang | None:
     """Return the ranks or the process that have delayed the run for too long; None if none has.
 
-    `others`: the limit, in seconds, of ranks that other launchers supervise.
+    `least`: ranks may make no progress for this long in any case; with a smaller `share` of the
+    limits it is a stall, which may still end well.
     """
-    reporting = [rank for rank in run.running if rank.phase]
-    suspicious = any(now - rank.moved_at > limits.hang_seconds for rank in reporting)
-    if not suspicious and not any(host.frozen for host in run.hosts):
+    if not may_stall(run, share * limits.hang_seconds, now):
         return None  # at once: with thousands of ranks the rest takes longer than a turn may
-    limit = max(others, longest_hang_limit(run, limits))
+    reporting = _reporting(run)
+    limit = share * current_hang_limit(run, limits, now, least)
     stalled = any(now - rank.moved_at > limit for rank in reporting)
     for host in run.hosts:
-        if host.frozen and (stalled or now - host.frozen_since > limits.hang_seconds):
+        if host.frozen and (stalled or now - host.frozen_since > share * limits.hang_seconds):
             return _stopped(host, run, now)
     if not stalled:
         return None
     return _standstill([rank for rank in reporting if now - rank.moved_at > limit / 2], now)
+
+
+def may_stall(run: RunState, seconds: float, now: float) -> bool:
+    """Return whether a rank has made no progress for so long, or a process is stopped."""
+    still = any(now - rank.moved_at > seconds for rank in _reporting(run))
+    return still or any(host.frozen for host in run.hosts)
+
+
+def find_unprotected(run: RunState, limits: Limits, now: float) -> list[int]:
+    """Return the ranks whose hangs go unnoticed: those that have run for a while without a report.
+
+    All of them are returned at once, when the one that started last has had its time: the line
+    about them is shown only once, and has to name each.
+    """
+    silent = [] if run.plan.task else [rank for rank in run.running if not rank.phase]
+    is_early = any(now - rank.moved_at <= limits.hang_seconds for rank in silent)
+    return [] if is_early else [rank.rank for rank in silent]
+
+
+def _reporting(run: RunState) -> list[RankState]:
+    """Return the ranks that report, or are going to, as every rank of a task does."""
+    return [rank for rank in run.running if rank.phase or run.plan.task]
 
 
 def _stopped(host: HostState, run: RunState, now: float) -> Hang:
@@ -95,13 +123,17 @@ def _standstill(still: list[RankState], now: float) -> Hang:
     if len(suspects) == 1:
         return Hang(suspects[0].node, suspects[0].rank, suspects[0].text, suspects)
     age = now - min(rank.moved_at for rank in still)
-    return Hang(None, None, f"no progress of {len(still)} ranks for {age:.0f} s", suspects)
+    text = f"no progress of {len(still)} ranks for {age:.0f} s"
+    if suspects[0].step < suspects[1].step:
+        text += f", rank {suspects[0].rank} is the furthest behind, at step {suspects[0].step}"
+    return Hang(None, None, text, suspects)
 
 
 def _stillness(rank: RankState, now: float) -> str:
     """Describe for how long a rank has made no progress, and where it was last."""
     doing = {
-        phases.TRAIN: f"at step {rank.step}",
+        "": "before its first report",
+        phases.TRAIN: f"at step {rank.step}" if rank.step else "before its first step",
         phases.DATA: f"waiting for data after step {rank.step}",
         phases.SAVE: "while saving",
     }.get(rank.phase, f"in phase {rank.phase}")
@@ -128,17 +160,44 @@ def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
     return Hang(None, None, f"{text} on {', '.join(host.name for host in absent)}")
 
 
-def longest_hang_limit(run: RunState, limits: Limits) -> float:
+def current_hang_limit(run: RunState, limits: Limits, now: float, least: float) -> float:
+    """Return how long the ranks here may make no progress now: `least`, or longer."""
+    limit = max(least, longest_hang_limit(run, limits, now))
+    if run.plan.uses_gpus:
+        still = [r for r in _reporting(run) if now - r.moved_at > limits.hang_seconds]
+        if still and all(_computes(rank, limits, now) for rank in still):
+            return max(limit, _computing_limit(limits))
+    return limit
+
+
+def longest_hang_limit(run: RunState, limits: Limits, now: float) -> float:
     """Return how long ranks may make no progress: the longest limit of any of them."""
-    return max((_hang_limit(rank, limits) for rank in run.running if rank.phase), default=0.0)
+    ranks = _reporting(run)
+    # On CPUs, ranks that wait for a slow one sleep. On GPUs they compute as well, in a kernel of
+    # NCCL that waits, so that there only all of them together show that none is stuck.
+    if not run.plan.uses_gpus and any(_computes(rank, limits, now) for rank in ranks):
+        return max(_computing_limit(limits), *(_hang_limit(rank, limits) for rank in ranks))
+    return max((_hang_limit(rank, limits) for rank in ranks), default=0.0)
 
 
 def _hang_limit(rank: RankState, limits: Limits) -> float:
     """Return how long this rank may make no progress in its phase."""
-    limit = limits.hang_seconds * PHASE_HANG_FACTORS.get(rank.phase, 1.0)
+    phase = rank.phase or phases.START
+    limit = limits.hang_seconds * PHASE_HANG_FACTORS.get(phase, 1.0)
     if rank.step_seconds:
         limit = max(limit, _HANG_STEPS * statistics.median(rank.step_seconds))
     return limit
+
+
+def _computes(rank: RankState, limits: Limits, now: float) -> bool:
+    """Return whether a rank has computed within the limit, and no step has shown its pace yet."""
+    reports_seconds = 2 * min(USAGE_SECONDS, limits.lease_seconds / 3)
+    return now - rank.computed_at < limits.hang_seconds + reports_seconds
+
+
+def _computing_limit(limits: Limits) -> float:
+    """Return how long a first step may compute: as long as a compilation, and not for ever."""
+    return limits.hang_seconds * PHASE_HANG_FACTORS[phases.COMPILE]
 
 
 def split_network(hang: Hang, run: RunState) -> Hang:

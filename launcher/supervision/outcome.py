@@ -80,12 +80,26 @@ def describe(cause: Cause | Hang, plan: Plan) -> str:
 
 def _interruption(number: int) -> Cause:
     """Return the cause of the end of a run that a signal ended."""
-    what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
-    what |= {STOP_SIGNAL: called("stop"), TIME_LIMIT: "--time-limit"}
-    name = what.get(signal.Signals(number), signal.Signals(number).name)
+    name = _source_of(number)
     codes = {signal.SIGUSR1: LOST, STOP_SIGNAL: 128 + signal.SIGINT, TIME_LIMIT: OUT_OF_TIME}
     code = codes.get(signal.Signals(number), 128 + number)  # USR1: a scheduler will run us again
     return Cause(f"stopped by {name}", code)
+
+
+def _source_of(number: int) -> str:
+    """Return what sends this signal, or else its name."""
+    what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
+    what |= {STOP_SIGNAL: called("stop"), TIME_LIMIT: "--time-limit"}
+    return what.get(signal.Signals(number), signal.Signals(number).name)
+
+
+def stopping_line(number: int) -> str:
+    """Return the line at the first signal: what stops the run, and what would hasten that."""
+    if number == signal.SIGINT:
+        return "stopping, Ctrl-C again to force"
+    if number == TIME_LIMIT:
+        return "time limit reached: stopping"
+    return f"stopping: {_source_of(number)}"
 
 
 def _log_of(cause: Cause, log_files: LogFiles) -> Path | None:

@@ -39,10 +39,10 @@ class PeerUpdates:
         """Record how long the ranks of another node may make no progress."""
         self._hang_limits[event.node] = event.seconds
 
-    def exchange_hang_limit(self, limits: Limits) -> float:
+    def exchange_hang_limit(self, limits: Limits, now: float) -> float:
         """Send how long our ranks may make no progress; return the same for other nodes."""
         if self._peers:
-            self._peers.send_hang_limit(longest_hang_limit(self._run, limits))
+            self._peers.send_hang_limit(longest_hang_limit(self._run, limits, now))
         return max(self._hang_limits.values(), default=0.0)
 
     def send_stop(self, signum: int) -> None:

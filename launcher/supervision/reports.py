@@ -16,15 +16,15 @@ from launcher.remote.agent.reports import REPORT_BYTES
 _LARGEST = 2**53
 
 
-def valid_fields(data: bytes) -> dict[str, object]:
-    """Return the valid fields of a report; none if it is not a report."""
+def valid_fields(data: bytes) -> dict[str, object] | None:
+    """Return the valid fields of a report; None if it is not a report."""
     if len(data) > REPORT_BYTES:
-        return {}
+        return None
     try:
         report = _JSON.decode(data.decode())
     except (ValueError, RecursionError):
-        return {}
-    return fitting_fields(report) if isinstance(report, dict) else {}
+        return None
+    return fitting_fields(report) if isinstance(report, dict) else None
 
 
 def fitting_fields(report: Mapping[str, object]) -> dict[str, object]:

@@ -22,6 +22,9 @@ Tail: TypeAlias = Callable[[int, int | None, str], str]
 """Returns the end of the log of (node, rank or torchrun, stream)."""
 
 _RETRY = "type the same command again"
+_NO_MEMORY = "the host is out of memory"
+_LESS_MEMORY = "a smaller --batch-size or fewer loader workers may fit"
+_MESSAGE_LETTERS = 1000  # of an exception: the log has all of it
 LOST = HostLost.exit_code
 _REFUSED = PreflightRefused.exit_code
 
@@ -31,6 +34,8 @@ _CONNECTION_ERROR = re.compile(
     r"|communicator was aborted|failed to recv|recvBytes|sendBytes|DistNetworkError"
 )
 
+_TRACEBACK = "Traceback (most recent call last):"
+_PLACED_ERROR = re.compile(r"^error: (\S.*?:\d+(?: in \S+)?: .+)", re.MULTILINE)
 _TERMINATED = "terminate called without an active exception"
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel)/|in _engine_run_backward$")
 
@@ -48,7 +53,7 @@ class Cause:
     """As the rank printed it; empty when it printed none."""
 
 
-def find_root_cause(before: Sequence[Failure], after: Sequence[Failure], tail: Tail) -> Cause:
+def find_root_failure(before: Sequence[Failure], after: Sequence[Failure], tail: Tail) -> Failure:
     """Return the first failure that no other one explains; both lists are in order of arrival.
 
     `after` are the failures after the order to end: the root cause may arrive over a slower
@@ -56,7 +61,7 @@ def find_root_cause(before: Sequence[Failure], after: Sequence[Failure], tail: T
     """
     primary = [failure for failure in before if not is_secondary(failure, tail)]
     late = [_without_signal(failure) for failure in after if is_independent(failure, tail)]
-    return cause_of((primary or late or list(before))[0], tail)
+    return (primary or late or list(before))[0]
 
 
 def is_secondary(failure: Failure, tail: Tail) -> bool:
@@ -149,14 +154,13 @@ def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
         only = _last_line(tail) if len(tail.splitlines()) == 1 else ""
         return replace(cause, text=f"exit code {ended.code}{only and f': {only}'}")
     advice = "a smaller --batch-size may fit" if "out of memory" in exception else ""
-    return replace(cause, text=exception, advice=advice, traceback=_traceback_of(tail))
+    return replace(cause, text=_cut(exception), advice=advice, traceback=_cut_traceback_of(tail))
 
 
 def _killed(cause: Cause, oom: bool) -> Cause:
     """Return the cause of a SIGKILL, which leaves no log, from the kernel's count of OOM kills."""
     if oom:
-        advice = "a smaller --batch-size or fewer loader workers may fit"
-        return replace(cause, text="killed by SIGKILL: the host is out of memory", advice=advice)
+        return replace(cause, text=f"killed by SIGKILL: {_NO_MEMORY}", advice=_LESS_MEMORY)
     return replace(cause, text="killed by SIGKILL", advice="out of memory? see the kernel log")
 
 
@@ -217,17 +221,26 @@ def _location_of(stack: str) -> str:
 
 def _cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
     """Return why torchrun ended before its ranks, or never started any."""
+    cause = Cause("", LOST, ended.node, advice=_RETRY)
     if ended.signal:
         text = f"torchrun was killed by {_signal_name(ended.signal)}"
-        return Cause(text, LOST, ended.node, advice=_RETRY)
+        if ended.oom:
+            return replace(cause, text=f"{text}: {_NO_MEMORY}", advice=_LESS_MEMORY)
+        return replace(cause, text=text)
     reason = _exception_of(tail) or _last_line(tail) or f"exit code {ended.code}"
-    return Cause(f"torchrun ended: {reason}", _REFUSED, ended.node, traceback=_traceback_of(tail))
+    text = f"torchrun ended: {_cut(reason)}"
+    return Cause(text, _REFUSED, ended.node, traceback=_cut_traceback_of(tail))
 
 
 def _exception_of(tail: str) -> str:
-    """Return the last error line of a log: that of an exception, or one with `error:`; or ""."""
+    """Return the last error line of a log: that of an exception, or one with `error:`; or "".
+
+    Below the traceback of an exception in the user's code, `error:` has its place as well.
+    """
     trace = _traceback_of(tail)
     if trace:
+        if placed := _PLACED_ERROR.findall(tail, tail.rfind(_TRACEBACK)):
+            return str(placed[-1])
         return next(line for line in reversed(trace.splitlines()) if not line.startswith(" "))
     errors = re.findall(r"^error: (.+)", tail, re.MULTILINE)
     return str(errors[-1]) if errors else ""
@@ -240,6 +253,17 @@ def _traceback_of(tail: str) -> str:
         r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*$", plain, re.MULTILINE
     )
     return str(found[-1]) if found else ""
+
+
+def _cut_traceback_of(tail: str) -> str:
+    """Return the last traceback in a log, with as much of its message as a person reads; or ""."""
+    return "\n".join(map(_cut, _traceback_of(tail).splitlines()))
+
+
+def _cut(line: str) -> str:
+    """Return a line, or the beginning of a long one."""
+    more = " ... (cut: the log has all of it)"
+    return line if len(line) <= _MESSAGE_LETTERS else line[:_MESSAGE_LETTERS] + more
 
 
 def _last_line(tail: str) -> str:

@@ -13,8 +13,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from launcher.output.console import Display
+from launcher.output.console import Display, ranges
 from launcher.output.log_files import LogFiles
+from launcher.output.on_event import EventCommand, EventName
 from launcher.run.events import Event, Lost, Output, PeerFailed, PeerHangLimit, PeerStops
 from launcher.run.job import Job
 from launcher.run.result import Result
@@ -22,7 +23,8 @@ from launcher.run.state import RunState
 from launcher.supervision.agents import AgentGroup, SilenceDetector
 from launcher.supervision.failures import FailureLog
 from launcher.supervision.hang_detector import HangDetector
-from launcher.supervision.outcome import describe, final_cause, result_of
+from launcher.supervision.hangs import Hang, find_unprotected
+from launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
 from launcher.supervision.peer_updates import PeerUpdates
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
 from launcher.supervision.signals import TIME_LIMIT, SignalQueue
@@ -37,6 +39,7 @@ _GATHER_SECONDS = 0.05  # a turn looks at every host, and hundreds of hosts repo
 _STACK_SECONDS = 5.0  # for ranks that hang to write their stacks
 _PAUSE_SECONDS = 2.0  # between two turns: beyond that, the launcher itself was suspended
 _REPEAT_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
+HOW_TO_REPORT = "call report() of rackrun after each step, see docs/howto/own-script.md"
 
 
 class Supervisor:
@@ -48,9 +51,11 @@ class Supervisor:
         agents: AgentGroup,
         log_files: LogFiles,
         display: Display,
-        peers: Peers | None = None,
+        peers: Peers | None,
+        alerts: EventCommand,
     ) -> None:
         """Store the peers that supervise the other hosts, if the run has hosts elsewhere."""
+        self.alerts = alerts
         self.job = job
         self.agents = agents
         self.log_files = log_files
@@ -68,6 +73,9 @@ class Supervisor:
         self.interrupted_at = 0.0
         self.slow: tuple[int, str] | None = None
         """The straggler that was reported last, and why."""
+        self.stalled = False
+        self.unprotected = False
+        """Whether it was reported that some ranks do not report."""
 
     def supervise(self) -> Result:
         """Run until every host has ended or is declared lost; return the final result."""
@@ -89,11 +97,14 @@ class Supervisor:
             self._take(event)
         if refusal := self.log_files.write():
             self.display.note(refusal)
+        for problem in self.alerts.problems():
+            self.display.note(problem)
         self._advance_clock()
         self._handle_signals()
         for lost in self.silence.lost(self.now, self.shutdown.deadline):
             self._take(lost)
         self._report_straggler()
+        self._report_unprotected()
         if not self.shutdown.ordered:
             self._evaluate()
         elif self.failures:
@@ -130,8 +141,10 @@ class Supervisor:
         self.run.take(event, self.now)
         self.display.show(event)
         self.failures.take(event, self.shutdown.ordered)
-        if isinstance(event, Lost) and (swept := self.agents.clean_up(event.node)):
-            self.run.take(swept, self.now)
+        if isinstance(event, Lost):
+            self._alert("lost", event.reason, event.node)
+            if swept := self.agents.clean_up(event.node):
+                self.run.take(swept, self.now)
 
     def _advance_clock(self) -> None:
         """Set the time of this turn, without the time for which the launcher was suspended.
@@ -155,8 +168,7 @@ class Supervisor:
             elif not self.shutdown.ordered:
                 self.interrupted, self.interrupted_at = number, self.now
                 self.peers.send_stop(number)
-                why = "time limit reached: " if number == TIME_LIMIT else ""
-                self.display.note(f"{why}stopping, Ctrl-C again to force")
+                self.display.note(stopping_line(number))
                 self._stop(signal.SIGTERM, self.job.limits.checkpoint_seconds)
             elif number == signal.SIGINT or self.now - self.interrupted_at > _REPEAT_SECONDS:
                 self.display.note("killing every process of the run")
@@ -176,11 +188,43 @@ class Supervisor:
         elif self.failures:
             self._fail(describe(self.failures.root_cause(), plan))
             self._stop(signal.SIGTERM, limits.grace_seconds)
-        elif hang := self.hangs.check(self.now, self.peers.exchange_hang_limit(limits)):
+        elif hang := self._hang():
             self.failures.add(hang, after_end=False)
             self._fail(describe(hang, plan))
             # Python's fault handler writes the stacks at SIGABRT; the root cause is read from them.
             self._stop(signal.SIGABRT, _STACK_SECONDS)
+
+    def _hang(self) -> Hang | None:
+        """Return a hang; report a stall long before, and when it is over."""
+        limits = self.job.limits
+        stall = self.hangs.stall(self.now, self.peers.exchange_hang_limit(limits, self.now))
+        if stall and not self.stalled:
+            hang, limit = stall
+            text = f"{describe(hang, self.run.plan)}; at {limit:.0f} s the run ends"
+            self.display.note(text)
+            self._alert("stall", text, hang.node, hang.rank)
+        elif self.stalled and not stall:
+            self.display.note("all ranks make progress again")
+        self.stalled = stall is not None
+        return self.hangs.hang(self.now)
+
+    def _alert(
+        self, event: EventName, text: str, node: int | None, rank: int | None = None
+    ) -> None:
+        """Run the user's command for an event of this run."""
+        host = None if node is None else self.run.plan.host(node).name
+        self.alerts.send(event, self.job.folder.path, text, host, rank)
+
+    def _report_unprotected(self) -> None:
+        """Report, once, that hangs of ranks that have not reported yet are not detected."""
+        if self.unprotected:
+            return
+        silent = find_unprotected(self.run, self.job.limits, self.now)
+        if silent:
+            self.unprotected = True
+            whom = "" if len(silent) == len(self.run.ranks) else f" for rank {ranges(silent)}"
+            since = f"no report in {self.job.limits.hang_seconds:.0f} s"
+            self.display.note(f"no hang detection{whom}: {since}; {HOW_TO_REPORT}")
 
     def _fail(self, text: str) -> None:
         """Report a failure at once, as the end may take seconds to confirm."""

@@ -77,17 +77,17 @@ def _needed(*programs: ModuleType) -> dict[str, CodeType | None]:
 
     A package is None: what ours hold is for this side only.
     """
-    found: dict[str, CodeType | None] = {}
+    modules: dict[str, CodeType | None] = {}
     left = [program.__name__ for program in programs]
     while left:
         name = left.pop()
-        spec = None if name in found or name == loader.__name__ else find_spec(name)
+        spec = None if name in modules or name == loader.__name__ else find_spec(name)
         if spec is not None:
             code = None if spec.submodule_search_locations else _compiled(spec)
-            found[name] = code
+            modules[name] = code
             left += _imports(code) if code else ()
             left += [name.rpartition(".")[0]] if "." in name else ()
-    return found
+    return modules
 
 
 def _compiled(spec: ModuleSpec) -> CodeType:

@@ -139,11 +139,11 @@ def gpu_count() -> int:
 
 def gpu_model(gpus: Path = NVIDIA_GPUS) -> str:
     """Return the model of this machine's GPUs by NVIDIA; empty where there are none."""
-    found = []
+    models = []
     for path in sorted(gpus.glob("*/information")):
         with contextlib.suppress(OSError):
-            found += re.findall(r"^Model:\s*(?:NVIDIA )?(.+)$", path.read_text(), re.MULTILINE)
-    return " and ".join(dict.fromkeys(found))
+            models += re.findall(r"^Model:\s*(?:NVIDIA )?(.+)$", path.read_text(), re.MULTILINE)
+    return " and ".join(dict.fromkeys(models))
 
 
 def free_port(address: str) -> int:

@@ -74,6 +74,6 @@ def all_or_raise(outcomes: Iterable[R | Problem]) -> list[R]:
     if failures:
         kinds = [type(failure) for failure in failures]
         kind = AccessRefused if AccessRefused in kinds else kinds[0]
-        said = (str(failure).partition(": ")[::2] for failure in failures)
-        raise kind(said_once(dict.fromkeys(said)))  # hosts behind a gateway share its error
+        messages = (str(failure).partition(": ")[::2] for failure in failures)
+        raise kind(said_once(dict.fromkeys(messages)))  # hosts behind a gateway share its error
     return [outcome for outcome in outcomes if not isinstance(outcome, Problem)]

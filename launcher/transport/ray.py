@@ -231,14 +231,16 @@ def _no_cluster(address: str) -> HostUnreachable:
     return HostUnreachable(f"no Ray cluster at {address!r} (see ray status); type: {start}")
 
 
-def _version_mismatch(words: str) -> str:
+def _version_mismatch(message: str) -> str:
     """Return what to type where the cluster has another Ray or Python; else Ray's own message."""
-    found = re.findall(r"^ +(?:Ray|Python): (\S+)", words, re.MULTILINE)
-    if len(found) != 4:
-        return f"Ray: {' '.join(words.split())}"
-    there, here = (f"Ray {ray} with Python {python}" for ray, python in (found[:2], found[2:]))
-    install = f"python -m pip install 'ray=={found[0]}'"
-    return f"the cluster runs {there}, and here is {here}; type, with that Python: {install}"
+    versions = re.findall(r"^ +(?:Ray|Python): (\S+)", message, re.MULTILINE)
+    if len(versions) != 4:
+        return f"Ray: {' '.join(message.split())}"
+    remote, local = (
+        f"Ray {ray} with Python {python}" for ray, python in (versions[:2], versions[2:])
+    )
+    install = f"python -m pip install 'ray=={versions[0]}'"
+    return f"the cluster runs {remote}, and here is {local}; type, with that Python: {install}"
 
 
 def _alive(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -268,14 +270,14 @@ def _reserve(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], list
         node: bundle for bundle, node in placement_group_table(group)["bundles_to_node_id"].items()
     }
     times = Counter(node["NodeManagerAddress"] for node in nodes)
-    hosts, places = [], []
+    hosts, transports = [], []
     for node in nodes:
         address, number = node["NodeManagerAddress"], node["NodeID"]
         label = address if times[address] == 1 else f"{address}-{number[:8]}"
         slots = int(node["Resources"].get("GPU", 0)) or None
         hosts.append(Host(address, slots=slots, address=address, label=label))
-        places.append(RayTransport(label, group, bundle_of[number]))
-    return tuple(hosts), places
+        transports.append(RayTransport(label, group, bundle_of[number]))
+    return tuple(hosts), transports
 
 
 def _resources(node: Mapping[str, Any]) -> dict[str, float]:

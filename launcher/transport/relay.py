@@ -38,7 +38,7 @@ class _Listener:
         self.port = int(self.listener.getsockname()[1])
         self.context = context
         self.strangers: dict[socket.socket, None] = {}  # the oldest first
-        self.known: queue.SimpleQueue[tuple[str, ssl.SSLSocket]] = queue.SimpleQueue()
+        self.authenticated: queue.SimpleQueue[tuple[str, ssl.SSLSocket]] = queue.SimpleQueue()
         self.closed = False
         threading.Thread(target=self._admit, daemon=True).start()
 
@@ -48,11 +48,11 @@ class _Listener:
     def __exit__(self, *reason: object) -> None:
         self.close()
 
-    def known_until(self, deadline: float) -> Iterator[tuple[str, ssl.SSLSocket]]:
+    def authenticated_until(self, deadline: float) -> Iterator[tuple[str, ssl.SSLSocket]]:
         """Yield callers with the key, each with the token that it sent, as they come."""
         with contextlib.suppress(queue.Empty):
             while True:
-                yield self.known.get(timeout=max(0.0, deadline - time.monotonic()))
+                yield self.authenticated.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Accept no more callers."""
@@ -73,11 +73,11 @@ class _Listener:
                 time.sleep(PAUSE_SECONDS)
                 continue
             self.strangers[caller] = None
-            threading.Thread(target=self._judge, args=(caller,), daemon=True).start()
+            threading.Thread(target=self._authenticate, args=(caller,), daemon=True).start()
             for oldest in list(self.strangers)[:-MOST_CALLERS]:
                 _shut_down(oldest)
 
-    def _judge(self, caller: socket.socket) -> None:
+    def _authenticate(self, caller: socket.socket) -> None:
         stranger = caller
         try:
             caller.settimeout(HANDSHAKE_SECONDS)
@@ -89,7 +89,7 @@ class _Listener:
             secure.do_handshake()
             token = read_line(secure)
             self.strangers.pop(secure, None)  # `close` cuts strangers, and none that is taken
-            self.known.put((token, secure))
+            self.authenticated.put((token, secure))
         except (OSError, ValueError):
             stranger.close()
         finally:
@@ -102,7 +102,7 @@ class _Listener:
         """Close the connections that were not taken."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self.known.get_nowait()[1].close()
+                self.authenticated.get_nowait()[1].close()
 
 
 class RelayListener:
@@ -115,8 +115,8 @@ class RelayListener:
         try:
             self.callers = _Listener(address, self.context)
         except OSError as error:
-            own = "one of its own (ip address) that the other hosts reach"
-            hint = f"type in hosts.txt after this host: address=ADDRESS, {own}"
+            advice = "one of its own (ip address) that the other hosts reach"
+            hint = f"type in hosts.txt after this host: address=ADDRESS, {advice}"
             raise PreflightRefused(f"{address}: {error.strerror}; {hint}") from error
 
     @property
@@ -125,27 +125,27 @@ class RelayListener:
         return self.callers.port
 
     def gather(
-        self, names: Sequence[str], words: Sequence[str], seconds: float
+        self, names: Sequence[str], tokens: Sequence[str], seconds: float
     ) -> list[RelayTransport]:
         """Return a transport per token, in their order; raise HostUnreachable for missing ones."""
-        found: dict[str, ssl.SSLSocket] = {}
+        controls: dict[str, ssl.SSLSocket] = {}
         with self.callers:
-            callers = self.callers.known_until(time.monotonic() + seconds)
-            while not found.keys() >= set(words) and (caller := next(callers, None)):
-                word, control = caller
-                if word in words and word not in found:
-                    found[word] = control
+            callers = self.callers.authenticated_until(time.monotonic() + seconds)
+            while not controls.keys() >= set(tokens) and (caller := next(callers, None)):
+                token, control = caller
+                if token in tokens and token not in controls:
+                    controls[token] = control
                 else:
                     control.close()
-        missing = [name for name, word in zip(names, words, strict=True) if word not in found]
+        missing = [name for name, token in zip(names, tokens, strict=True) if token not in controls]
         if missing:
             where = f"the first host at {self.address}"
             raise HostUnreachable(
                 "\n".join(f"{name}: could not connect to {where}" for name in missing)
             )
         return [
-            RelayTransport(name, found[word], self.address, self.context)
-            for name, word in zip(names, words, strict=True)
+            RelayTransport(name, controls[token], self.address, self.context)
+            for name, token in zip(names, tokens, strict=True)
         ]
 
 
@@ -168,12 +168,12 @@ class RelayTransport:
 
     def open(self, argv: Sequence[str]) -> SocketChannel:
         """Have a program started, and accept its connection; raise HostLost when none comes."""
-        word = secrets.token_hex(16)
+        token = secrets.token_hex(16)
         try:
             with _Listener(self._address, self._context) as callers:
-                order = {"port": callers.port, "word": word, "argv": list(argv)}
+                order = {"port": callers.port, "word": token, "argv": list(argv)}
                 self._control.sendall(json.dumps(order).encode() + b"\n")
-                secure = _accept(callers, word)
+                secure = _accept(callers, token)
         except OSError as error:
             raise HostLost(f"{self._name}: its relay does not answer: {error}") from error
         ours, theirs = socket.socketpair()
@@ -187,10 +187,10 @@ class RelayTransport:
         self._control.close()
 
 
-def _accept(callers: _Listener, word: str) -> ssl.SSLSocket:
+def _accept(callers: _Listener, token: str) -> ssl.SSLSocket:
     """Return the connection with this token; raise TimeoutError when it does not come."""
-    for said, secure in callers.known_until(time.monotonic() + CARRIER_SECONDS):
-        if secrets.compare_digest(said.encode(), word.encode()):
+    for shown, secure in callers.authenticated_until(time.monotonic() + CARRIER_SECONDS):
+        if secrets.compare_digest(shown.encode(), token.encode()):
             secure.settimeout(None)
             return secure
         secure.close()

@@ -26,7 +26,8 @@ from rackrun.terminal import one_line
 
 NOTHING = "no output; does the login shell there exit in its start-up file?"
 NOISE_BYTES = 1 << 16
-ANSWER_BYTES = 1 << 26
+ANSWER_BYTES = 1 << 23
+LISTING_BYTES = 1 << 25  # of all files of a folder
 ANSWER_SECONDS = 60.0  # until an answer has begun
 STALL_SECONDS = 30.0  # for the next TRICKLE_BYTES of it
 TRICKLE_BYTES = 30_000
@@ -42,7 +43,7 @@ class RpcClient:
 
     def __init__(
         self,
-        place: Transport,
+        transport: Transport,
         program: ModuleType,
         python: str = "",
         first: bytes = b"",
@@ -53,7 +54,7 @@ class RpcClient:
         `first` is an order that is sent along, so that its answer costs no round trip of its own.
         An answer must begin within `answer_seconds`, unless a call sets another limit.
         """
-        self._place = place
+        self._transport = transport
         self._answer_seconds = answer_seconds
         self._opening = packed(program) + first
         self._buffer = bytearray()
@@ -78,19 +79,19 @@ class RpcClient:
         """Let a command take over the process, without a shell in between."""
         error = self.call("replace", command=command).get("error")
         if error:
-            raise HostLost(f"{self._place.name}: {error}")
+            raise HostLost(f"{self._transport.name}: {error}")
         assert self._channel is not None
         channel, self._channel = self._channel, None
         return channel
 
-    def call(self, question: str, /, **words: object) -> Answer:
+    def call(self, question: str, /, **fields: object) -> Answer:
         """Send an order and return its answer; raise HostUnreachable when none comes."""
-        self.order(question, **words)
+        self.order(question, **fields)
         return self.answer()
 
-    def order(self, question: str, /, **words: object) -> None:
+    def order(self, question: str, /, **fields: object) -> None:
         """Send an order; its answer is to be taken later."""
-        self.send(order(do=question, **words))
+        self.send(order(do=question, **fields))
 
     def send(self, data: bytes) -> None:
         """Send bytes, piece by piece, as long as the host accepts them."""
@@ -104,18 +105,18 @@ class RpcClient:
                 self._buffer += data  # which may contain the reason
             raise self._silent("accepts no more data") from None
 
-    def answer(self, seconds: float | None = None) -> Answer:
+    def answer(self, seconds: float | None = None, most_bytes: int = ANSWER_BYTES) -> Answer:
         """Return the next answer, which must begin within `seconds`, or else the usual time."""
         length = self._read_until(b"\n", self._answer_seconds if seconds is None else seconds)
-        if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > ANSWER_BYTES:
+        if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > most_bytes:
             raise self._nonsense("a length")
         try:
-            found = parsed_json(b"".join(self.receive(int(length))), ANSWER_BYTES)
+            reply = parsed_json(b"".join(self.receive(int(length))), most_bytes)
         except Misshapen as error:
             raise self._nonsense(str(error)) from None
-        if not isinstance(found, dict):
+        if not isinstance(reply, dict):
             raise self._nonsense("not an object")
-        return found
+        return reply
 
     def answer_as(self, shape: type[T], seconds: float | None = None) -> T:
         """Return the next answer, validated against a declared shape."""
@@ -124,10 +125,10 @@ class RpcClient:
     def parsed(self, answer: Answer, shape: type[T]) -> T:
         """Return an answer in its declared shape; raise HostUnreachable for any other."""
         try:
-            found: T = shaped(answer, shape, "the answer")
+            value: T = shaped(answer, shape, "the answer")
         except Misshapen as error:
             raise self._nonsense(str(error)) from None
-        return found
+        return value
 
     def has_answer(self, seconds: float) -> bool:
         """Return whether the next answer begins within `seconds`."""
@@ -164,7 +165,7 @@ class RpcClient:
     def _start(self, program: ModuleType, python: str) -> None:
         self._buffer.clear()
         self._begun = False
-        self._channel = self._place.open(bootstrap(python))
+        self._channel = self._transport.open(bootstrap(python))
         self.send(self._opening)
         self._read_until(MARKER, self._answer_seconds)
         self._begun = True
@@ -174,7 +175,7 @@ class RpcClient:
         while mark not in self._buffer:
             if len(self._buffer) > NOISE_BYTES:
                 printed = f"the login shell printed {NOISE_BYTES >> 10} KiB"
-                raise HostUnreachable(f"{self._place.name}: {printed}, but no answer came")
+                raise HostUnreachable(f"{self._transport.name}: {printed}, but no answer came")
             self._read_more(until)
         data, _, rest = bytes(self._buffer).partition(mark)
         self._buffer = bytearray(rest)
@@ -188,7 +189,7 @@ class RpcClient:
             data = self._channel.receive(left)
         except TimeoutError:
             self.close()
-            raise HostUnreachable(f"{self._place.name}: has gone silent") from None
+            raise HostUnreachable(f"{self._transport.name}: has gone silent") from None
         if not data:
             raise self._silent()
         self._buffer += data
@@ -196,7 +197,7 @@ class RpcClient:
     def _nonsense(self, what: str) -> HostUnreachable:
         """Return the error for an invalid answer."""
         reason = f"sent an invalid answer ({one_line(what)})"
-        return HostUnreachable(f"{self._place.name}: {reason}")
+        return HostUnreachable(f"{self._transport.name}: {reason}")
 
     def _silent(self, what: str = "the program there has ended") -> HostUnreachable:
         """Return the error for a program that ended, with what the host printed instead."""
@@ -205,30 +206,32 @@ class RpcClient:
         last = last_words(printed) or NOTHING
         if self._begun:
             end = f": {last}" if printed else ""
-            return HostUnreachable(f"{self._place.name}: {what}{end}")
-        return HostUnreachable(f"{self._place.name}: Python could not be started there: {last}")
+            return HostUnreachable(f"{self._transport.name}: {what}{end}")
+        return HostUnreachable(f"{self._transport.name}: Python could not be started there: {last}")
 
 
 class Handover:
     """The transport to a host whose probe still runs: the first program takes its process over."""
 
-    def __init__(self, place: Transport, client: RpcClient, container: Sequence[str] = ()) -> None:
+    def __init__(
+        self, transport: Transport, client: RpcClient, container: Sequence[str] = ()
+    ) -> None:
         """Use `client` until then; the first program runs in `container`, if any."""
-        self._place = place
-        self._talk: RpcClient | None = client
+        self._transport = transport
+        self._client: RpcClient | None = client
         self._container = container
 
     @property
     def name(self) -> str:
         """Return the name of the host."""
-        return self._place.name
+        return self._transport.name
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Return the probe's channel, once; later, or when it broke, a new one.
 
         Later programs clean up after a lost agent: on the host, not in the container.
         """
-        client, self._talk = self._talk, None
+        client, self._client = self._client, None
         if client is not None:
             if self._container:
                 return client.replace(*self._container, *argv)
@@ -236,4 +239,4 @@ class Handover:
                 return client.become()
             except Problem:
                 client.close()
-        return self._place.open(bootstrap() if self._container else argv)
+        return self._transport.open(bootstrap() if self._container else argv)

@@ -10,7 +10,10 @@ MOST_RETURNED = 1_000_000
 """Bytes of such a file."""
 
 LATEST = "latest"
-"""The value of --resume for the newest run of a name; also its link in a folder of runs."""
+"""The newest run; of --resume, the newest of a name. Also the link in a folder of runs."""
+
+ATTACHED = ".attached"
+"""The file in the copy of a detached run's folder that names the run."""
 
 PUBLISHED = "imagenet"
 """The value of --weights for published weights of the model; any other is a file or a URL."""

@@ -28,6 +28,8 @@ OWN_TORCH = "RACKRUN_OWN_TORCH"
 """Of a launcher; not empty: .venv gets the torch of its lock, even if `python3` has another."""
 LOCK = "RACKRUN_LOCK"
 """Of a launcher; the lock in requirements/ that .venv is made from: base or cuda12."""
+EVENT = "RACKRUN_EVENT"
+"""Of the command of --on-event: stall, lost, restart or end."""
 CONTROLLER = "RACKRUN_CONTROLLER"
 """The id of the detached run that this process controls."""
 

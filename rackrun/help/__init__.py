@@ -1,1 +1,1 @@
-"""--help: the options of a settings class by groups, under examples."""
+"""The options of a settings class: their table, and the page that --help prints of it."""

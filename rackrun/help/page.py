@@ -5,16 +5,20 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from inspect import cleandoc
+from typing import Any, NoReturn
 
-from rackrun.help.options import Option, OptionGroup
+from rackrun.help.options import Examples, Option, groups, options
 
 MOST_COLUMNS = 110  # longer lines are hard to read
 NAME_COLUMNS = 26  # longer names have a line of their own
 WHOLE = "\N{NO-BREAK SPACE}"  # between words that stay on one line
-HELP = frozenset({"-h", "--help"})
+
+
+Rows = Mapping[str, Sequence[tuple[str, str]]]
+"""Heading -> names, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Head:
 
     usage: str
     about: str
-    examples: tuple[tuple[str, str], ...]
+    examples: Examples
     """Commands, and what they do."""
     foot: str = ""
 
@@ -36,20 +40,44 @@ class Head:
         return replace(self, usage=usage, about=about, examples=examples, foot=foot)
 
 
-def show(head: Head, groups: Sequence[OptionGroup]) -> NoReturn:
+def head_of(settings: type[Any]) -> Head:
+    """Return the head of a command: arguments, docstring, and the examples of its settings."""
+    positionals = [_positional(row) for row in options(settings) if row.is_positional]
+    about = cleandoc(settings.__doc__ or "")
+    return Head(
+        " ".join(("{prog} [options]", *positionals)), about, getattr(settings, "examples", ())
+    )
+
+
+def _positional(option: Option) -> str:
+    if option.is_repeatable:
+        return f"{option.name}..."
+    return option.name if option.is_required else f"[{option.name}]"
+
+
+def show_options(
+    head: Head, settings: type[Any], base: type[Any] | None = None, heading: str = "Options"
+) -> NoReturn:
+    """Print the page of a settings class and end the command, as --help does."""
+    grouped = groups(settings, base, heading)
+    show(head, {title: [_row(option) for option in rows] for title, rows in grouped.items()})
+
+
+def show(head: Head, rows: Rows) -> NoReturn:
     """Print a page and end the command, as --help does."""
-    sys.stdout.write(page(head, groups, shutil.get_terminal_size().columns))
+    sys.stdout.write(page(head, rows, shutil.get_terminal_size().columns))
     raise SystemExit(0)
 
 
-def page(head: Head, groups: Sequence[OptionGroup], columns: int) -> str:
+def page(head: Head, rows: Rows, columns: int) -> str:
     """Return the page for a terminal of this width."""
     width = min(columns, MOST_COLUMNS)
-    lines = [f"usage: {head.usage}", "", *_paragraphs(head.about, width), "", "Examples:"]
-    lines += _examples(head.examples, width)
-    for group in groups:
-        lines += ["", f"{group.heading}:"]
-        lines += [line for option in group.options for line in _row(option, width)]
+    lines = [f"usage: {head.usage}", "", *_paragraphs(head.about, width)]
+    if head.examples:
+        lines += ["", "Examples:", *_examples(head.examples, width)]
+    for heading, members in rows.items():
+        lines += ["", f"{heading}:"]
+        lines += [line for name, text in members for line in _lines(name, text, width)]
     if head.foot:
         lines += ["", *_paragraphs(head.foot, width)]
     return "\n".join([*lines, ""])
@@ -74,11 +102,20 @@ def _examples(examples: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
             yield f"      {what}"
 
 
-def _row(option: Option, width: int) -> Iterator[str]:
-    name = f"{option.name} {option.values}".rstrip()
-    text = " ".join(option.text.split())
-    if option.default and "(default:" not in text:
-        text = f"{text} (default:{WHOLE}{option.default})"
+def _row(option: Option) -> tuple[str, str]:
+    """Return an option as it is typed, and its text with the default."""
+    name = f"{option.name} {option.placeholder}".rstrip()
+    if option.is_positional:
+        name = option.name
+    elif option.default is True:
+        name = f"{option.name}, --no-{option.key}"
+    text, default = option.help, option.default_text
+    if default and "(default:" not in text:
+        text = f"{text} (default:{WHOLE}{default})"
+    return name, text
+
+
+def _lines(name: str, text: str, width: int) -> Iterator[str]:
     first, *rest = _wrapped(text, width - NAME_COLUMNS - 4)
     margin = " " * (NAME_COLUMNS + 4)
     if len(name) <= NAME_COLUMNS:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from rackrun.commandline import parse, run
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.run_report.called import run_called
+from rackrun.help.options import Examples, Positional
+from rackrun.runs import run_folder
 
-ABOUT = "Draw report.html into a run's folder; of several runs, a page that compares them."
 COMPARISON = "compare.html"
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of `report`."""
+    """Draw report.html into a run's folder; of several runs, a page that compares them."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} runs/latest", "draw the page of the newest run again"),
+        ("{prog} catdog-a catdog-b", "compare runs: compare.html"),
+    )
 
     runs: Positional[tuple[Path, ...]]
-    """Run folders such as runs/20260102-030405-catdog, run names, or beginnings of run IDs."""
+    """Runs: ID, start of an ID, name, folder, or latest."""
 
     out: Path | None = None
     """File to write (default: report.html in the run folder; for several runs, compare.html)."""
@@ -34,10 +38,10 @@ def main(args: list[str]) -> None:
         write_comparison,
     )
 
-    options = parse(ReportOptions, called("report"), args, ABOUT)
+    options = parse(ReportOptions, called("report"), args)
     if not options.runs:
         raise UsageError(f"report of which run? type: {called('report')} RUN [RUN ...]")
-    folders = list(map(run_called, options.runs))
+    folders = list(map(run_folder, options.runs))
     if len(folders) == 1:
         print(write(folders[0], options.out))
     else:

@@ -17,6 +17,9 @@ LABEL = 12  # of the room that the label of x takes beside the axis
 MOST_POINTS = 400  # of a curve: more than a screen can show
 TICKS = 5
 EPOCH = "epoch"
+HIDING = 2.0  # a curve nowhere further from another one lies on top of it
+DASH = 8
+DOT, RING, MOST_RINGS = 3, 2, 4
 ROUND = (1, 2, 2.5, 5, 10)  # distances of ticks, times a power of ten
 
 
@@ -63,14 +66,21 @@ def chart(
         if (x := float(across(np.array(tick)))) > LEFT + LABEL:
             parts.append(_text(x, HEIGHT - 8, f"{tick:g}", "middle"))
     parts.append(_text(0, HEIGHT - 8, x_label, "start"))
-    parts += [_course(curve, across(curve.x), down(curve.y)) for curve in drawn]
+    points = [np.stack([across(curve.x), down(curve.y)], 1) for curve in drawn]
+    for number, curve in enumerate(drawn):
+        twins = [
+            n
+            for n, other in enumerate(drawn)
+            if other.faint == curve.faint and _look_alike(points[number], points[n])
+        ]
+        parts.append(_course(curve, points[number], twins.index(number), len(twins)))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
 def finite(curve: Series) -> Series:
     """Return a curve without what is no number, and with no more points than can be seen."""
-    known = np.isfinite(curve.x) & np.isfinite(curve.y)
-    x, y = curve.x[known], curve.y[known]
+    is_finite = np.isfinite(curve.x) & np.isfinite(curve.y)
+    x, y = curve.x[is_finite], curve.y[is_finite]
     if len(x) > MOST_POINTS:
         edges = np.linspace(0, len(x), MOST_POINTS + 1).astype(int)[:-1]
         counts = np.diff([*edges, len(x)])
@@ -78,9 +88,9 @@ def finite(curve: Series) -> Series:
     return Series(curve.label, x, y, curve.colour, curve.faint, curve.dots)
 
 
-def spread(found: Values) -> tuple[float, float]:
+def spread(values: Values) -> tuple[float, float]:
     """Return the lowest and the highest value, never the same."""
-    low, high = float(found.min()), float(found.max())
+    low, high = float(values.min()), float(values.max())
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
     return low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
@@ -96,18 +106,25 @@ def ticks(low: float, high: float, whole: bool = False) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _course(curve: Series, across: Values, down: Values) -> Markup:
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+def _look_alike(points: Values, others: Values) -> bool:
+    return points.shape == others.shape and bool(np.abs(points - others).max() < HIDING)
+
+
+def _course(curve: Series, points: Values, before: int, twins: int) -> Markup:
+    """Draw a curve; dashes and rings let `before` of its `twins`, drawn under it, shine through."""
     colour = f"c{curve.colour % COLOURS}"
     kind = f"{colour} faint" if curve.faint else colour
-    text = Markup('<polyline class="{}" points="{}"><title>{}</title></polyline>').format(
-        kind, points, curve.label
+    dashes: Markup | str = ""
+    if before:
+        form = Markup(' stroke-dasharray="{} {}" stroke-dashoffset="{}"')
+        dashes = form.format(DASH, DASH * (twins - 1), -DASH * before)
+    text = Markup('<polyline class="{}" points="{}"{}><title>{}</title></polyline>').format(
+        kind, " ".join(f"{x:.1f},{y:.1f}" for x, y in points), dashes, curve.label
     )
-    marks = len(curve.x) if curve.dots or len(curve.x) == 1 else 0
-    for number in range(marks):
-        text += Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(
-            kind, across[number], down[number]
-        )
+    radius = DOT + RING * min(twins - 1 - before, MOST_RINGS)
+    for x, y in points if curve.dots or len(points) == 1 else ():
+        form = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>')
+        text += form.format(kind, x, y, radius)
     return text
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from rackrun.run_report.folder import Said
+from rackrun.run_report.folder import Predictions
 from rackrun.terminal import one_line
 
 MOST_CELLS = 20  # classes whose matrix is a table with numbers; beyond, it is an image
@@ -34,46 +34,48 @@ class ClassAccuracy:
         return self.right / self.count
 
 
-def by_class(said: Said) -> list[ClassAccuracy]:
+def by_class(predictions: Predictions) -> list[ClassAccuracy]:
     """Return the accuracy of the classes that have validation images, the worst first."""
-    if said.confusion is None:
+    if predictions.confusion is None:
         return []
-    right, counts = said.confusion.diagonal(), said.confusion.sum(1)
-    found = [
+    right, counts = predictions.confusion.diagonal(), predictions.confusion.sum(1)
+    classes = [
         ClassAccuracy(one_line(str(name)), int(right[number]), int(counts[number]))
-        for number, name in enumerate(said.classes)
+        for number, name in enumerate(predictions.classes)
         if counts[number]
     ]
-    return sorted(found, key=lambda one: one.share)[:MOST_SHOWN]
+    return sorted(classes, key=lambda one: one.share)[:MOST_SHOWN]
 
 
-def confusions(said: Said) -> list[tuple[int, str, str]]:
+def confusions(predictions: Predictions) -> list[tuple[int, str, str]]:
     """Return the pairs that are confused most: how often, the label, the model's answer."""
-    if said.confusion is None:
+    if predictions.confusion is None:
         return []
-    wrong = said.confusion.copy()
+    wrong = predictions.confusion.copy()
     np.fill_diagonal(wrong, 0)
-    names = [one_line(str(name)) for name in said.classes]
-    places = np.argsort(wrong, axis=None)[::-1][:MOST_PAIRS]
-    found = (np.unravel_index(place, wrong.shape) for place in places)
+    names = [one_line(str(name)) for name in predictions.classes]
+    cells = np.argsort(wrong, axis=None)[::-1][:MOST_PAIRS]
+    pairs = (np.unravel_index(cell, wrong.shape) for cell in cells)
     return [
-        (int(wrong[label, answer]), names[label], names[answer])
-        for label, answer in found
-        if wrong[label, answer]
+        (int(wrong[label, predicted]), names[label], names[predicted])
+        for label, predicted in pairs
+        if wrong[label, predicted]
     ]
 
 
-def matrix(said: Said) -> Markup | str:
+def matrix(predictions: Predictions) -> Markup | str:
     """Return the confusion matrix: a table with numbers, or an image where classes are many."""
-    if said.confusion is None:
+    if predictions.confusion is None:
         return ""
-    shares = said.confusion / np.maximum(1, said.confusion.sum(1, keepdims=True))
-    if len(said.classes) > MOST_CELLS:
+    shares = predictions.confusion / np.maximum(1, predictions.confusion.sum(1, keepdims=True))
+    if len(predictions.classes) > MOST_CELLS:
         return _matrix_image(shares)
-    names = [one_line(str(name).split(",")[0]) for name in said.classes]
+    names = [one_line(str(name).split(",")[0]) for name in predictions.classes]
     head = Markup("").join(Markup('<th scope="col">{}</th>').format(name) for name in names)
     rows = Markup("").join(
-        Markup('<tr><th scope="row">{}</th>{}</tr>').format(name, _cells(said.confusion, shares, n))
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            name, _cells(predictions.confusion, shares, n)
+        )
         for n, name in enumerate(names)
     )
     return Markup('<table class="matrix"><tr><td></td>{}</tr>{}</table>').format(head, rows)

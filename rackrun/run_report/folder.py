@@ -1,17 +1,19 @@
 """What a run folder holds, read and checked: nothing in it is believed.
 
-metrics.jsonl, config.json, predictions.npz, plan.json, result.json, usage.jsonl -> Story
+metrics.jsonl, config.json, predictions.npz, plan.json, result.json, usage.jsonl, run.toml -> Story
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
@@ -20,21 +22,24 @@ from numpy.typing import NDArray
 from rackrun.errors import DataError, UsageError
 from rackrun.run_report import npy
 from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
-from rackrun.shapes import Misshapen, parsed_file, shaped
+from rackrun.shapes import AtMost, Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line, say
 
 PAGE = "report.html"
 FIELDS = {  # fields of a line of metrics.jsonl, by its kind
+    "start": ("step", "epoch"),
     "train": ("step", "epoch", "loss", "accuracy", "images_per_second", "rate"),
     "evaluate": ("step", "epoch", "loss", "top1", "samples"),
     "waits": ("step", "epoch", "rank", "waited", "network"),
 }
 WHOLE = ("step", "samples")
 LAST_MOMENT = 1e11  # in seconds: beyond what clocks show
-PLANNED, ENDED = "the plan of a run", "the result of a run"
+PLANNED, ENDED, SETTINGS = "the plan of a run", "the result of a run", "the settings of a run"
 METRICS = "metrics"
 MOST_JSON_BYTES = 1 << 25
+MOST_SETTINGS_BYTES = 1 << 20
 PIECE_BYTES = 1 << 20  # of metrics.jsonl, read at once while it grows; many times LINE_BYTES
+MOST_TRAINING_IMAGES = 64
 MOST_ARCHIVE_BYTES = 1 << 25  # compressed, of predictions
 MOST_PREDICTION_BYTES = 1 << 28
 WHOLE_NUMBERS, FRACTIONS = ("<i8", "<i4"), ("<f4", "<f8", "<f2")
@@ -51,7 +56,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Said:
+class Predictions:
     """Validation images and the model's answers."""
 
     images: NDArray[np.uint8]  # (N, height, width, channels)
@@ -73,6 +78,14 @@ class Said:
             raise ValueError(f"a label outside the {len(classes)} classes")
         if self.confusion is not None and self.confusion.shape != (len(classes), len(classes)):
             raise ValueError(f"a confusion matrix of shape {self.confusion.shape}")
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """Images of the first batch, augmented and mixed, with their classes."""
+
+    images: NDArray[np.uint8]  # (N, height, width, channels)
+    captions: list[str]
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,11 @@ class RunEnd:
     verdict: str = ""
     exit_code: int | None = None
     cause: str = ""
+    advice: str = ""
+    traceback: Annotated[str, AtMost(1 << 20)] = ""
     seconds: float = 0.0
+    saved: int = 0
+    """The step of the newest checkpoint; 0: there is none."""
     hosts: dict[str, str] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     """What ranks have reported last, by name."""
@@ -116,17 +133,58 @@ class RunEnd:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The lines of a run from its begin, or from where it was resumed, to the next resume."""
+
+    step: int
+    epoch: float
+    seconds: float
+    train: list[Line]
+
+    @property
+    def speed(self) -> float:
+        """Return the images per second of its steps together."""
+        return mean_speed(self.train, self.step)
+
+
+@dataclass(frozen=True)
 class Story:
     """Contents of a run folder."""
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
+    typed: tuple[str, ...] = ()
+    """The command that launched a task here; empty where that is not known."""
     train: list[Line] = field(default_factory=list)
     validation: list[Line] = field(default_factory=list)
-    said: Said | None = None
+    predictions: Predictions | None = None
+    first_batch: TrainingImages | None = None
     plan: RunPlan = RunPlan()
     end: RunEnd = RunEnd()
     usage: list[HostUsage] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    """More than one of a run that was resumed."""
+
+    @property
+    def seconds(self) -> float:
+        """Return how long all parts together took; of the last one, from start to end."""
+        *earlier, last = self.parts or [Part(0, 0.0, 0.0, [])]
+        return sum(part.seconds for part in earlier) + (self.end.seconds or last.seconds)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the best accuracy of its evaluations, or what it has reported; None for noise."""
+        if self.config.get("synthetic"):
+            return None
+        if self.validation:
+            return max(float(line["top1"]) for line in self.validation)
+        best = self.end.number("best")
+        return self.end.number("accuracy") if best is None else best
+
+    @property
+    def speed(self) -> float | None:
+        """Return the images per second of all steps, or what it has reported last."""
+        return mean_speed(self.train) if self.train else self.end.number("images_per_second")
 
     @property
     def judged_by(self) -> str:
@@ -144,18 +202,45 @@ def read(folder: Path) -> Story:
     return Story(
         name=folder.absolute().name,
         config=read_settings(folder),
+        typed=_typed(folder / "run.toml"),
         train=[line for line in lines if line["kind"] == "train"],
         validation=[line for line in lines if line["kind"] == "evaluate"],
-        said=read_predictions(folder / "predictions.npz"),
+        predictions=read_predictions(folder / "predictions.npz"),
+        first_batch=_first_batch(folder / "first_batch.npz"),
         plan=_plan(folder / "plan.json"),
         end=_picked(_object(folder / "result.json", ENDED), RunEnd, folder / "result.json", ENDED),
         usage=read_usage(folder),
+        parts=list(_parts(lines)),
     )
+
+
+def _parts(lines: Sequence[Line]) -> Iterator[Part]:
+    """Yield the parts of a run in which it took steps; a part ends with its last line."""
+    starts = [number for number, line in enumerate(lines) if line["kind"] == "start"]
+    for first, after in itertools.pairwise([*starts, len(lines)]):
+        start, train = lines[first], [one for one in lines[first:after] if one["kind"] == "train"]
+        if train:
+            ended = lines[after - 1].get("time", 0.0)
+            seconds = max(0.0, ended - start.get("time", ended))
+            yield Part(start["step"], start["epoch"], seconds, train)
+
+
+def _typed(path: Path) -> tuple[str, ...]:
+    """Return the command in a settings file, which no host supplies; () where there is none."""
+    if not path.exists():
+        return ()
+    try:
+        with path.open("rb") as file:
+            settings = tomllib.loads(file.read(MOST_SETTINGS_BYTES + 1).decode())
+        typed: tuple[str, ...] = shaped(settings.get("typed", []), tuple[str, ...], "typed")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not {SETTINGS}: {one_line(str(error))[:200]}") from None
+    return typed
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return config.json, an empty one where it is missing; DataError for what is none."""
-    return _object(folder / "config.json", "the settings of a run")
+    return _object(folder / "config.json", SETTINGS)
 
 
 def read_usage(folder: Path) -> list[HostUsage]:
@@ -198,7 +283,7 @@ class MetricsReader:
     def __init__(self, path: Path) -> None:
         """Start at the beginning; the file may not be there yet."""
         self.path = path
-        self._place = 0
+        self._offset = 0
         self._lines = 0
 
     def next_lines(self) -> list[Line]:
@@ -209,13 +294,13 @@ class MetricsReader:
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
-            file.seek(self._place)
+            file.seek(self._offset)
             piece = file.read(PIECE_BYTES)
         *whole, rest = piece.split(b"\n")
         if len(rest) > LINE_BYTES:
             whole.append(rest)
         first, self._lines = self._lines + 1, self._lines + len(whole)
-        self._place += len(piece) - len(rest)
+        self._offset += len(piece) - len(rest)
         return [
             _line(self.path, number, text, _metric_line, METRICS)
             for number, text in enumerate(whole, first)
@@ -227,12 +312,12 @@ def _metric_line(text: str) -> Line:
     if len(text) > LINE_BYTES:
         raise ValueError("too long")
     try:
-        told = json.loads(text)
+        content = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise ValueError("no object")
-    line: Line = {name: value for name, value in told.items() if isinstance(value, PLAIN)}
+    line: Line = {name: value for name, value in content.items() if isinstance(value, PLAIN)}
     for name in FIELDS[line["kind"]]:
         value = float(line[name])
         line[name] = int(value) if name in WHOLE else value
@@ -252,22 +337,22 @@ def _object(path: Path, kind: str) -> dict[str, Any]:
 
 
 def _plan(path: Path) -> RunPlan:
-    found = _object(path, PLANNED)
-    hosts = found.get("hosts", [])
+    content = _object(path, PLANNED)
+    hosts = content.get("hosts", [])
     if isinstance(hosts, list):
-        found["hosts"] = [
+        content["hosts"] = [
             {name: host[name] for name in _names(RunHost) if name in host}
             for host in hosts
             if isinstance(host, dict)
         ]
-    return _picked(found, RunPlan, path, PLANNED)
+    return _picked(content, RunPlan, path, PLANNED)
 
 
-def _picked(found: dict[str, Any], shape: type[T], path: Path, kind: str) -> T:
+def _picked(content: dict[str, Any], shape: type[T], path: Path, kind: str) -> T:
     """Return those fields of an object that are shown; DataError where they are malformed."""
-    known = {name: found[name] for name in _names(shape) if name in found}
+    shown = {name: content[name] for name in _names(shape) if name in content}
     try:
-        picked: T = shaped(known, shape)
+        picked: T = shaped(shown, shape)
     except Misshapen as error:
         raise DataError(f"{path}: not {kind}: {error}") from None
     return picked
@@ -277,8 +362,43 @@ def _names(shape: Any) -> list[str]:
     return [one.name for one in fields(shape)]
 
 
-def read_predictions(path: Path) -> Said | None:
+def read_predictions(path: Path) -> Predictions | None:
     """Return the images with answers, or None where there are none; DataError for damage."""
+    predictions = _archived(path, _predictions, "predictions")
+    return predictions if predictions and len(predictions.images) else None
+
+
+def _predictions(archive: ZipFile) -> Predictions:
+    predictions = Predictions(
+        images=_array(archive, "images", "|u1"),
+        labels=_array(archive, "labels", *WHOLE_NUMBERS),
+        predicted=_array(archive, "predicted", *WHOLE_NUMBERS),
+        probability=_array(archive, "probability", *FRACTIONS),
+        classes=_texts(archive, "classes"),
+        confusion=_array(archive, "confusion", *WHOLE_NUMBERS)
+        if "confusion.npy" in archive.namelist()
+        else None,
+    )
+    predictions.check()
+    return predictions
+
+
+def _first_batch(path: Path) -> TrainingImages | None:
+    """Return training images, or None where there are none; DataError for damage."""
+    return _archived(path, _training_images, "training images")
+
+
+def _training_images(archive: ZipFile) -> TrainingImages:
+    images, captions = _array(archive, "images", "|u1"), _texts(archive, "captions")
+    if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
+        raise ValueError(f"images of shape {images.shape}")
+    if not len(captions) == len(images) <= MOST_TRAINING_IMAGES:
+        raise ValueError(f"{len(images)} images with {len(captions)} captions")
+    return TrainingImages(images, captions)
+
+
+def _archived(path: Path, read: Callable[[ZipFile], T], what: str) -> T | None:
+    """Return what is read from an archive of numpy's; DataError for damage, None without a file."""
     if not path.exists():
         return None
     try:
@@ -287,21 +407,10 @@ def read_predictions(path: Path) -> Said | None:
         with ZipFile(path) as archive:
             if sum(part.file_size for part in archive.infolist()) > MOST_PREDICTION_BYTES:
                 raise ValueError(f"more than {MOST_PREDICTION_BYTES} bytes")
-            said = Said(
-                images=_array(archive, "images", "|u1"),
-                labels=_array(archive, "labels", *WHOLE_NUMBERS),
-                predicted=_array(archive, "predicted", *WHOLE_NUMBERS),
-                probability=_array(archive, "probability", *FRACTIONS),
-                classes=_texts(archive, "classes"),
-                confusion=_array(archive, "confusion", *WHOLE_NUMBERS)
-                if "confusion.npy" in archive.namelist()
-                else None,
-            )
-        said.check()
+            return read(archive)
     except DAMAGE as error:
         why = one_line(str(error))[:200]
-        raise DataError(f"{path}: not a grid of predictions: {why}") from None
-    return said if len(said.images) else None
+        raise DataError(f"{path}: not a grid of {what}: {why}") from None
 
 
 def _array(archive: ZipFile, name: str, *descrs: str) -> NDArray[Any]:
@@ -314,8 +423,8 @@ def _texts(archive: ZipFile, name: str) -> list[str]:
     data = _content(archive, name)
     if not (descr := TEXTS.search(data, 0, npy.LONGEST_HEADER)):
         raise ValueError(f"{name} is no text")
-    found: list[str] = shaped(npy.array(data, descr[1].decode()).tolist(), list[str], name)
-    return found
+    texts: list[str] = shaped(npy.array(data, descr[1].decode()).tolist(), list[str], name)
+    return texts
 
 
 def _content(archive: ZipFile, name: str) -> bytes:
@@ -330,9 +439,9 @@ def values(lines: Sequence[Line], name: str) -> Values:
     return np.array([line[name] for line in lines], dtype=np.float64)
 
 
-def mean_speed(train: Sequence[Line]) -> float:
+def mean_speed(train: Sequence[Line], first_step: int = 0) -> float:
     """Return the images per second of all steps together, as the run's last line has them."""
-    steps = np.maximum(np.diff(values(train, "step"), prepend=0.0), 1.0)
+    steps = np.maximum(np.diff(values(train, "step"), prepend=float(first_step)), 1.0)
     speeds = np.maximum(values(train, "images_per_second"), 1e-9)
     return float(steps.sum() / (steps / speeds).sum())
 
@@ -341,7 +450,7 @@ def smoothed(course: Values, parts: int = 24) -> Values:
     """Return means over a neighbourhood, a share of all values, which narrows at both ends."""
     reach = len(course) // parts
     sums = np.concatenate([[0.0], np.cumsum(course)])
-    place = np.arange(len(course))
-    near = np.minimum(np.minimum(place, place[::-1]), reach)
-    means: Values = (sums[place + near + 1] - sums[place - near]) / (2 * near + 1)
+    index = np.arange(len(course))
+    near = np.minimum(np.minimum(index, index[::-1]), reach)
+    means: Values = (sums[index + near + 1] - sums[index - near]) / (2 * near + 1)
     return means

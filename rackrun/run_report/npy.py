@@ -34,12 +34,12 @@ def array(data: bytes, *descrs: Any) -> "np.ndarray":
     import numpy as np
 
     start = PREFIX + int.from_bytes(data[len(MAGIC) : PREFIX], "little")
-    found = HEADER.fullmatch(data, PREFIX, start) if data.startswith(MAGIC) else None
-    known = {repr(descr).encode(): descr for descr in descrs}
-    if not found or found["descr"] not in known:
+    match = HEADER.fullmatch(data, PREFIX, start) if data.startswith(MAGIC) else None
+    types = {repr(descr).encode(): descr for descr in descrs}
+    if not match or match["descr"] not in types:
         raise ValueError("not the header of such an array")
-    shape = tuple(int(number) for number in NUMBER.findall(found["shape"]))
-    dtype = np.dtype(known[found["descr"]])
+    shape = tuple(int(number) for number in NUMBER.findall(match["shape"]))
+    dtype = np.dtype(types[match["descr"]])
     if math.prod(shape) * dtype.itemsize != len(data) - start:
         raise ValueError(f"{len(data) - start} bytes for the shape {shape}")
     return np.frombuffer(data, dtype, offset=start).reshape(shape)

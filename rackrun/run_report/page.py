@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import shlex
 import time
 from collections import defaultdict
@@ -19,20 +20,22 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rackrun.atomic import write_whole
+from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.run_report.chart import Series, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
 from rackrun.run_report.folder import (
     PAGE,
-    Said,
+    Predictions,
     Story,
+    TrainingImages,
     mean_speed,
     read,
     smoothed,
     values,
 )
 from rackrun.run_report.usage import HostUsage
-from rackrun.terminal import one_line
+from rackrun.terminal import clean_lines, one_line
 from rackrun.units import data_size, duration, form, plural
 
 TEMPLATES = Path(__file__).parent
@@ -43,6 +46,14 @@ FACTS = (
 """The fields of `resolved` in config.json that describe where a run was."""
 LEARNED = ("loss", "accuracy")
 """Curves that mean nothing where the images were noise (--synthetic)."""
+COMPARED = (
+    *("best accuracy", "after epoch", "last accuracy", "last loss", "epochs", "images/s"),
+    *("time", "end"),
+)
+JUDGED_ON = {"data_sha256", "eval_split", "task"}
+"""Settings that decide which images accuracy is measured on."""
+PRIVATE = ("--env", "--on-event")
+"""Options of the launcher whose values may be secrets."""
 OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 
 
@@ -52,7 +63,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     Raises DataError for a damaged file of the run.
     """
     page = out or folder / PAGE
-    write_whole(page, _rendered("run.html", **run_page(read(folder))).encode())
+    write_whole(page, _rendered("run.html", **run_page(read(folder), folder)).encode())
     return page
 
 
@@ -76,20 +87,25 @@ def _engine() -> jinja2.Environment:
     return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
 
 
-def run_page(story: Story) -> dict[str, Any]:
+def run_page(story: Story, folder: Path) -> dict[str, Any]:
     """Return what the template of a run shows."""
     return {
         "name": one_line(story.name),
         "verdict": one_line(story.end.verdict or "not ended"),
         "cause": one_line(story.end.cause),
+        "advice": one_line(story.end.advice),
+        "resume": resume_command(story, folder),
+        "traceback": clean_lines(story.end.traceback),
+        "parts": list(parts(story)) if len(story.parts) > 1 else [],
         "headlines": list(headlines(story)),
         "facts": list(facts(story)),
         "judged_by": story.judged_by,
         "charts": [(title, drawing) for title, drawing in charts([story])],
-        "grid": grid(story.said) if story.said else [],
-        "classes": by_class(story.said) if story.said else None,
-        "matrix": matrix(story.said) if story.said else "",
-        "confusions": confusions(story.said) if story.said else [],
+        "first_batch": first_batch(story.first_batch) if story.first_batch else [],
+        "grid": grid(story.predictions) if story.predictions else [],
+        "classes": by_class(story.predictions) if story.predictions else None,
+        "matrix": matrix(story.predictions) if story.predictions else "",
+        "confusions": confusions(story.predictions) if story.predictions else [],
         "hosts": list(hosts(story)),
         "usage": list(_usage_charts(story.usage)),
         "settings": sorted((one_line(key), setting(value)) for key, value in settings_of(story)),
@@ -97,21 +113,51 @@ def run_page(story: Story) -> dict[str, Any]:
 
 
 def comparison(stories: Sequence[Story]) -> dict[str, Any]:
-    """Return what the template of a comparison shows: curves, and the settings that differ."""
-    settings = [dict(settings_of(story)) for story in stories]
+    """Return what the template of a comparison shows: runs by accuracy, the best first; curves."""
+    ordered = sorted(stories, key=_by_accuracy, reverse=True)
+    highest = ordered[0].accuracy
+    settings = [dict(settings_of(story)) for story in ordered]
     names = sorted({name for one in settings for name in one})
     rows = [(name, [setting(one.get(name, "")) for one in settings]) for name in names]
+    differing = {name: cells for name, cells in rows if len(set(cells)) > 1}
+    comparable = highest is not None and not JUDGED_ON & differing.keys()
+    numbers = zip(COMPARED, *map(_compared, ordered), strict=True)
     return {
-        "runs": [(one_line(story.name), list(headlines(story))) for story in stories],
-        "charts": list(charts(stories)),
-        "differing": [(one_line(name), cells) for name, cells in rows if len(set(cells)) > 1],
-        "same": plural(sum(len(set(cells)) == 1 for _, cells in rows), "setting"),
+        "runs": [one_line(story.name) for story in ordered],
+        "best": [comparable and story.accuracy == highest for story in ordered],
+        "comparable": comparable or highest is None,
+        "numbers": [column for column in numbers if any(column[1:])],
+        "settings": [(one_line(name), *cells) for name, cells in differing.items()],
+        "charts": list(charts(ordered)),
+        "same": plural(len(rows) - len(differing), "setting"),
     }
+
+
+def _by_accuracy(story: Story) -> float:
+    return -1.0 if story.accuracy is None else story.accuracy
+
+
+def _compared(story: Story) -> tuple[str, ...]:
+    """Return the cells of COMPARED; empty what a run does not have."""
+    accuracy, speed = story.accuracy, story.speed
+    evaluations = [] if story.config.get("synthetic") else story.validation
+    best = max(evaluations, key=lambda line: float(line["top1"]), default=None)
+    return (
+        "" if accuracy is None else percent(accuracy),
+        f"{best['epoch']:g}" if best else "",
+        percent(evaluations[-1]["top1"]) if evaluations else "",
+        f"{evaluations[-1]['loss']:.3f}" if evaluations else "",
+        f"{story.train[-1]['epoch']:g}" if story.train else "",
+        "" if speed is None else f"{speed:,.0f}",
+        duration(story.seconds) if story.seconds else "",
+        one_line(story.end.verdict or "not ended"),
+    )
 
 
 def headlines(story: Story) -> Iterator[tuple[str, str]]:
     """Yield the numbers to remember, and what each of them is."""
     train, validation = story.train, story.validation
+    over_parts = f"over {len(story.parts)} parts" if len(story.parts) > 1 else ""
     if validation and not story.config.get("synthetic"):
         last, best = validation[-1], max(validation, key=lambda line: float(line["top1"]))
         yield percent(last["top1"]), f"of {last['samples']:,} {story.judged_by} images correct"
@@ -120,11 +166,11 @@ def headlines(story: Story) -> Iterator[tuple[str, str]]:
         yield f"{last['loss']:.3f}", f"{story.judged_by} loss"
     if train:
         speed = mean_speed(train)
-        yield f"{speed:,.0f}", "images/s"
+        yield f"{speed:,.0f}", f"images/s {over_parts}".rstrip()
         epoch, step = train[-1]["epoch"], train[-1]["step"]
         yield f"{epoch:g}", f"{form(epoch, 'epoch')}, {plural(step, 'step')}"
-    if story.end.seconds:
-        yield duration(story.end.seconds), "from start to end"
+    if story.seconds:
+        yield duration(story.seconds), over_parts or "from start to end"
 
 
 def facts(story: Story) -> Iterator[tuple[str, str]]:
@@ -136,12 +182,13 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
     if models := dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model):
         yield "GPUs", one_line(", ".join(models))
     if plan.hosts:
-        yield "command", one_line(shlex.join(plan.hosts[0].command))
+        typed = shlex.join(_without_values(story.typed) or plan.hosts[0].command)
+        yield "command", one_line(typed)
         names = [name for name, _ in plan.hosts[0].environment]
         if given := [name for name in names if not name.startswith(OWN_VARIABLES)]:
             yield "environment variables", one_line(", ".join(given))  # values may be private
-    told = story.config.get("resolved")
-    resolved = told if isinstance(told, dict) else {}
+    recorded = story.config.get("resolved")
+    resolved = recorded if isinstance(recorded, dict) else {}
     for name in FACTS:
         if resolved.get(name):
             yield name.replace("_", " "), setting(resolved[name])
@@ -149,6 +196,47 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
         yield "first and last step", f"{moment(min(moments))} to {moment(max(moments))}"
     if story.end.exit_code is not None:
         yield "exit code", str(story.end.exit_code)
+
+
+def _without_values(typed: Sequence[str]) -> list[str]:
+    """Return a command without what may be private: a page is shown to others."""
+    args: list[str] = []
+    for before, arg in itertools.pairwise(("", *typed)):
+        option, equals, value = arg.partition("=") if arg.startswith("--") else (before, "", arg)
+        if option in PRIVATE and value:
+            name = value.partition("=")[0] + "=" if option == "--env" else ""
+            args.append(f"{option}={name}…" if equals else f"{name}…")
+        else:
+            args.append(arg)
+    return args
+
+
+def resume_command(story: Story, folder: Path) -> str:
+    """Return what continues a run that has not reached its end; nothing where it cannot.
+
+    Nothing that a file says is in it: a user is going to run it.
+    """
+    has_ended_early = story.end.verdict not in ("", "done")
+    if not (has_ended_early and story.end.saved and story.typed):
+        return ""
+    path = folder.absolute()
+    run = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{called('rerun')} {shlex.quote(str(run))} --resume {shlex.quote(str(run))}"
+
+
+def parts(story: Story) -> Iterator[tuple[str, ...]]:
+    """Yield a row per part of a run that was resumed: where it began and ended, and how fast."""
+    for number, part in enumerate(story.parts, start=1):
+        last = part.train[-1]
+        is_last = number == len(story.parts)
+        seconds = (is_last and story.end.seconds) or part.seconds
+        yield (
+            str(number),
+            f"{part.step + 1:,} to {last['step']:,}",
+            f"{part.epoch:g} to {last['epoch']:g}",
+            f"{part.speed:,.0f}",
+            duration(seconds),
+        )
 
 
 def settings_of(story: Story) -> Iterator[tuple[str, Any]]:
@@ -221,21 +309,21 @@ def _usage_curve(
     read_value: Callable[[HostUsage], float | None],
 ) -> Series:
     """Return one quantity of one host over the minutes of the run."""
-    found = [(line.time, value) for line in lines if (value := read_value(line)) is not None]
-    points = np.array(found, dtype=np.float64).reshape(-1, 2)
+    samples = [(line.time, value) for line in lines if (value := read_value(line)) is not None]
+    points = np.array(samples, dtype=np.float64).reshape(-1, 2)
     return Series(host, (points[:, 0] - begun) / 60, points[:, 1], number)
 
 
 def hosts(story: Story) -> Iterator[dict[str, str]]:
     """Yield a row per host: how it ended, its ranks, and its mean use."""
-    for place in story.plan.hosts:
-        lines = [line for line in story.usage if line.host == place.name]
+    for host in story.plan.hosts:
+        lines = [line for line in story.usage if line.host == host.name]
         busy = [line.gpu for line in lines if line.gpu is not None]
         received = float(np.mean([line.received for line in lines])) if lines else 0.0
         yield {
-            "name": one_line(place.name),
-            "ranks": str(place.processes),
-            "end": one_line(story.end.hosts.get(place.name, "not known")),
+            "name": one_line(host.name),
+            "ranks": str(host.processes),
+            "end": one_line(story.end.hosts.get(host.name, "not known")),
             "gpu": percent(np.mean(busy)) if busy else "–",
             "cpu": percent(np.mean([line.cpu for line in lines])) if lines else "–",
             "memory": data_size(max(line.memory for line in lines)) if lines else "–",
@@ -243,17 +331,25 @@ def hosts(story: Story) -> Iterator[dict[str, str]]:
         }
 
 
-def grid(said: Said) -> list[dict[str, Any]]:
+def first_batch(shown: TrainingImages) -> list[tuple[str, str]]:
+    """Return training images with their classes."""
+    return [
+        (_data_url(image), one_line(caption))
+        for image, caption in zip(shown.images, shown.captions, strict=True)
+    ]
+
+
+def grid(predictions: Predictions) -> list[dict[str, Any]]:
     """Return the images with the model's answer to each."""
     return [
         {
-            "source": _data_url(said.images[number]),
-            "right": bool(said.labels[number] == said.predicted[number]),
-            "predicted": _short_class(said.classes[int(said.predicted[number])]),
-            "label": _short_class(said.classes[int(said.labels[number])]),
-            "probability": percent(said.probability[number]),
+            "source": _data_url(predictions.images[number]),
+            "right": bool(predictions.labels[number] == predictions.predicted[number]),
+            "predicted": _short_class(predictions.classes[int(predictions.predicted[number])]),
+            "label": _short_class(predictions.classes[int(predictions.labels[number])]),
+            "probability": percent(predictions.probability[number]),
         }
-        for number in range(len(said.images))
+        for number in range(len(predictions.images))
     ]
 
 

@@ -26,10 +26,10 @@ def write_usage(folder: Path) -> None:
     for line in read_usage(folder):
         by_host[line.host].append(line)
     for host, lines in by_host.items():
-        place = target / f"host-{quote(host, safe='')}"
-        for before in place.glob(f"*{SUFFIX}"):
+        host_folder = target / f"host-{quote(host, safe='')}"
+        for before in host_folder.glob(f"*{SUFFIX}"):
             before.unlink()
-        writer = EventFileWriter(str(place), filename_suffix=SUFFIX)
+        writer = EventFileWriter(str(host_folder), filename_suffix=SUFFIX)
         for line in lines:
             values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line)]
             seconds = round(line.time - lines[0].time)

@@ -20,9 +20,9 @@ from rackrun.errors import UsageError
 from rackrun.user_code.imports import imported
 
 
-def main(words: list[str]) -> int:
+def main(args: list[str]) -> int:
     """Call the function; return 1 if it raises, after its traceback."""
-    name, arguments = words
+    name, arguments = args
     function = imported("launch", name, "train")
     try:
         value = function(*json.loads(arguments))

@@ -5,13 +5,13 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rackrun.commandline import missing_package
+from rackrun.commandline import missing_package, user_packages
 from rackrun.errors import Problem, UsageError
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")
@@ -47,10 +47,14 @@ def imported(option: str, name: str, example: str, *arguments: str) -> Callable[
         if arguments:
             inspect.signature(target).bind(**dict.fromkeys(arguments))
     except (TypeError, ValueError):
-        form = f"def {path.rpartition('.')[2]}({', '.join(arguments)}): ..."
-        what = f"cannot be called with {' and '.join(arguments)}; type: {form}"
-        raise UsageError(f"{option} {name}: {what}") from None
+        raise UsageError(f"{option} {name}: {why_not_callable(path, arguments)}") from None
     return target
+
+
+def why_not_callable(path: str, arguments: Collection[str]) -> str:
+    """Return that a class or function cannot be called with these arguments, and what to type."""
+    form = f"def {path.rpartition('.')[2]}({', '.join(arguments)}): ..."
+    return f"cannot be called with {' and '.join(arguments)}; type: {form}"
 
 
 def import_from(folder: Path) -> None:
@@ -67,6 +71,7 @@ def own_module(where: str, name: str, hint: str = "") -> ModuleType:
 
     A module that is not installed here may be installed on hosts, so that is not a usage error.
     """
+    user_packages.add(name.partition(".")[0])
     try:
         return import_module(name)
     except Problem:
@@ -76,8 +81,8 @@ def own_module(where: str, name: str, hint: str = "") -> ModuleType:
             if missing_package(error):
                 raise
             if f"{name}.".startswith(f"{error.name}."):
-                there = f"no module {error.name} in {Path.cwd()} or installed"
-                raise UsageError(f"{where}: {there}" + f"; {hint}" * bool(hint)) from None
+                missing = f"no module {error.name} in {Path.cwd()} or installed"
+                raise UsageError(f"{where}: {missing}" + f"; {hint}" * bool(hint)) from None
         frames = traceback.extract_tb(error.__traceback__)
         last = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]
         what = f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}"

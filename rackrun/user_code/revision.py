@@ -17,7 +17,7 @@ def git_commit(folder: Path) -> str:
     """Return the commit of a folder, with "+dirty" when tracked files changed; "" if unknown."""
     command = ["git", "-C", os.fspath(folder), *DESCRIBE]
     try:
-        told = subprocess.run(command, capture_output=True, check=False, timeout=SECONDS)
+        completed = subprocess.run(command, capture_output=True, check=False, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return "" if told.returncode else told.stdout.decode(errors="replace").strip()
+    return "" if completed.returncode else completed.stdout.decode(errors="replace").strip()

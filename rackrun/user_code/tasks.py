@@ -23,7 +23,7 @@ from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.user_code.sources import parsed, spec_of
 
 GROUP = "rackrun.tasks"
-OWN = "./my_task.py"
+OWN_TASK = "./my_task.py"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -31,7 +31,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 class TaskSource:
     """Where the code of a task is."""
 
-    word: str
+    name: str
     """The task as typed."""
     recipes: str
     """The module with `RECIPES`."""
@@ -43,24 +43,24 @@ class TaskSource:
     """The file with its `TASK`; None for a task of the table."""
 
 
-def find_task(word: str) -> TaskSource | None:
+def find_task(name: str) -> TaskSource | None:
     """Return the task of this name, import path or file; None if there is none.
 
     Raises UsageError for a file that is not Python.
     """
-    if word in TASKS:
-        package = PACKAGES.get(word, word)
-        return TaskSource(word, f"{package}.recipes", f"{package}.model", TASKS[word])
-    if word.endswith(".py"):
-        file = Path(word)
+    if name in TASKS:
+        package = PACKAGES.get(name, name)
+        return TaskSource(name, f"{package}.recipes", f"{package}.model", TASKS[name])
+    if name.endswith(".py"):
+        file = Path(name)
         is_task = file.stem.isidentifier() and file.is_file() and _defines_task(file)
-        return TaskSource(word, file.stem, file.stem, file=file) if is_task else None
-    if not _MODULE.fullmatch(word):
+        return TaskSource(name, file.stem, file.stem, file=file) if is_task else None
+    if not _MODULE.fullmatch(name):
         return None
-    found = _in_module(word)
-    if found is None and (module := _announced().get(word)):
-        found = _in_module(module)
-    return replace(found, word=word) if found else None
+    source = _in_module(name)
+    if source is None and (module := _announced().get(name)):
+        source = _in_module(module)
+    return replace(source, name=name) if source else None
 
 
 def known_tasks() -> Sequence[str]:
@@ -68,18 +68,18 @@ def known_tasks() -> Sequence[str]:
     return [*TASKS, *sorted(_announced().keys() - TASKS.keys())]
 
 
-def why_no_task(word: str) -> str:
+def why_no_task(name: str) -> str:
     """Return the message for an unknown task, with the one that was probably meant."""
-    if word.endswith(".py"):
-        return _why_no_file(Path(word))
-    if close := get_close_matches(word, known_tasks(), n=1):
-        return f"no task {word!r}; did you mean {close[0]}?"
-    if "." in word and _MODULE.fullmatch(word):
-        spec = spec_of(word)
+    if name.endswith(".py"):
+        return _why_no_file(Path(name))
+    if close := get_close_matches(name, known_tasks(), n=1):
+        return f"no task {name!r}; did you mean {close[0]}?"
+    if "." in name and _MODULE.fullmatch(name):
+        spec = spec_of(name)
         where = f"in {Path.cwd()} or installed"
-        why = f"{spec.origin or word} does not define TASK" if spec else f"no such module {where}"
-        return f"no task {word!r}: {why}"
-    return f"no task {word!r}; there are: {', '.join(known_tasks())}, or your own: {OWN}"
+        why = f"{spec.origin or name} does not define TASK" if spec else f"no such module {where}"
+        return f"no task {name!r}: {why}"
+    return f"no task {name!r}; there are: {', '.join(known_tasks())}, or your own: {OWN_TASK}"
 
 
 def _why_no_file(file: Path) -> str:

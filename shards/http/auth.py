@@ -45,7 +45,7 @@ def _named_secret() -> str:
 
 def _secret_of_netrc(host: str) -> str:
     try:
-        found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+        credentials = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
     except FileNotFoundError as error:
         if "NETRC" in os.environ:
             raise UsageError(f"NETRC={os.environ['NETRC']}: {error.strerror}") from None
@@ -55,7 +55,7 @@ def _secret_of_netrc(host: str) -> str:
         raise UsageError(f"NETRC={path}: {_why(error)}") from None
     except netrc.NetrcParseError as error:
         raise UsageError(f"{error.filename}: {error.msg}") from None
-    return f"{found[0]}:{found[2]}" if found else ""
+    return f"{credentials[0]}:{credentials[2]}" if credentials else ""
 
 
 def _loopback(host: str) -> bool:

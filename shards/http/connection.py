@@ -114,7 +114,7 @@ class Pool:
     ) -> None:
         if context:
             context.sslsocket_class = _TimedTLSSocket
-        self._words = (host, port, context, timeouts)
+        self._arguments = (host, port, context, timeouts)
         self._idle: deque[Connection] = deque(maxlen=IDLE)
 
     def take(self) -> Connection:
@@ -122,7 +122,7 @@ class Pool:
         try:
             return self._idle.pop()
         except IndexError:
-            return Connection(*self._words)
+            return Connection(*self._arguments)
 
     def give(self, connection: Connection) -> None:
         """Take back a connection whose response was read to the end."""

@@ -17,7 +17,7 @@ from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.errors import Unavailable
 from shards.http.connection import Connection
-from shards.http.response import Answer, decoded, moved, sendable
+from shards.http.response import ResponseHead, decoded, moved, sendable
 from shards.http.server import ShardServer
 from shards.source import Stored
 
@@ -107,7 +107,7 @@ class Fetch:
             self.drop()
 
     def finish(self) -> memoryview:
-        """Return all bytes of the range; raise DataError if they are of another place or file."""
+        """Return all bytes of the range; raise DataError if they are of another range or file."""
         import numpy as np  # its memory is not wiped first, as a bytearray's is
 
         assert self._end is not None
@@ -161,9 +161,9 @@ class Fetch:
         """Send the request for the missing bytes."""
         last = "" if self._end is None else self._end - 1
         headers = {"Range": f"bytes={self._next}-{last}", **self._server.headers}
-        known = self._server.etags.get(self._name, "")
-        if sendable(known):  # a weak one promises no equal bytes
-            headers["If-Range"] = known
+        etag = self._server.etags.get(self._name, "")
+        if sendable(etag):  # a weak one promises no equal bytes
+            headers["If-Range"] = etag
         self._connection = self._server.pool.take()
         self._connection.request("GET", self._path, headers=headers)
 
@@ -175,11 +175,13 @@ class Fetch:
         self._connection.wait_until(retries.deadline)
         response = self._connection.getresponse()
         _ANSWERED.add(self._server.location)
-        answer = decoded(response)
-        self._judge_status(answer)
+        head = decoded(response)
+        self._check_status(head)
         part = self._part(response)  # first: a head that broke off looks like one that is wrong
-        self._judge_range(answer)
-        self._judge_identity(answer)
+        self._check_range(head)
+        self._check_identity(head)
+        assert self._end is not None
+        part = part[: self._end - self._next]  # a body without a length may go on behind its range
         while True:
             self._next += len(part)
             self._room = self._room and self._room[len(part) :]
@@ -214,64 +216,66 @@ class Fetch:
             raise _Trouble("the answer broke off")
         return part
 
-    def _judge_status(self, answer: Answer) -> None:
+    def _check_status(self, head: ResponseHead) -> None:
         """Return for a part of a file; raise _Trouble if a retry may help, otherwise DataError."""
-        if answer.status in _TRANSIENT:
-            raise _Trouble(answer.words, answer.pause_seconds)
-        if answer.status in _REDIRECTS:
-            raise self._move(answer)
-        if answer.status == 200 and answer.kind == "text/html":
+        if head.status in _TRANSIENT:
+            raise _Trouble(head.status_text, head.pause_seconds)
+        if head.status in _REDIRECTS:
+            raise self._move(head)
+        if head.status == 200 and head.kind == "text/html":
             raise self._wrong(
-                f"{answer.words}: a page, and no part of a data set; does a portal or another"
+                f"{head.status_text}: a page, and no part of a data set; does a portal or another"
                 " server answer here?"
             )
-        if answer.status == 200 and self._name in self._server.etags:
-            raise self._wrong(f"{answer.words}: not the file any more that was there before")
-        if answer.status == 200:
+        if head.status == 200 and self._name in self._server.etags:
+            raise self._wrong(f"{head.status_text}: not the file any more that was there before")
+        if head.status == 200:
             raise self._wrong(
-                f"{answer.words}: the server sends no ranges; type: {called('serve')} FOLDER"
+                f"{head.status_text}: the server sends no ranges; type: {called('serve')} FOLDER"
             )
-        if answer.status != 206:
-            raise self._wrong(answer.words + _HINTS.get(answer.status, ""))
+        if head.status != 206:
+            raise self._wrong(head.status_text + _HINTS.get(head.status, ""))
 
-    def _judge_range(self, answer: Answer) -> None:
+    def _check_range(self, head: ResponseHead) -> None:
         """Raise DataError unless these are the requested bytes of a file of the right size."""
-        if not answer.range:
-            given = answer.range_text or "no Content-Range"
-            raise self._wrong(f"{answer.words}, but of no range ({given})")
-        first, last, total = answer.range
+        if not head.range:
+            given = head.range_text or "no Content-Range"
+            raise self._wrong(f"{head.status_text}, but of no range ({given})")
+        first, last, total = head.range
         if self._total not in (None, total):
-            raise self._wrong(f"{answer.words}: {total} bytes long there, and not {self._total}")
+            raise self._wrong(
+                f"{head.status_text}: {total} bytes long there, and not {self._total}"
+            )
         if self._end is None and total > self._most_bytes:
-            raise self._wrong(f"{answer.words}: {total} bytes are too many for such a file")
+            raise self._wrong(f"{head.status_text}: {total} bytes are too many for such a file")
         end = total if self._end is None else self._end
         if (first, last) != (self._next, end - 1):
-            raise self._wrong(f"{answer.words}, but of bytes {first} to {last}, up to {end}")
-        if answer.length not in ("", str(last - first + 1)):
+            raise self._wrong(f"{head.status_text}, but of bytes {first} to {last}, up to {end}")
+        if head.length not in ("", str(last - first + 1)):
             raise self._wrong(
-                f"{answer.words}: {answer.length} bytes announced for {answer.range_text}"
+                f"{head.status_text}: {head.length} bytes announced for {head.range_text}"
             )
         self._total, self._end = total, end
 
-    def _judge_identity(self, answer: Answer) -> None:
+    def _check_identity(self, head: ResponseHead) -> None:
         """Raise DataError unless it is the same version of the file, not encoded."""
-        if answer.encoding != "identity":
-            raise self._wrong(f"{answer.words}: sent as {answer.encoding}, which was not asked for")
-        known = (
-            self._server.etags.setdefault(self._name, answer.identity) if answer.identity else ""
-        )
-        if known != answer.identity:
-            raise self._wrong(f"{answer.words}: not the file any more that was there before")
+        if head.encoding != "identity":
+            raise self._wrong(
+                f"{head.status_text}: sent as {head.encoding}, which was not asked for"
+            )
+        identity = self._server.etags.setdefault(self._name, head.identity) if head.identity else ""
+        if identity != head.identity:
+            raise self._wrong(f"{head.status_text}: not the file any more that was there before")
 
-    def _move(self, answer: Answer) -> Exception:
+    def _move(self, head: ResponseHead) -> Exception:
         """Follow a redirect on the same server; return the error to raise for any other."""
-        path = moved(self._url, answer.location)
+        path = moved(self._url, head.location)
         self._moves += 1
         if path is None or self._moves > _MOST_MOVES:
-            where = answer.location or "nowhere"
-            return self._wrong(f"{answer.words} to {where}, which is not followed")
+            where = head.location or "nowhere"
+            return self._wrong(f"{head.status_text} to {where}, which is not followed")
         self._path = path
-        return _Trouble(f"{answer.words} to {answer.location}")
+        return _Trouble(f"{head.status_text} to {head.location}")
 
     def _wrong(self, what: str) -> Exception:
         """Return the error for a wrong response: _Trouble the first time, then DataError."""

@@ -21,11 +21,11 @@ SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Answer:
+class ResponseHead:
     """The decoded head; every text in it is safe to print."""
 
     status: int
-    words: str
+    status_text: str
     """The status with its reason."""
     range: tuple[int, int, int] | None
     """First byte, last byte, bytes of the whole file."""
@@ -41,7 +41,7 @@ class Answer:
     """Time to wait before the next request (Retry-After)."""
 
 
-def decoded(response: http.client.HTTPResponse) -> Answer:
+def decoded(response: http.client.HTTPResponse) -> ResponseHead:
     """Return the head of a response; invalid fields count as absent."""
 
     def field(name: str) -> str:
@@ -50,9 +50,9 @@ def decoded(response: http.client.HTTPResponse) -> Answer:
     text = field("Content-Range")
     numbers = CONTENT_RANGE.fullmatch(text)
     first, last, total = map(int, numbers.groups()) if numbers else (0, 0, 0)
-    return Answer(
+    return ResponseHead(
         status=response.status,
-        words=f"status {response.status} {_shown(response.reason)}".rstrip(),
+        status_text=f"status {response.status} {_shown(response.reason)}".rstrip(),
         range=(first, last, total) if numbers else None,
         range_text=_shown(text),
         length=_shown(field("Content-Length")),
@@ -65,14 +65,14 @@ def decoded(response: http.client.HTTPResponse) -> Answer:
 
 
 def moved(url: str, location: str) -> str | None:
-    """Return the path on the same server that a redirect leads to; None for any other place."""
+    """Return the path on the same server that a redirect leads to; None for any other URL."""
     try:
-        here = urllib.parse.urlsplit(url)
-        there = urllib.parse.urlsplit(urllib.parse.urljoin(url, location))
+        requested = urllib.parse.urlsplit(url)
+        target = urllib.parse.urlsplit(urllib.parse.urljoin(url, location))
     except ValueError:
         return None
-    same = (there.scheme, there.netloc) == (here.scheme, here.netloc)
-    return there.path if location and same and PATH.fullmatch(there.path) else None
+    same = (target.scheme, target.netloc) == (requested.scheme, requested.netloc)
+    return target.path if location and same and PATH.fullmatch(target.path) else None
 
 
 def sendable(identity: str) -> bool:

@@ -295,7 +295,11 @@ def played(
         for number, fault in rounds:
             if lab is None or left == 0:
                 lab, left = _made_anew(lab, make), ROUNDS_PER_LAB
-            outcome = KINDS[fault.kind](lab, fault, number, seed, slow).play()
+            try:
+                outcome = KINDS[fault.kind](lab, fault, number, seed, slow).play()
+            except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+                # A run that does not start breaks a promise too: the rounds after it go on.
+                outcome = Outcome(number, fault, None, 0.0, [f"precondition: {error!r:.300}"])
             yield outcome
             left = 0 if outcome.violations else left - 1
     finally:

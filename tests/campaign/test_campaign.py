@@ -1,9 +1,11 @@
 """After any fault a run's exit code is right, its end is in time, and nothing is left."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.campaign.campaign import burning, campaign
-from tests.campaign.outcome import Outcome
+from tests.campaign.campaign import burning, campaign, chosen, played
+from tests.campaign.outcome import Outcome, table
 
 ROUNDS = 25
 BLOCKS = range(20)
@@ -23,6 +25,26 @@ def test_some_faults_of_each_kind_break_no_promise() -> None:
     """A few rounds over SSH, attached and detached, at every run of the suite."""
     for part in ("start", "detached"):  # ranks and launchers: test_endings.py, test_orphans.py
         assert not broken(list(campaign(11, range(1), 2.0, part)))
+
+
+class BrokenHosts:
+    """A lab on which nothing can be started."""
+
+    folder = Path("/nonexistent")
+
+    def stop(self) -> None:
+        pass
+
+    def cheap_python(self) -> str:
+        raise FileNotFoundError("no python on this host")
+
+
+def test_a_round_that_does_not_start_is_a_row_and_not_the_end() -> None:
+    """Its precondition is the violation; the rounds after it are played, and the table has all."""
+    outcomes = list(played(list(chosen(11, range(3), "rank")), 11, 1.0, BrokenHosts))
+    assert [outcome.number for outcome in outcomes] == [0, 1, 2]
+    assert all("precondition: FileNotFoundError" in o.violations[0] for o in outcomes)
+    assert table(outcomes).count("| None |") >= 1
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from tests.waiting import until
 
 PROJECT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "catdog", "demo"]
-FEW = ["--pictures", "20"]
+FEW = ["--images", "20"]
 
 
 def demo(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -37,7 +37,7 @@ def test_the_set_is_drawn_and_converted(tmp_path: Path) -> None:
     done = demo(tmp_path / "new" / "data", *FEW)
     out = tmp_path / "new" / "data"
     assert done.returncode == 0
-    assert f"$ python -m convert catdog {out}/train.zip {out}/shards" in done.stdout
+    assert f"$ ./run-local convert catdog {out}/train.zip {out}/shards" in done.stdout
     assert len(ZipFile(out / "train.zip").namelist()) == 20
     manifest = open_source(str(out / "shards")).manifest
     assert manifest.classes == ("cat", "dog")
@@ -80,7 +80,7 @@ def test_a_foreign_archive_is_not_touched(made: Path, tmp_path: Path) -> None:
 )
 def test_a_stop_leaves_nothing_half(tmp_path: Path, code: signal.Signals) -> None:
     """Ctrl-C or TERM while drawing: exit 130 or 143, no archive, no traceback, no process."""
-    command = [*COMMAND, str(tmp_path), "--pictures", "20000"]
+    command = [*COMMAND, str(tmp_path), "--images", "20000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=PROJECT, start_new_session=True, **pipes) as running:
         assert running.stdout
@@ -97,7 +97,7 @@ def test_a_stop_leaves_nothing_half(tmp_path: Path, code: signal.Signals) -> Non
 
 def test_after_a_kill_the_set_is_made(made: Path, tmp_path: Path) -> None:
     """kill -9 leaves no archive under its name; the next attempt makes the same one."""
-    with subprocess.Popen([*COMMAND, str(tmp_path), "--pictures", "20000"], cwd=PROJECT) as running:
+    with subprocess.Popen([*COMMAND, str(tmp_path), "--images", "20000"], cwd=PROJECT) as running:
         until(lambda: partial(tmp_path))
         running.kill()
     assert not (tmp_path / "train.zip").exists()
@@ -128,7 +128,7 @@ def test_a_conversion_that_fails_says_so(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "what"),
     [
-        (["OUT", "--pictures", "3"], 64, "from 20 to 25000"),
+        (["OUT", "--images", "3"], 64, "from 20 to 25000"),
         ([], 64, "OUT"),
         (["/dev/null/demo"], 74, "cannot be written"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from catdog.__main__ import main
-from catdog.drawings.camera import draw, jpeg
+from catdog.drawing import draw, jpeg
 from rackrun import commands
 from rackrun.errors import Problem
 from tests import warm
@@ -104,6 +104,16 @@ def test_a_table_for_people(command: Command, final: Path, photos: Path) -> None
     assert "class " in cat
     assert "%" in cat
     assert "dog.PNG" in dog
+
+
+def test_the_device_can_be_chosen(
+    command: Command, final: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU beside a GPU in use; a GPU that is not there is refused with what to type."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command(final, photos / "a cat.jpg", "--device", "cpu").returncode == 0
+    refused = command(final, photos / "a cat.jpg", "--device", "cuda")
+    assert refused.stderr == "error: --device cuda: torch finds no GPU here; type --device cpu\n"
 
 
 def test_json_for_programs(command: Command, final: Path, photos: Path) -> None:
@@ -211,7 +221,7 @@ def test_a_checkpoint_of_the_run_will_do(
         ({"preparation": {"size": 32, "short_side": 8}}, "a centre larger than the image"),
         ({"preparation": 5}, "preparation: not an object"),
         ({"config": None}, "config: not an object"),
-        ({"config": {"width": 4_000, "size": 32}}, "there and"),
+        ({"config": {"width": 4_000, "size": 32}}, "config: unknown field 'size'"),
         ({"config": {"width": "x"}}, "config.width: str in place of int"),
         ({"classes": 5}, "classes: not a list"),
         ({"classes": [1]}, "classes[0]: int in place of str"),

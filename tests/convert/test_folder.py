@@ -39,8 +39,7 @@ def test_class_folders_are_the_classes(tmp_path: Path, convert: Convert) -> None
 def test_given_splits_are_kept(tmp_path: Path, convert: Convert) -> None:
     """With train/ and val/ above the classes nothing is drawn; loose files are named."""
     train = {f"train/{name}": data for name, data in classes(5, "a", "b").items()}
-    val = {f"validation/{name}": data for name, data in classes(2, "a", "b").items()}
-    val = {name.replace(".jpg", "v.jpg"): data for name, data in val.items()}
+    val = {f"validation/{kind}/{n}v.jpg": drawn(f"{kind} {n} v") for kind in "ab" for n in range(2)}
     loose = {"train/loose.jpg": drawn("loose"), "test/a/0.jpg": drawn("test")}
     out = convert("folder", write_files(tmp_path / "set", train | val | loose))
     manifest = manifest_of(out)
@@ -128,7 +127,8 @@ def test_links_within_the_folder_are_followed(tmp_path: Path, convert: Convert) 
     folder = write_files(tmp_path / "set", classes(6, "a", "b"))
     (folder / "a" / "linked.jpg").symlink_to("../b/0.jpg")
     (folder / "a" / "more").symlink_to(folder / "b", target_is_directory=True)
-    found = {sample.key: sample.image for sample in everything(convert("folder", folder))}
+    out = convert("folder", folder, "--allow", "leaks")
+    found = {sample.key: sample.image for sample in everything(out)}
     assert len(found) == 6 + 6 + 1 + 6
     assert found["a_linked"] == found["a_more_0"] == found["b_0"]
 
@@ -138,7 +138,7 @@ def test_a_set_assembled_of_links_is_converted(tmp_path: Path, convert: Convert)
     write_files(tmp_path / "nvme", classes(6, "a", "b"))
     (tmp_path / "nvme" / "b" / "more").symlink_to(tmp_path / "ssd")
     write_files(tmp_path / "ssd", {"9.jpg": drawn(9)})
-    folder = write_files(tmp_path / "set", {f"val/{n}": d for n, d in classes(1, "a", "b").items()})
+    folder = write_files(tmp_path / "set", {f"val/{kind}/v.jpg": drawn(kind) for kind in "ab"})
     (folder / "train").symlink_to(tmp_path / "nvme")
     with pytest.raises(DataError, match=r"set/train: a symbolic link .*--follow-links"):
         convert("folder", folder)
@@ -297,3 +297,62 @@ def test_pictures_of_phones_become_jpegs(tmp_path: Path, convert: Convert) -> No
     pixels = np.asarray(Image.open(io.BytesIO(phone)).convert("RGB")).astype(int)
     assert image.format == "JPEG"
     assert np.abs(np.asarray(image) - pixels).mean() < 3
+
+
+def test_litter_of_macos_is_no_class(tmp_path: Path, convert: Convert) -> None:
+    """A zip unpacked elsewhere leaves __MACOSX beside the classes, or beside train and val."""
+    files = classes(4, "a", "b") | {"__MACOSX/a/._0.jpg": b"x"}
+    assert manifest_of(convert("folder", write_files(tmp_path / "set", files))).classes == (
+        "a",
+        "b",
+    )
+    files = {
+        f"{part}/{n}.jpg": drawn(f"{part} {n}")
+        for part in ("train/a", "train/b", "val/b")
+        for n in range(4)
+    } | {"__MACOSX/train/._a": b"x", "train/__MACOSX/a/._0.jpg": b"x"}
+    out = convert("folder", write_files(tmp_path / "parts", files), out="parts-out")
+    assert manifest_of(out).classes == ("a", "b")
+
+
+TURNS = {  # EXIF 2.32, tag 0x0112: which of the stored pixels becomes row 0, column 0, and how
+    1: lambda pixels: pixels,
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: pixels[::-1].swapaxes(0, 1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
+}
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_every_orientation_is_turned_upright(
+    tmp_path: Path, convert: Convert, orientation: int
+) -> None:
+    """The pixels are those of the stored image, turned and mirrored as EXIF defines it."""
+    corners = np.full((32, 48, 3), 90, np.uint8)  # each corner of its own brightness
+    for number, (row, column) in enumerate([(0, 0), (0, 24), (16, 0), (16, 24)]):
+        corners[row : row + 16, column : column + 24] = 60 * number + 20
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = io.BytesIO()
+    Image.fromarray(corners).save(stored, "JPEG", quality=95, exif=exif)
+    files = classes(2, "a", "b") | {"a/turned.jpg": stored.getvalue()}
+    out = convert("folder", write_files(tmp_path / "set", files), "--val-percent", 0)
+    (image,) = (each.image for each in everything(out) if each.key == "a_turned")
+    pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
+    expected = TURNS[orientation](corners)
+    assert pixels.shape == expected.shape and np.abs(pixels - expected).max() < 12
+    assert (image == stored.getvalue()) == (orientation == 1)
+
+
+@pytest.mark.parametrize("name", ["a/no.tif", "a/no.avif"])
+def test_what_pillow_does_not_recognize_has_a_reason_for_people(
+    tmp_path: Path, convert: Convert, name: str
+) -> None:
+    """Pillow's own text would be the address of a buffer."""
+    folder = write_files(tmp_path / "set", classes(4, "a", "b") | {name: b"no image " * 9})
+    report = (convert("folder", folder) / "report.json").read_text()
+    assert "BytesIO" not in report and '"detail": "not recognized"' in report

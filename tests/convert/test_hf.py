@@ -191,3 +191,26 @@ def test_without_the_package_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingPackage, match=r"^datasets is not installed; type: .*\[hf\]'$"):
         convert("hf", tmp_path)
+
+
+@pytest.mark.parametrize("named", ["URL", "../outside.parquet", "/outside.parquet", "SPLITS"])
+@pytest.mark.parametrize("card", ["README.md", ".huggingface.yaml"])
+def test_a_description_that_names_files_elsewhere_is_refused(
+    tmp_path: Path, convert: Convert, named: str, card: str
+) -> None:
+    """No server is asked for a file, and none is read outside the folder."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    rows(IMAGES, ZEROS).to_parquet(tmp_path / "outside.parquet")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/train.parquet"
+        path = {"URL": url, "/outside.parquet": str(tmp_path / "outside.parquet")}.get(named, named)
+        files = f"[{{split: train, path: ['{url}']}}]" if named == "SPLITS" else f"'{path}'"
+        text = f"configs:\n- config_name: default\n  data_files: {files}\n"
+        fence = "---\n" if card == "README.md" else ""
+        (folder / card).write_text(f"{fence}{text}{fence}")
+        with pytest.raises(UsageError, match=f"{card}: names '.*', which is not below"):
+            convert("hf", folder)
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()

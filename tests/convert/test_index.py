@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import webdataset
+from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from convert.__main__ import main
 from nginx.errors import FolderError
@@ -55,13 +57,13 @@ def by_webdataset(folder: Path) -> dict[str, int]:
 
 
 def as_hugging_face(folder: Path) -> dict[str, int]:
-    """Write tars like imagenet-1k-wds: four digits, .json beside, dots and folders in keys."""
+    """Write tars like imagenet-1k-wds: four digits, .json beside, folders with dots in keys."""
     labels = {}
     for split, counts in (("train", (4, 3)), ("validation", (3,))):
         for number, count in enumerate(counts):
             members: Members = []
             for n in range(count):
-                key = f"{'deep/' * 30}{split}.{number}_{n}"
+                key = f"{'deep.er/' * 20}{split}{number}_{n}"
                 labels[key] = n % 2
                 extra = json.dumps({"label": n % 2, "width": 48}).encode()
                 kind, suffix = (("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"))[n % 3]
@@ -123,6 +125,50 @@ def test_a_key_that_begins_with_underscores_is_a_sample(tmp_path: Path) -> None:
     write_tar(tmp_path / "set-train-0.tar", members)
     main(["index", str(tmp_path), "--workers", "1"])
     assert [sample.key for sample in everything(tmp_path)] == ["__a", "b"]
+
+
+@pytest.mark.parametrize("other", ["depth.jpg", "meta.json", "seg.png", "0.cls", "b.txt"])
+def test_a_key_ends_at_the_first_dot(tmp_path: Path, other: str) -> None:
+    """As in webdataset: {jpg, cls, depth.jpg} is one sample, whatever the order of its members."""
+    members: Members = []
+    for number, key in enumerate(("a", "dir.v2/b")):
+        parts = {"jpg": drawn(key), "cls": b"%d" % number, other: drawn("other")}
+        names = sorted(parts, reverse=bool(number))
+        members += [(f"{key}.{name}", parts[name]) for name in names]
+    tar = write_tar(tmp_path / "set-train-0.tar", members)
+    main(["index", str(tmp_path), "--workers", "1"])
+    expected = [("a", 0, drawn("a")), ("dir.v2/b", 1, drawn("dir.v2/b"))]
+    found = everything(tmp_path)
+    assert [(sample.key, sample.label, sample.image) for sample in found] == expected
+    with tar.open("rb") as file:
+        members_read = ({**member, "__url__": ""} for member in tar_file_iterator(file))
+        theirs = list(group_by_keys(members_read))
+    assert [(each["__key__"], int(each["cls"]), each["jpg"]) for each in theirs] == expected
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_cls_wins_over_json_and_json_over_txt(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """A caption in .txt never becomes the class of a sample that has one in another member."""
+    labels = [("cls", b"2"), ("json", b'{"label": 1}'), ("txt", b"0")]
+    for most in range(3):
+        members: Members = [("a.jpg", drawn("a"))]
+        members += [(f"a.{labels[n][0]}", labels[n][1]) for n in order if n >= most]
+        write_tar(tmp_path / "set-train-0.tar", members)
+        main(["index", str(tmp_path), "--workers", "1", "--force"])
+        assert [sample.label for sample in everything(tmp_path)] == [2 - most]
+
+
+def test_the_message_about_a_split_has_the_whole_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it says to type works as it is, also for a folder with a blank."""
+    folder = tmp_path / "my tars"
+    write_tar(folder / "set-0.tar", GOOD)
+    with pytest.raises(UsageError) as refused:
+        main(["index", str(folder), "--workers", "1"])
+    typed = shlex.split(str(refused.value).rpartition("type: ")[2])
+    main(typed[typed.index("index") :])
+    assert (folder / "dataset.json").exists()
 
 
 def test_tars_in_folders_that_are_only_read(tmp_path: Path) -> None:
@@ -197,6 +243,52 @@ def test_exact_epochs_and_ledger_hold_for_them(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stdout + told.stderr
 
 
+def train_tars(folder: Path, labels: list[tuple[int, int]]) -> Path:
+    """Write a tar named for training per pair of labels, of two samples each."""
+    for number, pair in enumerate(labels):
+        members: Members = []
+        for n, label in enumerate(pair):
+            key = f"{number}_{n}"
+            members += [(f"{key}.jpg", drawn(key)), (f"{key}.cls", b"%d" % label)]
+        write_tar(folder / f"set-train-{number:02d}.tar", members)
+    return folder
+
+
+def test_val_percent_holds_out_whole_tars(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same tars every time, by their names alone, and no byte of them is changed."""
+    folders = [train_tars(tmp_path / name, [(0, 1)] * 10) for name in ("a", "b")]
+    before = tars_in(tmp_path)
+    for folder in folders:
+        main(["index", str(folder), "--val-percent", "15", "--workers", "1"])
+    assert tars_in(tmp_path) == before
+    assert "2 of 10 tars with 4 of 20 images are held out as val" in capsys.readouterr().err
+    first, second = (Manifest.parse((each / "dataset.json").read_bytes(), "") for each in folders)
+    assert [(split.name, split.samples) for split in first.splits] == [("train", 16), ("val", 4)]
+    assert first.splits == second.splits
+    main(["verify", str(folders[0]), "--workers", "1"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        ([(0, 1)], (), "holds out whole tars, and 1 tar"),
+        ([(0, 0), (1, 1)], (), "no tar that stays in train has class [01]"),
+        ([(0, 1)] * 2, ("--split", "val"), "the tars have a split val"),
+        ([(0, 1)] * 2, ("--val-percent", "91"), "0 to 90 is possible"),
+    ],
+)
+def test_what_cannot_be_held_out(
+    labels: list[tuple[int, int]], options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    """A single tar, a class that would be left without training images, a set that has its val."""
+    folder = train_tars(tmp_path, labels)
+    with pytest.raises((UsageError, DataError), match=message):
+        main(["index", str(folder), "--val-percent", "10", *options, "--workers", "1"])
+    assert not (folder / "dataset.json").exists()
+
+
 @pytest.mark.parametrize(("which", "says"), [("image", "is damaged"), ("label", "SHA-256")])
 def test_damage_afterwards_is_found(tmp_path: Path, which: str, says: str) -> None:
     """A changed image by its checksum in the index, a changed label by the digest of the tar."""
@@ -254,7 +346,7 @@ def test_hostile_or_odd_tars_are_refused(
 @pytest.mark.parametrize(
     ("name", "cut", "options", "says"),
     [
-        ("set-0.tar", None, (), "neither train, val nor test in its name"),
+        ("set-0.tar", None, (), "neither train, val nor test .* type: .* index .* --split train$"),
         ("set-0.tar", 900, ("--split", "train"), "cut off|no end marker"),
         ("set-train-0.tar.gz", None, (), "a compressed tar.*; type: gunzip /.*tar.gz"),
         ("a b-train.tar", None, (), "a name of letters"),

@@ -1,7 +1,9 @@
 """However a conversion ends, no partial file has a final name; the same command resumes it."""
 
 import errno
+import faulthandler
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -13,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from convert.__main__ import main
 from convert.packing.output_folder import Target
 from convert.packing.workers import in_parallel
 from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import Command, Convert, shown
 from tests.convert.drawn import drawn, kaggle, write_zip
+from tests.convert.test_index import write_tar
 from tests.waiting import until
 
 Start = Callable[..., Command]
@@ -147,15 +151,75 @@ def test_an_interrupt_leaves_nothing_half_written(
 
 
 def test_a_killed_worker_is_named(slow: tuple[object, ...], command: Start, tmp_path: Path) -> None:
-    """The kernel may kill a worker for want of memory: one line says so, and nothing hangs."""
+    """The kernel may kill a worker for want of memory: one line says at which shard."""
     running = command(*slow)
     wait_for_a_shard(tmp_path / "out")
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
     os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
     code, errors = running.end()
     assert code == 70
-    assert "a worker process died (exit code -9" in errors and "Traceback" not in errors
+    line = (
+        r"[a-z_]+-(train|val)-\d{6}\.tar: .*a worker process died \(exit code -9, SIGKILL: out of"
+    )
+    assert re.search(line, errors) and "Traceback" not in errors
     assert_only_whole_files(tmp_path / "out")
+
+
+KILLED = (signal.SIGKILL, "-9, SIGKILL: out of memory", "with a smaller --workers")
+CRASHED = (
+    signal.SIGSEGV,
+    "-11, SIGSEGV: a crash in a library",
+    "take that image out of the source",
+)
+
+
+@pytest.mark.parametrize(
+    ("reader", "number", "reason", "remedy"),
+    [
+        ("convert", *KILLED),
+        ("convert", *CRASHED),
+        ("index", *KILLED),
+        ("verify", *KILLED),
+        ("sidecars", *KILLED),
+    ],
+)
+def test_the_image_that_a_worker_died_of_is_named(
+    reader: str,
+    number: signal.Signals,
+    reason: str,
+    remedy: str,
+    tmp_path: Path,
+    convert: Convert,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A decoder that crashes, or eats all memory, at one image: that image and its file are named.
+
+    Of headers, which `sidecars` reads, the file.
+    """
+
+    def die(*args: object, **options: object) -> None:
+        faulthandler.disable()
+        os.kill(os.getpid(), number)
+
+    function, expected = {
+        "convert": ("convert.packing.shard_job.inspect", r"-000000\.tar: train/(cat|dog)\.\d\.jpg"),
+        "index": ("convert.indexing.tar_index.inspect", r"/train\.tar: a/1"),
+        "verify": ("convert.verify.sample_of", r"-train-000000\.tar: the sample at byte 0"),
+        "sidecars": ("convert.packing.sidecars.samples_of", r"/out/catdog-train-000000\.tar"),
+    }[reader]
+    source = write_zip(tmp_path / "train.zip", kaggle(4))
+    if reader == "index":
+        write_tar(tmp_path / "train.tar", [("a/1.jpg", drawn("cat", (32, 32))), ("a/1.cls", b"0")])
+    elif reader != "convert":
+        convert("catdog", source, "--shards", 1)
+    monkeypatch.setattr(function, die)
+    arguments = {
+        "convert": ["catdog", str(source), str(tmp_path / "out")],
+        "index": ["index", str(tmp_path / "train.tar")],
+    }.get(reader, [reader, str(tmp_path / "out")])
+    with pytest.raises(Problem, match=expected + ": a worker process died ") as problem:
+        main([*arguments, "--workers", "1"])
+    assert reason in str(problem.value) and remedy in str(problem.value)
 
 
 def test_a_worker_that_is_killed_between_two_jobs_is_named() -> None:

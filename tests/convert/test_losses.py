@@ -35,6 +35,7 @@ def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_o
     files = {name: large[kind] for name, kind in names("cat", "dog", count=60).items()}
     source, away = write_files(tmp_path / "set", files), tmp_path / "away"
     words = ("folder", source, tmp_path / "out", "--shards", 10, "--size", 64, "--workers", 2)
+    words += ("--allow", "leaks")
     running = command(*words)
     wait_for_a_shard(tmp_path / "out")
     running.signal_all(signal.SIGSTOP)

@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import tarfile
-from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
 
@@ -13,12 +12,8 @@ import numpy.lib.recfunctions
 import pytest
 from PIL import Image
 
-from convert.__main__ import main
-from rackrun.run_report import npy
 from shards.image_limits import FORMATS
-from shards.index import EARLIER_FIELDS, Manifest, brace_name
-from shards.open import open_source
-from shards.samples import samples
+from shards.index import Manifest, brace_name
 from shards.writer import MTIME
 from tests import warm
 from tests.convert.conftest import Convert, everything
@@ -136,23 +131,3 @@ def test_true_extensions_are_kept_on_request(folder: Path, convert: Convert) -> 
     assert {key: image for key, (_, image) in kept.items()} == {
         sample.key: sample.image for sample in everything(folder)
     }
-
-
-def test_a_folder_of_an_earlier_version_is_still_read(folder: Path, tmp_path: Path) -> None:
-    """Its index says no formats: rewritten in that form, every sample is read, cached or not."""
-    manifest = json.loads((folder / "dataset.json").read_bytes())
-    before = everything(folder)
-    for split in manifest["splits"]:
-        path = folder / split["index"]
-        rows = np.load(path)
-        earlier = np.lib.recfunctions.drop_fields(rows, "format").astype(EARLIER_FIELDS)
-        path.write_bytes(npy.header(EARLIER_FIELDS, earlier.shape) + earlier.tobytes())
-        split["index_sha256"] = sha256(path.read_bytes()).hexdigest()
-    manifest.pop("sha256", None)
-    (folder / "dataset.json").write_text(json.dumps(manifest))
-    assert everything(folder) == before
-    main(["verify", str(folder)])
-    for _ in range(2):
-        cached = open_source(str(folder), str(tmp_path / "cache"), 1 << 30)
-        plain = open_source(str(folder))
-        assert list(samples(cached, "train", 1)) == list(samples(plain, "train", 1))

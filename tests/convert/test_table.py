@@ -69,6 +69,11 @@ GOOD = [("img/0.jpg", "a", ""), ("img/1.jpg", "b", "")]
         (("/etc/passwd", "a", ""), DataError, "line 4: /etc/passwd: outside"),
         (("link.jpg", "a", ""), DataError, "line 4: link.jpg: outside"),
         (("img/99.jpg", "a", ""), DataError, "line 4: img/99.jpg: there is no such file"),
+        (
+            ("n" * 300 + ".jpg", "a", ""),
+            DataError,
+            "line 4: n*.jpg: cannot be read: File name too long",
+        ),
         (("img/../img/0.jpg", "a", ""), DataError, "is in the table twice"),
         (("img/2.jpg", "", ""), DataError, "line 4: no path, or no label"),
         (("img/2.jpg", "a\x1b[2J", ""), DataError, "line 4: no path, or no label"),

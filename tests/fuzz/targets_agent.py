@@ -21,7 +21,7 @@ from launcher.run.state import RunState
 from launcher.supervision import hangs
 from launcher.supervision.agent_protocol import Decoder
 from launcher.supervision.reports import valid_fields
-from launcher.supervision.root_cause import Failure, find_root_cause
+from launcher.supervision.root_cause import Failure, cause_of, find_root_failure
 
 
 @functools.cache
@@ -44,7 +44,9 @@ def fuzz_agent_frames(data: bytes) -> None:
 def fuzz_agent_reports(data: bytes) -> None:
     """Fuzz a datagram that a rank sends: first for the agent, then for the launcher."""
     json.dumps(reports.report_in(data))
-    assert len(json.dumps(valid_fields(data), allow_nan=False)) < 6 * reports.REPORT_BYTES + 100
+    assert (
+        len(json.dumps(valid_fields(data) or {}, allow_nan=False)) < 6 * reports.REPORT_BYTES + 100
+    )
 
 
 def fuzz_agent_events(data: bytes) -> None:
@@ -68,7 +70,9 @@ def fuzz_agent_events(data: bytes) -> None:
     if hang := hangs.find_hang(run, Limits(hang_seconds=1.0), 1e6):
         troubles.append(hangs.split_network(hang, run))
     if troubles:
-        find_root_cause(troubles[:1], troubles[1:], lambda node, rank, stream: "")
+        cause_of(
+            find_root_failure(troubles[:1], troubles[1:], lambda *source: ""), lambda *source: ""
+        )
 
 
 def take(event: Event, run: RunState, troubles: list[Failure], now: float) -> None:

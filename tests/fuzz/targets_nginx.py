@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from nginx.errors import RecordError
+from nginx.logs import Traffic, request_of
 from nginx.registry import read
-from nginx.traffic import Traffic, request_of
 from rackrun.shapes import Misshapen
 
 FOLDER = tempfile.TemporaryDirectory(prefix="rackrun-fuzz-")

@@ -8,12 +8,12 @@ import json
 from typing import Any
 
 from launcher.commands.node_agreement import check_agreement
-from launcher.commands.parse import hoisted, parse, split, work_of
+from launcher.commands.parse import parse, split, work_of
 from launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
 from launcher.preflight import check_table
 from launcher.preflight.answers import SHAPES, believed
 from launcher.preflight.checks import CHECKS, examine, refusal
-from launcher.preflight.facts import FactGatherer, Host, HostFacts
+from launcher.preflight.facts import ClusterFacts, Host, HostFacts
 from launcher.rendezvous.callers import Hello
 from launcher.rendezvous.gather import Agreement, Rendezvous, RendezvousOutcome
 from launcher.run.job import Command
@@ -48,7 +48,9 @@ def fuzz_probe_answer(data: bytes) -> None:
 
 LOOK: dict[str, Any] = {
     **{"time": 1.0, "machine": "a", "address": "10.0.0.1", "holder": "", "workdir": "/w"},
-    **{"lock": "/tmp/rackrun-a.lock", "workdir_problem": "", "python": "/p", "cores": 1, "gpus": 0},
+    **{"lock": "/tmp/rackrun-a.lock", "workdir_problem": "", "tmp_problem": ""},
+    "lock_problem": "",
+    **{"python": "/p", "cores": 1, "gpus": 0},
     **{"user": {"uid": 0, "gid": 0, "name": "root"}, "disk_free": 1 << 40, "open_files": -1},
     "interpreter": {"version": "3.11.7", "torch": "2", "cuda": ""},
 }
@@ -58,11 +60,11 @@ def shown(question: str, answer: Any) -> str:
     """Return the table of a host that has given this answer, beside an honest one."""
     honest = {"look": LOOK, "clock": {"offset": 0.0, "uncertainty": 0.0}}
     theirs = honest if question == "clock" else {**honest, question: answer}
-    survey = FactGatherer(
+    cluster = ClusterFacts(
         (HostFacts(Host("a"), answers=honest), HostFacts(Host("b"), answers=theirs))
     )
-    rows = examine(survey, CHECKS)
-    refusal(survey, rows)
+    rows = examine(cluster, CHECKS)
+    refusal(cluster, rows)
     return check_table.shown(rows)
 
 
@@ -108,7 +110,7 @@ def fuzz_command_line(data: bytes) -> None:
     """Fuzz the arguments of ./run-ssh, up to a NUL each; nothing is started."""
     words = [word.decode("utf-8", "surrogateescape") for word in data.split(b"\0")]
     with contextlib.suppress(Problem, SystemExit):  # SystemExit: --help
-        own, rest = hoisted(*split(words, SshOptions, 1))
+        own, rest = split(words, SshOptions, 1)
         options = parse(SshOptions, "ssh", own, SSH_HEAD)
         work_of(rest)
         assert options.environment is not None and options.secrets is not None

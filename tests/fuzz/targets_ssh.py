@@ -45,8 +45,8 @@ def fuzz_known_hosts(data: bytes) -> None:
     for host in HOSTS:
         known.types(host.name, host.port or 22)
         for authority in known.authorities(host.name, host.port or 22):
-            known.judge(host.name, host.port or 22, authority.blob)
-        assert known.judge(host.name, host.port or 22, data[-32:]).status
+            known.verdict_on(host.name, host.port or 22, authority.blob)
+        assert known.verdict_on(host.name, host.port or 22, data[-32:]).status
 
 
 def fuzz_host_certificate(data: bytes) -> None:

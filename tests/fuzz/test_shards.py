@@ -28,8 +28,8 @@ def manifest() -> bytes:
 
 def index() -> bytes:
     length = (1 << 20) - 1024
-    rows = [Row(0, n, 1, n, 1, 0, 8, 8, 0) for n in range(2)]
-    return serialise_index(pack_rows([*rows, Row(0, 2, length - 2, 2, 9, 1, 8, 8, 0)]))
+    rows = [Row(0, n, 1, n, 1, 0, 8, 8, 0, b"jpg") for n in range(2)]
+    return serialise_index(pack_rows([*rows, Row(0, 2, length - 2, 2, 9, 1, 8, 8, 0, b"jpg")]))
 
 
 def answer() -> bytes:

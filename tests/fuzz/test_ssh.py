@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.transport.ssh.host_keys.certificates import certificate_of
-from launcher.transport.ssh.keywords import KNOWN, VALUES
+from launcher.transport.ssh.keywords import KEYWORDS, VALUES
 from tests.fuzz.targets_ssh import (
     fuzz_host_certificate,
     fuzz_hosts_txt,
@@ -105,7 +105,8 @@ def test_any_ssh_config_is_followed_or_refused(data: bytes) -> None:
 
 
 @given(
-    st.sampled_from(sorted(KNOWN)), texts(CONFIG_WORDS).map(lambda text: text.replace(b"\n", b""))
+    st.sampled_from(sorted(KEYWORDS)),
+    texts(CONFIG_WORDS).map(lambda text: text.replace(b"\n", b"")),
 )
 def test_any_value_of_any_option_is_followed_or_refused(keyword: str, value: bytes) -> None:
     """Each option by itself, with a random value."""

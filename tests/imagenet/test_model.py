@@ -8,12 +8,12 @@ from torch import nn
 
 from imagenet.mixing import mixed
 from imagenet.model import BlurredConv, build, training_size, transforms
-from imagenet.recipes import RECIPES, Fast16, ImageNet
+from imagenet.recipes import RECIPES, ImageNet
 from rackrun.errors import UsageError
 from training.config import from_command_line
 from training.models.residual_blocks import last_norms
 from training.optim.groups import make_groups
-from training.schedule import check_scaled_lr, make_schedule
+from training.schedule import make_schedule
 
 IMAGES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)
 LABELS = torch.arange(8)
@@ -43,11 +43,12 @@ def test_every_recipe_is_chosen_by_one_word(recipe: str) -> None:
 
 
 def test_images_grow_with_the_epochs_and_are_judged_at_one_size() -> None:
-    """fast16 begins at 160, ends at 192, and is evaluated at 256 of 293."""
-    sizes = [training_size(Fast16(), epoch) for epoch in range(16)]
+    """ffcv16 begins at 160, ends at 192, and is evaluated at 256 of 293."""
+    config = RECIPES["ffcv16"]()
+    sizes = [training_size(config, epoch) for epoch in range(16)]
     assert sizes == sorted(sizes) and sizes[0] == 160 and sizes[-1] == 192
     assert all(size % 32 == 0 for size in sizes)
-    last = transforms(Fast16(), 15)
+    last = transforms(config, 15)
     assert (last.size, last.evaluation_size, last.short_side) == (192, 256, 293)
 
 
@@ -135,18 +136,6 @@ def test_torchvisions_first_recipe_has_the_published_constants() -> None:
     assert sum(len(group["params"]) for group in groups if not group["weight_decay"]) == 0
 
 
-def test_the_large_batch_has_the_published_constants() -> None:
-    """3.2 for 8,192 images in parts of 32 after 5 epochs, by ten after 30, 60 and 80 of 90."""
-    config = RECIPES["sgd-8k"]()
-    schedule = make_schedule(config, 100, 32)
-    assert (config.batch_size * 32, config.batch_size // config.grad_accum_steps) == (8192, 32)
-    assert (config.epochs, config.warmup_epochs, schedule.peak) == (90, 5, pytest.approx(3.2))
-    rates = [schedule.lr(100 * epoch) for epoch in (5, 29, 30, 59, 60, 79, 80, 89)]
-    assert rates == pytest.approx([3.2, 3.2, 0.32, 0.32, 0.032, 0.032, 0.0032, 0.0032])
-    assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, True, 1e-4)
-    check_scaled_lr(config, schedule.peak, 8192)
-
-
 @pytest.mark.parametrize("model", ["resnet18", "resnet50"])
 def test_residual_blocks_begin_as_the_identity(model: str) -> None:
     """With --zero-init-residual a branch adds nothing at first, and learns; others are refused."""
@@ -162,7 +151,7 @@ def test_residual_blocks_begin_as_the_identity(model: str) -> None:
 
 
 def test_without_growth_the_centre_is_the_usual_one() -> None:
-    """The classic recipe trains at 224 and evaluates the centre of 256."""
+    """The default recipe trains at 224 and evaluates the centre of 256."""
     usual = transforms(ImageNet(), 3)
     assert (usual.size, usual.evaluation_size, usual.short_side) == (224, 224, 256)
     assert ImageNet(image_size=64).judged_size == 64
@@ -184,7 +173,7 @@ def test_blur_goes_before_every_halving_but_the_first_layers() -> None:
 
 
 def test_nothing_is_mixed_unless_it_is_asked_for() -> None:
-    """The classic recipe sees images and labels as they are."""
+    """The default recipe sees images and labels as they are."""
     images, wanted = mixed(ImageNet(), IMAGES, LABELS, 10)
     assert images is IMAGES and wanted is LABELS
 

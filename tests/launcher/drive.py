@@ -56,6 +56,7 @@ def main(
     log_bytes: int = 0,
     agents: list[str] | None = None,
     preload: list[str] | None = None,
+    on_event: list[str] | None = None,
 ) -> int:
     Path(folder).mkdir()
     if log_bytes:  # a file that grows beyond it gets EFBIG, as it would ENOSPC
@@ -66,6 +67,7 @@ def main(
         RunFolder(Path(folder)),
         environment=tuple((name, value) for name, value in environment or ()),
         limits=Limits(**{**SHORT, **(limits or {})}),
+        on_event=tuple(on_event or ()),
     )
     slots = slots or [1]
     addresses = [f"127.0.0.{2 + host}" for host in range(len(slots))]

@@ -23,7 +23,7 @@ def main() -> None:
     sys.stdin.buffer.read(sum(map(int, sizes)))
     for question in lie:
         if question == "raw":
-            service.answer = raw(lie["raw"])  # type: ignore[assignment]
+            service.reply = raw(lie["raw"])  # type: ignore[assignment]
         else:
             setattr(probe, question, told(getattr(probe, question), lie[question]))
     probe.serve(b"")

@@ -16,6 +16,7 @@ import pytest
 from launcher.output.journal import Curves, live
 from launcher.output.run_view import view
 from launcher.run.events import Event, Gpu, RankStarted, Report, Usage
+from launcher.run.job import new_run_folder
 from launcher.run.state import RunState
 from launcher.web.server import served
 from launcher.web.watch import of_folder
@@ -108,10 +109,13 @@ def test_the_board_of_a_run_that_goes_on(tmp_path: Path) -> None:
     with subprocess.Popen(launcher, cwd=tmp_path, env=env(), stderr=subprocess.PIPE) as run:
         until(lambda: list(tmp_path.glob("runs/*/live.json")), "live.json", 60)
         (folder,) = tmp_path.glob("runs/2*")
-        command = [sys.executable, "-m", "rackrun", "board", str(folder), "--web"]
+        latest = str(tmp_path / "runs" / "latest")
+        command = [sys.executable, "-m", "rackrun", "board", latest]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as board:
             assert board.stderr
+            assert board.stderr.readline().endswith(f"(sleep), {folder}\n")
             address = re.findall(r"http://\S+", board.stderr.readline())[0]
+            new_run_folder(tmp_path / "runs", "newer")  # the page stays that of its run
             seen = fetched(f"{address}live.json")
             assert (seen["name"], seen["hosts"][0]["name"]) == ("sleep", "localhost")
             board.send_signal(signal.SIGINT)
@@ -138,7 +142,7 @@ def test_the_board_of_a_detached_run(alone: Away) -> None:
     """It shows what attach would, live and to the end; Ctrl-C ends the board alone."""
     shared = ("--env", f"PYTHONPATH={ROOT}")
     alone.detach(*shared, alone.hosts, "--", sys.executable, "-c", REPORTING)
-    with alone.look("board", "--web") as board:
+    with alone.look("board") as board:
         assert board.stderr
         address = re.findall(r"http://\S+", board.stderr.readline())[0]
         live = f"{address}live.json"

@@ -120,14 +120,17 @@ DATES = {
     "transfer.is_forgotten",
     "probe.clock",  # the preflight compares clocks, and warns
     "probe.process_in_words",
-    "record._tell_state",
+    "record._write_state",
+    "on_event.send",  # of an event, for the command of the user
     "record.begin",
     "results.is_same",
     "spawn.start_controller",
     "launch_settings.resolved",  # who of two waiting launches came first
     "facts._compared",
     "console.time_of_day",  # of a line of progress, for people who read it later
-    "folders.run_in",  # the age of a run, for people who ask
+    "folders.run_in",
+    "logs.read_files",  # of an attempt whose record has no time
+    "kept_settings._forget_old",  # the age of a run, for people who ask
     "hosts._detached",
     "ps._remembered",
     "known_runs.remember",

@@ -353,7 +353,7 @@ def test_what_docker_would_misread_is_refused() -> None:
     for name, volumes in (("-v", ()), ("x", ("data:/data",)), ("", ("/data",))):
         with pytest.raises(UsageError):
             container_of(name, volumes)
-    words = ContainerSpec("x", ("/data",)).words(
+    words = ContainerSpec("x", ("/data",)).docker_run(
         {"workdir": "/w", "gpus": 2, "user": {"uid": 5, "gid": 6, "name": "jo"}}, "/r/run", "n"
     )
     assert words[-3:] == ("--entrypoint", "", "x")

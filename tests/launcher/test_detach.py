@@ -8,11 +8,13 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,8 @@ from launcher.transport.certificate import new_key
 from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.relay import RelayListener
 from launcher.transport.rpc import RpcClient
+from rackrun import runs as runs_here
+from rackrun.runs import find_run
 from tests import warm
 from tests.launcher.away import RANK, SHORT, WAIT, Away
 from tests.launcher.drive import Terminal
@@ -86,7 +90,8 @@ def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(
     started = away.one.run_ssh(*words, env=env, cwd=away.home, start_new_session=True)
     assert started.stdout is not None
     away.run = started.stdout.readline().strip()
-    os.killpg(started.pid, signal.SIGKILL)  # the terminal, and all that was started in it
+    with suppress(ProcessLookupError):  # it may have ended by itself
+        os.killpg(started.pid, signal.SIGKILL)  # the terminal, and all that was started in it
     started.communicate()
     early = [away.look("attach"), away.look("attach", home=away.machine("second"))]
     until(lambda: "line 20 of" in shown_so_far(away), "a third of the run is over", 60)
@@ -524,22 +529,6 @@ def test_the_state_of_a_run_is_removed_a_month_after_its_end(
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "young"}
 
 
-def test_a_run_that_an_older_launcher_began_is_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its facts are in card.json, which is summary.json now."""
-    monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
-    for age, file in enumerate(("summary.json", "card.json")):
-        folder = tmp_path / file[:4]
-        folder.mkdir()
-        (folder / "record").touch()
-        (folder / file).write_text(json.dumps({"name": file}))
-        os.utime(folder / file, (time.time() - age,) * 2)
-    listed = run_manager.list_runs()["runs"]
-    assert [run["summary"]["name"] for run in listed] == ["summary.json", "card.json"]
-    assert run_manager.in_words(str(tmp_path / "card")) == "card (card.json)"
-
-
 def test_only_relays_of_the_run_are_accepted() -> None:
     """Another key and a wrong word are refused; the run's own gets in all the same."""
     key = new_key("one")
@@ -625,17 +614,38 @@ def test_a_mark_that_cannot_be_looked_for_is_removed(
 ) -> None:
     """Whether two folders are one is asked with a file in them, which never stays."""
     monkeypatch.setenv("PATH", "/nowhere")
-    there = DetachedRun("", None, (), Host("127.0.0.1"), "", place=LocalTransport("here"))
+    there = DetachedRun("", None, (), Host("127.0.0.1"), "", transport=LocalTransport("localhost"))
     with pytest.raises(HostUnreachable):
         results.is_same(there, tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_what_is_kept_in_the_home_is_closed_whatever_the_umask_is(away: Away, umask: int) -> None:
+    """~/.rackrun and each folder in it are for their account alone, here and on the first host."""
+    for host in away.one.hosts:
+        (host.folder / ".bashrc").write_text(f"umask {umask:03o}\n")
+    in_shell = ("sh", "-c", f'umask {umask:03o}; exec "$@"', "sh")
+    away.detach(away.hosts, *counting(1, 0.0), before=in_shell)
+    kept = [home / ".rackrun" for home in (away.home, away.one.hosts[0].folder)]
+    assert {path.name for path in kept[0].iterdir()} == {"known", "settings"}
+    assert kept[1] / away.run in kept[1].iterdir()
+    folders = [path for home in kept for path in (home, *home.iterdir()) if path.is_dir()]
+    assert {path: mode_of(path) for path in folders} == dict.fromkeys(folders, 0o700)
+    assert away.said("attach")[0] == 0
+    assert mode_of(away.work / "runs") == 0o777 & ~umask
+    away.wait_until_clean()
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_records_of_runs_are_whole_and_expire(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk leaves no half file; what was asked for within three months stays."""
-    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     hosts = [Host("127.0.0.1", python=sys.executable)]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
@@ -648,11 +658,13 @@ def test_records_of_runs_are_whole_and_expire(
     for run in ("0123", "4567"):
         assert known_runs.remember(run, hosts, tmp_path, "") == ""
         os.utime(tmp_path / "known" / f"{run}.json", (0, 0))
-    run, told = known_runs.recall("45")
-    assert told is not None
-    assert (run, list(told.hosts)) == ("4567", hosts)
+    run = find_run("45")
+    assert run is not None and run.record is not None
+    assert (run.id, list(known_runs.hosts_of(run.record))) == ("4567", hosts)
+    known_runs.keep(run.id)
     known_runs.remember("89ab", hosts, tmp_path, "")
     assert {path.stem for path in (tmp_path / "known").iterdir()} == {"4567", "89ab"}
-    for other in ({"name": "a", "rack": 7}, {"name": 5}, {"label": "a"}, "a"):  # versions, damage
+    for other in ({"name": "a", "rack": 7}, {"name": 5}, {"label": "a"}, "a"):  # damage
         (tmp_path / "known" / "cdef.json").write_text(json.dumps({"hosts": [other]}))
-        assert set(known_runs.known_runs()) == {"4567", "89ab"}
+        found = runs_here.recorded_runs()
+        assert {run for run in found if known_runs.hosts_of(found[run])} == {"4567", "89ab"}

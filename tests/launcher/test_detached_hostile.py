@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.catalog.rerun import command_line
+from launcher.commands.rerun import read
 from rackrun.errors import UsageError
 from tests.launcher.away import Away
 from tests.launcher.lab import Lab, wait_for_banner
@@ -156,9 +156,9 @@ if "results" in globals():
         return {"files": dict.fromkeys(OFFERED, 4)}
     def send(folder, paths):
         for path in paths:
-            answer({"size": 4})
+            reply({"size": 4})
             sys.stdout.buffer.write(b"evil")
-            answer({})
+            reply({})
         return {}
 """
 OF_GIT = (".git/config", "logs/.GIT/hooks/post-checkout")
@@ -183,10 +183,10 @@ def test_of_the_files_of_a_host_only_results_come(
     assert (folder / "final.pt").read_bytes() == b"evil"
     assert "detach" in (folder / "run.toml").read_text()
     monkeypatch.setenv("HOME", str(taken.home))
-    assert command_line([str(folder)]) == ["ssh", "--config", str(folder / "run.toml")]
+    assert read([str(folder)])[1].launch == "ssh"
     (folder / "run.toml").write_text('launch = "local"\ncommand = ["touch", "canary"]\n')
-    with pytest.raises(UsageError, match="not written by the launcher on this machine"):
-        command_line([str(folder)])
+    with pytest.raises(UsageError, match="not as a launcher of yours wrote it on this machine"):
+        read([str(folder)])
     (folder / "run.toml").write_bytes(came[str((folder / "run.toml").relative_to(taken.home))])
     for path in ELSEWHERE:
         taken.says(f"OFFERED = ({path!r},)\n{OFFERS}")

@@ -23,6 +23,7 @@ from tests.launcher.lab import Lab, children, command_line
 from tests.waiting import until
 
 Labs = Callable[[int], Lab]
+EVENTS = "events.out.tfevents.1767323045.host-1.4711.0"
 
 
 def plan(folder: Path) -> HostPlan:
@@ -49,10 +50,10 @@ def test_results_come_back_from_the_first_host(lab: Labs) -> None:
         "if os.environ['RANK'] == '0':\n"
         "    (out / 'final.pt').write_bytes(bytes(range(256)) * 40_000)\n"
         "    (out / 'metrics.jsonl').write_text('{}')\n"
-        "    (out / 'tensorboard').mkdir(); (out / 'tensorboard' / 'events').write_text('e')\n"
+        f"    (out / 'tensorboard').mkdir(); (out / 'tensorboard' / '{EVENTS}').write_text('e')\n"
         "    (out / 'checkpoints').mkdir(); (out / 'checkpoints' / 'heavy').write_text('h')\n"
         "else:\n"
-        "    (out / 'of-rank-1').write_text('')\n"
+        "    (out / 'of-rank-1.txt').write_text('')\n"
     )
     hosts = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
     words = (str(one.write_hosts(*hosts)), "--", sys.executable, "-c", script)
@@ -62,9 +63,9 @@ def test_results_come_back_from_the_first_host(lab: Labs) -> None:
     assert err.splitlines()[-1].startswith("rackrun: done")
     (folder,) = (one.folder / "runs").glob("2*")
     assert (folder / "final.pt").read_bytes() == bytes(range(256)) * 40_000
-    assert (folder / "tensorboard" / "events").read_text() == "e"
+    assert (folder / "tensorboard" / EVENTS).read_text() == "e"
     assert not (folder / "checkpoints").exists()
-    assert not (folder / "of-rank-1").exists()
+    assert not (folder / "of-rank-1.txt").exists()
     assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
 
 
@@ -121,7 +122,7 @@ def test_a_silent_host_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(download, "LISTING_SECONDS", 1.0)
     monkeypatch.setattr(download, "QUIET_SECONDS", 0.2)
     monkeypatch.setattr(rpc, "STALL_SECONDS", 1.0)
-    listing = json.dumps({"files": {"a": 9}}).encode()
+    listing = json.dumps({"files": {"a.txt": 9}}).encode()
     for says in (
         b"",
         service.MARKER,
@@ -158,8 +159,8 @@ LIES = {
     "a size that is text": {"files": {"a": "x"}},
     "half a byte": {"files": {"a": 1.5}},
     "less than nothing": {"files": {"a": -5}},
-    "more than a disk": {"files": {"a": 99_000_000_000}},
-    "more than we want": {"files": {"a": 2**52}},
+    "more than a disk": {"files": {"a.pt": 99_000_000_000}},
+    "more than we want": {"files": {"a.pt": 2**52}},
     "many": {"files": {str(number): 1 for number in range(100_001)}},
     "an error that writes": {"error": "\x1b[2J gone"},
     "an error of another type": {"error": [1]},
@@ -224,10 +225,19 @@ def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> Non
 )
 def test_a_file_that_comes_wrong_leaves_nothing(said: bytes, tmp_path: Path) -> None:
     """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
-    host = FakeHost(service.MARKER + answers(b'{"files": {"a": 3}}') + said)
+    host = FakeHost(service.MARKER + answers(b'{"files": {"a.txt": 3}}') + said)
     with pytest.raises(Problem):
         fetch_results(host, plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
+    host.gone()
+
+
+def test_only_a_listing_may_be_long(tmp_path: Path) -> None:
+    """Each question has its own limit: the bytes of a longer answer are not even received."""
+    ending = answers(b'{"size": 3}') + b"abc" + b"%d\n" % (rpc.ANSWER_BYTES + 1)
+    host = FakeHost(service.MARKER + answers(b'{"files": {"a.txt": 3}}') + ending)
+    with pytest.raises(Problem, match="sent an invalid answer .*a length"):
+        fetch_results(host, plan(tmp_path), "", tmp_path)
     host.gone()
 
 
@@ -252,8 +262,8 @@ def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path
     (there / "deep" / "er").mkdir(parents=True)
     here.mkdir()
     for number in range(500):
-        (there / "deep" / f"file {number}").write_bytes(bytes([number % 256]) * number)
-    (there / "deep" / "er" / "größe").write_bytes(os.urandom(700_000))
+        (there / "deep" / f"file {number}.txt").write_bytes(bytes([number % 256]) * number)
+    (there / "deep" / "er" / "größe.pt").write_bytes(os.urandom(700_000))
     (there / "bad\nname").touch()
     (there / "latin-\udce9").touch()
     (there / "link").symlink_to("/etc/passwd")
@@ -269,6 +279,43 @@ def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path
     (there / "plan.json").write_text('{"run_id": "mine"}')
     assert str(fetch_results(place, plan(there), "mine", here)) == ""
     place.gone()
+
+
+LEFT = (
+    "wandb/settings",
+    "conftest.py",
+    "test_it.py",
+    "sitecustomize.py",
+    ".envrc",
+    ".env",
+    "Makefile",
+)
+LEFT += (".git/config", "sub/.GIT/hooks/post-checkout", ".vscode/settings.json", ".mcp.json", "go")
+LEFT += ("package.json", "sub/Package.JSON", "CMakeLists.txt", "requirements-dev.txt", "pytest.ini")
+LEFT += ("page.html", "a.svg", "run.sh", "lib.so", "x.pyc", "notebook.ipynb", "model.pkl", "a.tar")
+LEFT += ("pyproject.toml", "setup.cfg", "AGENTS.md", "mlruns/1/2/tags/conftest.py", "json.py/a.PY")
+LEFT += ("docker-compose.yaml", "mlruns/1/2/params/mlflow.it_test.py", "wandb/run-1/files/x.yaml")
+TAKEN = ("final.pt", "metrics.jsonl", "figures/loss.PNG", f"tensorboard/{EVENTS}", "table.csv")
+TAKEN += ("wandb/offline-run-1-x/run-x.wandb", "wandb/offline-run-1-x/files/config.yaml")
+TAKEN += ("mlruns/1/meta.yaml", "mlruns/1/2/metrics/train/loss", "mlruns/1/2/params/resolved.name")
+
+
+def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path: Path) -> None:
+    """HOST-3: names and kinds are an allow-list; the rest stays on the host, and is named."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    here.mkdir()
+    for path in (*LEFT, *TAKEN):
+        (there / path).parent.mkdir(parents=True, exist_ok=True)
+        (there / path).write_text(path)
+        (there / path).chmod(0o777)
+    host = Here()
+    fetched = fetch_results(host, plan(there), "", here)
+    host.gone()
+    files = [path for path in here.rglob("*") if path.is_file()]
+    assert sorted(path.relative_to(here).as_posix() for path in files) == sorted(TAKEN)
+    assert not any(os.access(path, os.X_OK) or path.stat().st_mode & 0o111 for path in files)
+    left = f"{len(LEFT)} of kinds that are not fetched (.env, .envrc, .git/config and"
+    assert left in str(fetched)
 
 
 def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path: Path) -> None:

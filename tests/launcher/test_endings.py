@@ -2,6 +2,7 @@
 
 import os
 import re
+import selectors
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.remote.agent.output import Output as AgentOutput
+from launcher.remote.agent.torchrun import Torchrun
 from tests.launcher.drive import Drive
 from tests.launcher.lab import BUSY
 from tests.waiting import until
@@ -149,6 +152,72 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_named(tmp_path: Path, crampe
     assert drive.code == 137
     assert drive.result["cause"] == "killed by SIGKILL: the host is out of memory"
     assert "a smaller --batch-size" in drive.err.splitlines()[-1]
+
+
+class HeardEvents(list[dict[str, object]]):
+    """What an agent would send to its launcher."""
+
+    def send_event(self, **event: object) -> None:
+        self.append(event)
+
+
+def test_a_torchrun_that_the_kernel_kills_for_memory_is_named_so(
+    tmp_path: Path, cramped: Path
+) -> None:
+    """It outgrows its memory cgroup: the agent sees what killed it."""
+    code = f"import os; open('{cramped}/cgroup.procs', 'w').write(str(os.getpid()));"
+    words = [sys.executable, "-c", f"{code} b'x' * 300_000_000"]
+    launcher = HeardEvents()
+    torchrun = Torchrun({"torchrun": words, "defaults": (), "environment": ()}, launcher)
+    with selectors.DefaultSelector() as selector:
+        torchrun.start(AgentOutput(selector, launcher))
+        until(lambda: torchrun.reap(asked_to_end=False) or not torchrun.alive)
+    end = {"event": "torchrun-ended", "code": 0, "signal": 9, "oom": True, "told": False}
+    assert launcher == [end]
+
+
+LONG = (
+    "import pathlib, traceback\n"
+    "lost = pathlib.Path('lost')\n"
+    "if rank == 1:\n"
+    "    while not lost.exists(): time.sleep(0.01)\n"
+    "    raise ConnectionResetError('Connection closed by peer')\n"
+    "try: raise ValueError('x' * 200_000 + '\\n' + 'the end' * 30_000)\n"
+    "except ValueError: traceback.print_exc()\n"
+    "lost.touch(); time.sleep(999)\n"
+)
+
+
+def test_an_exception_with_a_long_message_keeps_its_type_and_its_blame(tmp_path: Path) -> None:
+    """Rank 0 prints 400 kB and lingers; rank 1, which lost it, ends first: rank 0 is named."""
+    drive = ended(tmp_path, LONG, slots=[2])
+    assert (drive.code, drive.result["rank"]) == (1, 0), drive.err
+    assert drive.result["cause"].startswith("ValueError: xxx")
+    assert len(drive.result["cause"]) < 1100
+    assert 'File "<string>"' in drive.result["traceback"]
+
+
+def test_a_rank_that_left_too_early_is_named_beside_the_one_that_lost_it(tmp_path: Path) -> None:
+    """Rank 0 ends with 0 amid the run; rank 1 loses its connection, and that is said of it."""
+    code = (
+        "if rank == 0: os._exit(0)\n"
+        "time.sleep(0.5)\n"
+        "raise ConnectionResetError('Connection closed by peer')\n"
+    )
+    drive = ended(tmp_path, code, slots=[1, 1])
+    assert (drive.code, drive.result["rank"]) == (1, 1)
+    words = "Connection closed by peer; rank 0 on 127.0.0.2 had ended with 0"
+    assert drive.result["cause"] == f"ConnectionResetError: {words}"
+
+
+def test_sigterm_is_called_by_its_name(tmp_path: Path) -> None:
+    """A scheduler's signal is no Ctrl-C, and is not answered as one."""
+    drive = Drive(tmp_path, python("print('up', flush=True); time.sleep(999)"))
+    until(drive.log(0, "out").exists)
+    drive.process.send_signal(signal.SIGTERM)
+    assert drive.wait() == 143
+    assert "rackrun: stopping: SIGTERM\n" in drive.err
+    assert "Ctrl-C" not in drive.err
 
 
 def test_a_rank_may_end_before_the_others(tmp_path: Path) -> None:

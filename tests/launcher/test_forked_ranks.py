@@ -83,7 +83,7 @@ def test_a_forked_rank_is_what_a_fresh_python_would_be(tmp_path: Path) -> None:
 
 def test_a_user_s_own_code_is_imported_by_the_ranks_alone() -> None:
     """The server imports the models of tasks in the table, and of others what all need."""
-    common = ("tyro", "training.loop", "torch._dynamo")
+    common = ("training.loop", "torch._dynamo")
     assert TaskWork("classify").preload == (*common, "training.tasks.classify.model")
     assert TaskWork("own/task.py").preload == TaskWork("own.task").preload == common
     assert Command(("python", "train.py")).preload == ()

@@ -17,13 +17,14 @@ from launcher.lifecycle import task_check
 from launcher.preflight import gpus as judge
 from launcher.preflight import local_gpus
 from launcher.preflight.answers import believed
-from launcher.preflight.facts import FactGatherer, HostFacts
+from launcher.preflight.facts import ClusterFacts, HostFacts
 from launcher.remote import gpus as remote
 from launcher.remote import probe
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork
 from launcher.transport.local import gpu_count, gpu_model
 from rackrun.cuda import gpu_problem
+from rackrun.errors import UsageError
 from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner
 
@@ -313,19 +314,19 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
 ) -> None:
     """By GPU and reason; not where the ranks use the CPU, or other GPUs of the host."""
     host = finding("c", **gpu)
-    survey = FactGatherer((finding("a"), finding("b"), host))
-    assert judge.sick(host, survey) == sick
-    assert judge.suspicious(host, survey) == suspicious
-    assert judge.odd_one_out(host, survey) == odd
-    assert judge.sick(host, replace(survey, on_cpu=True)) == ""
+    cluster = ClusterFacts((finding("a"), finding("b"), host))
+    assert judge.sick(host, cluster) == sick
+    assert judge.suspicious(host, cluster) == suspicious
+    assert judge.odd_one_out(host, cluster) == odd
+    assert judge.sick(host, replace(cluster, on_cpu=True)) == ""
     assert judge.gpu_model(host) == ("A100 and H100" if "name" in gpu else "H100")
     other = replace(host, host=replace(host.host, devices=(0,)))
     assert judge.gpu_model(other) == "H100"
     torch = {"look": {**host["look"], "interpreter": {"torch": "2.15.0+cu132"}}}
-    told = replace(survey, findings=(replace(host, answers={**host.answers, **torch}), other))
+    told = replace(cluster, hosts=(replace(host, answers={**host.answers, **torch}), other))
     assert told.versions == "torch 2.15.0+cu132, driver 550"
     assert replace(told, on_cpu=True).versions == "torch 2.15.0+cu132"
-    assert judge.sick(other, survey) == judge.suspicious(other, survey) == ""
+    assert judge.sick(other, cluster) == judge.suspicious(other, cluster) == ""
 
 
 def test_the_table_shows_heat_power_and_links() -> None:
@@ -341,8 +342,8 @@ def test_a_host_with_another_driver_is_the_odd_one_out() -> None:
     """As its torch may behave otherwise."""
     host = finding("c")
     host.answers["gpus"]["driver"] = "580"
-    survey = FactGatherer((finding("a"), finding("b"), host))
-    assert judge.odd_one_out(host, survey) == "driver 580, elsewhere 550"
+    cluster = ClusterFacts((finding("a"), finding("b"), host))
+    assert judge.odd_one_out(host, cluster) == "driver 580, elsewhere 550"
 
 
 def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,8 +352,18 @@ def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_gpus, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
     for work, says in ((TaskWork("catdog"), "--device cpu"), (Command(("x",)), "VISIBLE_DEVICES=")):
         with pytest.raises(PreflightRefused, match=says) as refused:
-            task_check.check_gpus(work, "here", "python", "")
+            task_check.check_gpus(work, 1, "here", "python", "")
         assert ("--device" in str(refused.value)) == isinstance(work, TaskWork)
+
+
+def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each needs its own, unless they train on the CPU; a command may share them."""
+    monkeypatch.setattr(task_check, "gpu_count", lambda: 2)
+    monkeypatch.setattr(local_gpus, "describe", lambda pythons: {})
+    with pytest.raises(UsageError, match="--nproc 3: a rank needs its own GPU, and here are 2"):
+        task_check.check_gpus(TaskWork("catdog"), 3, "here", "python", "")
+    for work in (TaskWork("catdog", ("--device", "cpu")), Command(("x",))):
+        task_check.check_gpus(work, 3, "here", "python", "")
 
 
 def test_gpus_of_amd_count_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

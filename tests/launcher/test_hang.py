@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.output.run_view import state_of
-from launcher.run.events import RankStarted, Report
-from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.events import Computing, RankStarted, Report
+from launcher.run.job import Command, Job, Limits, RunFolder, TaskWork, Work
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.state import RunState
 from launcher.supervision.hangs import find_hang
@@ -67,8 +67,49 @@ def test_ranks_that_wait_for_one_that_left_are_named(tmp_path: Path) -> None:
     assert drive.wait() == 75
     assert drive.result["rank"] == 1
     assert "no progress" in drive.result["cause"]
+    assert drive.result["cause"].endswith("; rank 0 on 127.0.0.2 had ended with 0 at step 5")
     assert drive.result["codes"]["0"] == 0
     assert not drive.alive()
+
+
+@pytest.mark.parametrize("fields", ["", "step=step", "loss=1.5"])
+def test_a_report_without_a_phase_counts(tmp_path: Path, fields: str) -> None:
+    """The socket requires `rank` alone: a rank that reports and then stands still ends with 75."""
+    code = (
+        "for step in range(1, 8):\n"
+        f"    report({fields})\n"
+        "    time.sleep(0.3)\n"  # longer in all than the limit: each report without a step counts
+        "time.sleep(999)\n"
+    )
+    drive = Drive(tmp_path, python(code))
+    assert drive.wait() == 75
+    assert re.search(r"at <string>:\d+ in <module>", drive.result["cause"])
+    assert not drive.alive()
+
+
+COMPUTING = (
+    "report(phase='train')\n"
+    "until = time.monotonic() + 8\n"
+    "if rank == 0:\n"
+    "    while time.monotonic() < until: sum(range(10_000))\n"
+    "else: time.sleep(8.5)\n"  # in a collective, for rank 0
+    "if os.environ.get('STUCK'): time.sleep(999)\n"
+    "report(phase='train', step=1)\n"
+)
+
+
+def test_a_first_step_that_computes_is_slow_and_no_hang(tmp_path: Path) -> None:
+    """A rank computes for longer than the limit, and another one waits for it: exit code 0."""
+    drive = Drive(tmp_path, python(COMPUTING), slots=[2], limits={"hang_seconds": HANG_SECONDS})
+    assert drive.wait() == 0, drive.err
+
+
+def test_a_rank_that_stands_still_before_its_first_step_hangs(tmp_path: Path) -> None:
+    """Also when it has computed before: it is ended, with its stack, one limit after that."""
+    options = {"environment": [("STUCK", "1")], "limits": {"hang_seconds": HANG_SECONDS}}
+    drive = Drive(tmp_path, python(COMPUTING), slots=[2], **options)
+    assert drive.wait() == 75
+    assert re.search(r"before its first step, at <string>:\d+ in <module>", drive.result["cause"])
 
 
 def test_a_rank_in_native_code_still_shows_its_stack(tmp_path: Path) -> None:
@@ -158,14 +199,58 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
-def test_a_command_that_never_reports_is_never_judged(tmp_path: Path) -> None:
-    """A rank without reports may be silent for much longer than the limit."""
-    drive = Drive(tmp_path, ["sleep", "2.5"], limits={"hang_seconds": 0.3})
+def test_a_command_that_never_reports_has_no_hang_detection_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    """A rank without reports may be silent for much longer than the limit; one line says so."""
+    drive = Drive(tmp_path, ["sleep", "2.5"], slots=[2], limits={"hang_seconds": 0.3})
     assert drive.wait() == 0
+    (line,) = (line for line in drive.err.splitlines() if "hang" in line)
+    assert line == (
+        "rackrun: no hang detection: no report in 0 s; call report() of rackrun after each step,"
+        " see docs/howto/own-script.md"
+    )
 
 
-def make_run(ranks: int) -> RunState:
-    job = Job(Command(("x",)), RunFolder(Path("/x")))
+def test_ranks_that_never_report_beside_some_that_do_are_named(tmp_path: Path) -> None:
+    """Rank 0 reports, rank 1 and 2 do not: the line is about those."""
+    code = "for step in range(1, 60): rank or report(step=step); time.sleep(0.1)"
+    drive = Drive(tmp_path, python(code), slots=[3], limits={"hang_seconds": 1.0})
+    assert drive.wait() == 0, drive.err
+    line = next(line for line in drive.err.splitlines() if "no hang detection" in line)
+    assert "no hang detection for rank 1-2: no report in 1 s; call report()" in line
+
+
+def test_a_stall_is_reported_before_it_ends_the_run(tmp_path: Path) -> None:
+    """A third of the limit without progress is a line, and so is the next step."""
+    code = (
+        "for step in range(1, 10): report(step=step); time.sleep(0.1)\n"
+        "time.sleep(2.5); report(step=10); time.sleep(0.3)\n"
+    )
+    drive = Drive(tmp_path, python(code), limits={"hang_seconds": 6.0})
+    assert drive.wait() == 0, drive.err
+    stall, again = (line for line in drive.err.splitlines() if "progress" in line)
+    assert stall == (
+        "rackrun: rank 0 on 127.0.0.2: no progress for 2 s at step 9; at 6 s the run ends"
+    )
+    assert again == "rackrun: all ranks make progress again"
+
+
+def test_ranks_that_waited_for_one_that_saved_have_time_for_their_step(tmp_path: Path) -> None:
+    """One saves for longer than the limit of a step, which the others still have to end: 0."""
+    code = (
+        "report(step=1); time.sleep(0.1); report(step=2)\n"
+        "if rank == 0: report(phase='save'); time.sleep(4); report(phase='train', step=2)\n"
+        "else: time.sleep(4)\n"
+        "time.sleep(1.5)\n"
+        "report(step=3)\n"
+    )
+    drive = Drive(tmp_path, python(code), slots=[2], limits={"hang_seconds": 2.5})
+    assert drive.wait() == 0, drive.err
+
+
+def make_run(ranks: int, work: Work = Command(("x",))) -> RunState:  # noqa: B008
+    job = Job(work, RunFolder(Path("/x")))
     plan = make_plan(job, [PlannedHost("a", "a", ranks, "python", "/", "/x")], 1)
     run = RunState(plan, 0.0)
     for rank in range(ranks):
@@ -220,6 +305,32 @@ def test_a_rank_that_waits_for_data_has_the_limit_of_its_reader() -> None:
         1,
         "no progress for 181 s waiting for data after step 7",
     )
+
+
+def test_computing_before_the_first_timed_step_has_the_limit_of_compiling() -> None:
+    """No endless loop, and no step once the pace of steps is known."""
+    run = make_run(2)
+    for rank in (0, 1):
+        report(run, 1.0, rank, phase="train")
+    for second in range(3, 2000, 3):
+        run.take(Computing(0, 1), float(second))
+        hang = find_hang(run, LIMITS, float(second))
+        assert (hang is not None) == (second > 1 + 15 * 60)
+    for rank in (0, 1):
+        report(run, 2000.0, rank, phase="train", step=1)
+        report(run, 2001.0, rank, phase="train", step=2)
+    run.take(Computing(0, 1), 2055.0)
+    assert find_hang(run, LIMITS, 2062.0) is not None
+
+
+def test_a_task_that_never_reports_has_the_limit_of_its_start() -> None:
+    """Every task reports: one that does not get as far, in an import of torch, say, hangs."""
+    run = make_run(2)
+    assert find_hang(run, LIMITS, 10_000.0) is None
+    task = make_run(2, TaskWork("catdog"))
+    assert find_hang(task, LIMITS, 599.0) is None
+    hang = find_hang(task, LIMITS, 601.0)
+    assert hang and hang.suspects[0].text == "no progress for 601 s before its first report"
 
 
 def test_a_download_of_weights_has_hours() -> None:

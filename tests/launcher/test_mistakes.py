@@ -4,6 +4,7 @@ A row is what was typed, the exit code, and parts of the answer. Commands run in
 folder with the files that the rows name; hosts that are contacted belong to one lab.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -120,11 +121,17 @@ USAGE = [
     ("./run-ssh --hostfile hosts.txt catdog", "without an option: ./run-ssh hosts.txt catdog"),
     ("./run-ssh logs", "logs of which run? type: ./run-ssh logs RUN; ./run-ssh ps lists all"),
     ("./run-ssh --include gpu09 hosts.txt", "gpu09 is not in the host file; did you mean gpu04?"),
-    ("./run-ssh --spares 4 hosts.txt", "leaves fewer than 1 to train; type --spares 3"),
+    (
+        "./run-ssh --max-restarts 1 --spares 4 hosts.txt",
+        "leaves fewer than 1 to train; type --spares 3",
+    ),
     ("./run-ssh --chek hosts.txt", "--chek: no such option; did you mean --check? type: ./run-ssh"),
     ("./run-ssh --nproc 2 hosts.txt", "--nproc: write slots=2 after the host's name"),
     ("./run-ssh --nnodes 2 hosts.txt", "--nnodes: the host file says which hosts take part"),
-    ("./run-ssh --allow cods hosts.txt", "--ignore-check cods: no such check; there are: python"),
+    (
+        "./run-ssh --ignore-check cods hosts.txt",
+        "--ignore-check cods: no such check; there are: python",
+    ),
     ("./run-ssh --ssh-config /nope hosts.txt", "/nope: there is no such ssh_config file"),
     ("./run-local --nprocs 2", "--nprocs: no such option; did you mean --nproc? type: ./run-local"),
     ("./run-local --chek hosts.txt", "--chek: only for hosts: ./run-ssh --check"),
@@ -162,7 +169,7 @@ USAGE = [
     ("catdog --recipe demoo", "no recipe 'demoo'; did you mean demo?"),
     ("catdog --ledger", "--ledger needs --exact-epochs"),
     ("catdog --exact-epochs --local-sgd-steps 4", "exclude each other"),
-    ("catdog", "no data: type --data FOLDER|URL (make it with `python -m convert catdog"),
+    ("catdog", "no data: type --data FOLDER|URL (make it with `./run-local convert catdog"),
     ("catdog --model resnet51 --data x", "--model resnet51: no such model; did you mean resnet"),
     ("catdog --model timm:resnet51 --data x", "no such model; did you mean timm:resnet"),
     ("catdog --model refrence --data x", "did you mean reference"),
@@ -182,14 +189,14 @@ USAGE = [
         "./run-local catdog --data /nope",
         "/nope: there is no such folder; to make one, type:",
     ),
-    ("./run-local catdog --data pictures", "convert them: python -m convert folder pictures OUT"),
+    ("./run-local catdog --data pictures", "convert them: ./run-local convert folder pictures OUT"),
     (
         "./run-local catdog --data train.zip",
-        "for cats and dogs: python -m convert catdog train",
+        "for cats and dogs: ./run-local convert catdog train",
     ),
     (
         "./run-local catdog --data others",
-        "of another program, type: python -m convert index",
+        "of another program, type: ./run-local convert index",
     ),
     ("./run-local catdog --data demo", "not a finished shard folder; did you mean demo/shards?"),
     ("./run-local catdog --data s3://b/x", "data are read from a folder or from http(s)://"),
@@ -211,10 +218,10 @@ USAGE = [
     ("convert folder pictures out --shortside 9", "--shortside: no such option"),
     (
         "convert catdgo train.zip out",
-        "did you mean catdog? type: python -m convert --help",
+        "did you mean catdog? type: ./run-local convert --help",
     ),
-    ("nginx", "FOLDER: missing; type: python -m nginx --help"),
-    ("nginx others --json", "--json: no such option; type: python -m nginx --help"),
+    ("nginx", "FOLDER: missing; type: ./run-local serve --help"),
+    ("nginx others --json", "--json: no such option; type: ./run-local serve --help"),
 ]
 
 
@@ -258,7 +265,9 @@ def test_a_failure_that_is_no_mistake_in_the_words(
 def test_names_of_others_are_taken(learning_rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Other launchers' names of options mean the same here."""
     line = f"catdog {learning_rate} 0.1 --batch_size 8 --num-workers=2 --wd 0 --data x"
-    assert answer(line, capsys) == (0, "")
+    code, needs = answer(line, capsys)
+    assert code == 0
+    assert json.loads(needs)["batch_size"] == 8
 
 
 def test_no_option_belongs_to_the_launcher_and_to_a_task() -> None:
@@ -403,7 +412,7 @@ def test_data_that_no_host_has(one: Lab, capsys: pytest.CaptureFixture[str]) -> 
     """The folder, the host, and how to make one."""
     code, said = launched(one, "--dry-run HOSTS catdog --data nodata", capsys)
     assert "no shards at " in said
-    assert "type: python -m convert --help" in said
+    assert "type: ./run-local convert --help" in said
     assert code == 65
 
 

@@ -134,7 +134,6 @@ def test_a_name_server_that_is_silent_does_not_hold_us_up(net: Labs) -> None:
     code, _, err = one.said(str(hosts), "--", "true")
     assert code == 69
     assert err == "error: gpu77.example: no name server answered for gpu77.example within 5 s\n"
-    assert "Connection from" not in one.hosts[1].log  # which the lab has not called, either
 
 
 def test_a_master_port_that_is_shut_is_found_before_the_start(net: Labs) -> None:

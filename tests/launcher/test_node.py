@@ -323,7 +323,7 @@ def test_a_signal_after_the_end_changes_nothing(nodes: Nodes) -> None:
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """Return a few drawn cats and dogs."""
-    drawn = [sys.executable, "-m", "catdog", "demo", str(tmp_path / "drawn"), "--pictures", "60"]
+    drawn = [sys.executable, "-m", "catdog", "demo", str(tmp_path / "drawn"), "--images", "60"]
     subprocess.run(drawn, stdout=subprocess.DEVNULL, check=True)
     return tmp_path / "drawn" / "shards"
 

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import time
 import tomllib
 from dataclasses import fields
@@ -15,10 +16,11 @@ from launcher.commands import local, local_run, node, ray
 from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
-from launcher.detached.stop import StopOptions
+from launcher.commands.ssh_detach import refuse_what_stays
+from launcher.lifecycle.serving import folder_to_serve
 from launcher.lifecycle.this_machine import plan_alone
 from launcher.preflight.checks import CHECKS, check_allowed
-from launcher.run.job import Command, Limits, RunFolder, new_run_folder
+from launcher.run.job import Command, Limits, RunFolder, TaskWork, new_run_folder
 from launcher.run.launch_options import LaunchOptions
 from launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.errors import SaveError, UsageError
@@ -58,15 +60,13 @@ def test_values_from_python_are_what_the_command_line_makes_of_them() -> None:
     assert from_names(SshOptions, {"hosts": "hosts.txt"}).hosts == Path("hosts.txt")
 
 
-def test_old_spellings_and_torchruns_word_are_understood() -> None:
-    """Scripts of the last release go on, typed and from Python."""
-    own, rest = split(["--go-on", "--nproc-per-node", "2", "--allow=public"], NodeOptions)
-    assert (own, rest) == (["--go-on", "--nproc-per-node", "2", "--allow=public"], [])
+def test_other_launchers_options_are_understood() -> None:
+    """Scripts for torchrun go on, typed and from Python."""
+    own, rest = split(["--nproc-per-node", "2", "--master_port=29500", "catdog"], NodeOptions)
+    assert (own, rest) == (["--nproc-per-node", "2", "--master_port=29500"], ["catdog"])
     options = parse(NodeOptions, "node", own, "")
-    assert (options.auto_resume, options.nproc, options.ignore_check) == (True, 2, ("public",))
+    assert (options.nproc, options.port) == (2, 29500)
     assert from_names(LocalOptions, {"nproc_per_node": 3}).nproc == 3
-    assert from_names(SshOptions, {"allow": ["code"]}).ignore_check == ("code",)
-    assert parse(StopOptions, "stop", ["--now", "3fa81c02"], "").force
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
         (("catdog",), "catdog is a task; the host file comes first: ./run-ssh hosts.txt catdog"),
         (("--plain", "catdog", "--epochs", "2"), "./run-ssh --plain hosts.txt catdog"),
         (
-            ("--detach", "--spares", "9", "hosts.txt"),
+            ("--detach", "--max-restarts", "1", "--spares", "9", "hosts.txt"),
             "leaves fewer than 1 to train; type --spares 0",
         ),
         (("--ignore-check", "master", "hosts.txt", "--", "true"), "no run can do without it"),
@@ -260,10 +260,70 @@ def test_ranks_know_the_commit_of_the_launchers_code(
     assert environment["RACKRUN_COMMIT"] == git_commit(ROOT) != ""
 
 
-def test_json_of_nothing_is_refused() -> None:
-    """It is about what --dry-run and --check print; a run would start, and print no JSON."""
-    with pytest.raises(UsageError, match="--json means nothing without --dry-run;"):
-        LocalOptions(json=True)
-    with pytest.raises(UsageError, match="--json means nothing without --dry-run or --check"):
-        SshOptions(json=True)
-    assert SshOptions(json=True, check=True).json
+CLASSES = {"ssh": SshOptions, "local": LocalOptions, "node": NodeOptions}
+
+WITHOUT_EFFECT = [
+    ("local --json", "--json has no effect: a launch prints lines", "--dry-run --json"),
+    ("ssh --json", "--json has no effect: a launch prints lines", "--check --json"),
+    ("ssh --check --deep --json", "--json has no effect: --deep ends with a run", "--check --deep"),
+    ("ssh --deep", "--deep has no effect: only --check measures", "--check --deep"),
+    ("ssh --check --dry-run", "--dry-run has no effect: --check starts no ranks either", "--check"),
+    ("ssh --sync-untracked .env", "--sync-untracked .env has no effect: nothing is copied",
+     "--sync --sync-untracked .env"),
+    ("ssh --sync-wheels w", "--sync-wheels w has no effect: nothing is copied",
+     "--sync --sync-wheels w"),
+    ("ssh --detach-seconds 5", "--detach-seconds 5.0 has no effect: a launch without --detach",
+     "--detach --detach-seconds 5"),
+    ("ssh --sweep-hosts 2", "or type --sweep lr=0.1,0.3, or --hosts-needed 2",
+     "--sweep lr=0.1 --sweep-hosts 2"),
+    ("ssh --spares 1", "--spares 1 has no effect: a run continues after a loss by a restart",
+     "--max-restarts 3 --spares 1"),
+    ("ssh --min-hosts 1", "leave it out, or type --max-restarts 3",
+     "--max-restarts 3 --min-hosts 1"),
+    ("ssh --scaling 1,2 --check", "--scaling 1,2 has no effect: nothing is launched", "--check"),
+    ("local --dry-run --scaling 1,2", "--scaling 1,2 has no effect", "--scaling 1,2"),
+    ("local --scaling 1,2 --nproc 2", "--nproc 2 has no effect: --scaling 1,2 says how many",
+     "--nproc 2"),
+    ("local --no-serve --serve-port 80", "--serve-port 80 has no effect: --no-serve", "--no-serve"),
+    ("local --serve --serve-native --serve-image me/nginx", "--serve-image me/nginx has no effect",
+     "--serve --serve-native"),
+    ("node --serve-address 10.0.0.1", "--serve-address 10.0.0.1 has no effect: a node serves with",
+     "--serve --serve-address 10.0.0.1"),
+    ("node --no-serve", "--no-serve has no effect: a node serves nothing", ""),
+]  # fmt: skip
+"""What is typed, what it is answered with, and what is accepted instead."""
+
+
+@pytest.mark.parametrize(("typed", "refusal", "accepted"), WITHOUT_EFFECT)
+def test_an_option_without_effect_is_refused_by_name(
+    typed: str, refusal: str, accepted: str
+) -> None:
+    """A launch would go on as if it had not been typed; what the message says to type is taken."""
+    way, *words = typed.split()
+    with pytest.raises(UsageError, match=re.escape(refusal)):
+        parse(CLASSES[way], way, words)
+    assert parse(CLASSES[way], way, accepted.split())
+
+
+@pytest.mark.parametrize(
+    ("data", "refusal"),
+    [
+        ("", "--serve-port 80 has no effect: nothing is served to what has no --data"),
+        ("http://shards/", "--serve-port 80 has no effect: a URL in --data is read as it is"),
+        ("shards", "--serve-port 80 has no effect: this machine reads the folder of --data itself"),
+    ],
+)
+def test_settings_of_a_server_that_is_not_started_are_refused(data: str, refusal: str) -> None:
+    """A port was opened in the firewall for it, and nothing listens there."""
+    work = TaskWork("catdog", ("--data", data)) if data else Command(("true",))
+    with pytest.raises(UsageError, match=refusal):
+        folder_to_serve(work, Serving(serve_port=80), ["127.0.0.1"])
+    assert folder_to_serve(work, Serving(), ["127.0.0.1"]) is None
+
+
+def test_the_seconds_of_a_command_are_refused_for_a_detached_task() -> None:
+    """The launcher waits for a task's first step, however long that takes."""
+    options = SshOptions(detach=True, detach_seconds=5)
+    with pytest.raises(UsageError, match="--detach-seconds 5 has no effect"):
+        refuse_what_stays(TaskWork("catdog"), options, ["127.0.0.1"])
+    refuse_what_stays(Command(("true",)), options, ["127.0.0.1"])

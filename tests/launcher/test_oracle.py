@@ -128,6 +128,9 @@ ACCEPTED: dict[str, Case] = {
     "Match with an equals sign": config("Match host=10.9.9.9", "UserKnownHostsFile none"),
     "Match final all": config("Match final all", "UserKnownHostsFile {folder}/known_hosts"),
     "Include of a file": config("Include {folder}/closed"),
+    "Include of a name that no file can have": config(
+        "Include " + "x" * 300, f"Include /{'y' * 5000}"
+    ),
     "a block for others": config("Host 10.9.9.9", "UserKnownHostsFile none"),
     "a line of ssh_config behind U+2028": config("# x\u2028UserKnownHostsFile none"),
 }
@@ -191,6 +194,14 @@ REFUSED: dict[str, Case] = {
     "RevokedHostKeys, no file": config("RevokedHostKeys {folder}/nowhere"),
     "RevokedHostKeys, a text that makes no sense": config("RevokedHostKeys {folder}/garbage"),
     "RevokedHostKeys, a list that is cut off": config("RevokedHostKeys {folder}/cut.krl"),
+    "RevokedHostKeys in Match final": config("Match final", "RevokedHostKeys {folder}/revoked"),
+    "RevokedHostKeys in Match canonical": config(
+        "CanonicalizeHostname yes", "Match canonical", "RevokedHostKeys {folder}/revoked"
+    ),
+    "HostKeyAlias in Match final": config("Match final host *", "HostKeyAlias alias"),
+    "RevokedHostKeys for a HostName, read again": config(
+        "Match final", "Host {address}", "RevokedHostKeys {folder}/revoked"
+    ),
     "HostKeyAlgorithms without the known key's": config("HostKeyAlgorithms rsa-sha2-512"),
     "HostKeyAlgorithms less": config("HostKeyAlgorithms -ssh-ed25519*"),
     "HostKeyAlgorithms that the server lacks": config("HostKeyAlgorithms ecdsa-sha2-nistp256"),
@@ -358,6 +369,21 @@ def test_whom_the_ssh_client_refuses_we_refuse(
     (theirs, said), (own, why) = ssh(one), ours(one)
     wanted = ("refused" if name in REFUSED else "in", "in" if name in ACCEPTED else "refused")
     assert (theirs, own) == wanted, f"ssh: {said}\nours: {why}"
+
+
+def test_a_key_that_other_accounts_may_read_is_not_used(
+    server: tuple[Lab, dict[str, str]],
+) -> None:
+    """SSH-1: as with the client; the message has the command that closes the file."""
+    one, words = server
+    one.known_hosts.write_text("{there} {key}\n".format(**words))
+    one.configure("")
+    for mode, verdict in ((0o640, "refused"), (0o604, "refused"), (0o400, "in")):
+        one.key.chmod(mode)
+        (theirs, said), (own, why) = ssh(one), ours(one)
+        assert (theirs, own) == (verdict, verdict), f"ssh: {said}\nours: {why}"
+        assert (f"so it is not used; type: chmod 600 {one.key}" in why) == (verdict == "refused")
+    one.key.chmod(0o600)
 
 
 def ssh(one: Lab) -> tuple[str, str]:

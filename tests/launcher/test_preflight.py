@@ -1,11 +1,14 @@
 """What is looked at before a run: real hosts as they are, and each judgement on its own."""
 
 import contextlib
+import importlib.util
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,13 +20,15 @@ import pytest
 
 from launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
 from launcher.lifecycle.session import wants_lines
+from launcher.preflight import facts
 from launcher.preflight.check_table import shown
 from launcher.preflight.checks import CHECKS, TableRow, examine, refusal
-from launcher.preflight.facts import FactGatherer, HostFacts
+from launcher.preflight.facts import ClusterFacts, HostFacts
 from launcher.remote.probe import INTERPRETER_SECONDS
 from launcher.run.host_names import grouped
 from launcher.run.hosts import Host, parse_hosts
 from launcher.transport.parallel import all_or_raise
+from launcher.transport.ssh import ConnectSettings, Network
 from tests.launcher.lab import BUSY, Lab, wait_for_banner
 from tests.waiting import until
 
@@ -38,6 +43,8 @@ GOOD: dict[str, dict[str, Any]] = {
         "address": "10.0.0.1",
         "workdir": "/w",
         "workdir_problem": "",
+        "tmp_problem": "",
+        "lock_problem": "",
         "python": "/w/.venv/bin/python",
         "interpreter": {"version": "3.11.7", "torch": "2.13.0", "cuda": "13.0"},
         "cores": 8,
@@ -65,8 +72,8 @@ def finding(name: str, **changes: Any) -> HostFacts:
 
 def judged(*findings: HostFacts, allowed: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
     """Check -> level and problem, of what is not ok on the last host."""
-    survey = FactGatherer(findings, "10.0.0.1", 29500)
-    rows = examine(survey, CHECKS, allowed)
+    cluster = ClusterFacts(findings, "10.0.0.1", 29500)
+    rows = examine(cluster, CHECKS, allowed)
     last = findings[-1].host.label
     return {
         row.check: (row.level, row.problem)
@@ -77,10 +84,10 @@ def judged(*findings: HostFacts, allowed: tuple[str, ...] = ()) -> dict[str, tup
 
 def test_hosts_that_are_alike_and_well_pass_every_check() -> None:
     """Nothing is refused or warned of, and each check has something to show."""
-    survey = FactGatherer((finding("a"), finding("b")), "10.0.0.1", 29500)
-    rows = examine(survey, CHECKS)
+    cluster = ClusterFacts((finding("a"), finding("b")), "10.0.0.1", 29500)
+    rows = examine(cluster, CHECKS)
     assert {row.level for row in rows} == {"ok"}
-    assert refusal(survey, rows) is None
+    assert refusal(cluster, rows) is None
     shown = {row.check for row in rows}
     assert shown >= {"reachable", "python", "torch", "gpus", "code", "clock", "network", "shards"}
 
@@ -167,20 +174,20 @@ def test_a_clock_that_is_not_known_exactly_is_not_blamed() -> None:
 
 def test_a_public_address_for_the_master_needs_a_word() -> None:
     """NET-1: no rendezvous at a public address, unless with --ignore-check public."""
-    survey = FactGatherer((finding("a"),), "8.8.8.8", 29500)
-    error = refusal(survey, examine(survey, CHECKS))
+    cluster = ClusterFacts((finding("a"),), "8.8.8.8", 29500)
+    error = refusal(cluster, examine(cluster, CHECKS))
     assert isinstance(error, PreflightRefused)
     assert "public address 8.8.8.8" in str(error)
-    assert refusal(survey, examine(survey, CHECKS, {"public"})) is None
+    assert refusal(cluster, examine(cluster, CHECKS, {"public"})) is None
 
 
 def test_a_name_that_stands_for_a_public_address_is_one() -> None:
     """NET-1: the host's own resolution of address= counts; reported once, for the first host."""
     there = {"address": "10.0.0.2", "interface": "eth0", "master": "8.8.8.8"}
-    survey = FactGatherer(
+    cluster = ClusterFacts(
         (finding("a"), finding("b", route=there), finding("c", route=there)), "gpu1", 1
     )
-    error = refusal(survey, examine(survey, CHECKS))
+    error = refusal(cluster, examine(cluster, CHECKS))
     assert str(error).startswith("b: public: ranks would meet at the public address 8.8.8.8;")
     assert len(str(error).splitlines()) == 1
 
@@ -197,8 +204,8 @@ def test_the_worst_reason_gives_the_exit_code() -> None:
     down = HostFacts(Host("c"), HostUnreachable("c: no answer"))
     shut = HostFacts(Host("d"), AccessRefused("d: no key"))
     for findings, code in [((bad,), 78), ((bad, down), 69), ((bad, down, shut), 77)]:
-        survey = FactGatherer(findings, "10.0.0.1", 29500)
-        error = refusal(survey, examine(survey, CHECKS))
+        cluster = ClusterFacts(findings, "10.0.0.1", 29500)
+        error = refusal(cluster, examine(cluster, CHECKS))
         assert error is not None
         assert error.exit_code == code
         assert len(str(error).splitlines()) == len(findings)
@@ -225,9 +232,9 @@ def test_the_table_folds_hosts_that_are_alike_and_marks_those_that_differ() -> N
 def test_eight_hosts_with_one_trouble_are_one_line_and_one_hint() -> None:
     """Refusals and unknown keys: hosts together, what is the same for all of them once."""
     findings = tuple(finding(f"gpu{number}", look__disk_free=0) for number in range(1, 9))
-    survey = FactGatherer(findings, "10.0.0.1", 29500)
-    rows = [row for row in examine(survey, CHECKS) if row.check == "disk"]
-    assert str(refusal(survey, rows)) == "gpu[1-8]: disk: almost full; make room"
+    cluster = ClusterFacts(findings, "10.0.0.1", 29500)
+    rows = [row for row in examine(cluster, CHECKS) if row.check == "disk"]
+    assert str(refusal(cluster, rows)) == "gpu[1-8]: disk: almost full; make room"
     keys = [
         AccessRefused(f"gpu{n}: the key is not known\n    shown {n}\n    or add --accept-new")
         for n in (1, 2)
@@ -439,3 +446,137 @@ def started_as(program: Path) -> list[str]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
             found += [entry.name] * (str(program).encode() in words[:2])
     return found
+
+
+def test_a_login_shell_that_waits_is_named(lab: Labs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A .bashrc that never ends is not a probe that does not answer."""
+    one = lab(1)
+    (one.hosts[0].folder / ".bashrc").write_text("sleep 600\n")
+    hosts = one.write_hosts()
+    monkeypatch.setattr(facts, "LOOK_SECONDS", 1.0)
+    network = Network(ConnectSettings(config=one.config))
+    try:
+        named = parse_hosts(hosts.read_text())
+        found = facts.gather_facts(named, network.connect(named), facts.Requirements(workdir="/"))
+        found.close()
+    finally:
+        network.close()
+    assert "its login shell has started no program in time" in str(found.hosts[0].error)
+
+
+IN_A_TMP = ("unshare", "-m", "sh", "-c")
+FULL = 'mount -t tmpfs -o size=9m tmp /tmp && head -c 8m /dev/zero > /tmp/full && exec "$@"'
+READ_ONLY = 'mount -t tmpfs -o ro tmp /tmp && exec "$@"'
+
+
+@pytest.mark.parametrize(
+    ("script", "says"), [(FULL, "/tmp is full"), (READ_ONLY, "/tmp cannot be written")]
+)
+def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(
+    tmp_path: Path, script: str, says: str
+) -> None:
+    """Neither a check nor a launch takes such a host, and no --wait is advised."""
+    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # seen beside the other /tmp
+        one = Lab(Path(folder)).ready(1, (*IN_A_TMP, script, "sh"))
+        try:
+            hosts = str(one.write_hosts("workdir=/"))
+            for verb in ((), ("--check",)):
+                code, out, err = one.said("--ignore-check", "torch", *verb, hosts, "--", "true")
+                assert code == 78, out + err
+                text = re.sub(r"\s+", " ", out + err)
+                assert says in text
+                assert "make room there, or let every account write to it" in text
+                assert "--wait" not in text
+        finally:
+            one.stop()
+
+
+def test_advice_takes_up_that_sync_was_typed() -> None:
+    """No hint says to type --sync when it has been typed."""
+    unfit = finding("b", look__workdir_problem="there is no folder /w", code__count=3)
+    unfit.answers["code"]["missing"] = ["x.py"]
+    unfit.answers["look"]["interpreter"] = {**INTERPRETER, "torch": ""}
+    without, synced = (
+        ClusterFacts((finding("a"), unfit), "10.0.0.1", 29500, synced=synced)
+        for synced in (False, True)
+    )
+    advised = [row.hint for row in examine(without, CHECKS) if row.level != "ok"]
+    assert len([hint for hint in advised if "--sync" in hint]) == 3
+    after = [row.hint for row in examine(synced, CHECKS) if row.level != "ok"]
+    assert len(after) == len(advised)
+    assert not [hint for hint in after if "with --sync" in hint or "let --sync" in hint]
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_gpus_that_include_names_must_exist(there: int) -> None:
+    """Also on a host without any; slots= in the hosts file counts processes, not GPUs."""
+    host = Host("a", devices=(0, 1))
+    found = replace(finding("a", look__gpus=there), host=host)
+    says = f"--include names GPU 1, and there are {there}"
+    assert judged(found)["gpus"] == ("refused", says)
+    assert "gpus" not in judged(replace(finding("a", look__gpus=0), host=replace(host, slots=2)))
+
+
+def write_shards(folder: Path, *splits: str) -> None:
+    """Write the manifest of a data set with these splits."""
+    folder.mkdir(parents=True)
+    shards = [{"name": "toy-000000.tar", "samples": 3}]
+    named = [{"name": split, "shards": shards} for split in splits]
+    (folder / "dataset.json").write_text(json.dumps({"dataset": "toy", "splits": named}))
+
+
+def with_torch_alone(folder: Path) -> Path:
+    """Write an interpreter that finds torch and no other package."""
+    site, python = folder / "site", folder / "torch-alone"
+    site.mkdir()
+    spec = importlib.util.find_spec("torch")
+    assert spec and spec.origin
+    (site / "torch").symlink_to(Path(spec.origin).parent)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_a_deep_check_needs_rackrun_where_the_ranks_run(lab: Labs, tmp_path: Path) -> None:
+    """In a project of one's own with python=: 78 and what to type, not a traceback of Python."""
+    one, work = lab(1), tmp_path / "work"
+    work.mkdir()
+    hosts = one.write_hosts(f"python={with_torch_alone(tmp_path)} workdir={work}")
+    code, out, err = one.said("--check", "--deep", str(hosts), cwd=work)
+    assert code == 78, out + err
+    assert "torch-alone has no training; install rackrun there" in err
+    assert not (work / "runs").exists()
+
+
+@pytest.mark.parametrize("verb", [(), ("--check",), ("--dry-run",), ("--detach",)])
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        ("--model timm:resnet18", 78, "torch-alone has no timm"),
+        ("--track mlflow,wandb", 78, "torch-alone has no mlflow, wandb"),
+        ("--eval-split test", 65, "toy: no samples in the split 'test'; there are in: train, val"),
+        (
+            "--batch-size 4 --resume runs/20260101-120000-catdog",
+            64,
+            "8 images per step here, 24 in the checkpoint; with as many ranks as here type"
+            " --batch-size 12",
+        ),
+    ],
+)
+def test_what_ranks_would_refuse_is_refused_before_they_start(
+    lab: Labs, tmp_path: Path, verb: tuple[str, ...], options: str, code: int, says: str
+) -> None:
+    """A package, a split, a number of ranks: by hosts' facts, for every way to start a run."""
+    one, work, here = lab(2), tmp_path / "work", tmp_path / "here"
+    write_shards(work / "shards", "train", "val")
+    earlier = here / "runs" / "20260101-120000-catdog"
+    earlier.mkdir(parents=True)
+    (earlier / "config.json").write_text(json.dumps({"resolved": {"batch": 24}}))
+    hosts = one.write_hosts(f"python={with_torch_alone(tmp_path)} workdir={work}")
+    words = (str(hosts), "catdog", "--device", "cpu", "--data", "shards", *options.split())
+    ended, out, err = one.said(*verb, *words, cwd=here)
+    assert ended == code, out + err
+    assert says in re.sub(r"\s+", " ", out + err)
+    assert not (work / "runs").exists()
+    assert [path.name for path in (here / "runs").iterdir()] == [earlier.name]

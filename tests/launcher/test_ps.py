@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.catalog import rerun
-from launcher.catalog.attached import AttachedRun, stop_attached
+from launcher.catalog.attached import stop_attached
 from launcher.catalog.folders import runs_in
 from launcher.catalog.listed import ListedRun, age, table, task_of
 from launcher.catalog.ps import main, merged
@@ -25,9 +24,10 @@ from launcher.run.job import Job, TaskWork, new_run_folder, point_latest_to
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from launcher.transport.local import free_port
+from rackrun import runs as runs_here
 from rackrun.errors import UsageError
 from rackrun.run_report import __main__ as report
-from rackrun.run_report.called import run_called
+from rackrun.runs import Run, find_run, run_folder
 from tests import warm
 from tests.launcher.away import SHORT, WAIT, Away
 from training.run import resume
@@ -59,7 +59,7 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One that runs, one that is done, one that failed, one that was killed; damage is left out."""
-    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
     live, files = written(runs, "live")
@@ -94,33 +94,38 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
 
 
 def test_an_attached_run_is_found_by_the_start_of_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It has a folder in runs/; where its hosts are not known, those of this folder are not asked.
 
     The one of this machine is looked for on this machine.
     """
-    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     Path("hosts.txt").write_text("gpu99\n")
     job, files = written(tmp_path / "runs", "live")
-    assert look_after("status", [job.run_id[:8], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["run"] == job.run_id
-    with pytest.raises(UsageError, match="attached to a terminal; its logs: runs/.*-live/logs"):
-        look_after("logs", [job.run_id[:8]])
+    assert look_after(["status", job.run_id[:8], "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["run"] == job.run_id
+    log = job.folder.log("gpu01", 0, "out")
+    log.write_text("step 1\n")
+    assert look_after(["logs", job.run_id[:8]]) == 0
+    assert capfd.readouterr().out == "step 1\n"
+    follow = rf"type: \./run-ssh logs --follow {job.run_id[:8]}, or \./run-local board"
+    with pytest.raises(UsageError, match=f"has its own terminal.*{follow}"):
+        look_after(["attach", job.run_id[:8]])
     with pytest.raises(UsageError, match="press Ctrl-C there"):  # this process is no launcher
-        look_after("stop", ["live"])
+        look_after(["stop", "live"])
     files.close(ended(job, "interrupted", 130, 5))
     with pytest.raises(UsageError, match="are not known here; type: --hosts FILE"):
-        look_after("stop", [job.run_id[:8]])
+        look_after(["stop", job.run_id[:8]])
     job.folder.settings.write_text('launch = "local"\n')
     words = ("-m", "launcher", "ssh", "stop", job.run_id[:8])
     home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=home, text=True)
     assert (told.returncode, "1 of 1 host clean" in told.stderr) == (0, True), told.stderr
     job.folder.plan.unlink()  # meanwhile: the folder was found by it
-    with pytest.raises(UsageError, match="its plan is gone: .*; type: .* --host-list localhost"):
-        stop_attached(AttachedRun(job.run_id, job.folder, None), StopOptions())
+    with pytest.raises(UsageError, match="-live: no run that a launcher started"):
+        stop_attached(Run(job.run_id, "live", folder=job.folder.path), StopOptions())
 
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(away: Away) -> None:
@@ -157,14 +162,17 @@ def test_a_folder_is_found_by_the_name_of_its_run(
     for moment in ("20260101-000000", "20260102-000000"):
         (tmp_path / "runs" / f"{moment}-twice").mkdir()
     meant = Path("runs") / job.folder.path.name
-    for word in ("night", job.run_id[:6], job.run_id, str(meant)):
-        assert run_called(word) == meant
-        assert rerun.folder_of(word) == meant
-    assert run_called("no-such") == Path("no-such")
+    (tmp_path / "night").mkdir()  # a folder of the user's: no run
+    for word in ("night", job.run_id[:6], job.run_id, str(meant), meant.name, "latest"):
+        assert run_folder(word) == meant
+    assert run_folder("runs/latest/") == meant
+    new_run_folder(tmp_path / "runs", "newer")
+    assert run_folder("latest") == run_folder("runs/latest") == run_folder("newer") != meant
+    assert run_folder("no-such") == Path("no-such")
     with pytest.raises(UsageError, match="several runs are called twice: runs/.*type the folder"):
-        run_called("twice")
+        run_folder("twice")
     with pytest.raises(UsageError, match=f"{meant}/checkpoints has no checkpoint"):
-        resume.wanted("night", "catdog")
+        resume.requested_checkpoint("night", "catdog")
     for word, is_there in (("night", True), ("latest", True), ("nope", False), ("./x.pt", False)):
         work = TaskWork("catdog", ("--resume", word))
         with nullcontext() if is_there else pytest.raises(UsageError, match=f"--resume {word}: no"):
@@ -233,7 +241,7 @@ def test_runs_are_called_by_id_prefix_or_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is ambiguous is refused with the candidates; namesakes on the same hosts are not."""
-    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     here, there = [Host("gpu01")], [Host("gpu02")]
     for run, hosts, name in (
         ("3fa81c02", here, "lr-tenth"),
@@ -243,17 +251,40 @@ def test_runs_are_called_by_id_prefix_or_name(
         ("60000000", there, "split"),
     ):
         assert known_runs.remember(run, hosts, tmp_path, "", name, "catdog") == ""
-    assert [known_runs.recall(called)[0] for called in ("3fa", "lr-tenth", "60")] == [
-        "3fa81c02",
-        "3fa81c02",
-        "60000000",
-    ]
-    called, known = known_runs.recall("night")  # the host knows which one is running
-    assert (called, known is not None) == ("night", True)
-    for called in ("3f", "split"):
+    found = [find_run(text) for text in ("3fa", "lr-tenth", "60", "3fa81c02" + "0" * 24)]
+    assert [run and run.id for run in found] == ["3fa81c02", "3fa81c02", "60000000", "3fa81c02"]
+    run = find_run("night")  # its hosts know which one is running
+    assert run is not None and (run.asked, run.record is not None) == ("night", True)
+    for text in ("3f", "split"):
         with pytest.raises(UsageError, match="several runs are called") as error:
-            known_runs.recall(called)
+            find_run(text)
         assert error.value.args[0].count("(") == 2
+    with pytest.raises(UsageError, match=r"lr-tenth.*results are on its hosts.*attach 3fa81c02"):
+        run_folder("lr-tenth")
+
+
+def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one is detached: a folder with its result shows that the other is over."""
+    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
+    monkeypatch.chdir(tmp_path)
+    over, files = written(tmp_path / "runs", "night")
+    files.close(ended(over, "done", 0, 5))
+    earlier = over.folder.path.rename(tmp_path / "runs" / "20260101-000000-night")
+    live, running = written(tmp_path / "runs", "night")
+    run = find_run("night")
+    assert run is not None and run.id == live.run_id
+    assert str(run) == f"run {live.run_id[:8]} (night), runs/{live.folder.path.name}"
+    running.close(ended(live, "done", 0, 5))
+    with pytest.raises(UsageError, match="several runs are called night: runs/.*, runs/"):
+        find_run("night")
+    known_runs.remember("3fa81c02", [Host("gpu01")], tmp_path / "runs", "", "night", "catdog")
+    run = find_run("night")
+    assert run is not None and (run.id, run.asked) == ("3fa81c02", "3fa81c02")
+    (earlier / ".attached").write_text("3fa81c02")  # the copy of its results
+    run = find_run("3fa")
+    assert run is not None and run.folder == Path("runs") / earlier.name
 
 
 @pytest.mark.parametrize(
@@ -294,7 +325,7 @@ def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was not named: a note, the state stays unknown, and the exit code is 0."""
-    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     silent = [Host("127.0.0.1", port=free_port("127.0.0.1"))]
     known_runs.remember("3fa81c02", silent, tmp_path, "", "night", "catdog")
@@ -308,6 +339,17 @@ def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
 def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(away: Away) -> None:
     """Those that run and those that are over, from a machine that has started none of them."""
     over = away.detach("--name", "short", away.hosts, *OTHER)
+    again = (
+        "--dry-run",
+        "--wait",
+        over,
+        "--name",
+        "again",
+    )  # before anything of it was brought here
+    code, out, err = away.one.said(
+        *again, verb=("rerun",), cwd=away.home, env={"HOME": str(away.home)}
+    )
+    assert (code, "print(" in out, "-again" in out) == (0, True, True), err
     away.said("attach")
     run = away.detach("--name", "night", away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)

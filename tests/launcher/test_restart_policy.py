@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import HostUnreachable
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after, resumed
 from launcher.preflight.checks import CHECKS, examine, refusal
-from launcher.preflight.facts import Requirements, survey
+from launcher.preflight.facts import Requirements, gather_facts
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork
 from launcher.run.result import Result
@@ -177,7 +177,7 @@ def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path: Path) -> 
     """So a further attempt goes on without it; the others are not kept, and not blamed."""
     hosts = (Host("first"), Host("second"))
     places = (Mortal("first", b'"listen"'), Mortal("second", b"never"))
-    found = survey(hosts, places, Requirements(str(tmp_path), python=sys.executable))
+    found = gather_facts(hosts, places, Requirements(str(tmp_path), python=sys.executable))
     found.close()
     drain(places[1].channels[0])
     error = refusal(found, examine(found, CHECKS, ["machine"]))
@@ -192,7 +192,7 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
     python = f"python={one.cheap_python()}"
     hosts = str(one.write_hosts(*(f"{python} workdir={folder}" for folder in folders)))
     folders[0].mkdir()
-    unfit, _, said = one.said("--spares", "1", hosts, "--", "true")
+    unfit, _, said = one.said("--max-restarts", "1", "--spares", "1", hosts, "--", "true")
     assert unfit == 78, "a spare is looked at before it is needed"
     assert f"{one.hosts[1].host.label}: workdir: there is no folder" in said
     folders[1].mkdir()

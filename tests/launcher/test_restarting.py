@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nginx.restarting import RestartingServer
+from launcher.lifecycle.serving import RestartingServer
 from nginx.serve import servers
 from nginx.site import Site
 from rackrun.errors import Problem

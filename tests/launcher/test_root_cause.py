@@ -4,7 +4,12 @@ import pytest
 
 from launcher.run.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
 from launcher.supervision.hangs import Hang, Suspect
-from launcher.supervision.root_cause import find_root_cause
+from launcher.supervision.root_cause import Cause, Failure, Tail, cause_of, find_root_failure
+
+
+def find_root_cause(before: list[Failure], after: list[Failure], tail: Tail) -> Cause:
+    return cause_of(find_root_failure(before, after, tail), tail)
+
 
 GLOO = (
     "Traceback (most recent call last):\n"
@@ -28,6 +33,7 @@ OWN = (
     "[W socket.cpp:77] a last complaint\n"
 )
 PREFIXED = "".join(f"[rank12]: {line}\n" for line in GLOO.splitlines())
+PLACED = f"{OWN}error: /home/me/net.py:7 in forward: ValueError: no such class\n"
 CUDA = (
     "Traceback (most recent call last):\n"
     '  File "train.py", line 9, in <module>\n'
@@ -150,8 +156,10 @@ def test_the_traceback_ends_with_its_exception() -> None:
         (RankEnded(0, 0, 0, 6), OWN + ABORTED, "ValueError: no such class", 1, ""),
         (RankEnded(0, 0, 0, 6), ABORTED + OWN, "killed by SIGABRT", 134, ""),
         (RankEnded(0, 0, 0, 6), ABORTED, "killed by SIGABRT", 134, ""),
+        (RankEnded(0, 0, 1), PLACED, "/home/me/net.py:7 in forward: ValueError: no such", 1, ""),
         (RankEnded(0, 0, 65), "error: shard 3: wrong digest\n", "shard 3: wrong digest", 65, ""),
         (TorchrunEnded(0, 0, 9), "", "torchrun was killed by SIGKILL", 75, "again"),
+        (TorchrunEnded(0, 0, 9, oom=True), "", "the host is out of memory", 75, "--batch-size"),
         (TorchrunEnded(0, 1), "No module named torch\n", "No module named torch", 78, ""),
         (AskedToStop(0, 1, 15), "", "SIGTERM", 75, "again"),
         (Stopping(0, "the agent got SIGTERM"), "", "the agent got SIGTERM", 75, "again"),

@@ -79,7 +79,7 @@ def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
         (["--nproc", "-1", "--", "true"], "fewer than one"),
         (["--npro", "2", "catdog"], "--npro"),
         (["catdog", "--epohcs", "2"], "did you mean --epochs?"),
-        (["imagenet", "--recipe", "fats16"], "did you mean fast16"),
+        (["imagenet", "--recipe", "fcv16"], "did you mean ffcv16"),
         (["catdog", "--epochs", "-1"], "--epochs -1 is not 1 or more"),
         (["--env", "A", "--", "true"], "type: --env A=VALUE"),
         (["--env", "=x", "--", "true"], "not a variable"),
@@ -182,3 +182,22 @@ def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path: Path) -> None
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "interrupted\n")
     assert not list((tmp_path / "data/demo").glob("*.zip"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--synthetic", "--sink", "5"], "--sink: no such option"),
+        (["--synthetic", "--model", "resnet51"], "--model resnet51: no such model"),
+        (["--data", "no-such-folder"], "no-such-folder: there is no such folder"),
+        (["--synthetic", "--resume", "no-such-run"], "--resume no-such-run: no such file or run"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_launch_refuses(
+    tmp_path: Path, words: list[str], says: str
+) -> None:
+    """With the same line and exit code: nothing is printed that would not run."""
+    words = ["catdog", *words, "--device", "cpu"]
+    launched, dry = (local(*way, *words, cwd=tmp_path) for way in ([], ["--dry-run"]))
+    assert says in launched.stderr
+    assert (dry.returncode, dry.stdout, dry.stderr) == (64, "", launched.stderr)

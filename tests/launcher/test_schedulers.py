@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.node import found_in, placement_here, with_free_port
+from launcher.commands.node import detected_in, placement_here, with_free_port
 from launcher.commands.settings import NodeOptions
 from launcher.run.job import Command
 from launcher.schedulers import find_placement
@@ -35,7 +35,7 @@ def planned(name: str) -> Any:
     try:
         nodes = find_placement(environment).nodes.value
         options = NodeOptions(slots="2,1,4" if nodes == 3 else "")
-        found, plan = found_in(placement_here(options, environment), WORK, options)
+        found, plan = detected_in(placement_here(options, environment), WORK, options)
     except UsageError as error:
         return str(error)
     (host,) = plan.hosts
@@ -93,7 +93,7 @@ def test_a_single_node_shows_the_port_that_it_would_take() -> None:
     """A free one, whatever the scheduler's would be, unless --port names another."""
     alone = with_free_port(placement_here(NodeOptions(), recorded("none")))
     assert alone.port.origin == "free here"
-    _, plan = found_in(alone, WORK, NodeOptions())
+    _, plan = detected_in(alone, WORK, NodeOptions())
     assert f"--master-port={alone.port.value}" in plan.hosts[0].torchrun
     for name, options, origin in (
         ("none", NodeOptions(port=4000), "--port"),

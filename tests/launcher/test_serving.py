@@ -1,5 +1,6 @@
 """Shards of this machine are served to the hosts of a run, for exactly as long as it lasts."""
 
+import hashlib
 import json
 import signal
 import socket
@@ -9,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from catdog.drawings.archive import write_archive
+from catdog.archive import write_archive
+from launcher.lifecycle.restart_policy import after, resumed
 from launcher.lifecycle.serving import folder_to_serve, is_here, own_address
 from launcher.run.job import Command, TaskWork, data_of, with_data
 from launcher.run.settings import Serving
+from launcher.search.members import Combination
 from nginx.serve import servers, serving, stop
 from nginx.site import Site
 from rackrun.errors import UsageError
+from shards.index import Manifest, Shard, Split
 from tests import warm
 from tests.conftest import Keys
 from tests.launcher.lab import ROOT, Lab
@@ -24,11 +28,12 @@ from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
-# Stands in for `python -m training catdog` on hosts: reads its data as a rank does, prints its URL.
+# Stands in for `python -m training TASK` on hosts: reads its data as a rank does, prints its URL.
 READER = """\
 import sys, time, urllib.request
 data = sys.argv[sys.argv.index("--data") + 1]
 sys.exit() if "check" in sys.argv else None
+print(sys.argv[1], file=sys.stderr)
 print(data, len(urllib.request.urlopen(data + "toy-train-000000.tar").read()), flush=True)
 sys.exit(7) if "--fail" in sys.argv else None
 time.sleep(999) if "--linger" in sys.argv else None
@@ -43,8 +48,10 @@ def give_shards(folder: Path) -> Path:
     (code / "__init__.py").touch()  # or the launcher's own would come first
     (code / "__main__.py").write_text(READER)
     (shards / "toy-train-000000.tar").write_bytes(bytes(10240))
-    split = {"shards": [{"name": "toy-train-000000.tar"}]}
-    (shards / "dataset.json").write_text(json.dumps({"dataset": "toy", "splits": [split]}))
+    digest = hashlib.sha256(bytes(10240)).hexdigest()
+    shard = Shard("toy-train-000000.tar", 1, 10240, digest)
+    split = Split("train", 1, "toy-train.index.npy", digest, (shard,))
+    (shards / "dataset.json").write_bytes(Manifest("toy", ("cat",), (split,)).serialise())
     return shards
 
 
@@ -94,6 +101,21 @@ def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, sh
     assert of_folder(shards) == []
 
 
+@pytest.mark.parametrize("task", ["tasks/flowers.py", "tasks.flowers"])
+def test_an_own_task_in_a_folder_reads_served_shards_under_its_own_name(
+    lab: Labs, shards: Path, task: str
+) -> None:
+    """Ranks are started with the task as typed, although its data are elsewhere now."""
+    one, code = lab(1), shards.parent / "code"
+    (code / "tasks").mkdir()
+    (code / "tasks" / "flowers.py").write_text("TASK = None\n")
+    words = (hosts_of(one, shards), task, "--data", str(shards))
+    exit_code, _, err = one.said("--serve", "--serve-native", *words, cwd=code)
+    assert exit_code == 0, err
+    logs = (code / "runs").glob("2*/logs/*/rank-*.err")
+    assert {log.read_text() for log in logs} == {f"{task}\n"}
+
+
 def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
     pair: NetLab, shards: Path
 ) -> None:
@@ -140,7 +162,7 @@ QUICK = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--no-tensorbo
 
 def drawn_shards(folder: Path) -> Path:
     """Return real shards of a few images."""
-    write_archive(folder / "train.zip", 40, poses=["portrait"])
+    write_archive(folder / "train.zip", 40)
     words = ("-m", "convert", "catdog", str(folder / "train.zip"), str(folder / "drawn"))
     done = warm.run(*words, start=warm.Launcher, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -273,6 +295,22 @@ def test_only_the_option_data_is_looked_at() -> None:
         "catdog", ("--name", "x", "--data=http://h/", "--data", "http://h/", "--epochs", "2")
     )
     assert with_data(Command(("a", "--data", "b")), "c") == Command(("a", "--data", "b"))
+
+
+def test_what_changes_an_option_of_a_task_changes_nothing_else() -> None:
+    """Other data, another run to resume, earlier attempts, a sweep: the task stays as typed."""
+    for task in ("tasks/flowers.py", "tasks.flowers"):
+        work = TaskWork(task, ("--data", "a", "--resume", "b"))
+        member = Combination("x", (("lr", "1"),))
+        for changed in (
+            with_data(work, "c"),
+            resumed(work, "c"),
+            after(work, ["c"]),
+            member.work(work),
+        ):
+            assert isinstance(changed, TaskWork)
+            assert changed.task == task
+            assert changed.options != work.options
 
 
 def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts() -> None:

@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.catalog.rerun import command_line
+from launcher.commands import rerun
 from launcher.commands.parse import parse, split, with_settings, work_of
 from launcher.commands.settings import SshOptions
 from launcher.config.command_line import settings_text
 from launcher.config.settings_file import options_of, read_settings, words_of
 from launcher.config.toml_text import toml_of
+from launcher.run import kept_settings
 from launcher.run.job import Command, TaskWork, new_run_folder
 from launcher.run.settings import LocalOptions, Options
+from rackrun import runs as runs_here
 from rackrun.errors import UsageError
 from tests import warm
 from tests.launcher.lab import ROOT, Lab
@@ -175,10 +177,12 @@ def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(
     typed = ["--name", "a b", "--env", "X=1", "--secret", "TOKEN", "--lease-seconds", "20"]
     options = parse(SshOptions, "ssh", [*typed, "--wait", "rack.txt"], "")
     work = TaskWork("catdog", ("--epochs", "2", "--lr=0.1"))
-    text = settings_text("ssh", options, work)
+    again = ("rackrun", "ssh", "rack.txt", "catdog")
+    text = settings_text("ssh", options, work, again)
     assert "hunter2" not in text
     assert tomllib.loads(text) == {
         "launch": "ssh",
+        "typed": list(again),
         "launcher": {
             "name": "a b", "env": ["X=1"], "secret": ["TOKEN"], "lease-seconds": 20.0,
             "wait": True, "hosts": "rack.txt",
@@ -193,29 +197,95 @@ def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(
     assert work_of(merged(again)) == command
 
 
-def test_a_run_is_called_by_folder_name_or_id_to_be_started_again(
+def launched(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, name: str) -> Path:
+    """Return the folder of a run as a launch with these settings leaves it."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(kept_settings, "FOLDER", folder / "kept")
+    monkeypatch.setattr(runs_here, "RECORDS", folder / "known")
+    path = new_run_folder(Path("runs"), name).path
+    written(path, text)
+    kept_settings.keep_settings(text)
+    return path
+
+
+def again(*args: str) -> list[str]:
+    """Return the launch that `rerun` makes of its words."""
+    _, file, typed = rerun.read(args)
+    return [file.launch, *rerun.command_line(file, typed)]
+
+
+def test_only_settings_that_a_launcher_of_ours_wrote_are_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is typed behind it comes last, and so wins; a run without settings is refused."""
-    monkeypatch.chdir(tmp_path)
-    folder = new_run_folder(Path("runs"), "night").path
-    written(folder)
-    words = command_line(["runs/latest", "--name", "day"])
-    assert words == ["ssh", "--config", "runs/latest/run.toml", "--name", "day"]
-    with pytest.raises(UsageError, match="no run 3fa in runs"):
-        command_line(["3fa"])
+    """Neither owner nor mode of run.toml proves that: a host writes to a disk that it shares."""
+    folder = launched(monkeypatch, tmp_path, 'launch = "local"\ncommand = ["true"]\n', "night")
+    for text in ("latest", "runs/latest", "night", str(folder), folder.name):
+        assert again(text, "--name", "day") == ["local", "--name", "day", "--", "true"]
+    with pytest.raises(UsageError, match=r"no run 3fa is known here; \./run-ssh ps lists all"):
+        again("3fa")
     settings = folder / "run.toml"
-    settings.chmod(0o644)  # as the file of a host that an earlier version fetched
-    with pytest.raises(UsageError, match="not written by the launcher on this machine; read it"):
-        command_line([str(folder)])
     settings.chmod(0o600)
-    settings.rename(folder / "elsewhere")
-    settings.symlink_to("elsewhere")
-    with pytest.raises(UsageError, match="not written by the launcher"):
-        command_line([str(folder)])
+    settings.write_text('launch = "local"\ncommand = ["touch", "canary"]\n')
+    with pytest.raises(UsageError, match="not as a launcher of yours wrote it.*read it, then"):
+        again("night")
+    (kept,) = (tmp_path / "kept").iterdir()
+    settings.write_bytes(kept.read_bytes())
+    assert again("night")[-1] == "true"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.write_text(settings.read_text() + "\n")  # damaged
+    with pytest.raises(UsageError, match="not as a launcher of yours wrote it"):
+        again("night")
     settings.unlink()
-    with pytest.raises(UsageError, match=r"has no run\.toml"):
-        command_line([str(folder)])
+    with pytest.raises(UsageError, match=r"run night, runs/.* has no run\.toml"):
+        again("night")
+
+
+RESUMED = """launch = "ssh"
+[launcher]
+hosts = "rack.txt"
+wait = true
+[catdog]
+data = "shards"
+epochs = 90
+resume = "runs/20260101-000000-night"
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "launch"),
+    [
+        ((), "--wait rack.txt catdog --data=shards --epochs=90"),
+        (("--epochs", "3"), "--wait rack.txt catdog --data=shards --epochs 3"),
+        (("catdog", "--epochs", "3"), "--wait rack.txt catdog --data=shards --epochs 3"),
+        (("--name=b", "--no-flip", "--plain"),
+         "--wait --name=b --plain rack.txt catdog DATA --no-flip"),
+        (("--class-weights", "cat=2", "dog=1", "--name", "b"),
+         "--wait --name b rack.txt catdog DATA --class-weights cat=2 dog=1"),
+        (("new.txt", "--epochs", "3"), "--wait new.txt catdog --data=shards --epochs 3"),
+        (("--resume", "latest"), "--wait rack.txt catdog DATA --resume latest"),
+        (("mnist", "--epochs", "1"), "--wait rack.txt mnist --epochs 1"),
+    ],
+)  # fmt: skip
+def test_options_of_the_task_need_no_task_and_a_rerun_does_not_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...], launch: str
+) -> None:
+    """What is typed wins, wherever the options of launcher and task stand."""
+    launched(monkeypatch, tmp_path, RESUMED, "night")
+    launch = launch.replace("DATA", "--data=shards --epochs=90")
+    assert " ".join(again("night", *typed)) == f"ssh {launch}"
+    assert " ".join(again("--dry-run", "night", *typed)).startswith("ssh --wait --dry-run ")
+
+
+def test_an_option_that_no_launcher_has_is_not_put_behind_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A typing error of the launcher's options would reach the script; the message has it all."""
+    text = 'launch = "local"\ncommand = ["python", "train.py"]\n'
+    launched(monkeypatch, tmp_path, text, "script")
+    with pytest.raises(UsageError, match=r"--plian: no option of .*type it whole: -- python train"):
+        again("script", "--plian")
+    assert again("script", "--nproc", "2")[1:] == ["--nproc", "2", "--", "python", "train.py"]
+    assert again("script", "--", "python", "b.py")[1:] == ["--", "python", "b.py"]
 
 
 def test_a_run_over_ssh_is_started_again_from_its_folder(lab: Callable[[int], Lab]) -> None:

@@ -17,7 +17,9 @@ from tests.launcher.lab import Lab
 from tests.launcher.test_run_ssh import cheap_hosts
 from tests.waiting import until
 
-DATASET = json.dumps({"dataset": "toy", "splits": [{"shards": [{"name": "a.tar"}]}]}).encode()
+SPLIT = {"name": "train", "shards": [{"name": "a.tar"}]}
+DATASET = json.dumps({"dataset": "toy", "splits": [SPLIT]}).encode()
+FOUND = {"dataset": "toy", "splits": ["train"]}
 GOOD = {
     "dataset.json": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(DATASET) + DATASET,
     "a.tar": b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\r\nx",
@@ -91,7 +93,7 @@ def test_a_redirect_on_the_same_server_is_followed_as_the_ranks_do(
     """Some are: a server may keep its shards in another folder. A circle of them is an error."""
     server.says["dataset.json"] = moved("/there/there")
     server.says["there"] = GOOD["dataset.json"]
-    assert shard_access.shards(server.url, str(tmp_path), True, {}) == {"dataset": "toy"}
+    assert shard_access.shards(server.url, str(tmp_path), True, {}) == FOUND
     server.says["there"] = moved("/there/there")
     assert (
         "too many redirects" in shard_access.shards(server.url, str(tmp_path), False, {})["error"]
@@ -105,7 +107,7 @@ def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(
     secret(tmp_path)
     before = Path.cwd()
     relative = {variables.CREDENTIALS: "secret"}
-    assert shard_access.shards(server.url, str(tmp_path), False, relative) == {"dataset": "toy"}
+    assert shard_access.shards(server.url, str(tmp_path), False, relative) == FOUND
     assert "Authorization: Basic" in server.asked[0]
     assert Path.cwd() == before
 

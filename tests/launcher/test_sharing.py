@@ -74,12 +74,14 @@ def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_pa
     """Exit code 124 with its cause; the command's own failure is reported and changes nothing."""
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
-    words = ("--python", str(rack.cheap_python()), "--time-limit", "1s", "--on-end", command)
+    words = ("--python", str(rack.cheap_python()), "--time-limit", "1s", "--on-event", command)
     code, _, err = rack.said("-H", "gpu2", *words, *SHORT, *WAITING)
     assert code == 124, err
-    result = json.loads(kept.read_text())
+    event = json.loads(kept.read_text())
+    result = event["result"]
+    assert (event["event"], event["folder"]) == ("end", result["folder"])
     assert (result["verdict"], result["cause"]) == ("interrupted", "stopped by --time-limit")
-    assert f"--on-end {sys.executable}: exit code 3" in err
+    assert f"--on-event {sys.executable}, end: exit code 3" in err
     assert "time limit reached" in err
 
 
@@ -87,10 +89,10 @@ def test_a_detached_run_reports_its_end_from_its_first_host(away: Away, tmp_path
     """No launcher is attached when the command gets the result; its failure is recorded."""
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
-    away.detach("--on-end", command, away.hosts, *OVER)
+    away.detach("--on-event", command, away.hosts, *OVER)
     code, _, err = away.said("attach")
-    assert (code, json.loads(kept.read_text())["verdict"]) == (0, "done")
-    assert f"--on-end {sys.executable}: exit code 3" in err
+    assert (code, json.loads(kept.read_text())["result"]["verdict"]) == (0, "done")
+    assert f"--on-event {sys.executable}, end: exit code 3" in err
 
 
 @pytest.mark.parametrize(
@@ -106,8 +108,8 @@ def test_a_time_span_is_written_with_its_units(text: str, seconds: int) -> None:
     [
         ({"time_limit": "2"}, "--time-limit 2: type a time such as"),
         ({"time_limit": "0s"}, "--time-limit 0s: type a time such as"),
-        ({"on_end": "mail 'me"}, "--on-end mail 'me: no closing quotation"),
-        ({"on_end": "nottify me"}, "--on-end nottify: no such program here; type its path"),
+        ({"on_event": "mail 'me"}, "--on-event mail 'me: no closing quotation"),
+        ({"on_event": "nottify me"}, "--on-event nottify: no such program here; type its path"),
         ({"host_list": "gpu01", "slurm": True}, "exclude each other"),
         ({"hosts_needed": -1}, "--hosts-needed -1: must be 0 or more"),
     ],

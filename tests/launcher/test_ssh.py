@@ -626,16 +626,32 @@ def test_all_hosts_that_fail_are_named_each_with_its_reason(
     assert "127.0.0.2:" not in text
 
 
-def test_unknown_names_are_reported_before_anything_is_contacted(lab: Labs, network) -> None:
-    """DNS first: while a name is wrong, no host is contacted."""
-    one = lab(1)
-    before = one.hosts[0].log.count("Connection from")
-    hosts = [one.hosts[0].host, Host("no-such-host.invalid"), Host("nor-this.invalid")]
+def test_all_hosts_that_cannot_be_reached_are_named_at_once(lab: Labs, network) -> None:
+    """Unknown names beside a host that refuses connections: nobody mends one to meet the next."""
+    one = lab(2)
+    one.hosts[1].stop()
+    names = [Host("no-such-host.invalid"), Host("nor-this.invalid")]
     with pytest.raises(HostUnreachable) as caught:
-        network(one).connect(hosts)
+        network(one).connect([one.hosts[0].host, *names, one.hosts[1].host])
     assert "there is no host named no-such-host.invalid" in str(caught.value)
     assert "there is no host named nor-this.invalid" in str(caught.value)
-    assert one.hosts[0].log.count("Connection from") == before
+    assert "refuses connections" in str(caught.value)
+    assert str(caught.value).count("\n") == 2
+
+
+def test_a_host_that_takes_passwords_only_is_not_sent_a_key(lab: Labs, network) -> None:
+    """What it accepts is named, and the setting that is missing there: no ssh-copy-id helps."""
+    one = lab(0)
+    only = "Match all\n  PubkeyAuthentication no\n  PasswordAuthentication yes\n"
+    host = one.start(extra=only)
+    wait_for_banner(host.address, host.port)
+    one.trust()
+    with pytest.raises(AccessRefused) as caught:
+        network(one).connect([host.host])
+    said = str(caught.value)
+    assert "accepts no keys, only: password; a launch logs in with keys" in said
+    assert "set PubkeyAuthentication yes in the sshd_config there" in said
+    assert "ssh-copy-id" not in said
 
 
 def test_check_waits_for_no_silent_name_server(tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
 """ssh_config with Include: what we read is what the ssh client reads."""
 
+import getpass
+import itertools
+import os
+import pwd
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from launcher.run.hosts import Host
 from launcher.transport.ssh import ConnectSettings, Network
 from launcher.transport.ssh.config import Directives, expanded
+from launcher.transport.ssh.network import USER_KNOWN_HOSTS
 from rackrun.errors import UsageError
 
 CONFIGS: dict[str, dict[str, str]] = {
@@ -118,5 +124,92 @@ def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path: Path) -> Non
     )
     settings = Directives(expanded(config, tmp_path))
     ports = {name: re.findall(r"Port \"(\d)\"", settings.about(name)) for name in "abcd"}
-    assert ports == {"a": list("156"), "b": list("156"), "c": list("23456"), "d": list("56")}
+    others = list("356")
+    assert ports == {"a": ["1", *others], "b": ["1", *others], "c": ["2", *others], "d": others}
+    config.write_text(f"{config.read_text()}Match final all\n  Port 7\n")  # `Host` means HostName
+    assert len(re.findall("Port", Directives(expanded(config, tmp_path)).about("a"))) == 7
     assert 'User "all"' in settings.about("a")
+
+
+BLOCKS = (
+    *("Host a", "Host !a *", "Host A", "Host b a", "Host a,b", "Host [a]", "Host 127.0.0.2"),
+    *("Host other.example", "Match canonical", "Match final", "Match !canonical", "Match !final"),
+    *("Match canonical all", "Match final host 127.*", "Match final originalhost a", "Match all"),
+    *("Match host a", "Match host A", "Match host 127.0.0.2", "Match user x", "Match !user x"),
+    *("Match final !user x", "Match originalhost a,!b", "Match exec true", "Match exec false"),
+    "Match localuser {user} host a",
+)
+SETTINGS = (
+    *("RevokedHostKeys /revoked", "HostKeyAlias alias", "User x\n  Port 7", "HostName 127.0.0.2"),
+    *("UserKnownHostsFile /none", "ProxyCommand first", "ProxyJump jump", "ProxyJump none"),
+    *("ProxyCommand none", "StrictHostKeyChecking no", "Include {folder}/included"),
+)
+AROUND = (
+    "{block}\n  {setting}\n",
+    "User x\n{block}\n  {setting}\nHost *\n  User y\n  HostName 127.0.0.2\n",
+    "HostName %%%h\n{block}\n  {setting}\nMatch final host %a\n  Port 9\n",
+    "Host a\n  HostName 127.0.0.2\n{block}\n  {setting}\nMatch user none final\n  Port 9\n",
+    "CanonicalizeHostname yes\nHost *\n  HostName Other.Example\n{block}\n  {setting}\n",
+    "CanonicalizeHostname always\nProxyJump x\n{block}\n  {setting}\n  ProxyCommand late\n",
+    "{block}\n  {setting}\n  ProxyCommand second\n  ProxyJump third\nMatch final\n  User z\n",
+)
+COMPARED = (
+    *("hostname", "user", "port", "hostkeyalias", "revokedhostkeys", "userknownhostsfile"),
+    *("proxycommand", "proxyjump", "stricthostkeychecking"),
+)
+INCLUDED = "User included\nMatch !user included\n  Port 1\nHost 127.0.0.2\n  HostKeyAlias deep\n"
+
+
+@pytest.mark.parametrize("is_full", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("around", AROUND)
+def test_in_every_situation_the_settings_are_those_of_the_ssh_client(
+    around: str, is_full: bool, tmp_path: Path
+) -> None:
+    """SSH-1: blocks of the second pass, patterns, and which of two proxies counts, as `ssh -G`."""
+    config = tmp_path / "config"
+    (tmp_path / "included").write_text(INCLUDED)
+    (tmp_path / "included").chmod(0o644)
+    differences = {}
+    situations = list(itertools.product(BLOCKS, SETTINGS))
+    rotated = [
+        (block, SETTINGS[(at + AROUND.index(around)) % len(SETTINGS)])
+        for at, block in enumerate(BLOCKS)
+    ]
+    for block, setting in situations if is_full else rotated:
+        text = around.replace("{block}", block).replace("{setting}", setting)
+        text = text.replace("{user}", getpass.getuser()).replace("{folder}", str(tmp_path))
+        config.write_text(text)
+        ours, theirs = effective(config, "a"), told_by_ssh(config, "a")
+        if ours != theirs:
+            differences[text] = {
+                key: (ours[key], theirs[key]) for key in COMPARED if ours[key] != theirs[key]
+            }
+    assert not differences
+
+
+def effective(config: Path, name: str) -> dict[str, str]:
+    """Return our settings in the words of `ssh -G`."""
+    network = Network(ConnectSettings(config=config))
+    (route,) = network.routes_to([Host(name)])
+    settings = network.settings(name)
+    return {
+        "hostname": route.connection.host,
+        "user": route.connection.user,
+        "port": str(route.connection.port),
+        "hostkeyalias": route.key_name if route.key_name != route.connection.host else "",
+        "revokedhostkeys": " ".join(map(str, route.restrictions.revoked)),
+        "userknownhostsfile": str(settings.get("userknownhostsfile", USER_KNOWN_HOSTS)),
+        "proxycommand": route.command,
+        "proxyjump": route.gateway.label.removeprefix("gateway ") if route.gateway else "",
+        "stricthostkeychecking": str(settings.get("stricthostkeychecking", "ask")),
+    }
+
+
+def told_by_ssh(config: Path, name: str) -> dict[str, str]:
+    command = ["ssh", "-G", "-F", str(config), name]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    pairs = dict(line.partition(" ")[::2] for line in printed.splitlines())
+    home = pwd.getpwuid(os.getuid()).pw_dir  # the client does not ask $HOME
+    values = {key: pairs.get(key, "").replace(home, "~") for key in COMPARED}
+    values["stricthostkeychecking"] = values["stricthostkeychecking"].replace("false", "no")
+    return {key: "" if value == "none" else value for key, value in values.items()}

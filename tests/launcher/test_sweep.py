@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.commands.local import main as local
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork
 from launcher.search.members import command, groups_of, members_of
@@ -116,12 +117,36 @@ def test_a_member_is_the_command_that_was_typed_with_its_own_settings() -> None:
     own = ["--sweep=lr=1,2", "--sweep-hosts", "1", "--include", "a", "--wait", "hosts.txt"]
     _, second = members_of(["lr=1,2"], "t")
     task = TaskWork("catdog", ("--data", "x", "--lr", "5"))
-    assert command("ssh", own, second, "a:0,1", task)[2:] == [
-        *("rackrun", "ssh", "--plain", "--name=t-2-lr-2", "--include=a:0,1"),
+    assert command(own, second, "a:0,1", task) == [
+        *("--plain", "--name=t-2-lr-2", "--include=a:0,1"),
         *("--wait", "hosts.txt", "catdog", "--data", "x", "--lr=2"),
     ]
-    words = command("local", [], second, "", Command(("python", "train.py")))
-    assert words[6:] == ["--", "python", "train.py", "--lr=2"]
+    words = command([], second, "", Command(("python", "train.py")))
+    assert words[2:] == ["--", "python", "train.py", "--lr=2"]
+
+
+def test_a_dry_run_of_a_sweep_checks_each_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that the task refuses is named; a sweep without one prints lines that can be typed."""
+    monkeypatch.chdir(tmp_path)
+    task = ("catdog", "--synthetic", "--device", "cpu", "--epochs", "1")
+    for text, says in (
+        ("lr=a,b", "--lr a: not a number"),
+        ("lr=0.1,0.2,x", "--lr x: not a number"),
+        ("lr=0.1,-1", "--lr -1"),
+        ("sink=5", "--sink: no such option"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            local(["--dry-run", "--sweep", "epochs=1,2", "--sweep", text, *task])
+        with pytest.raises(UsageError, match=says):
+            local(["--sweep", "epochs=1,2", "--sweep", text, *task])
+    assert capsys.readouterr().out == ""
+    assert local(["--dry-run", "--sweep", "lr=0.1,0.3", *task]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("./run-local --plain --name=catdog-1-lr-0.1 ")
+    assert second.endswith(" catdog --synthetic --device cpu --epochs 1 --lr=0.3")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hosts_go_into_groups_of_a_size() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.commands import upload
 from launcher.commands.settings import SshOptions
-from launcher.files.working_tree import remarks_on, with_untracked, working_tree
+from launcher.files.working_tree import _is_private, remarks_on, with_untracked, working_tree
 from launcher.remote.files import INSTALLED
 from launcher.run.hosts import Host
 from rackrun.errors import UsageError
@@ -217,3 +217,27 @@ def test_a_folder_without_git_is_refused_with_advice(
     brought = upload._brought(None, [Host("gpu01")], SshOptions())
     assert all(name.startswith(f"{INSTALLED}/") for name in brought.files)
     assert f"only rackrun itself is brought: {why}\n" in capsys.readouterr().err
+
+
+SECRET = """
+.env prod.env .env.local .envrc kaggle.json conf/.kaggle/x token.json hf_token HF_TOKEN.txt key.pem
+service-account.json service_account_prod.json client_secret_12.json wandb-api-key.txt api_keys.json
+openai.key access_key.json terraform.tfvars x.tfstate .pgpass .boto rclone.conf .netrc auth.json
+id_ed25519 id_rsa.pub my-credentials.csv credential.json private_key.txt db_password.txt .npmrc
+.aws/config .docker/config.json .vault-token cert.p12 secrets.yaml deploy.secret gh-token kubeconfig
+"""
+PLAIN = """
+train.py tokens.txt tokenizer.json special_tokens_map.json added_tokens.json vocab.json keys.py
+keyboard.csv environment.yml data.csv model.pt tokenize.py monkey.txt auth/login.py secretary.csv
+"""
+
+
+@pytest.mark.parametrize(("names", "is_private"), [(SECRET, True), (PLAIN, False)])
+def test_names_of_secrets_are_known_and_others_are_not(
+    names: str, is_private: bool, tmp_path: Path
+) -> None:
+    """SSH-9: what programs call their secrets is left out of --sync; vocabularies are not."""
+    for name in names.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch(mode=0o644)
+    assert [name for name in names.split() if _is_private(tmp_path, name) != is_private] == []

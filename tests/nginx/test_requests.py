@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from nginx import site as site_module
+from nginx.logs import request_of
 from nginx.serve import Server, serving, start
 from nginx.site import TEMPLATE, Site
-from nginx.traffic import request_of
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
 
@@ -164,12 +164,12 @@ def test_no_line_of_the_configuration_can_go_unnoticed(
 
 
 QUANTITIES = (  # any will do as long as it is large, or only hours would show the difference
-    "worker_connections 4096;",
+    "worker_connections 12288;",
     "limit_conn_zone $binary_remote_addr zone=hosts:1m;",
     "keepalive_timeout 600s 600s;",
     "keepalive_requests 1000000;",
     "send_timeout 600s;",
-    "client_header_timeout 10s;",
+    "client_header_timeout 5s;",
 )
 
 
@@ -321,7 +321,7 @@ def every_core_has_a_worker(server: Server) -> bool:
 
 def many_files_may_be_open(server: Server) -> bool:
     limits = Path(f"/proc/{workers(server)[0]}/limits").read_text()
-    return bool(re.search(r"Max open files +8192 ", limits))
+    return bool(re.search(r"Max open files +16384 ", limits))
 
 
 def one_host_cannot_take_every_connection(server: Server) -> bool:
@@ -369,7 +369,7 @@ def at_once(server: Server, request: bytes, number: int) -> Counter[str]:
     """Count the statuses of concurrent requests of which only the first line is read."""
     with contextlib.ExitStack() as stack:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16384), hard))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         connections = [stack.enter_context(narrow_connection(server)) for _ in range(number)]
         for connection in connections:
@@ -392,3 +392,18 @@ def first_bytes(connection: socket.socket) -> bytes:
         return connection.recv(512)
     except ConnectionResetError:
         return b""
+
+
+def test_one_clients_idle_connections_keep_no_other_out(folder: Path) -> None:
+    """8,300 connections with one byte each, and no request: the next client is served at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack, serving(Site(folder, port=0, native=True)) as server:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16384), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(8300):
+            idle = stack.enter_context(
+                socket.create_connection((server.site.address, server.site.port))
+            )
+            idle.send(b"G")
+        reply = answer(server.site.address, server.site.port, raw("HEAD /dataset.json HTTP/1.1"))
+        assert status(reply) == "200"

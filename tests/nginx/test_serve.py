@@ -5,12 +5,14 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -18,10 +20,10 @@ import pytest
 
 from nginx import docker, native, registry, serve
 from nginx.docker import IMAGE
-from nginx.errors import FolderError
+from nginx.errors import FolderError, PortTaken
+from nginx.logs import LINE_BYTES
 from nginx.serve import servers, serving, start
 from nginx.site import Site
-from nginx.traffic import LINE_BYTES
 from rackrun.errors import Problem, UsageError
 from tests.nginx.conftest import manifest_of
 from tests.waiting import until
@@ -146,7 +148,7 @@ def test_a_detached_server_is_listed_and_stopped_by_other_commands(
     assert open_port(other)
     assert run("stop", folder).stdout == f"ended http://127.0.0.1:{other}/\n"
     nothing = run("stop", folder)
-    assert (nothing.returncode, "type: python -m nginx status" in nothing.stderr) == (64, True)
+    assert (nothing.returncode, "type: ./run-local serve status" in nothing.stderr) == (64, True)
 
 
 def test_a_port_that_is_taken_is_known_also_when_another_start_has_removed_the_log(
@@ -263,7 +265,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
         (Site(folder, credentials=tmp_path / "none"), UsageError, "No such file"),
         (Site(folder, address="10.1.2.3", credentials=secret), UsageError, "in the clear"),
         (Site(tmp_path / "none"), FolderError, "no such folder"),
-        (Site(tmp_path / "empty"), FolderError, "python -m convert"),
+        (Site(tmp_path / "empty"), FolderError, "./run-local convert"),
     ]
     for site, kind, words in refused:
         with pytest.raises(kind, match=re.escape(words)):
@@ -374,3 +376,19 @@ def test_the_log_is_counted_as_it_grows(folder: Path) -> None:
         log.write_text(line)
         server.traffic.update()
         assert (server.traffic.requests, server.traffic.bytes) == (10, 7000)
+
+
+def test_no_other_server_answers_for_ours_while_it_starts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nginx tries for two seconds to listen on a port that was taken; it was ready, and ended."""
+    other = shutil.copytree(folder, tmp_path / "other")
+    with serving(Site(other, port=0, native=True)) as first:
+        free_port = serve.free_port
+        ports = iter([first.site.port])
+        monkeypatch.setattr(serve, "free_port", lambda site: next(ports, 0) or free_port(site))
+        with serving(Site(folder, port=0, native=True)) as second:
+            assert second.site.port != first.site.port
+            assert serve.check(second.site) is None and second.alive
+        with pytest.raises(PortTaken, match="another server answers"):
+            serve.check(replace(second.site, port=first.site.port))

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ import catdog.__main__ as catdog
 import convert.__main__ as convert
 import nginx.__main__ as nginx
 import rackrun
-from launcher.detached import known_runs
-from rackrun import commands, completion, errors
-from rackrun.commandline import current_names
+from rackrun import commandline, commands, completion, errors
+from rackrun import runs as runs_here
+from rackrun.commandline import current_names, parse
+from rackrun.help.options import options
 from tests.launcher.drive import ROOT, Terminal
 from tests.waiting import until
 
@@ -41,7 +43,7 @@ def test_words_that_other_programs_have_are_understood(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Unless there is a host file of that name."""
-    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):  # --help
         assert commands.run(words) == 0
@@ -49,6 +51,43 @@ def test_words_that_other_programs_have_are_understood(
     Path("list").write_text("host 1 2 3\n")
     with pytest.raises(errors.UsageError, match="^list:1"):
         commands.run(["./run-ssh", "list", "--", "true"])
+
+
+@pytest.mark.parametrize("door", ["./run-local", "./run-ssh", "./run-ray", "ssh"])
+def test_each_command_runs_behind_each_door(
+    door: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its help has the spelling that was typed: that of the scripts, or `rackrun`."""
+    for name in commands.COMMANDS:
+        with contextlib.suppress(SystemExit):
+            assert commands.run([door, name, "--help"]) == 0
+        usage = capsys.readouterr().out.partition("\n")[0]
+        spelling = commands.called(name)
+        assert spelling.startswith("./run-" if door.startswith("./") else "rackrun "), name
+        assert usage.startswith(f"usage: {spelling}") or name == "completion", usage
+
+
+def test_a_command_is_understood_behind_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They go to the command; --plain is what it does anyway; behind hosts it is put first."""
+    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["./run-ssh", "--ssh-config", "no-such-config", "ps"],
+        ["./run-local", "--plain", "status"],
+        ["./run-ssh", "--accept-new", "--plain", "ps", "--runs", "elsewhere"],
+        ["local", "--plain", "ps"],
+    ):
+        assert commands.run(words) == 0
+        assert capsys.readouterr().out == "no run is known here\n"
+    for words, says in (
+        (["./run-ssh", "hosts.txt", "ps"], "comes first: ./run-ssh ps hosts.txt"),
+        (["./run-local", "--nproc", "2", "convert", "folder"], "--nproc: convert has no such op"),
+        (["./run-ssh", "--nproc", "2", "ps"], "--nproc: no such option.*./run-ssh ps --help"),
+    ):
+        with pytest.raises(errors.UsageError, match=says):
+            commands.run(words)
 
 
 PROGRAM = """
@@ -155,6 +194,7 @@ def test_a_problem_is_one_line_and_its_code(code: int, program: Program) -> None
     [
         (["--cuont", "3"], "--cuont: no such option; did you mean --count? type: "),
         (["--count", "many"], "--count many: not a number; "),
+        (["--count", "1e2"], "--count 1e2: not a whole number; did you mean --count 100? "),
         (["--size", "big"], "--size big: not a number; "),
         (["--count"], "--count: needs a value; "),
         (["--kind", "c"], "--kind c: not one of a, b; "),
@@ -167,6 +207,36 @@ def test_bad_usage_is_one_line_and_64(args: list[str], says: str, program: Progr
     assert failed.returncode == 64
     assert failed.stderr.startswith("error: ") and failed.stderr.count("\n") == 1
     assert f"error: {says}" in failed.stderr and "type: python -m count --help" in failed.stderr
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Options that several commands have."""
+
+    percent: float = 10.0
+    """Held out."""
+    workers: int = 2
+    """At once."""
+
+
+@dataclass(frozen=True)
+class OfOneCommand:
+    """Options of one of them."""
+
+    shared: Shared = field(default_factory=lambda: Shared(percent=0.0))
+
+
+def test_a_command_keeps_its_own_default_of_a_shared_option() -> None:
+    """Also when another of the shared options is typed; and the table shows that default."""
+    assert parse(OfOneCommand, "count", ["--workers", "1"]).shared == Shared(0.0, 1)
+    assert parse(OfOneCommand, "count", []).shared == Shared(0.0, 2)
+    assert [row.default for row in options(OfOneCommand)] == [0.0, 2]
+
+
+def test_train_is_answered_by_how_to_train() -> None:
+    """The closest name, track, is something else."""
+    with pytest.raises(errors.UsageError, match="type: rackrun local TASK, or rackrun ssh"):
+        commands.run(["train", "--data", "data/shards"])
 
 
 def test_an_interrupt_is_130_and_says_what_was_said(program: Program) -> None:
@@ -205,20 +275,65 @@ def test_a_reader_that_leaves_is_no_error(path: Path) -> None:
     assert (piped.returncode, piped.stdout, piped.stderr) == (141, "0\n", "")
 
 
-def test_our_own_mistakes_show_their_traceback(program: Program) -> None:
+def test_our_own_mistakes_show_their_traceback() -> None:
     """An internal error is 70, and says that it is ours."""
-    broken = program("--count", "70")
+    code = "import json; from rackrun.commandline import run; run(lambda args: json.loads('{'))"
+    words = [sys.executable, "-c", code]
+    broken = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert broken.returncode == 70
     assert "Traceback" in broken.stderr and "internal error of rackrun" in broken.stderr
 
 
+def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Path) -> None:
+    """Exit code 1, its traceback, and its file and line."""
+    broken = program("--count", "70")
+    assert broken.returncode == 1
+    assert "Traceback" in broken.stderr and "internal error" not in broken.stderr
+    line = broken.stderr.splitlines()[-1]
+    assert re.match(rf"error: {re.escape(str(path))}:\d+ in main: \w+", line), line
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        (["rackrun/commandline.py", "/home/me/net.py", "torch/nn/modules/module.py"], "net.py:2"),
+        (["training/loop.py", "torch/nn/modules/module.py"], ""),
+        (["training/tasks/classify/model.py", "threading.py"], ""),
+        (["training/loop.py", "their_models/net.py", "torch/functional.py"], "net.py:2"),
+        (["training/loop.py", "other_models/net.py"], ""),
+        (["examples/own_parts.py", "training/data/loader.py"], "own_parts.py:1"),
+    ],
+)
+def test_the_innermost_place_in_the_code_of_the_user_is_found(
+    files: list[str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither ours nor a library's, but for a package that the user has named."""
+    monkeypatch.setattr(commandline, "user_packages", {"their_models"})
+    stdlib = Path(os.__file__).parent
+    packages = [path.name for path in ROOT.iterdir() if path.is_dir()]
+    trace = "".join(
+        f'  File "{path_of(file, packages, stdlib)}", line {line}, in run\n    x\n'
+        for line, file in enumerate(files, start=1)
+    )
+    found = commandline.location_in_user_code(f"Traceback:\n{trace}ValueError: x\n")
+    assert found.endswith(f"{place} in run" if place else "") and bool(found) == bool(place)
+
+
+def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
+    """Return where a file of a traceback is: of the user, ours, Python's, or installed."""
+    if file.startswith("/") or "/" not in file:
+        return stdlib / file
+    ours = file.partition("/")[0] in packages
+    return ROOT / file if ours else stdlib / "site-packages" / file
+
+
 COMMANDS: list[tuple[Callable[[list[str]], object], list[str], str, list[str], str]] = [
-    (convert.main, ["folder"], "--workers", ["in", "out"], "python -m convert"),
+    (convert.main, ["folder"], "--workers", ["in", "out"], "./run-local convert"),
     (catdog.main, [], "--epochs", [], "python -m catdog"),
-    (nginx.main, [], "--port", ["folder"], "python -m nginx"),
+    (nginx.main, [], "--port", ["folder"], "./run-local serve"),
     (commands.run, ["./run-local"], "--nproc", [], "./run-local"),
     (commands.run, ["./run-ssh"], "--spares", ["hosts.txt"], "./run-ssh"),
-    (commands.run, ["./run-node"], "--nproc", [], "python -m launcher node"),
+    (commands.run, ["./run-node"], "--nproc", [], "./run-local node"),
 ]
 
 
@@ -249,11 +364,12 @@ def test_the_same_mistake_gives_the_same_sentence_everywhere(
     assert hint.startswith(prog) and hint.endswith(" --help")
 
 
-def test_old_spellings_of_options_are_understood() -> None:
-    """For a release, in all three ways to write them; a value that looks like one stays."""
-    renamed = {"--rate": "--lr"}
-    words = ["--rate", "1", "--rate=2", "--rates", "3", "rate"]
-    assert list(current_names(words, renamed)) == ["--lr", "1", "--lr=2", "--rates", "3", "rate"]
+def test_options_of_other_programs_are_understood() -> None:
+    """In all three ways to write them; a value that looks like one stays."""
+    renamed = {"--wd": "--weight-decay"}
+    words = ["--wd", "1", "--wd=2", "--wds", "3", "wd"]
+    ours = ["--weight-decay", "1", "--weight-decay=2", "--wds", "3", "wd"]
+    assert list(current_names(words, renamed)) == ours
 
 
 @pytest.mark.parametrize(
@@ -285,7 +401,7 @@ def test_completion_knows_what_may_come_next(
 
 def rackrun_in(folder: Path) -> dict[str, str]:
     """Return an environment with the command `rackrun`, as an installation has it."""
-    (folder / "rackrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m rackrun "$@"\n')
+    (folder / "rackrun").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m rackrun "$@"\n')
     (folder / "rackrun").chmod(0o755)
     path = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     return {**os.environ, **path, "TERM": "xterm", "HOME": str(folder)}
@@ -341,3 +457,76 @@ def test_zsh_completes_by_the_printed_script(loaded: str, tmp_path: Path) -> Non
         terminal.type(b"\x15./run-local catd\t")
         until(lambda: terminal.shows("./run-local catdog"))
         shell.kill()
+
+
+HOSTILE = ("a-b-$(touch${IFS}ran)", "a-b-`touch${IFS}ran`", "a-b-;touch ran;", "--ssh-config-x")
+
+
+def a_hostile_folder(folder: Path) -> None:
+    """Fill a folder as a clone of a stranger may, with names and modules that run `touch ran`."""
+    for parent in (folder / "runs", folder / "shards", folder):
+        for name in HOSTILE:
+            (parent / name).mkdir(parents=True)
+    (folder / ".rackrun" / "known").mkdir(parents=True)
+    for name in HOSTILE:
+        (folder / ".rackrun" / "known" / f"{name}.json").touch()
+        (folder / f"{name}.py").write_text("TASK = 1\n")
+    code = f"open({str(folder / 'ran')!r}, 'w')\nTASK = RECIPES = main = COMMANDS = 1\n"
+    for name in ("rackrun", "training", "convert", "launcher", "sitecustomize", "mine", "ast"):
+        (folder / f"{name}.py").write_text(code)
+    (folder / "catdog").mkdir()
+    for name in ("__init__", "recipes", "model"):
+        (folder / "catdog" / f"{name}.py").write_text(code)
+
+
+@pytest.mark.parametrize(
+    ("start", "setup"),
+    [
+        (["bash", "--norc", "-i"], "PS1='$ '; bind 'set show-all-if-ambiguous on'"),
+        (["zsh", "-f", "-i"], "autoload -Uz compinit; compinit -u -D"),
+    ],
+)
+def test_a_tab_runs_nothing_that_names_or_files_say(
+    start: list[str], setup: str, tmp_path: Path
+) -> None:
+    """Of commands, tasks, runs, shards, options, in a folder as a stranger may have filled it."""
+    folder = tmp_path / "clone"
+    a_hostile_folder(folder)
+    terminal = Terminal(lines=200)
+    env = {**rackrun_in(tmp_path), "HOME": str(folder)}
+    shell = subprocess.Popen(
+        start,
+        env=env,
+        cwd=folder,
+        start_new_session=True,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
+    )
+    try:
+        loaded = f'eval "$(rackrun completion {start[0]})"'
+        terminal.type(f"{setup}; {loaded}; printf 'rea%s\\n' dy\n".encode())
+        until(lambda: terminal.shows("ready"))
+        for number, typed in enumerate(
+            (
+                *("report ", "report a-b-", "stop ", "local a-b-", "local mine --", "local mi"),
+                *("local catdog --", "local catdog --data shards/", "local catdog --data shards/a"),
+                *("convert verify shards/a", "ssh --", "convert folder --", "report runs/a"),
+            )
+        ):
+            terminal.type(f"rackrun {typed}\t\t\x15".encode())
+            terminal.type(f"printf 'do%s\\n' ne-{number}.\n".encode())
+            until(lambda number=number: terminal.shows(f"done-{number}."))
+            assert not (folder / "ran").exists(), typed
+    finally:
+        shell.kill()
+        shell.wait()
+
+
+def test_only_names_that_mean_themselves_are_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bash inserts what is offered without quotes, so that Enter would run the name of a folder."""
+    a_hostile_folder(tmp_path)
+    (tmp_path / "runs" / "20260101-000000-resnet-1.5").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert completion.candidates(["report", ""]) == {"20260101-000000-resnet-1.5"}

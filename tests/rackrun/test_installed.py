@@ -99,7 +99,9 @@ def test_without_torch_it_names_the_extra(rackrun: Installed, tmp_path: Path) ->
     (tmp_path / "sitecustomize.py").write_text(LIGHT)
     refused = rackrun("local", "--", "true", env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert refused.returncode == 78
-    typed = f"{rackrun.command.with_name('python')} -m pip install 'rackrun[train]'"
+    (wheel,) = rackrun.folder.parent.glob("*.whl")
+    python = rackrun.command.with_name("python")
+    typed = f"{python} -m pip install 'rackrun[train] @ {wheel.as_uri()}'"
     assert refused.stderr == f"error: torch is not installed; type: {typed}\n"
 
 

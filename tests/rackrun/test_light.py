@@ -1,6 +1,8 @@
 """A light installation, without the extra `train`: a head node or a laptop that only launches."""
 
+import json
 import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from catdog.drawings.camera import jpeg
+from catdog.drawing import jpeg
 from rackrun import errors
 from rackrun.errors import install_command
 from tests import warm
@@ -66,6 +68,14 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     one.stop()
 
 
+def test_nothing_is_imported_before_a_command_can_take_a_signal() -> None:
+    """`rackrun` and `python -m rackrun` import the package first: Ctrl-C then has no traceback."""
+    code = "import sys; old = set(sys.modules); import rackrun; print(*set(sys.modules) - old)"
+    words = [sys.executable, "-S", "-c", code]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["rackrun"], ended.stdout
+
+
 def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab: Lab) -> None:
     """With every package of the extra hidden, also from the processes that a command starts."""
     for name in ("light", "sitecustomize"):  # the latter for interpreters that are started
@@ -104,7 +114,7 @@ def test_an_extra_is_installed_as_rackrun_was(
     made_by: str, checkout: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By uv or pipx as a tool, which keeps only what is named; by the pip of this environment, or
-    into a clone's."""
+    into a clone's; from the wheel that was installed, as no index may have it."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     (tmp_path / "rackrun").mkdir()
@@ -117,3 +127,12 @@ def test_an_extra_is_installed_as_rackrun_was(
     if made_by == "no pip":
         monkeypatch.setattr(errors, "find_spec", lambda name: None)
     assert errors.install_command("wandb") == typed.format(python=python, root=tmp_path)
+    if checkout:
+        return
+    installed = tmp_path / "rackrun-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: rackrun\nVersion: 0.1.0\n")
+    wheel = "file:///home/me/rackrun-0.1.0-py3-none-any.whl"
+    (installed / "direct_url.json").write_text(json.dumps({"url": wheel, "archive_info": {}}))
+    typed = f"{typed[:-1]} @ {wheel}'"
+    assert errors.install_command("wandb") == typed.format(python=python)

@@ -10,8 +10,8 @@ from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.run.hosts import Host, parse_hosts, select
 from launcher.run.job import Limits
 from launcher.run.settings import LocalOptions
-from launcher.scaling.sweep import counts_of
 from launcher.schedulers.placement import Sourced
+from launcher.search.scaling import counts_of
 from rackrun.errors import Problem, UsageError
 from rackrun.units import MOST_SECONDS, seconds_in, whole_number
 from training.data.mixture import class_number

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from launcher.output.run_page import write_run_page
+from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.run_report.chart import Series, chart, ticks
-from rackrun.run_report.folder import read, read_predictions
+from rackrun.run_report.folder import read, read_predictions, smoothed
 from rackrun.run_report.page import charts, write, write_comparison
 from rackrun.run_report.tensorboard import write_usage
 
@@ -167,14 +170,126 @@ def test_a_script_in_the_page_would_be_refused(run: Path) -> None:
 
 
 def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
-    """Curves of both on one page, and only the settings that differ."""
-    other = run_folder(tmp_path / "20260102-040506-catdog", lr=0.5)
-    page = write_comparison([run, other], tmp_path / "compare.html")
+    """A row per run, the most accurate first and marked, with the settings that differ."""
+    better = run_folder(tmp_path / "20260102-040506-catdog", lr=0.5)
+    judged = (better / "metrics.jsonl").read_text()
+    (better / "metrics.jsonl").write_text(judged.replace('"top1": 0.8', '"top1": 0.9'))
+    noise = run_folder(tmp_path / "20260102-050607-catdog", synthetic=True)
+    page = write_comparison([noise, run, better], tmp_path / "compare.html")
     elements, console = browsed(page.as_uri(), tmp_path)
     assert console == []
-    assert elements.count("<polyline") == 8
-    assert re.findall(r"<code>(.*?)</code>", elements) == ["0.1", "0.5"]
+    assert elements.count("<polyline") == 10
+    rows = [
+        [re.sub("<.*?>", "", cell).strip() for cell in re.findall("<t[hd].*?>(.*?)</t[hd]>", row)]
+        for row in re.findall("<tr.*?>(.*?)</tr>", elements)
+    ]
+    assert [row[:6] for row in rows] == [
+        ["run", "best accuracy", "after epoch", "last accuracy", "last loss", "epochs"],
+        [f"{better.name} best", "90%", "2", "90%", "0.500", "2"],
+        [run.name, "80%", "2", "80%", "0.500", "2"],
+        [noise.name, "", "", "", "", "2"],
+    ]
+    assert [row[6:] for row in rows] == [
+        ["images/s", "time", "end", "lr", "synthetic"],
+        ["800", "1:15", "failed", "0.5", ""],
+        ["800", "1:15", "failed", "0.1", ""],
+        ["800", "1:15", "failed", "0.1", "True"],
+    ]
     assert "The same in all: 1 setting." in elements
+
+
+def test_a_resumed_run_has_numbers_of_all_parts_and_of_each(run: Path) -> None:
+    """100 steps at 50 and at 25 images/s are 33 over all; the last part has the launcher's time."""
+    lines: list[dict[str, Any]] = []
+    for begin, speed in ((0, 50.0), (100, 25.0)):
+        at = MOMENT + 7 * begin
+        lines.append({"kind": "start", "step": begin, "epoch": begin / 50, "time": at})
+        lines += [
+            {"kind": "train", "step": begin + step, "epoch": (begin + step) / 50, "loss": 1.0,
+             "accuracy": 0.5, "images_per_second": speed, "rate": 0.1, "time": at + 3 * step}
+            for step in (50, 100)
+        ]  # fmt: skip
+        lines.append({"kind": "start", "step": begin + 100, "epoch": 2.0, "time": at + 400})
+    write_lines(run / "metrics.jsonl", lines)
+    elements, _ = browsed(write(run).as_uri(), run)
+    headlines = re.findall(r"<div><b>(.*?)</b><span>(.*?)</span>", elements)
+    assert ("33", "images/s over 2 parts") in headlines
+    assert ("6:15", "over 2 parts") in headlines  # 5:00 and the 1:15 of result.json
+    rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", elements)]
+    assert ["1", "1 to 100", "0 to 2", "50", "5:00"] in rows
+    assert ["2", "101 to 200", "2 to 4", "25", "1:15"] in rows
+
+
+def test_a_run_that_ended_early_has_its_cause_and_what_to_type(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is the one that was typed, without values; nothing to type comes from a host."""
+    end = {"verdict": "interrupted", "cause": "stopped by Ctrl-C", "seconds": 75.0, "saved": 40,
+           "advice": "free the disk", "traceback": "Error: <b>", "resume": "curl evil"}  # fmt: skip
+    (run / "result.json").write_text(json.dumps(end))
+    typed = ["rackrun", "local", "--env", "TOKEN=s3cret", "--env=KEY=s3cret", "--on-event"]
+    typed += ["curl s3cret", "catdog", "--lr", "0.1"]
+    (run / "run.toml").write_text(f"typed = {json.dumps(typed)}\n")
+    monkeypatch.chdir(run.parent)
+    text = write(run).read_text()
+    shown = "rackrun local --env 'TOKEN=…' '--env=KEY=…' --on-event '…' catdog --lr 0.1"
+    assert f"<code>{escape(shown)}</code>" in text
+    assert f"<code>{called('rerun')} {run.name} --resume {run.name}</code>" in text
+    assert "free the disk" in text and "Error: &lt;b&gt;" in text
+    assert "s3cret" not in text and "evil" not in text
+    (run / "result.json").write_text(json.dumps({**end, "verdict": "done"}))
+    assert "--resume" not in write(run).read_text()
+
+
+def test_a_task_that_fails_before_its_first_step_has_a_page(run: Path) -> None:
+    """With its cause; a command of one's own that measured nothing has none."""
+    for name in ("metrics.jsonl", "config.json", "predictions.npz"):
+        (run / name).unlink()
+    assert write_run_page(run, "") == ""
+    assert not (run / "report.html").exists()
+    assert write_run_page(run, "catdog") == ""
+    assert '<b class="">failed</b>: &lt;img' in (run / "report.html").read_text()
+
+
+def test_training_images_are_shown_with_their_classes(run: Path) -> None:
+    """As text, whatever a class is called; a file of another shape is named."""
+    images = np.zeros((2, 8, 8, 3), np.uint8)
+    path = run / "first_batch.npz"
+    np.savez(path, images=images, captions=[EVIL, "cat 60%, dog 40%"])
+    elements, console = browsed(write(run).as_uri(), run)
+    assert console == []
+    assert "Training images as the model sees them" in elements
+    assert "<figcaption>cat 60%, dog 40%</figcaption>" in elements and "<img src=x" not in elements
+    for other in (images[:1], images[:, :, :, :2], np.zeros((2, 0, 8, 3), np.uint8)):
+        np.savez(path, images=other, captions=["cat", "dog"])
+        with pytest.raises(DataError, match=r"first_batch\.npz: not a grid of training images"):
+            read(run)
+
+
+def test_accuracies_on_different_images_have_no_best(run: Path, tmp_path: Path) -> None:
+    """A run that was evaluated on the test split is not better than one on the validation split."""
+    other = run_folder(tmp_path / "20260102-040506-catdog", eval_split="test")
+    text = write_comparison([run, other], tmp_path / "compare.html").read_text()
+    assert 'class="best"' not in text
+    assert "Evaluated on different images: the accuracies do not compare." in text
+
+
+def test_equal_curves_do_not_hide_one_another() -> None:
+    """Each later one is dashed, its dashes beside those of the others, its dots within theirs."""
+    x, y = np.arange(3.0), np.array([1.0, 3, 2])
+    curves = [Series(name, x, y, number, dots=True) for number, name in enumerate("abc")]
+    curves.append(Series("other", x, y + 1, 3, dots=True))
+    curves.insert(0, Series("raw", x, y, 0, faint=True))
+    drawing = str(chart(curves, str))
+    dashes = re.findall(r'<polyline class="c(\d)" points="[^"]*"( [^>]*)?>', drawing)
+    assert dashes == [
+        ("0", ""),
+        ("1", ' stroke-dasharray="8 16" stroke-dashoffset="-8"'),
+        ("2", ' stroke-dasharray="8 16" stroke-dashoffset="-16"'),
+        ("3", ""),
+    ]
+    radii = re.findall(r'<circle class="c(\d)" [^>]* r="(\d+)"', drawing)
+    assert sorted(set(radii)) == [("0", "7"), ("1", "5"), ("2", "3"), ("3", "3")]
 
 
 @pytest.mark.parametrize(
@@ -231,10 +346,19 @@ def test_epochs_are_whole_numbers_on_their_axis(low: float, high: float, shown: 
     ("name", "content"),
     [
         ("usage.jsonl", '{"time": 1}\n'),
+        ("metrics.jsonl", "not json\n"),
+        ("metrics.jsonl", "[]\n"),
+        ("metrics.jsonl", '{"kind": "other"}\n'),
+        ("metrics.jsonl", '{"kind": "train", "step": 1}\n'),
         ("metrics.jsonl", '{"kind": "train", "step": "x"}\n'),
+        ("predictions.npz", ""),
+        ("predictions.npz", "not an archive"),
+        ("config.json", "{"),
         ("plan.json", '{"hosts": [{"name": 3}]}'),
         ("result.json", '{"seconds": "long"}'),
         ("config.json", "[]"),
+        ("run.toml", "typed = 3"),
+        ("run.toml", "typed = ["),
     ],
 )
 def test_a_damaged_file_is_named(run: Path, name: str, content: str) -> None:
@@ -242,6 +366,39 @@ def test_a_damaged_file_is_named(run: Path, name: str, content: str) -> None:
     (run / name).write_text(content)
     with pytest.raises(DataError, match=re.escape(name)):
         write(run)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"images": np.zeros((3, 8), np.uint8)},
+        {"labels": np.zeros(2, np.int64)},
+        {"predicted": np.full(3, 2)},
+        {"classes": np.array([{}], object)},
+    ],
+    ids=["shape", "count", "class", "pickled"],
+)
+def test_a_grid_that_does_not_fit_is_refused(run: Path, other: dict[str, Any]) -> None:
+    """Predictions that contradict themselves are named; nothing is unpickled."""
+    with np.load(run / "predictions.npz") as grid:
+        np.savez(run / "predictions.npz", **(dict(grid) | other))
+    with pytest.raises(DataError, match=r"predictions\.npz: not a grid of predictions"):
+        read(run)
+
+
+def test_a_line_that_was_cut_short_is_left_out(run: Path) -> None:
+    """A run that was killed while writing its last line has a page of the others."""
+    lines = len(read(run).train)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    assert len(read(run).train) == lines
+
+
+def test_smoothing_keeps_ends_and_means() -> None:
+    """A straight line stays one, from its first point to its last."""
+    line = np.linspace(3, 5, 100)
+    assert smoothed(line) == pytest.approx(line)
+    assert smoothed(np.array([1.0, 0, 1, 0])).tolist() == [1, 0, 1, 0]
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:

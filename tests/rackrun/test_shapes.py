@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -103,3 +106,29 @@ def test_no_bytes_end_otherwise_than_parsed_or_refused(data: bytes | str) -> Non
     """The same for what is not even JSON."""
     with contextlib.suppress(Misshapen):
         parsed(data, Message, 1 << 20)
+
+
+BOMBS = {
+    "lists": ("[", "[],", "0]"),
+    "objects": ('{"a":[', '{"a":{}},', "0]}"),
+    "texts": ("[", '"ab",', "0]"),
+    "wide text": ('["\U0001f600', "a", '"]'),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_json_bomb_costs_little_memory_and_time(kind: str, tmp_path: Path) -> None:
+    """Each is within the largest number of bytes; parsed as it is, lists would take 1 GB."""
+    bomb = tmp_path / "bomb.json"
+    begin, middle, end = BOMBS[kind]
+    bomb.write_text(begin + middle * ((32 << 20) // len(middle)) + end, encoding="utf-8")
+    script = (
+        "import resource, sys; from pathlib import Path; from rackrun import shapes\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n"
+        "    shapes.parsed_file(Path(sys.argv[1]), dict[str, int], 33 << 20)\n"
+        "except shapes.Misshapen as error:\n"
+        "    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, bomb], capture_output=True, text=True)
+    assert int(done.stdout) < 300, done.stdout

@@ -66,7 +66,7 @@ def test_a_task_is_found_by_name_import_path_or_file(
     """In the table, announced by an installed package, or here; its code is not run."""
     found = find_task(word)
     assert found
-    assert (found.word, found.recipes, found.model) == (word, recipes, model)
+    assert (found.name, found.recipes, found.model) == (word, recipes, model)
     assert not {"my_task", "pack", "flower_tasks"} & sys.modules.keys()
 
 

@@ -60,7 +60,7 @@ def test_the_second_epoch_fetches_nothing(large: Tiny, large_proxy: Proxy, tmp_p
     second = cached(large_proxy.url, tmp_path)
     assert everything(second) == large.all
     assert sum(asked_for(large_proxy).values()) == fetched
-    assert (second.store.found, second.store.fetched) == (fetched, 0)
+    assert (second.store.hits, second.store.fetched) == (fetched, 0)
 
 
 def test_a_source_is_opened_with_its_cache(large: Tiny, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_process_that_is_killed_leaves_nothing_wrong(
     large_proxy.fault = Answer.send
     source = cached(large_proxy.url, tmp_path)
     assert everything(source) == large.all
-    assert source.store.fetched + source.store.found == 1 + 2 * 3
+    assert source.store.fetched + source.store.hits == 1 + 2 * 3
 
 
 def stop_at(proxy: Proxy, number: int) -> None:

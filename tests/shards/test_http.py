@@ -1,5 +1,6 @@
 """Shards over HTTP: what a server in trouble costs, and what a wrong answer comes to."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -315,6 +316,24 @@ WRONG = {
     "a reason without end": (status("418 " + "x" * 60_000), "status 418 xxxx"),
     "in a circle": (status("302 Found", "Location: /tiny-train-000000.tar"), "not followed"),
 }
+
+
+def endless(answer: Answer) -> None:
+    """Send no length, and zeros behind the range for as long as the client takes them."""
+    head = re.sub(rb"(?i)\r\n(content-length|connection): [^\r]*", b"", answer.head)
+    answer.send(head=head)
+    with contextlib.suppress(OSError):
+        for _ in range(1024):
+            answer.send(head=b"", body=bytes(1 << 20))
+    answer.hang_up()
+
+
+def test_what_a_server_sends_behind_a_range_is_not_read(tiny: Tiny, proxy: Proxy) -> None:
+    """Without Content-Length, a manifest, an index and shards end where their range does."""
+    proxy.fault = endless
+    source = HttpSource(proxy.url, SHORT)
+    assert everything(source) == tiny.all
+    assert source.server.troubles == 0
 
 
 @pytest.mark.parametrize(("fault", "words"), WRONG.values(), ids=WRONG)

@@ -158,7 +158,7 @@ def test_what_is_not_there_is_named(tiny: Tiny, tmp_path: Path) -> None:
     """A missing folder, a folder without a manifest, a split that the data set does not have."""
     with pytest.raises(UsageError, match="nowhere: there is no such folder"):
         _ = FolderSource(str(tmp_path / "nowhere")).manifest
-    with pytest.raises(UsageError, match="run the same python -m convert command again"):
+    with pytest.raises(UsageError, match="run the same ./run-local convert command again"):
         _ = FolderSource(str(tmp_path)).manifest
     with pytest.raises(DataError, match="no split 'test', only train"):
         open_source(str(tiny.folder)).index("test")

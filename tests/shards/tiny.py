@@ -58,4 +58,5 @@ def _sample(dice: random.Random, key: str, size: int) -> Sample:
 def _row(number: int, position: tuple[int, int, int], sample: Sample) -> Row:
     offset, length, image_offset = position
     crc = zlib.crc32(sample.image)
-    return Row(number, offset, length, image_offset, len(sample.image), sample.label, 8, 8, crc)
+    size = len(sample.image)
+    return Row(number, offset, length, image_offset, size, sample.label, 8, 8, crc, b"jpg")

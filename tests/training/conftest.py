@@ -99,7 +99,7 @@ def pack(
                 image = broken.get(key) or draw(label, seed=number + 10_000 * (split == "val"))
                 place = writer.add(key, label, image, "jpg")
                 crc = zlib.crc32(image)
-                rows.append(Row(shard, *place, len(image), label, SIDE, SIDE, crc))
+                rows.append(Row(shard, *place, len(image), label, SIDE, SIDE, crc, b"jpg"))
                 number += 1
             shards.append(writer.close())
     data = serialise_index(pack_rows(rows))

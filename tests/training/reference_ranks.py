@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,8 +27,8 @@ from training.data.transforms import Transforms
 from training.device import set_up
 from training.loop import train
 from training.phases.start import TrainingRun
-from training.ranks import Ranks
-from training.run import checkpoint, report
+from training.ranks import Numbers, Ranks
+from training.run import checkpoint
 from training.run.folder import RunFiles
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
@@ -109,7 +109,7 @@ class InMemory:
 
     classes = tuple("abcdefghij")
     dataset = digest = "in memory"
-    judges = True
+    has_evaluation = True
     lanes = 0
     remark = ""
 
@@ -118,6 +118,9 @@ class InMemory:
         self.samples_in = recipe.samples_in
         self.epoch_steps, self.batch = recipe.epoch_steps, recipe.batch
         self.rows = recipe.epoch_steps * recipe.batch
+
+    def class_sizes(self) -> Numbers:
+        return np.full(len(self.classes), self.rows // len(self.classes))
 
     def training(self, start: int) -> Iterator[Batch]:
         step = start
@@ -182,7 +185,7 @@ def distance(ranks: Ranks, folder: Path, name: str, **options: Any) -> float:
     config = replace(settings(recipe, ranks.world, folder), **options)
     data = InMemory(ranks, recipe)
     schedule = make_schedule(config, data.epoch_steps, 1)
-    with StopRequests(0) as requests, patch.object(report, "write", lambda folder: folder):
+    with StopRequests(0) as requests:
         compute = set_up(config, ranks)
         weights = torch.tensor(recipe.weights)
         task = replace(TASK, model=overflowing(ranks)) if recipe.skipped else TASK

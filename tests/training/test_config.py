@@ -1,5 +1,6 @@
 """Settings: said once, checked once, quick to ask for."""
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,10 +11,11 @@ import pytest
 from catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
 from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
-from rackrun.shapes import shaped
+from training.conditions import CONDITIONS, refuse_ineffective
 from training.config import RANGES, Config, from_command_line
-from training.recorded import NEW_NAMES, with_new_names, with_new_options
+from training.entry import run_command
 from training.tasks.classify.recipes import Classify
+from training.tasks.definition import recipes_of, require_task
 
 
 def catdog(*args: str) -> CatDog:
@@ -46,7 +48,6 @@ def test_the_reference_recipe_is_the_published_one() -> None:
         (["--batch-size", "10", "--grad-accum-steps", "4"], "--grad-accum-steps 4 does not divide"),
         (["--synthetic", "--data", "x"], "--synthetic and --data exclude each other"),
         (["--weights", "x", "--resume", "y"], "--weights and --resume exclude each other"),
-        (["--lr-milestones", "30,a"], "--lr-milestones 30,a: type epochs, as in 30,60,80"),
         (["--ema-decay", "1"], "--ema-decay 1 is not between 0 and"),
         (["--epochs", "many"], "--epochs"),
         (["--epocs", "3"], "did you mean --epochs?"),
@@ -82,50 +83,6 @@ def test_every_impossible_option_is_named_at_once() -> None:
     assert all(name in str(caught.value) for name in ("--epochs", "--batch-size", "--workers"))
 
 
-@pytest.mark.parametrize("old", NEW_NAMES)
-def test_an_old_spelling_means_the_same_option(old: str) -> None:
-    """For one release both names are read, with a space or `=`, dashes or underscores."""
-    new = NEW_NAMES[old]
-    for dashed in (old, old.replace("_", "-")):
-        assert with_new_options([f"--{dashed}", "3"]) == [f"--{new.replace('_', '-')}", "3"]
-        assert with_new_options([f"--{dashed}=3"]) == [f"--{new.replace('_', '-')}=3"]
-    assert with_new_options([f"--no-{old}"]) == [f"--no-{new.replace('_', '-')}"]
-    assert with_new_options([f"--{old}ish", old, "-x"]) == [f"--{old}ish", old, "-x"]
-    assert with_new_names({old: 3, "seed": 1}) == {new: 3, "seed": 1}
-
-
-def test_old_options_reach_the_settings() -> None:
-    """A command line of the last release gives the same settings as one of this release."""
-    old = catdog("--rate", "0.5", "--size=64", "--keep", "2", "--mix", "a=1", "--scale_rate")
-    assert old == catdog(
-        "--lr",
-        "0.5",
-        "--image-size=64",
-        "--keep-checkpoints",
-        "2",
-        "--extra-data",
-        "a=1",
-        "--scale-lr",
-    )
-
-
-def test_the_settings_of_an_older_run_are_read() -> None:
-    """config.json and checkpoints have flat fields, by whatever names they had then."""
-    recorded = {
-        "recipe": "demo", "data": "shards", "model": "catdog", "width": 16, "size": 96,
-        "epochs": 10, "batch_size": 32, "first_samples": 0, "mix": "", "repeats": 1,
-        "accumulate": 2, "rate": 3e-3, "scale_rate": False, "schedule": "step", "clip": 0.5,
-        "ema": 0.98, "shuffle": 500, "gradients": "bfloat16", "average_steps": 0, "log_steps": 10,
-        "waits_steps": 100, "evaluate_epochs": 2, "save_epochs": 3, "keep": 5, "optimizer": "lars",
-    }  # fmt: skip
-    config = shaped(with_new_names(recorded), DemoRecipe)
-    assert (config.image_size, config.lr, config.lr_schedule) == (96, 3e-3, "step")
-    assert (config.clip_grad, config.ema_decay, config.grad_accum_steps) == (0.5, 0.98, 2)
-    assert (config.eval_every_epochs, config.save_every_epochs) == (2, 3)
-    assert config.keep_checkpoints == 5
-    assert config.optimizer == DemoRecipe().optimizer  # LARS is gone; its weights are still of use
-
-
 def test_help_does_not_import_torch() -> None:
     """--help answers without the seconds that torch, numpy or PIL take to load."""
     program = (
@@ -142,3 +99,71 @@ def test_help_does_not_import_torch() -> None:
     )
     assert done.stdout.endswith("[]\n")
     assert "--recipe" in done.stdout
+
+
+def check(task: str, *words: str) -> None:
+    """Ask a task as the launcher does."""
+    assert run_command(task, "test", ["check", "--data", "http://host/shards", *words]) == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "says"),
+    [
+        (
+            "classify",
+            "--epochs 2 --lr 0.1",
+            "--lr 0.1 has no effect: --head-epochs 2 of --epochs 2",
+        ),
+        ("classify", "--epochs 1 --lr=1e-4", "or type --head-epochs 0, or more --epochs"),
+        ("classify", "--epochs 2 --patience 3", "--patience 3 has no effect: evaluations count"),
+        ("classify", "--head-epochs 0 --head-lr 0.1", "no epoch trains the last layer alone"),
+        ("classify", "--recipe probe --layer-decay 0.7", "only the last layer trains"),
+        ("classify", "--momentum 0.5", "--momentum 0.5 has no effect: --optimizer is adamw; leave"),
+        ("catdog", "--plateau-epochs 1", "has no effect: --lr-schedule is cosine"),
+        ("catdog", "--lr-power 3", "type --lr-schedule polynomial"),
+        ("catdog", "--step-epochs 3", "--step-epochs 3 has no effect: --lr-schedule is cosine"),
+        ("imagenet", "--momentum 0 --nesterov", "--nesterov has no effect: --momentum is 0"),
+        ("imagenet", "--weight-decay 0 --decay-all", "--weight-decay is 0"),
+        ("imagenet", "--bce-threshold 0.2", "--bce-threshold 0.2 has no effect: --loss is ce"),
+        ("imagenet", "--ema_steps 8", "--ema-steps 8 has no effect: --ema-decay is 0"),
+        ("imagenet", "--grow-from-epoch 3", "images have --image-size 224 from the start"),
+        ("imagenet", "--cache-size 3", "--cache-size 3.0 has no effect: no --cache; leave it out"),
+        ("imagenet", "--exact-epochs --shuffle-buffer 9", "planned order; leave it out"),
+        ("imagenet", "--bad-samples-limit 9", "type --bad-samples quarantine"),
+        ("catdog", "--model resnet18 --width 8", "--width 8 has no effect: --model is resnet18"),
+        # what is switched off, or applies
+        ("classify", "--epochs 3 --lr 0.1 --head-lr 0.1 --momentum 0 --no-nesterov", ""),
+        ("classify", "--weights= --epochs 1 --lr 0.1 --patience 3 --plateau-factor 0.5", ""),
+        ("classify", "--recipe probe --epochs 1 --lr 0.1", ""),
+        ("imagenet", "--recipe timm-a3 --bce-threshold 0.3 --ema-steps 0x", "not a number"),
+        ("imagenet", "--recipe torchvision-v2 --ema-steps 8 --mixup 0 --cutmix 0", ""),
+        ("mnist", "--momentum 0.5 --nesterov", ""),
+    ],
+)
+def test_an_option_without_effect_is_refused(task: str, words: str, says: str) -> None:
+    """Every option that was typed and changes nothing is named, with what to type."""
+    if not says:
+        check(task, *words.split())
+        return
+    with pytest.raises(UsageError, match=re.escape(says)):
+        check(task, *words.split())
+
+
+@pytest.mark.parametrize("task", ["catdog", "classify", "imagenet", "mnist"])
+def test_conditions_name_settings_and_hold_for_every_recipe(task: str) -> None:
+    """The table has no name that is no option, and no remedy with one; what a recipe chooses beyond
+    its task's defaults has an effect there."""
+    recipes = recipes_of(require_task(task))
+    for name, recipe in recipes.items():
+        config = recipe()
+        settings = {field.name for field in fields(config)}
+        conditions = (*CONDITIONS, *recipe.own_conditions)
+        assert {each for one in conditions for each in one.options} <= settings
+        for one in conditions:
+            named = re.findall(r"--([a-z-]+)", f"{one.otherwise} {one.remedy}")
+            assert {each.replace("-", "_") for each in named} <= settings, one
+            one.otherwise.format(config=config)
+        base = recipes["default"]()
+        chosen = {each for each in settings if getattr(config, each) != getattr(base, each)}
+        refuse_ineffective(config, chosen)
+        check(task, "--recipe", name)

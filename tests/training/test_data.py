@@ -19,10 +19,9 @@ from rackrun.errors import DataError, UsageError
 from shards.folder import FolderSource
 from shards.open import open_source
 from shards.source import Range, Stored
-from training.data.decode import Pixels
 from training.data.open import Data, DataPlan, Filled, ResampledStream, open_data
 from training.data.samples import Batch, drawn_shards, rows_of
-from training.data.transforms import Transforms
+from training.data.transforms import Decoded, Transforms
 from training.ranks import Ranks
 
 
@@ -116,19 +115,37 @@ def test_batches_beyond_the_last_epoch_fit_its_memory(
     assert [batch.images.shape[2] for batch in islice(batches, 15)] == [16] * 5 + [20] * 10
 
 
-def test_training_differs_by_seed_epoch_rank_and_step(shapes: Path) -> None:
-    """No two batches are the same, and another seed gives other ones."""
-    config = settings(shapes, steps_per_epoch=3)
+@pytest.mark.parametrize(
+    "changes", [{}, {"crop_area": 1.0, "flip": False}], ids=["changed images", "images as stored"]
+)
+def test_training_differs_by_seed_epoch_rank_and_step(
+    shapes: Path, changes: dict[str, object]
+) -> None:
+    """No two batches are the same, and another seed gives other ones: other samples, too, and not
+    only other changes to them."""
     batches = [
         batch.images.numpy().tobytes()
         for seed in (0, 1)
         for rank in (0, 1)
         for batch in islice(
-            walk(settings(shapes, steps_per_epoch=3, seed=seed), rank, 2).training(0), 6
+            walk(settings(shapes, steps_per_epoch=3, seed=seed, **changes), rank, 2).training(0), 6
         )
     ]
     assert len(set(batches)) == 24
-    assert config.epochs >= 2
+
+
+@pytest.mark.parametrize("options", [{}, {"exact_epochs": True}], ids=["drawn", "exact"])
+def test_an_image_is_changed_in_another_way_in_each_epoch(
+    make_shards: Callable[..., Path], options: dict[str, bool]
+) -> None:
+    """The only sample of a data set is another crop in each epoch, and with another seed."""
+    data = make_shards(train=(1,), val=(1,))
+    crops = [
+        batch.images.numpy().tobytes()
+        for seed in (0, 1)
+        for batch in islice(walk(settings(data, batch_size=1, seed=seed, **options)).training(0), 5)
+    ]
+    assert len(set(crops)) == 10
 
 
 def test_no_sample_is_drawn_more_often_for_its_place(make_shards: Callable[..., Path]) -> None:
@@ -225,7 +242,7 @@ def test_a_damaged_shard_ends_the_run(make_shards: Callable[..., Path]) -> None:
 
 def test_missing_data_says_what_to_type(tmp_path: Path) -> None:
     """No --data, or a folder that is none: a sentence with the command."""
-    with pytest.raises(UsageError, match="type --data FOLDER.*python -m convert catdog"):
+    with pytest.raises(UsageError, match="type --data FOLDER.*./run-local convert catdog"):
         walk(settings(""))
     with pytest.raises(UsageError, match="there is no such folder"):
         walk(settings(tmp_path / "absent"))
@@ -272,12 +289,10 @@ class NotedTransforms(Transforms):
 
     seen: list[bytes] = field(default_factory=list)
 
-    def for_training(
-        self, data: bytes, random: np.random.Generator, out: Pixels | None = None
-    ) -> Pixels:
+    def decoded_for_training(self, data: bytes, random: np.random.Generator) -> Decoded:
         """Note an image."""
         self.seen.append(data)
-        return np.empty(0, np.uint8)
+        return Decoded(0, lambda place: None)
 
 
 @pytest.mark.parametrize(("world", "steps", "copies"), [(8, 12, 1), (64, 5, 3), (512, 2, 1)])

@@ -20,11 +20,11 @@ from rackrun.errors import DataError
 from training.data import decode as decoder
 from training.data.decode import (
     Box,
-    center_crop,
+    crop,
     decode,
     draw_box,
-    random_resized_crop,
-    resized_crop,
+    random_crop,
+    whole,
 )
 
 # Mean absolute difference to the reference, in gray levels of 255:
@@ -95,7 +95,7 @@ def test_a_thousand_random_crops_are_those_of_torchvision(kind: str) -> None:
 
 def crop_difference(data: bytes, image: Image.Image, box: Box, size: int) -> float:
     """Return the distance of our crop from torchvision's crop and resize of the same box."""
-    ours = resized_crop(data, lambda width, height: box, size)
+    ours = crop(data, lambda width, height: box, size).resized(size)
     return difference(ours, torchvision_crop(image, box, size))
 
 
@@ -110,10 +110,10 @@ def torchvision_crop(image: Image.Image, box: Box, size: int) -> Image.Image:
 def test_decoding_only_the_rows_of_a_crop_changes_no_pixel(kind: str) -> None:
     """Wherever the crop ends, its pixels are those of the whole image, to the last row."""
     data = JPEGS[kind](photograph(3, 150, 90))
-    whole = np.asarray(reference(data))
+    pixels = np.asarray(reference(data))
     for bottom in range(1, 151):
-        region = decoder._region(data, lambda w, h, bottom=bottom: Box(0, 0, 90, bottom), 224)
-        assert np.array_equal(region.pixels, whole[:bottom]), bottom
+        region = crop(data, lambda w, h, bottom=bottom: Box(0, 0, 90, bottom), 224)
+        assert np.array_equal(region.pixels, pixels[:bottom]), bottom
 
 
 def test_a_large_image_is_decoded_at_a_lower_resolution_and_looks_the_same() -> None:
@@ -128,13 +128,12 @@ def test_a_large_image_is_decoded_at_a_lower_resolution_and_looks_the_same() -> 
         image = reference(data)
         for _ in range(12):
             box = draw_box(*image.size, draw, (0.25, 1.0), (3 / 4, 4 / 3))
-            cut = decoder._region(data, lambda width, height, box=box: box, side)
+            cut = crop(data, lambda width, height, box=box: box, side)
             assert (cut.shrink > 1) == (min(box.width, box.height) >= 4 * side)
             assert replace(cut.box, left=box.left, top=box.top) == box
             assert 0 <= box.left - cut.box.left < cut.shrink
             assert 0 <= box.top - cut.box.top < cut.shrink
-            ours = resized_crop(data, lambda width, height, box=box: box, side)
-            assert difference(ours, torchvision_crop(image, cut.box, side)) < SIMILAR
+            assert difference(cut.resized(side), torchvision_crop(image, cut.box, side)) < SIMILAR
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -146,21 +145,20 @@ def test_the_centre_is_that_of_resize_and_centre_crop(kind: str, interpolation: 
     )
     for seed, size in enumerate([(375, 500), (500, 333), (97, 101), (200, 80), (73, 73)]):
         data = JPEGS[kind](photograph(seed, *size))
-        ours = center_crop(data, 73, 64, interpolation)
+        ours = crop(data, whole, 73).centre(73, 64, interpolation)
         found = difference(ours, stock(reference(data)))
         assert found < (SAME if min(size) < 4 * 73 else SIMILAR), size
 
 
-def test_a_crop_is_written_mirrored_or_not_to_its_place() -> None:
-    """The random crop is its box, mirrored by chance, written into the batch's own memory."""
+def test_a_crop_is_resized_into_its_place() -> None:
+    """The random crop is its box, written into the batch's own memory."""
     data = JPEGS["colour"](photograph(1, 200, 300))
     batch = np.zeros((2, 64, 64, 3), np.uint8)
-    for slot, flip in enumerate([0.0, 1.0]):
-        random_resized_crop(data, 64, random.Random(7), flip=flip, out=batch[slot])
-    assert np.array_equal(batch[0], batch[1][:, ::-1])
-    assert np.array_equal(random_resized_crop(data, 64, random.Random(7), flip=0.0), batch[0])
-    draw = np.random.default_rng(7)
-    assert random_resized_crop(data, 64, draw, interpolation="bicubic").shape == (64, 64, 3)
+    random_crop(data, 64, random.Random(7)).resized(64, out=batch[1])
+    assert np.array_equal(random_crop(data, 64, random.Random(7)).resized(64), batch[1])
+    assert batch[1].any() and not batch[0].any()
+    region = random_crop(data, 64, np.random.default_rng(7))
+    assert region.resized(64, "bicubic").shape == (64, 64, 3)
 
 
 @settings(max_examples=200, deadline=None)
@@ -244,7 +242,7 @@ def test_a_truncated_image_is_an_error_not_a_gray_area(kind: str, share: float) 
     with pytest.raises(DataError, match="not an? (whole )?image"):
         decode(data)
     with pytest.raises(DataError, match="not an? (whole )?image"):
-        resized_crop(data, lambda width, height: Box(0, 0, 32, 16), 32)
+        crop(data, lambda width, height: Box(0, 0, 32, 16), 32)
     assert not ImageFile.LOAD_TRUNCATED_IMAGES
 
 
@@ -328,6 +326,7 @@ def test_damaged_bytes_give_pixels_or_a_data_error(junk: bytes, where: float, ki
     at = int(where * (len(data) - 1))
     data[at : at + len(junk)] = junk
     try:
-        assert resized_crop(bytes(data), lambda w, h: Box(0, 0, min(w, 9), min(h, 9)), 8).any
+        region = crop(bytes(data), lambda w, h: Box(0, 0, min(w, 9), min(h, 9)), 8)
+        assert region.resized(8).shape == (8, 8, 3)
     except DataError as error:
         assert str(error)

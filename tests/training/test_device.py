@@ -154,6 +154,23 @@ def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+@pytest.mark.parametrize("emulates", [True, False])
+def test_mixed_precision_that_a_cpu_emulates_is_said(
+    emulates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before step 1, with what to type: such a run takes several times as long. A CPU with products
+    of its own in that type trains without a word, and so does float32 on any."""
+    for precision, name in (("bf16", "bfloat16"), ("fp16", "float16")):
+        option = f"_is_mkldnn_{precision}_supported"
+        monkeypatch.setattr(torch.ops.mkldnn, option, lambda: not emulates, raising=False)
+        config = replace(CatDog(synthetic=True), precision=precision)
+        remark = set_up(config, ALONE).remark(config)
+        slow = f"computes in {name}, which this CPU only emulates, several times slower than"
+        assert remark == (f"{slow} float32: type --precision fp32" if emulates else "")
+    config = CatDog(synthetic=True)
+    assert set_up(config, ALONE).remark(config) == ""
+
+
 def test_a_rank_runs_on_the_cores_beside_its_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

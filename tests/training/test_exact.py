@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import torch
 from rackrun.errors import UsageError
 from tests import warm
 from training import loop
-from training.config import from_command_line
+from training.config import Config, from_command_line
+from training.data.exact import Planned
 from training.data.pool import SamplePool
 from training.data.samples import StoredSample
+from training.data.transforms import Transforms
+from training.ranks import Ranks
 from training.run import checkpoint, ledger
 from training.run.folder import RunFiles
 
@@ -132,6 +136,29 @@ def test_ranks_train_like_one_process(ranks: int, cases: tuple[str, ...], folder
     assert [code for code, _ in results] == [0] * ranks, "\n".join(words for _, words in results)
     _, output = results[0]
     assert [f"holds: {case}" in output for case in cases] == [True] * len(cases), output
+
+
+@pytest.mark.parametrize("choice", [{"exact_epochs": True}, {"max_train_samples": 40}])
+def test_each_epoch_has_an_order_of_its_own(choice: dict[str, Any], folder: Path) -> None:
+    """What a rank trains on in an epoch comes in another order in the next one, and in the same
+    order in another run with the same seed."""
+
+    def epochs() -> list[list[int]]:
+        config = Config(data=str(folder / "61"), batch_size=8, workers=0, image_size=32, **choice)
+        ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+        data = Planned(config, ranks, lambda epoch: Transforms(size=32))
+        steps = islice(data.training(0), 3 * data.epoch_steps)
+        rows = [batch.rows.tolist() for batch in steps if batch.rows is not None]
+        return [
+            sum(rows[epoch * data.epoch_steps : (epoch + 1) * data.epoch_steps], [])
+            for epoch in range(3)
+        ]
+
+    first, second, third = epochs()
+    assert first != second and second != third and first != third
+    assert [first, second, third] == epochs()
+    if "exact_epochs" in choice:
+        assert sorted(first) == sorted(second) == sorted(third) == list(range(61))
 
 
 @pytest.mark.parametrize("case", ["a_stray_collective_does_not_pass", "an_error_in_the_tail"])
@@ -249,7 +276,7 @@ def test_any_step_and_any_number_of_workers_give_the_same_bits(
     folder: Path, tmp_path: Path
 ) -> None:
     """A run that goes on from any step, and one with other loader workers, ends with the weights
-    of the run that did neither, bit for bit; --splitshards is the older name of all this."""
+    of the run that did neither, bit for bit; --splitshards is another name of all this."""
     data = folder / "61"
     every_step = ("--save-minutes", "1e-9", "--keep-checkpoints", "99", "--ledger")
     whole = trained_alone(data, tmp_path / "whole", "--exact-epochs", *every_step)

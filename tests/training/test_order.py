@@ -70,7 +70,7 @@ def whole(order: Order, start: int, batch: int, reader: Reader = Reader()) -> Pa
     parts = list(Reading(order, start, batch, reader).parts())
     joined = {
         name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("rows", "positions", "places", "brought_by", "reads")
+        for name in ("rows", "positions", "batch_indices", "brought_by", "reads")
     }
     before = np.cumsum([0, *(part.rows.size for part in parts)])
     ends = [part.ends + done for part, done in zip(parts, before, strict=False)]
@@ -107,9 +107,9 @@ def dealt(parts: list[list[Part]]) -> list[list[list[int]]]:
         for part in workers:
             assert part.ends.size == steps
             numbers = np.searchsorted(part.ends, np.arange(part.rows.size), side="right")
-            for row, step, place in zip(part.rows, numbers, part.places, strict=True):
-                assert place not in batches[step][rank]
-                batches[step][rank][int(place)] = int(row)
+            for row, step, batch_index in zip(part.rows, numbers, part.batch_indices, strict=True):
+                assert batch_index not in batches[step][rank]
+                batches[step][rank][int(batch_index)] = int(row)
     for step in batches:
         assert all(sorted(batch) == list(range(len(batch))) for batch in step)
     return [[[row for _, row in sorted(batch.items())] for batch in step] for step in batches]
@@ -136,15 +136,15 @@ def test_an_epoch_is_the_data_set(data: st.DataObject, most: int) -> None:
 
 
 @ANY_SIZE
-@given(data=st.data(), place=st.integers(0, 2**32))
+@given(data=st.data(), raw_start=st.integers(0, 2**32))
 @settings(max_examples=20, deadline=None)
 def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(
-    data: st.DataObject, place: int, most: int
+    data: st.DataObject, raw_start: int, most: int
 ) -> None:
     """From any position, at any other number of ranks and batch size, the very next samples."""
     case = data.draw(cases(most))
     order = case.order(epoch=3)
-    start = place % case.lengths.size
+    start = raw_start % case.lengths.size
     rest = dealt(case.parts(order, start))
     for rows, by_rank in zip(steps_of(order, start, case.batch), rest, strict=True):
         assert Counter(row for part in by_rank for row in part) == Counter(rows)
@@ -249,9 +249,9 @@ def test_batches_are_mixed(large: np.ndarray, batch: int) -> None:
     uniform = large["label"][np.random.default_rng(0).permutation(IMAGENET)]
     assert clumping(labels, batch) == pytest.approx(clumping(uniform, batch), rel=0.08)
     assert clumping(np.sort(labels), 256) > 100  # the measure sees what is not mixed
-    place = np.argsort(order.rows)
-    assert (np.diff(place // batch) == 0).mean() < batch / IMAGENET
-    assert np.median(np.abs(np.diff(place))) > 2 * min(batch, 4096)
+    position_of_row = np.argsort(order.rows)
+    assert (np.diff(position_of_row // batch) == 0).mean() < batch / IMAGENET
+    assert np.median(np.abs(np.diff(position_of_row))) > 2 * min(batch, 4096)
 
 
 def test_memory_for_mixing_grows_slower_than_the_batch(large: np.ndarray) -> None:

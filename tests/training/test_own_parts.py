@@ -82,6 +82,35 @@ def test_an_own_optimizer_gets_the_groups_of_weights() -> None:
         assert torch.allclose(weight, old * (1 - 0.1 * decay) - 0.1)
 
 
+FAILING_NET = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes=2):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, images):
+        return torch.zeros(2, 3) @ images  # does not fit
+"""
+
+
+def test_an_exception_in_an_own_model_names_its_line_and_is_no_error_of_ours(
+    tmp_path: Path,
+) -> None:
+    """Exit code 1, the traceback, then file, line and exception in one line."""
+    (tmp_path / "failing_net.py").write_text(FAILING_NET)
+    options = "--weights= --synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --device cpu"
+    words = ("-m", "training", "catdog", "--model", "failing_net:Net", *options.split())
+    ended = warm.run(*words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback (most recent call last):" in ended.stderr
+    place = f"error: {tmp_path / 'failing_net.py'}:11 in forward: RuntimeError: "
+    assert ended.stderr.splitlines()[-1].startswith(place), ended.stderr
+    assert "internal error" not in ended.stderr
+
+
 def test_the_example_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Model, optimizer and schedule from the example: its state is in the checkpoint."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

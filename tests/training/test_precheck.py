@@ -45,7 +45,7 @@ def test_models_that_may_exist_are_accepted(model: str) -> None:
 
 OWN = """
 from my_layers import Late
-class Net: ...
+class Net(Late): ...
 for Made in (Net,): ...
 """
 
@@ -60,6 +60,17 @@ for Made in (Net,): ...
         ("--optimizer torch.optim:RAdamm", "RAdamm in torch.optim; did you mean torch.optim:RAdam"),
         ("--model my.py:Net", "did you mean my:Net?"),
         ("--model zzzz", "no such model; type catdog, reference, a classification model of torchv"),
+        ("--model my.Net", "no such model; did you mean my:Net?"),
+        ("--model vit_base_patch16_224", "did you mean timm:vit_base_patch16_224?"),
+        ("--model resnet50.a1_in1k", "did you mean timm:resnet50.a1_in1k?"),
+        ("--model resnet5", "did you mean resnet50"),
+        (
+            "--optimizer adam",
+            "not one of sgd, adamw, lamb, or your own as MODULE:NAME; did you mean adamw?",
+        ),
+        ("--optimizer my.Net", "did you mean my:Net?"),
+        ("--device cuda:0", "not one of auto, cpu, cuda; did you mean cuda?"),
+        ("data/x", "data/x: not expected here; did you mean --data data/x?"),
         ("--lr-schedule my:triangle", "no class or function triangle in my; type MODULE:NAME"),
         *((f"--model my:{name}", "") for name in ("Net", "Late", "Made", "Net.inner")),
         *((f"--model {name}:Net", "") for name in ("late", "starred", "only_on_hosts", "package")),
@@ -138,7 +149,8 @@ def test_a_run_is_resumed_with_what_it_was(
     digest = open_source(str(data)).manifest.digest
     (run / "config.json").write_text(json.dumps({**settings, "data_sha256": digest}))
     as_typed = words.format(other=other).split()
-    mine = ("--data", str(data), "--width", "16", *as_typed)
+    width = () if "--model" in as_typed else ("--width", "16")  # of the task's own model
+    mine = ("--data", str(data), *width, *as_typed)
     for resume in (run, run / "checkpoints" / "step-00000002.pt"):
         if not says:
             assert check("--resume", str(resume), *mine) == 0

@@ -19,9 +19,8 @@ from tests.launcher.lab import free_port
 from tests.training.torchrun import said
 from tests.waiting import until
 from training.config import Config
-from training.consistency import WorldError
 from training.data.waiting import after_first_batch
-from training.ranks import joined
+from training.ranks import WorldError, joined
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nginx.logs import Traffic
 from nginx.serve import Server, start
 from nginx.site import Site
-from nginx.traffic import Traffic
 from tests import warm
 from tests.training.conftest import MakeShards, draw
 

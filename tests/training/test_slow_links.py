@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from training.monitor.slow_links import WORTH_NAMING, judge
+from training.monitor.slow_links import WORTH_NAMING, slowest_host
 
 
 def times(hosts: int) -> np.ndarray:
@@ -16,7 +16,7 @@ def test_a_host_that_sends_slowly_is_found_by_its_neighbours(hosts: int) -> None
     """Both get its blocks late; they themselves are not blamed."""
     seen = times(hosts)
     seen[2 % hosts, 0] = seen[0, 1] = 0.041
-    found = judge(seen)
+    found = slowest_host(seen)
     assert found.rank == 1
     assert found.times == pytest.approx(4.1, rel=0.05)
 
@@ -26,7 +26,7 @@ def test_a_host_that_receives_slowly_is_found(hosts: int) -> None:
     """It alone gets both blocks late."""
     seen = times(hosts)
     seen[0] = 0.09, 0.08
-    found = judge(seen)
+    found = slowest_host(seen)
     assert found.rank == 0
     assert found.times == pytest.approx(8, rel=0.05)
 
@@ -35,4 +35,4 @@ def test_one_slow_block_names_no_host() -> None:
     """A hiccup on one way, or one bad cable between two switches, is no host's."""
     seen = times(4)
     seen[2, 0] = 0.5
-    assert judge(seen).times < WORTH_NAMING
+    assert slowest_host(seen).times < WORTH_NAMING

@@ -89,22 +89,8 @@ def test_layers_nearer_to_the_image_learn_more_slowly() -> None:
     assert [rates[weight] for weight in model.parameters()] == [0.2] * 4 + [0.4] * 2 + [0.8] * 2
 
 
-def test_a_checkpoint_with_groups_by_dimensions_is_taken_up() -> None:
-    """Momenta of an earlier version find their weights; groups of other rates are refused."""
-    model, other = Tokens(), Tokens()
-    weights = list(model.parameters())
-    matrices = [weight for weight in weights if weight.ndim > 1]
-    earlier = torch.optim.SGD(
-        [{"params": matrices}, {"params": [model.embed.bias]}], lr=0.1, momentum=0.9
-    )
-    for number, weight in enumerate(weights):
-        weight.grad = torch.full_like(weight, number)
-    earlier.step()
-    state = TrainingState(other, Config())
-    saved = {**TrainingState(model, Config()).state_dict(), "optimizer": earlier.state_dict()}
-    state.load_state_dict(saved)
-    momenta = [state.optimizer.state[weight]["momentum_buffer"] for weight in other.parameters()]
-    assert [float(momentum.mean()) for momentum in momenta] == list(range(len(weights)))
+def test_a_checkpoint_with_other_groups_is_refused() -> None:
+    """Another --layer-decay has other groups; the message names the option."""
     with pytest.raises(SaveError, match="type the run's --layer-decay"):
         TrainingState(net(), Config(layer_decay=0.5)).load_state_dict(
             TrainingState(net(), Config()).state_dict()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.training.torchrun import said
-from training.monitor.stragglers import judge
+from training.monitor.stragglers import straggler_in
 
 
 def times(ranks: int, steps: int = 100) -> np.ndarray:
@@ -27,10 +27,10 @@ def test_a_rank_that_is_always_late_is_named_with_the_reason(part: int, why: str
     """Seven ranks wait 12 ms a step for the eighth; what it takes stands beside the others'."""
     seen = times(8)
     late(seen, 5, part, 0.012)
-    found = judge(seen)
+    found = straggler_in(seen)
     assert (found.rank, found.why) == (5, why)
     assert found.waited == pytest.approx(0.012, abs=1e-3)
-    assert found.own - found.others == pytest.approx(0.012, abs=1e-3)
+    assert found.rank_seconds - found.others_seconds == pytest.approx(0.012, abs=1e-3)
     assert found.network == pytest.approx(0.003, abs=1e-3)
     assert "the others wait for rank 5 " in found.text() and f"its {why} takes" in found.text()
 
@@ -40,7 +40,7 @@ def test_a_rank_that_is_late_now_and_then_is_found_among_others() -> None:
     seen = times(4)
     late(seen, 2, 0, 0.5, every=50)
     late(seen, 1, 1, 0.002, every=3)
-    found = judge(seen)
+    found = straggler_in(seen)
     assert (found.rank, found.why) == (2, "data")
     assert found.waited == pytest.approx(0.01, rel=0.1)
 
@@ -49,14 +49,14 @@ def test_a_slow_network_names_no_rank() -> None:
     """Where all ranks wait, none is named."""
     seen = times(4)
     seen[:, :, 2] += 0.05
-    found = judge(seen)
+    found = straggler_in(seen)
     assert found.text().startswith("last 100 steps: network-bound: ")
     assert "rank" not in found.text()
 
 
 def test_ranks_that_keep_step_are_no_news() -> None:
     """Nothing is said where nothing is to be won."""
-    assert judge(times(4)).text() == ""
+    assert straggler_in(times(4)).text() == ""
 
 
 @pytest.fixture(scope="module")

@@ -135,6 +135,33 @@ def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: P
     assert not (here / "tracker-mlflow.json").exists()
 
 
+@pytest.mark.parametrize("below", ["figures", "../20260102-030405-b"])
+def test_wandb_obeys_no_settings_in_the_folder_of_a_run(below: str, tmp_path: Path) -> None:
+    """On a disk that hosts share they can write wandb/settings: it would get the user's key."""
+    runs = tmp_path / "project" / "runs"
+    runs.mkdir(parents=True)
+    run, other = a_run(runs / "20260102-030405-a"), a_run(runs / "20260102-030405-b")
+    current = run / below
+    for folder, server in {
+        **dict.fromkeys((run, other, run / "figures"), "http://evil.example"),
+        tmp_path / "project": "http://mine.example",
+    }.items():
+        (folder / "wandb").mkdir(parents=True)
+        (folder / "wandb" / "settings").write_text(f"[default]\nbase_url = {server}\n")
+    script = (
+        "import sys; from pathlib import Path; from training.track.sent import Sent\n"
+        "from training.track.wandb_run import WandbRun\n"
+        "settings = {'name': 'x', 'git_commit': ''}\n"
+        "run = WandbRun(Path(sys.argv[1]), settings, Sent())\n"
+        "print('server:', run._run.settings.base_url)\n"
+    )
+    for folder, obeyed in ((current, False), (tmp_path / "project", True)):
+        sent = warm.run("-c", script, run, cwd=folder, env={**os.environ, "WANDB_MODE": "offline"})
+        assert sent.returncode == 0, sent.stderr
+        assert "server: https://" in sent.stdout or obeyed
+        assert ("server: http://mine.example\n" in sent.stdout) == obeyed
+
+
 def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) -> None:
     """In there stands where their artifacts lie, which could be any place."""
     there, here = a_run(tmp_path / "there"), tmp_path / "here"
@@ -295,7 +322,7 @@ def test_a_tracker_that_hangs_costs_a_moment_at_the_end(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     assert loop.run(TASK, settings(shapes, tmp_path / "run", epochs=1, track="wandb")) == 0
     said = capfd.readouterr().out
-    later = f"python -m training track wandb {tmp_path / 'run'}"
+    later = f"./run-local track wandb {tmp_path / 'run'}"
     assert f"--track wandb: did not end in time; to send the rest later, type: {later}\n" in said
     assert (tmp_path / "run" / "final.pt").exists()
 
@@ -346,4 +373,4 @@ def test_what_is_not_installed_or_no_tracker_is_one_line() -> None:
         tracker.check_trackers(["comet"])
     wrong = warm.run("-m", "training", "track", "mlflw", "runs/x", env={**os.environ})
     assert wrong.returncode == UsageError.exit_code
-    assert wrong.stderr.startswith("error: tracker mlflw: not one of wandb, mlflow; type: ")
+    assert wrong.stderr.startswith("error: TRACKER mlflw: not one of wandb, mlflow; did you mean")

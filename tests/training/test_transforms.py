@@ -7,7 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
+from catdog.model import TASK as catdog_task
+from catdog.recipes import CatDog
+from imagenet.recipes import ImageNet
+from mnist.model import TASK as mnist_task
+from mnist.recipes import Mnist
+from training.data.augment import ERASED_AREA, ERASED_SHAPE
+from training.data.decode import RATIO
 from training.data.transforms import Transforms
+from training.models.named import normalised_for
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -33,6 +41,48 @@ def test_images_are_normalised_colour_by_colour(channels: int, pictures: int) ->
         found = transforms.normalised(layout)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected)
+
+
+def test_models_see_the_normalisation_of_their_published_weights() -> None:
+    """Every model of torchvision gets the mean and deviation that torchvision publishes with its
+    weights; those of ImageNet are the default, of timm's as of ours. Torchvision's googlenet and
+    inception_v3 turn ImageNet's back into (x - 0.5) / 0.5 themselves, which ours get at once."""
+    import timm.data.constants
+    import torchvision
+
+    plain = Transforms(size=32)
+    assert plain.mean == timm.data.constants.IMAGENET_DEFAULT_MEAN == (0.485, 0.456, 0.406)
+    assert plain.deviation == timm.data.constants.IMAGENET_DEFAULT_STD == (0.229, 0.224, 0.225)
+    for name in torchvision.models.list_models(module=torchvision.models):
+        published = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        expected = tuple(published.mean), tuple(published.std)
+        if name in ("googlenet", "inception_v3"):
+            expected = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+        ours = normalised_for(name, plain)
+        assert (ours.mean, ours.deviation) == expected, name
+
+
+def test_gray_tasks_see_their_published_normalisation() -> None:
+    """MNIST's mean and deviation are those of its 60,000 training images, gray cats and dogs have
+    one channel's."""
+    digits = mnist_task.transforms(Mnist(), 0)
+    assert (digits.mean, digits.deviation) == ((0.1307,), (0.3081,))
+    gray = catdog_task.transforms(CatDog(gray=True), 0)
+    assert (gray.mean, gray.deviation) == ((0.45,), (0.25,))
+
+
+def test_random_crops_and_erased_rectangles_have_their_published_bounds() -> None:
+    """Inception's crops: 8 to 100 % of the area, 3:4 to 4:3. Random Erasing: 2 to 33 % of the area,
+    0.3 to 3.3, as torchvision draws it."""
+    from inspect import signature
+
+    from torchvision.transforms.v2 import RandomErasing, RandomResizedCrop
+
+    crop, erasing = (signature(one).parameters for one in (RandomResizedCrop, RandomErasing))
+    assert crop["ratio"].default == RATIO == (3 / 4, 4 / 3)
+    assert (crop["scale"].default) == (ImageNet().crop_area, 1.0) == (0.08, 1.0)
+    assert erasing["scale"].default == ERASED_AREA == (0.02, 0.33)
+    assert erasing["ratio"].default == ERASED_SHAPE == (0.3, 3.3)
 
 
 def test_evaluation_sees_the_whole_image_or_its_centre() -> None:

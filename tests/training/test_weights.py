@@ -25,7 +25,7 @@ def test_an_unknown_model_gets_its_near_names() -> None:
     with pytest.raises(UsageError, match="no such model"):
         torchvision_model("__import__('os').getcwd()", 10, 224)
     with pytest.raises(UsageError, match="did you mean catdog"):
-        torchvision_model("cadog", 10, 224, own=("catdog",))
+        torchvision_model("cadog", 10, 224, task_models=("catdog",))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "googlenet", "vit_b_16"])

@@ -24,7 +24,7 @@ from training.data.transforms import Transforms
 from training.device import set_up
 from training.loop import train
 from training.phases.start import TrainingRun
-from training.ranks import Ranks
+from training.ranks import Numbers, Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles, writes_to
 from training.run.resume import resumed
@@ -56,13 +56,16 @@ class Halves:
     epoch_steps = 6
     batch = GLOBAL_BATCH
     rows = 6 * GLOBAL_BATCH
-    judges = True
+    has_evaluation = True
     lanes = 0
     remark = ""
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
         self.ranks = ranks
         self.signalled = signalled  # rank, step
+
+    def class_sizes(self) -> Numbers:
+        return np.full(len(self.classes), self.rows // len(self.classes))
 
     def samples_in(self, step: int) -> int:
         return self.batch

@@ -36,16 +36,16 @@ def changes(jitter: float, trivial: bool, strength: int, severity: int) -> tuple
     `strength` is RandAugment's, `severity` AugMix's; 0 leaves each of them out.
     """
     smooth = InterpolationMode.BILINEAR
-    found: list[Change] = []
+    transforms: list[Change] = []
     if jitter:
-        found.append(ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter))
+        transforms.append(ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter))
     if trivial:
-        found.append(TrivialAugmentWide(interpolation=smooth))
+        transforms.append(TrivialAugmentWide(interpolation=smooth))
     if strength:
-        found.append(RandAugment(magnitude=strength, interpolation=smooth))
+        transforms.append(RandAugment(magnitude=strength, interpolation=smooth))
     if severity:
-        found.append(AugMix(severity=severity, interpolation=smooth))
-    return tuple(found)
+        transforms.append(AugMix(severity=severity, interpolation=smooth))
+    return tuple(transforms)
 
 
 def changed(pixels: Pixels, change: Change, random: np.random.Generator) -> Pixels:

@@ -97,7 +97,37 @@ class Region:
         bottom, right = top - (-box.height // shrink), left - (-box.width // shrink)
         return cls(pixels[top:bottom, left:right], box, shrink)
 
-    def resize(self, out: Pixels, interpolation: Interpolation) -> None:
+    @property
+    def held_bytes(self) -> int:
+        """Return the memory that the region keeps: all that was decoded, as it is a view of it."""
+        return self.pixels.nbytes if self.pixels.base is None else self.pixels.base.nbytes
+
+    def resized(
+        self, size: int, interpolation: Interpolation = "bilinear", out: Pixels | None = None
+    ) -> Pixels:
+        """Return the whole region as uint8 (size, size, 3), in `out` if given."""
+        pixels = np.empty((size, size, 3), np.uint8) if out is None else out
+        self._resize(pixels, interpolation)
+        return pixels
+
+    def centre(
+        self,
+        short_side: int,
+        size: int,
+        interpolation: Interpolation = "bilinear",
+        out: Pixels | None = None,
+    ) -> Pixels:
+        """Return the centre, uint8 (size, size, 3), after a resize to that shorter side."""
+        height, width = self.box.height, self.box.width
+        sides = height * short_side // min(height, width), width * short_side // min(height, width)
+        resized = np.empty((*sides, 3), np.uint8)
+        self._resize(resized, interpolation)
+        top, left = (round((side - size) / 2) for side in sides)
+        pixels = np.empty((size, size, 3), np.uint8) if out is None else out
+        pixels[:] = resized[top : top + size, left : left + size]
+        return pixels
+
+    def _resize(self, out: Pixels, interpolation: Interpolation) -> None:
         """Fill `out`, antialiased; torch's kernel for bytes has three times Pillow's speed."""
         scales = (
             out.shape[0] * self.shrink / self.box.height,
@@ -110,78 +140,53 @@ class Region:
 
 def decode(data: bytes) -> Pixels:
     """Return the whole image, uint8 (height, width, 3); DataError if it is damaged or too large."""
-    return _region(data, _whole, math.inf).pixels
+    return crop(data, whole, math.inf).pixels
 
 
-def random_resized_crop(
+def crop(data: bytes, choose: Choice, side: float) -> Region:
+    """Decode the part that `choose(width, height)` names, no finer than a result of `side` needs.
+
+    Where the image is decoded at a fraction of its resolution, the part is moved up and left to
+    the next pixel of that: by 7 pixels at most, and less than half a pixel of the result.
+    """
+    frame = jpeg_frame(data)
+    if not (frame and frame.one_scan):
+        _check_scans(data)
+    if frame is None:
+        image = _pillow(data)
+        return Region.cut(_rgb(image), choose(*image.size), 1)
+    _check_size(frame.width, frame.height)
+    box = choose(frame.width, frame.height)
+    shrink = _shrink(box, side)
+    box = _on_grid(box, shrink)
+    rows = min(frame.height, box.top + box.height + MARGIN * shrink)
+    if tiled := _tiled(data, frame, box, rows, shrink):
+        return tiled
+    pixels = _turbo(data, frame, rows, shrink)
+    if pixels is None:
+        return Region.cut(_rgb(_pillow(data)), box, 1)
+    return Region.cut(pixels, box, shrink)
+
+
+def random_crop(
     data: bytes,
     size: int,
     rng: Random,
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = RATIO,
-    flip: float = 0.5,
-    interpolation: Interpolation = "bilinear",
-    out: Pixels | None = None,
-) -> Pixels:
-    """Return a random part of the image, resized to uint8 (size, size, 3).
-
-    It is mirrored with probability `flip`.
+) -> Region:
+    """Decode a random part of the image, no finer than a result of `size` pixels needs.
 
     The part is drawn as torchvision's RandomResizedCrop draws it: its area as a share of the
-    image from `scale`, its width to height from `ratio`. The result lies in `out` if given.
+    image from `scale`, its width to height from `ratio`.
     """
-    flips = rng.random() < flip
-    return resized_crop(
-        data,
-        lambda width, height: draw_box(width, height, rng, scale, ratio),
-        size,
-        flips,
-        interpolation,
-        out,
-    )
-
-
-def resized_crop(
-    data: bytes,
-    choose: Choice,
-    size: int,
-    flip: bool = False,
-    interpolation: Interpolation = "bilinear",
-    out: Pixels | None = None,
-) -> Pixels:
-    """Return the part that `choose(width, height)` names, resized to uint8 (size, size, 3).
-
-    Where the image is decoded at a fraction of its resolution, the part is moved up and left to
-    the next pixel of that: by 7 pixels at most, and less than half a pixel of the result.
-    """
-    pixels = np.empty((size, size, 3), np.uint8) if out is None else out
-    _region(data, choose, size).resize(pixels, interpolation)
-    return mirrored(pixels) if flip else pixels
+    return crop(data, lambda width, height: draw_box(width, height, rng, scale, ratio), size)
 
 
 def mirrored(pixels: Pixels) -> Pixels:
     """Return uint8 (height, width, channels) with left and right exchanged, in the same memory."""
     memory = torch.from_numpy(pixels)
     memory.copy_(memory.flip(1))
-    return pixels
-
-
-def center_crop(
-    data: bytes,
-    resize: int,
-    size: int,
-    interpolation: Interpolation = "bilinear",
-    out: Pixels | None = None,
-) -> Pixels:
-    """Return the centre, uint8 (size, size, 3), of the image resized to a shorter side `resize`."""
-    region = _region(data, _whole, resize)
-    height, width = region.box.height, region.box.width
-    sides = height * resize // min(height, width), width * resize // min(height, width)
-    resized = np.empty((*sides, 3), np.uint8)
-    region.resize(resized, interpolation)
-    top, left = (round((side - size) / 2) for side in sides)
-    pixels = np.empty((size, size, 3), np.uint8) if out is None else out
-    pixels[:] = resized[top : top + size, left : left + size]
     return pixels
 
 
@@ -224,10 +229,10 @@ def _orientation(data: bytes) -> int:
         return 1
     try:
         with warnings.catch_warnings(action="ignore"):
-            found = Image.open(io.BytesIO(data), formats=("JPEG",)).getexif().get(ORIENTATION)
+            orientation = Image.open(io.BytesIO(data), formats=("JPEG",)).getexif().get(ORIENTATION)
     except PILLOW_ERRORS:
         return 1
-    return found if isinstance(found, int) else 1
+    return orientation if isinstance(orientation, int) else 1
 
 
 def upright(square: Pixels, data: bytes) -> Pixels:
@@ -264,29 +269,9 @@ def _between(limits: tuple[float, float], rng: Random) -> float:
     return limits[0] + (limits[1] - limits[0]) * rng.random()
 
 
-def _whole(width: int, height: int) -> Box:
+def whole(width: int, height: int) -> Box:
+    """Return the box of a whole image."""
     return Box(0, 0, width, height)
-
-
-def _region(data: bytes, choose: Choice, side: float) -> Region:
-    """Return the chosen part, no finer than a result of `side` pixels needs."""
-    frame = jpeg_frame(data)
-    if not (frame and frame.one_scan):
-        _check_scans(data)
-    if frame is None:
-        image = _pillow(data)
-        return Region.cut(_rgb(image), choose(*image.size), 1)
-    _check_size(frame.width, frame.height)
-    box = choose(frame.width, frame.height)
-    shrink = _shrink(box, side)
-    box = _on_grid(box, shrink)
-    rows = min(frame.height, box.top + box.height + MARGIN * shrink)
-    if tiled := _tiled(data, frame, box, rows, shrink):
-        return tiled
-    pixels = _turbo(data, frame, rows, shrink)
-    if pixels is None:
-        return Region.cut(_rgb(_pillow(data)), box, 1)
-    return Region.cut(pixels, box, shrink)
 
 
 def _shrink(box: Box, side: float) -> int:
@@ -384,8 +369,8 @@ def _check_size(width: int, height: int) -> None:
 
 def _check_scans(data: bytes) -> None:
     """Raise DataError for a JPEG whose number of scans would hold up a step."""
-    if data[:2] == START and (found := scans(data)) > MAX_SCANS:
-        raise DataError(f"a JPEG of {found} scans; at most {MAX_SCANS} are read")
+    if data[:2] == START and (scan_count := scans(data)) > MAX_SCANS:
+        raise DataError(f"a JPEG of {scan_count} scans; at most {MAX_SCANS} are read")
 
 
 def _planes(pixels: Pixels) -> torch.Tensor:

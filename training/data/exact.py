@@ -3,8 +3,8 @@
 In each loader worker of a rank, through all epochs of the run:
 
     parts     Part: what this worker reads in some steps (training.data.order)
-    ahead     {row: Found}: one read of neighbours in a shard, verified; threads fetch the next
-    shares    Share: this worker's samples of a step, with their places in the rank's batch
+    ahead     {row: StoredSample}: a verified read of neighbours; threads fetch the next
+    shares    Share: this worker's samples of a step, with their indices in the rank's batch
 
 In the rank:
 
@@ -42,8 +42,9 @@ from training.data.samples import (
     LeftToGpu,
     Quarantine,
     StoredSample,
+    decoded_sample,
+    in_groups,
     left_to_gpu,
-    prepared,
 )
 from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, TransformsOfEpoch
@@ -55,12 +56,12 @@ READERS = 4  # threads per loader worker; they wait for a disk or a server
 
 
 class Share(NamedTuple):
-    """The samples of a step that one loader worker has decoded into its places of a slot."""
+    """The samples of a step that one loader worker has decoded into a slot."""
 
     number: int  # of the batch that they are a part of
     shape: Shape
     labels: npt.NDArray[np.int64]  # (n,)
-    places: Positions  # (n,): in the slot
+    batch_indices: Positions  # (n,): which image of the slot each sample is
     rows: Positions  # (n,): in the index
     skipped: int
     left: list[LeftToGpu]
@@ -99,7 +100,7 @@ class Planned:
         self.dataset = pool.sources[0].manifest.dataset
         self.epoch_steps = self._walk.epoch_steps
         self._validation = Validation(config, ranks, transforms, pool.sources[0])
-        self.judges = self._validation.judges
+        self.has_evaluation = self._validation.has_evaluation
         self.lanes = 0
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
@@ -200,47 +201,55 @@ class ExactStream(IterableDataset[Share | Problem]):
 
     def __iter__(self) -> Iterator[Share | Problem]:
         worker = get_worker_info()
-        place = (worker.id, worker.num_workers) if worker else (0, 1)
-        return with_problems(self._shares(*place))
+        worker_and_count = (worker.id, worker.num_workers) if worker else (0, 1)
+        return with_problems(self._shares(*worker_and_count))
 
     def _shares(self, worker: int, workers: int) -> Iterator[Share]:
         walk, quarantine, numbers = self.walk, Quarantine(self.walk.config), count()
+        # One copy of the plan feeds the threads that read ahead, the other the decoding.
         parts, same_parts = tee(walk.parts(worker, workers))
         reads = (read for _, part in same_parts for read in part.reads.tolist())
         with closing(ahead(walk.pool.read, reads)) as arriving:
-            for epoch, part, here, found in steps(parts, arriving):
-                yield self._share(next(numbers), epoch, part, here, found, quarantine)
+            for epoch, part, step_slice, stored_samples in steps(parts, arriving):
+                yield self._share(
+                    next(numbers), epoch, part, step_slice, stored_samples, quarantine
+                )
 
     def _share(
         self,
         number: int,
         epoch: int,
         part: Part,
-        here: slice,
-        found: list[StoredSample],
+        step_slice: slice,
+        stored_samples: list[StoredSample],
         quarantine: Quarantine,
     ) -> Share:
-        """Decode this worker's samples of a step into their places in the rank's batch."""
+        """Decode this worker's samples of a step into the slot of the rank's batch."""
         transforms, seed = self.walk.transforms(epoch), (self.walk.config.seed, epoch)
         images = self.slots.images(number, self.walk.largest, transforms.training_shape).numpy()
-        places, positions = part.places[here], part.positions[here]
+        batch_indices, positions = part.batch_indices[step_slice], part.positions[step_slice]
         prepare = preparing(transforms, self.walk.on_gpu)
-        made = [
-            prepared(images[place], position, stored, prepare, seed, quarantine)
-            for place, position, stored in zip(
-                places.tolist(), positions.tolist(), found, strict=True
-            )
+        # Lazy: in_groups below decides how many are decoded before the first is resized.
+        decoded = (
+            decoded_sample(position, stored, prepare, seed, quarantine)
+            for position, stored in zip(positions.tolist(), stored_samples, strict=True)
+        )
+        kept_or_none = [
+            one and one.into(images[batch_index])
+            for one, batch_index in zip(in_groups(decoded), batch_indices.tolist(), strict=True)
         ]
-        kept = [one is not None for one in made]
+        is_kept = [one is not None for one in kept_or_none]
         return Share(
             number,
             transforms.training_shape,
-            np.array([stored.sample.label for stored in found], np.int64)[kept],
-            places[kept],
-            part.rows[here][kept],
+            np.array([stored.sample.label for stored in stored_samples], np.int64)[is_kept],
+            batch_indices[is_kept],
+            part.rows[step_slice][is_kept],
             quarantine.news(),
             left_to_gpu(
-                (place, one) for place, one in zip(places.tolist(), made, strict=True) if one
+                (batch_index, one)
+                for batch_index, one in zip(batch_indices.tolist(), kept_or_none, strict=True)
+                if one
             ),
         )
 
@@ -253,11 +262,11 @@ def steps(
     for epoch, part in parts:
         begin = 0
         for end in part.ends.tolist():
-            here = slice(begin, end)
+            step_slice = slice(begin, end)
             begin = end
             columns = (part.rows, part.positions, part.brought_by)
-            uses = zip(*(column[here].tolist() for column in columns), strict=True)
-            yield epoch, part, here, [_taken(waiting, arriving, *use) for use in uses]
+            uses = zip(*(column[step_slice].tolist() for column in columns), strict=True)
+            yield epoch, part, step_slice, [_taken(waiting, arriving, *use) for use in uses]
 
 
 def _taken(
@@ -270,10 +279,10 @@ def _taken(
     """Return a sample out of its read, which is the next to arrive if this is its first use."""
     if position == brought_by:
         waiting[brought_by] = next(arriving)
-    found = waiting[brought_by].pop(row)
+    stored = waiting[brought_by].pop(row)
     if not waiting[brought_by]:
         del waiting[brought_by]
-    return found
+    return stored
 
 
 def ahead(
@@ -285,6 +294,7 @@ def ahead(
         try:
             while futures:
                 result = futures.popleft().result()
+                # One more is asked for as each is taken: READS_AHEAD bounds the memory held.
                 futures.extend(threads.submit(read, *which) for which in islice(reads, 1))
                 yield result
         finally:
@@ -299,13 +309,13 @@ def merged(made: Iterator[Share], workers: int, slots: Slots) -> Iterator[Batch]
 
 
 def in_order(together: list[Share], slots: Slots) -> Batch:
-    """Return the shares of a step as one batch, in the order of their places."""
-    places = np.concatenate([share.places for share in together])
-    order = places.argsort()
-    number, stored = together[0].number, int(places.max(initial=-1)) + 1
+    """Return the shares of a step as one batch, in the order of their indices."""
+    batch_indices = np.concatenate([share.batch_indices for share in together])
+    order = batch_indices.argsort()
+    number, stored = together[0].number, int(batch_indices.max(initial=-1)) + 1
     images = slots.images(number, stored, together[0].shape)
-    if stored > len(places):  # there are gaps where samples were left out
-        images = images[torch.from_numpy(places[order])]
+    if stored > len(batch_indices):  # there are gaps where samples were left out
+        images = images[torch.from_numpy(batch_indices[order])]
     return Batch(
         images.permute(0, 3, 1, 2),
         slots.labels(number, np.concatenate([share.labels for share in together])[order]),

@@ -13,6 +13,7 @@ more than MOST_PIXELS, and all but plain baseline JPEGs: nvJPEG decodes progress
 and may not follow Adobe's marker of other colours. What it refuses, Pillow decodes in the rank.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,7 +32,6 @@ from training.data.decode import FINE, RATIO, Interpolation, Pixels, decode, dra
 from training.data.loader import worker_count
 from training.data.samples import (
     Batch,
-    JpegCrop,
     LeftToGpu,
     Prepare,
     Quarantine,
@@ -39,7 +39,7 @@ from training.data.samples import (
     left_to_gpu,
     rows_of,
 )
-from training.data.transforms import Transforms
+from training.data.transforms import Decoded, JpegCrop, Transforms
 from training.ranks import Ranks
 
 MOST_PIXELS = 1 << 20  # of an image: those of a batch of 256 take 0.8 GB of the GPU's memory
@@ -68,11 +68,11 @@ class GpuDecoder:
         """Fill the places of `images`, uint8 (B, 3, size, size), that hold a JPEG in the batch."""
         jpegs = jpegs_in(batch)
         try:
-            found = decoded(jpegs, self.device)
+            decoded_images = decoded(jpegs, self.device)
         except RuntimeError:  # it names none, and returns none of the others
-            found = [self._alone(*one) for one in zip(batch.left, jpegs, strict=True)]
-        for left, pixels in zip(batch.left, found, strict=True):
-            images[left.place] = self._resized(pixels, left.crop, images.shape[2:])
+            decoded_images = [self._alone(*one) for one in zip(batch.left, jpegs, strict=True)]
+        for left, pixels in zip(batch.left, decoded_images, strict=True):
+            images[left.batch_index] = self._resized(pixels, left.crop, images.shape[2:])
 
     def _alone(self, left: LeftToGpu, jpeg: torch.Tensor) -> torch.Tensor:
         """Return the pixels of a JPEG, by Pillow if nvJPEG refuses; DataError if it is damaged."""
@@ -126,29 +126,30 @@ def gpu_decoder(
 
 
 def preparing(transforms: Transforms, on_gpu: bool) -> Prepare:
-    """Return what fills an image's place in a training batch: with pixels, or for the GPU."""
+    """Return what decodes an image for a training batch, or leaves it to the GPU."""
+    room = math.prod(transforms.training_shape)
 
-    def with_pixels(data: bytes, random: np.random.Generator, place: Pixels) -> None:
-        transforms.for_training(data, random, place)
-
-    def with_jpeg(data: bytes, random: np.random.Generator, place: Pixels) -> JpegCrop | None:
+    def left(data: bytes, random: np.random.Generator) -> Decoded:
         frame = jpeg_frame(data)
-        if frame is None or len(data) > place.size or not _is_usual(data, frame, transforms.size):
-            with_pixels(data, random, place)
-            return None
-        # The crop is the one that with_pixels would draw.
+        if frame is None or len(data) > room or not _is_usual(data, frame, transforms.size):
+            return transforms.decoded_for_training(data, random)
+        # The crop is the one that a loader worker would draw.
         mirror = random.random() < (0.5 if transforms.flip else 0.0)
         box = draw_box(frame.width, frame.height, random, (transforms.crop_area, 1.0), RATIO)
-        place.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-        return JpegCrop(len(data), box, mirror)
 
-    return with_jpeg if on_gpu and not _changes(transforms) else with_pixels
+        def fill(out: Pixels) -> JpegCrop:
+            out.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
+            return JpegCrop(len(data), box, mirror)
+
+        return Decoded(len(data), fill)
+
+    return left if on_gpu and not _changes(transforms) else transforms.decoded_for_training
 
 
 def jpegs_in(batch: Batch) -> list[torch.Tensor]:
     """Return the JPEGs in a batch: uint8 (length,), each where its pixels would be."""
-    places = batch.images.permute(0, 2, 3, 1)
-    return [places[left.place].view(-1)[: left.crop.length] for left in batch.left]
+    image_memory = batch.images.permute(0, 2, 3, 1)
+    return [image_memory[left.batch_index].view(-1)[: left.crop.length] for left in batch.left]
 
 
 def decoded(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -158,8 +159,8 @@ def decoded(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tenso
     with warnings.catch_warnings():
         # Its successor, torchcodec, is a package of its own, for which there is no lock yet.
         warnings.simplefilter("ignore", DeprecationWarning)
-        found: list[torch.Tensor] = decode_jpeg(jpegs, ImageReadMode.RGB, device)
-    return found
+        images: list[torch.Tensor] = decode_jpeg(jpegs, ImageReadMode.RGB, device)
+    return images
 
 
 def _is_usual(data: bytes, frame: Frame, size: int) -> bool:
@@ -199,25 +200,28 @@ def _compared(
     Raise RuntimeError if it cannot decode.
     """
     samples = source.manifest.split("train").samples
-    found = list(rows_of(source, "train", range(min(MEASURED, samples))))
-    shape, workers = (len(found), *transforms.training_shape), max(worker_count(config, ranks), 1)
-    places = torch.empty(shape, dtype=torch.uint8, pin_memory=decoder.device.type == "cuda")
+    samples_read = list(rows_of(source, "train", range(min(MEASURED, samples))))
+    shape, workers = (
+        (len(samples_read), *transforms.training_shape),
+        max(worker_count(config, ranks), 1),
+    )
+    image_memory = torch.empty(shape, dtype=torch.uint8, pin_memory=decoder.device.type == "cuda")
 
     def fill(on_gpu: bool) -> Batch:
         prepare, quarantine = preparing(transforms, on_gpu), Quarantine(config)
-        kept = filled(places, enumerate(found), prepare, (config.seed,), quarantine)
+        kept = filled(image_memory, enumerate(samples_read), prepare, (config.seed,), quarantine)
         left = left_to_gpu(enumerate(kept))
-        return Batch(places.permute(0, 3, 1, 2), torch.empty(0), left=left)
+        return Batch(image_memory.permute(0, 3, 1, 2), torch.empty(0), left=left)
 
     def decode_left() -> None:
         images = batch.images.to(decoder.device, copy=True)
         decoder(batch, images)
         images[0].cpu()  # waits for all of it
 
-    by_workers = len(found) / _seconds(lambda: fill(on_gpu=False)) * workers
+    by_workers = len(samples_read) / _seconds(lambda: fill(on_gpu=False)) * workers
     batch = fill(on_gpu=True)
     if not batch.left:
-        return False, f"none of the first {len(found)} images is a JPEG that a GPU decodes"
+        return False, f"none of the first {len(samples_read)} images is a JPEG that a GPU decodes"
     decoded(jpegs_in(batch), decoder.device)  # raises if it cannot; the first call takes longer
     by_gpu = len(batch.left) / _seconds(decode_left)
     rates = f"{by_gpu:,.0f} images/s, loader workers ({workers}) {by_workers:,.0f}"

@@ -32,7 +32,7 @@ class Group:
         start = epoch * self.draws
         walked = (start + np.arange(self.draws)) % self.rows.size
         rounds = [walked[at : at + self.rows.size] for at in range(0, self.draws, self.rows.size)]
-        return [np.sort(self.rows[places]) for places in rounds]
+        return [np.sort(self.rows[indices]) for indices in rounds]
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def mixture(
     everything = np.arange(groups.size, dtype=np.int32)
     kept = everything if only is None else everything[np.isin(groups, list(only))]
     kept = kept[: first or None]
-    found = {} if not weights else {int(group) for group in np.unique(groups[kept])}
-    special = sorted(group for group in found if weights.get(group, 1.0) != 1.0)
+    groups_present = {} if not weights else {int(group) for group in np.unique(groups[kept])}
+    special = sorted(group for group in groups_present if weights.get(group, 1.0) != 1.0)
     plain = kept[~np.isin(groups[kept], special)] if special else kept
     parts = [Group(plain, plain.size)] if plain.size else []
     for group in special:
@@ -104,8 +104,8 @@ def _with_samples(chosen: Mixture) -> Mixture:
 
 
 def _shuffled(rows: Positions, seed: int, group: int) -> Positions:
-    words = np.random.PCG64(np.random.SeedSequence((seed, group))).random_raw(rows.size)
-    return rows[np.argsort(words, kind="stable")]
+    sort_keys = np.random.PCG64(np.random.SeedSequence((seed, group))).random_raw(rows.size)
+    return rows[np.argsort(sort_keys, kind="stable")]
 
 
 def class_weights_in(option: str, text: str) -> Mapping[str, float]:

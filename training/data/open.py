@@ -2,7 +2,7 @@
 
 Training, resampled: each loader worker of each rank runs a chain of its own, a *lane*.
 
-    drawn_shards -> found_in -> shuffled -> repeated -> numbered -> filled
+    drawn_shards -> samples_of_shards -> shuffled -> repeated -> numbered -> filled
 
 Exact epochs are in training.data.exact, and validation, which is always complete, in
 training.data.validation.
@@ -43,10 +43,10 @@ from training.data.samples import (
     StoredSample,
     drawn_shards,
     filled,
-    found_in,
     left_to_gpu,
     numbered,
     repeated,
+    samples_of_shards,
 )
 from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, Transforms, TransformsOfEpoch
@@ -75,7 +75,7 @@ class Data(Protocol):
     """What a user should know about how the images are read, if anything."""
     rows: int
     """Rows of the training set's index."""
-    judges: bool
+    has_evaluation: bool
     """True if there are validation samples."""
     lanes: int
     """Streams of a rank on which the order of its samples depends; 0: it follows from the seed."""
@@ -151,7 +151,7 @@ class Resampled:
             on_gpu=self._decoder is not None,
         )
         self._validation = Validation(config, ranks, transforms, self._source)
-        self.judges = self._validation.judges
+        self.has_evaluation = self._validation.has_evaluation
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on; a step's batch does not depend on `start`."""
@@ -190,7 +190,7 @@ class Synthetic:
         self.epoch_steps = config.steps_per_epoch or 100
         self.batch = config.batch_size * ranks.world
         self.rows = self.batch
-        self.judges = True
+        self.has_evaluation = True
         self.lanes, self.remark = 0, ""
         random = torch.Generator().manual_seed(config.seed + ranks.rank)
         shape = (config.batch_size, transforms.size, transforms.size, transforms.channels)
@@ -318,23 +318,23 @@ class ResampledStream(IterableDataset[Filled | Problem]):
             first, last = epoch * plan.epoch_steps, (epoch + 1) * plan.epoch_steps
             done = plan.share(first, step, lane)
             transforms, seed = plan.transforms(epoch), plan.seed(epoch, lane)
-            shape, found = transforms.training_shape, self._found(epoch, lane, done)
+            shape, samples = transforms.training_shape, self._samples(epoch, lane, done)
             prepare = preparing(transforms, plan.on_gpu)
             for number in islice(numbers, plan.share(step, last, lane)):
                 images = self.slots.images(number, plan.config.batch_size, shape)
-                kept = filled(images, found, prepare, seed, quarantine)
+                kept = filled(images, samples, prepare, seed, quarantine)
                 labels, left = [one.label for one in kept], left_to_gpu(enumerate(kept))
                 yield Filled(number, shape, labels, quarantine.news(), left)
             step = last
 
-    def _found(self, epoch: int, lane: int, done: int) -> Iterator[tuple[int, StoredSample]]:
+    def _samples(self, epoch: int, lane: int, done: int) -> Iterator[tuple[int, StoredSample]]:
         """Yield the numbered samples of a lane's epoch, from its batch number `done` on."""
         plan, config = self.plan, self.plan.config
-        seed, wanted = plan.seed_of_draws(epoch, lane), plan.samples(epoch, lane)
+        seed, sample_count = plan.seed_of_draws(epoch, lane), plan.samples(epoch, lane)
         pipeline = webdataset.DataPipeline(
             partial(drawn_shards, plan.source, TRAIN, seed),
-            partial(found_in, plan.source, TRAIN, wanted=wanted),
-            partial(shuffled, wanted=wanted, buffer=config.shuffle_buffer, seed=seed),
+            partial(samples_of_shards, plan.source, TRAIN, sample_count=sample_count),
+            partial(shuffled, sample_count=sample_count, buffer=config.shuffle_buffer, seed=seed),
             partial(repeated, times=plan.times, apart=plan.apart),
             partial(numbered, first=done * config.batch_size),
         )
@@ -342,12 +342,12 @@ class ResampledStream(IterableDataset[Filled | Problem]):
 
 
 def shuffled(
-    found: Iterator[StoredSample], wanted: int, buffer: int, seed: Seed
+    samples: Iterator[StoredSample], sample_count: int, buffer: int, seed: Seed
 ) -> Iterator[StoredSample]:
-    """Yield samples by a shuffle buffer, which is used up after the first `wanted` of them.
+    """Yield samples by a shuffle buffer, which is used up after the first `sample_count` of them.
 
     Further ones, in place of samples that are left out, follow as they come.
     """
     shuffle = webdataset.shuffle(buffer, initial=buffer // 10, rng=random.Random(str(seed)))
-    yield from shuffle(islice(found, wanted))
-    yield from found
+    yield from shuffle(islice(samples, sample_count))
+    yield from samples

@@ -82,8 +82,11 @@ class SamplePool:
         folder = int(np.searchsorted(self._bases[1:], number, side="right"))
         source = self.sources[folder]
         shard = source.manifest.split(self.split).shards[number - int(self._bases[folder])]
-        found = neighbours(source, shard, rows)
-        return {row + place: StoredSample(shard.name, sample) for place, sample in enumerate(found)}
+        samples_read = neighbours(source, shard, rows)
+        return {
+            row + offset: StoredSample(shard.name, sample)
+            for offset, sample in enumerate(samples_read)
+        }
 
     @cached_property
     def _bases(self) -> npt.NDArray[np.int64]:

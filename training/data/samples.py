@@ -1,19 +1,19 @@
 """The links of the chains that turn shards into batches; training.data.open puts them together.
 
-drawn_shards   (shard number, first sample): drawn with replacement, endless
-found_in       StoredSample: a verified sample (key, bytes, label) and the shard it lies in
-rows_of        the same for neighbouring rows of the index, read by ranges
-repeated       each sample several times, among others
-numbered       (number, StoredSample), from where an interrupted chain resumes
-filled         images of a batch, each decoded into its place; bad ones fail or are counted
+drawn_shards       (shard number, first sample): drawn with replacement, endless
+samples_of_shards  StoredSample: a verified sample (key, bytes, label) and the shard it lies in
+rows_of            the same for neighbouring rows of the index, read by ranges
+repeated           each sample several times, among others
+numbered           (number, StoredSample), from where an interrupted chain resumes
+filled             images of a batch, decoded and resized in groups; bad ones fail or are counted
 
-With --gpu-decode, a place may hold a JPEG instead (training.data.gpu_decode).
+With --gpu-decode, an image's memory may hold a JPEG instead (training.data.gpu_decode).
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,23 +24,17 @@ from shards.samples import portions
 from shards.source import Source
 from shards.verify import Sample
 from training.config import DataSettings
-from training.data.decode import Box, Pixels
+from training.data.decode import Pixels
+from training.data.transforms import Decoded, JpegCrop
 
 READ_BYTES = 2 << 20  # at once
+GROUP_BYTES = 16 << 20  # decoded before any is resized: 28 photographs of 500 x 375
 
 Seed = tuple[int, ...]
 
 
-class JpegCrop(NamedTuple):
-    """A JPEG that lies in the place of its pixels, and the part of it that the GPU is to decode."""
-
-    length: int  # bytes
-    box: Box
-    mirror: bool
-
-
-Prepare = Callable[[bytes, np.random.Generator, Pixels], JpegCrop | None]
-"""Fills uint8 (size, size, channels) with an image as the model sees it, or with a JPEG."""
+Prepare = Callable[[bytes, np.random.Generator], Decoded]
+"""Decodes an image for its place in a batch, or leaves it to the GPU."""
 
 
 class StoredSample(NamedTuple):
@@ -60,9 +54,9 @@ class Kept(NamedTuple):
 
 
 class LeftToGpu(NamedTuple):
-    """A place of a batch with a JPEG in it."""
+    """An image of a batch whose memory holds a JPEG that the GPU decodes."""
 
-    place: int
+    batch_index: int
     name: str  # of the sample, for messages
     crop: JpegCrop
 
@@ -79,7 +73,7 @@ class Batch(NamedTuple):
     skipped: int = 0  # bad samples left out of it
     rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
     keys: Sequence[tuple[str, str]] = ()  # shard and key of each, in an evaluation
-    left: Sequence[LeftToGpu] = ()  # places where the images still are JPEGs
+    left: Sequence[LeftToGpu] = ()  # images that still are JPEGs
 
 
 class Quarantine:
@@ -87,23 +81,23 @@ class Quarantine:
 
     def __init__(self, config: DataSettings) -> None:
         self.limit = config.bad_samples_limit if config.bad_samples == "quarantine" else 0
-        self.seen = 0
+        self.bad_samples = 0
         self._reported = 0
 
-    def admit(self, found: StoredSample, reason: DataError) -> None:
+    def admit(self, stored: StoredSample, reason: DataError) -> None:
         """Count and name a bad sample; DataError if it is one too many."""
-        self.seen += 1
-        where = "" if found.sample.fault else f"{found.shard}: {found.sample.key}: "
+        self.bad_samples += 1
+        where = "" if stored.sample.fault else f"{stored.shard}: {stored.sample.key}: "
         what = clean(f"{where}{reason}")
         if not self.limit:
             raise DataError(f"{what}; type --bad-samples quarantine to leave such images out")
-        if self.seen > self.limit:
+        if self.bad_samples > self.limit:
             raise DataError(f"{what}; that is more than --bad-samples-limit {self.limit}")
         sys.stderr.write(f"left out: {what}\n")
 
     def news(self) -> int:
         """Return how many were left out since the last call."""
-        news, self._reported = self.seen - self._reported, self.seen
+        news, self._reported = self.bad_samples - self._reported, self.bad_samples
         return news
 
 
@@ -122,12 +116,12 @@ def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, 
         yield int(random.integers(len(sizes))), 0
 
 
-def found_in(
-    source: Source, split: str, shards: Iterable[tuple[int, int]], wanted: int
+def samples_of_shards(
+    source: Source, split: str, shards: Iterable[tuple[int, int]], sample_count: int
 ) -> Iterator[StoredSample]:
-    """Yield the samples of these shards, each from its first wanted sample on.
+    """Yield the samples of these shards, each from its given first sample on.
 
-    No byte after the first `wanted` samples is read before they are used up. They are read by
+    No byte after the first `sample_count` samples is read before they are used up. They are read by
     ranges: each image's own checksum, in a verified index, is enough. The digest of a whole shard
     would cost a fifteenth of a worker's time.
     """
@@ -135,17 +129,17 @@ def found_in(
     for number, first in shards:
         start = sum(sizes[:number])
         rows = range(start + first, start + sizes[number])
-        yield from rows_of(source, split, rows[:wanted])
-        yield from rows_of(source, split, rows[wanted:])
-        wanted -= min(len(rows), wanted)
+        yield from rows_of(source, split, rows[:sample_count])
+        yield from rows_of(source, split, rows[sample_count:])
+        sample_count -= min(len(rows), sample_count)
 
 
 def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:
     """Yield the samples of neighbouring rows of the index, each checked against its row."""
     shards = source.manifest.split(split).shards
     blocks = _blocks(source.index(split)[rows.start : rows.stop])
-    wanted = [(shards[int(block[0]["shard"])], block) for block in blocks]
-    for (shard, _), samples in zip(wanted, portions(source, wanted), strict=True):
+    shard_blocks = [(shards[int(block[0]["shard"])], block) for block in blocks]
+    for (shard, _), samples in zip(shard_blocks, portions(source, shard_blocks), strict=True):
         for sample in samples:
             yield StoredSample(shard.name, sample)
 
@@ -157,63 +151,85 @@ def _blocks(index: np.ndarray) -> list[np.ndarray]:
     return np.split(index, borders) if len(index) else []
 
 
-def numbered(found: Iterable[StoredSample], first: int) -> Iterator[tuple[int, StoredSample]]:
+def numbered(samples: Iterable[StoredSample], first: int) -> Iterator[tuple[int, StoredSample]]:
     """Yield samples with their numbers in the chain, from number `first` on."""
-    return islice(enumerate(found), first, None)
+    return islice(enumerate(samples), first, None)
 
 
-def repeated(found: Iterable[StoredSample], times: int, apart: int) -> Iterator[StoredSample]:
+def repeated(samples: Iterable[StoredSample], times: int, apart: int) -> Iterator[StoredSample]:
     """Yield every sample that many times, that many places apart."""
-    remaining = iter(found)
+    remaining = iter(samples)
     while portion := list(islice(remaining, apart)):
         yield from portion * times
 
 
 def filled(
     images: torch.Tensor,
-    found: Iterable[tuple[int, StoredSample]],
+    samples: Iterable[tuple[int, StoredSample]],
     prepare: Prepare,
     seed: Seed,
     quarantine: Quarantine,
 ) -> list[Kept]:
-    """Decode samples into uint8 (n, size, size, channels), until it is full or there are no more.
+    """Decode numbered samples into uint8 (n, size, size, channels), until it is full or they end.
 
     Return those that have a place. All that is random follows from the seed and the sample's
     number.
     """
-    places, kept = images.numpy(), list[Kept]()
-    for number, stored in found:
-        if one := prepared(places[len(kept)], number, stored, prepare, seed, quarantine):
-            kept.append(one)
-            if len(kept) == len(places):
-                break
-    return kept
+    decoded = (
+        one
+        for number, stored in samples
+        if (one := decoded_sample(number, stored, prepare, seed, quarantine))
+    )
+    # islice ends without asking for one sample more: it would be lost to the next batch.
+    group = in_groups(islice(decoded, len(images)))
+    return [one.into(out) for one, out in zip(group, images.numpy(), strict=False)]
 
 
-def prepared(
-    place: Pixels,
-    number: int,
-    stored: StoredSample,
-    prepare: Prepare,
-    seed: Seed,
-    quarantine: Quarantine,
-) -> Kept | None:
-    """Decode a sample into its place; return None for a bad one that may be left out."""
+class DecodedSample(NamedTuple):
+    """A sample whose image is decoded but has no place yet."""
+
+    stored: StoredSample
+    image: Decoded
+
+    def into(self, out: Pixels) -> Kept:
+        """Write the image into `out`, uint8 (size, size, channels)."""
+        sample = self.stored.sample
+        return Kept(self.stored.shard, sample.key, sample.label, self.image.fill(out))
+
+
+def decoded_sample(
+    number: int, stored: StoredSample, prepare: Prepare, seed: Seed, quarantine: Quarantine
+) -> DecodedSample | None:
+    """Decode a sample; return None for a bad one that may be left out."""
     sample = stored.sample
     try:
         if sample.fault:
             raise sample.fault
-        crop = prepare(sample.image, _random((*seed, number)), place)
+        return DecodedSample(stored, prepare(sample.image, _random((*seed, number))))
     except DataError as error:
         quarantine.admit(stored, error)
         return None
-    return Kept(stored.shard, sample.key, sample.label, crop)
+
+
+MaybeDecoded = TypeVar("MaybeDecoded", DecodedSample, DecodedSample | None)
+
+
+def in_groups(decoded: Iterable[MaybeDecoded]) -> Iterator[MaybeDecoded]:
+    """Yield the same, decoding about GROUP_BYTES of pixels before the first of them is used."""
+    group, held_bytes = list[MaybeDecoded](), 0
+    for one in decoded:
+        group.append(one)
+        held_bytes += one.image.held_bytes if one else 0
+        if held_bytes >= GROUP_BYTES:
+            yield from group
+            group, held_bytes = [], 0
+    yield from group
 
 
 def left_to_gpu(kept: Iterable[tuple[int, Kept]]) -> list[LeftToGpu]:
-    """Return the places, given with their samples, where a JPEG lies."""
+    """Return which of these samples, with their indices in the batch, still are JPEGs."""
     return [
-        LeftToGpu(place, f"{one.shard}: {one.key}", one.crop) for place, one in kept if one.crop
+        LeftToGpu(index, f"{one.shard}: {one.key}", one.crop) for index, one in kept if one.crop
     ]
 
 

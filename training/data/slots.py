@@ -47,10 +47,10 @@ class Slots:
 
     def labels(self, number: int, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
         """Return the labels of a batch; those that a GPU reads lie at the end of its slot."""
-        found = torch.from_numpy(numbers)
+        labels = torch.from_numpy(numbers)
         if not (self.pinned and len(numbers)):
-            return found
-        return self._slot(number)[-numbers.nbytes :].view(torch.int64).copy_(found)
+            return labels
+        return self._slot(number)[-numbers.nbytes :].view(torch.int64).copy_(labels)
 
     def _slot(self, number: int) -> torch.Tensor:
         return self._memory[number % len(self._memory)]

@@ -9,7 +9,7 @@ plain numbers, so that final.pt can hold it and `predict` can repeat it.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,19 +20,41 @@ from training.data.decode import (
     Box,
     Interpolation,
     Pixels,
+    Region,
     as_png,
-    center_crop,
+    crop,
     is_of_camera,
     mirrored,
-    random_resized_crop,
-    resized_crop,
+    random_crop,
     upright,
+    whole,
 )
 
 LARGEST_SIDE = 8192  # pixels
 Side = Annotated[int, Between(1, LARGEST_SIDE)]
 Shape = tuple[int, int, int]  # of an image: size, size, channels
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
+
+
+class JpegCrop(NamedTuple):
+    """A JPEG that lies in the place of its pixels, and the part of it that the GPU is to decode."""
+
+    length: int  # bytes
+    box: Box
+    mirror: bool
+
+
+class Decoded(NamedTuple):
+    """An image that is decoded but not resized yet.
+
+    The two halves are apart so that loader workers can decode a group of images and then resize
+    the group (training.data.samples.in_groups): libjpeg and the resize kernel evict each other's
+    code from the processor's caches.
+    """
+
+    held_bytes: int  # of memory, until `fill` has been called and this is dropped
+    fill: Callable[[Pixels], JpegCrop | None]
+    """Fills uint8 (side, side, channels) with the image as the model sees it, or with a JPEG."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +120,25 @@ class Transforms:
 
     def for_evaluation(self, data: bytes, out: Pixels | None = None) -> Pixels:
         """Return what evaluation sees: uint8 (side, side, channels), in `out` if given."""
-        side = self.evaluation_size or self.size
-        place = out if self.channels == 3 else None
+        pixels = np.empty(self.evaluation_shape, np.uint8) if out is None else out
+        self.decoded_for_evaluation(data).fill(pixels)
+        return pixels
+
+    def decoded_for_evaluation(self, data: bytes) -> "Decoded":
+        """Decode an image for evaluation: the first half of `for_evaluation`."""
+        region = self._whole(data)
+        return Decoded(region.held_bytes, functools.partial(self._fill_evaluation, region))
+
+    def _whole(self, data: bytes) -> Region:
+        return crop(data, whole, self.short_side or self.evaluation_shape[0])
+
+    def _fill_evaluation(self, region: Region, out: Pixels) -> None:
+        side, colour = self.evaluation_shape[0], out if self.channels == 3 else None
         if self.short_side:
-            pixels = center_crop(data, self.short_side, side, self.interpolation, place)
+            pixels = region.centre(self.short_side, side, self.interpolation, colour)
         else:
-            pixels = resized_crop(data, whole, side, False, self.interpolation, place)
-        return _placed(self._channels(pixels), out)
+            pixels = region.resized(side, self.interpolation, colour)
+        _copy(self._channels(pixels), out)
 
     def for_prediction(self, data: bytes) -> Pixels:
         """Return the same for a file as a camera left it: upright; a TIFF, AVIF or HEIC as well."""
@@ -116,34 +150,46 @@ class Transforms:
         self, data: bytes, random: np.random.Generator, out: Pixels | None = None
     ) -> Pixels:
         """Return the image as training sees it, cropped and augmented; in `out` if given."""
-        pixels = self._cropped(data, random, out)
+        pixels = np.empty(self.training_shape, np.uint8) if out is None else out
+        self.decoded_for_training(data, random).fill(pixels)
+        return pixels
+
+    def decoded_for_training(self, data: bytes, random: np.random.Generator) -> "Decoded":
+        """Draw an image's crop and decode it: the first half of `for_training`."""
+        mirror = random.random() < (0.5 if self.flip else 0.0)
+        if self._crops:
+            region = random_crop(data, self.size, random, (self.crop_area, 1.0))
+        else:
+            region = self._whole(data)
+        fill = functools.partial(self._fill_training, region, mirror, random)
+        return Decoded(region.held_bytes, fill)
+
+    def _fill_training(
+        self, region: Region, mirror: bool, random: np.random.Generator, out: Pixels
+    ) -> None:
+        if self._crops:
+            colour = out if self.channels == 3 else None
+            crop = region.resized(self.size, self.interpolation, colour)
+            _copy(self._channels(crop), out)
+        else:
+            self._fill_evaluation(region, out)
+        if mirror:
+            mirrored(out)
+        self._augment(out, random)
+
+    def _augment(self, out: Pixels, random: np.random.Generator) -> None:
+        """Change pixels in their place, by chance, as the settings ask."""
+        pixels = out
         if self.vertical_flip and random.random() < 0.5:
             pixels = np.ascontiguousarray(pixels[::-1])
-        chosen = (self.color_jitter, self.trivial_augment, self.rand_augment, self.augmix)
-        if not any(chosen) and not self.erase:
-            return _placed(pixels, out)
-        from training.data import augment  # torchvision's transforms take a second to import
+        changes = (self.color_jitter, self.trivial_augment, self.rand_augment, self.augmix)
+        if any(changes) or self.erase:
+            from training.data import augment  # torchvision's transforms take a second to import
 
-        for change in augment.changes(*chosen):
-            pixels = augment.changed(pixels, change, random)
-        return _placed(augment.erased(pixels, self.erase, self.mean, random), out)
-
-    def _cropped(self, data: bytes, random: np.random.Generator, out: Pixels | None) -> Pixels:
-        """Return a random crop, or what evaluation sees, mirrored by chance."""
-        flip = 0.5 if self.flip else 0.0
-        if not self._crops:
-            pixels = self.for_evaluation(data, out)
-            return mirrored(pixels) if random.random() < flip else pixels
-        crop = random_resized_crop(
-            data,
-            self.size,
-            random,
-            scale=(self.crop_area, 1.0),
-            flip=flip,
-            interpolation=self.interpolation,
-            out=out if self.channels == 3 else None,
-        )
-        return self._channels(crop)
+            for change in augment.changes(*changes):
+                pixels = augment.changed(pixels, change, random)
+            pixels = augment.erased(pixels, self.erase, self.mean, random)
+        _copy(pixels, out)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """Return float32 of the shape of `images`: uint8 (B, channels, size, size), any device.
@@ -190,14 +236,7 @@ def _row(
     return (1 / (255 * deviation)).repeat(width), (-mean / deviation).repeat(width)
 
 
-def _placed(pixels: Pixels, out: Pixels | None) -> Pixels:
-    """Return `out` with these pixels in it, or just the pixels."""
-    if out is None or pixels is out:
-        return pixels
-    out[:] = pixels
-    return out
-
-
-def whole(width: int, height: int) -> Box:
-    """Return the box of a whole image."""
-    return Box(0, 0, width, height)
+def _copy(pixels: Pixels, out: Pixels) -> None:
+    """Put pixels into `out`, unless they are `out` already."""
+    if pixels is not out:
+        out[:] = pixels

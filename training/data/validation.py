@@ -16,12 +16,11 @@ from torch.utils.data import Dataset
 from rackrun.errors import Problem, UsageError
 from shards.source import Source
 from training.config import DataSettings
-from training.data.decode import Pixels
 from training.data.loader import loaded, on_device, worker_count
 from training.data.pool import share_index
 from training.data.samples import Batch, Quarantine, filled, rows_of
 from training.data.slots import room_for
-from training.data.transforms import TransformsOfEpoch
+from training.data.transforms import Decoded, TransformsOfEpoch
 from training.ranks import Ranks
 
 VALIDATION = "val"
@@ -41,8 +40,8 @@ class Validation:
                 "with --eval-split"
             )
         total = splits.get(split, 0)
-        self.judges = total > 0
-        if self.judges:
+        self.has_evaluation = total > 0
+        if self.has_evaluation:
             share_index(source, split, ranks)
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
         self._source = source
@@ -60,7 +59,7 @@ class Validation:
 
     def grid(self, count: int) -> Batch | None:
         """Return images at even distances, if there are any."""
-        if not self.judges:
+        if not self.has_evaluation:
             return None
         rows = sorted({self._total * number // count for number in range(count)})
         return self._rows.batch([range(row, row + 1) for row in rows])
@@ -93,16 +92,16 @@ class ValidationRows(Dataset[Batch | Problem]):
 
     def batch(self, parts: list[range]) -> Batch:
         """Return one batch of neighbouring rows, or of several such parts."""
-        found = (
+        samples = (
             item for part in parts for item in rows_of(self.source, self.config.eval_split, part)
         )
         transforms = self.transforms(self.config.epochs - 1)
 
-        def prepare(data: bytes, random: np.random.Generator, place: Pixels) -> None:
-            transforms.for_evaluation(data, place)
+        def prepare(data: bytes, random: np.random.Generator) -> Decoded:
+            return transforms.decoded_for_evaluation(data)
 
         images = room_for(sum(map(len, parts)), *transforms.evaluation_shape)
-        kept = filled(images, enumerate(found), prepare, (), self._quarantine)
+        kept = filled(images, enumerate(samples), prepare, (), self._quarantine)
         return Batch(
             images[: len(kept)].permute(0, 3, 1, 2),
             torch.tensor([one.label for one in kept], dtype=torch.int64),

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from rackrun.commandline import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.tables import require_folder
 
 SUFFIXES = (".safetensors", ".onnx", ".pt2")
@@ -21,6 +21,12 @@ SUFFIXES = (".safetensors", ".onnx", ".pt2")
 @dataclass(frozen=True)
 class Export:
     """Export a trained model; the file is written only if it predicts as the model does."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} runs/latest model.onnx", "for ONNX Runtime"),
+        ("{prog} runs/latest model.safetensors", "the weights only"),
+        ("{prog} runs/latest model.pt2", "for torch.export.load"),
+    )
 
     checkpoint: Positional[Path]
     """The weights: a run folder, its final.pt, or a checkpoint."""

@@ -53,23 +53,23 @@ def export(trained: Trained, out: Path) -> float:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # of exporters, on what users cannot change
             data = chosen.write(trained)
-            answers = chosen.read(trained, data)
+            run_exported = chosen.read(trained, data)
     except Exception as error:  # exporters raise anything
         raise SaveError(
             f"{trained.path}: cannot be exported as {out.suffix}: {one_line(str(error))[:300]};"
             f" type another suffix: {', '.join(FORMATS)}"
         ) from None
-    difference = check(trained, answers, out)
+    difference = check(trained, run_exported, out)
     write_whole(out, data)
     return difference
 
 
-def check(trained: Trained, answers: Answering, out: Path) -> float:
-    """Return the largest difference of answers to random images; SaveError if it is too large."""
+def check(trained: Trained, run_exported: Answering, out: Path) -> float:
+    """Return the largest difference of outputs for random images; SaveError if it is too large."""
     images = examples(trained, IMAGES)
     expected = trained.model(images)
-    found = answers(images)
-    difference = float((found - expected).abs().max())
+    outputs = run_exported(images)
+    difference = float((outputs - expected).abs().max())
     limit = TOLERANCE * (1 + float(expected.abs().max()))
     if not difference <= limit:  # nor may it be no number
         raise SaveError(

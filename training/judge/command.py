@@ -22,9 +22,9 @@ def main(args: Sequence[str]) -> int:
     require_folder(given.csv)
     if given.workers:
         start_worker_server("training.data.validation")
-    from training.judge.evaluation import judge
+    from training.judge.evaluation import evaluate
 
-    result = judge(given)
+    result = evaluate(given)
     if result.first:
         if given.csv:
             write_whole(Path(given.csv), result.table)

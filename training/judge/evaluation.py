@@ -41,7 +41,7 @@ class Evaluation(NamedTuple):
     """True on the rank that writes for all."""
 
 
-def judge(given: Evaluate) -> Evaluation:
+def evaluate(given: Evaluate) -> Evaluation:
     """Return the evaluation of the model on the data by all ranks of the world."""
     trained = load_of_any_task(given.checkpoint, given.model, given.task)
     config = settings(given, trained.config)
@@ -61,7 +61,7 @@ def judge(given: Evaluate) -> Evaluation:
             tally.add(logits, batch)
             if given.csv:
                 rows += as_csv(lines(trained.classes, batch, logits))
-        judgement = tally.judged(ranks, trained.classes)
+        judgement = tally.judgement(ranks, trained.classes)
         parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if given.csv else []
         table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
         return Evaluation(judgement, table if given.csv else b"", ranks.first)
@@ -100,13 +100,13 @@ def _always(transforms: Transforms, epoch: int) -> Transforms:
     return transforms
 
 
-def _check_classes(trained: Trained, found: Sequence[str], data: str) -> None:
+def _check_classes(trained: Trained, data_classes: Sequence[str], data: str) -> None:
     """Raise UsageError unless the data have the classes of the model, in its order."""
-    if list(found) == trained.classes:
+    if list(data_classes) == trained.classes:
         return
     extra, missing = (
         sorted(set(one) - set(other))
-        for one, other in ((found, trained.classes), (trained.classes, found))
+        for one, other in ((data_classes, trained.classes), (trained.classes, data_classes))
     )
     what = "; ".join(
         f"only in the {where}: {_some(names)}"
@@ -115,7 +115,7 @@ def _check_classes(trained: Trained, found: Sequence[str], data: str) -> None:
     )
     raise UsageError(
         clean(
-            f"{data}: its {len(found)} classes are not the {len(trained.classes)} of"
+            f"{data}: its {len(data_classes)} classes are not the {len(trained.classes)} of"
             f" {trained.path} ({what or 'they are in another order'}); type a folder that was"
             " converted with the same classes"
         )
@@ -132,7 +132,9 @@ def lines(
     """Yield a row for every sample of a batch, in the order of COLUMNS."""
     shares = logits.softmax(1)
     best = shares.max(1)
-    own = shares.gather(1, batch.labels[:, None])[:, 0]
-    columns = (each.tolist() for each in (batch.labels, best.indices, best.values, own))
-    for (shard, key), label, predicted, share, own_share in zip(batch.keys, *columns, strict=True):
-        yield shard, key, classes[label], classes[predicted], f"{share:.6f}", f"{own_share:.6f}"
+    label_shares = shares.gather(1, batch.labels[:, None])[:, 0]
+    columns = (each.tolist() for each in (batch.labels, best.indices, best.values, label_shares))
+    for (shard, key), label, predicted, share, label_share in zip(
+        batch.keys, *columns, strict=True
+    ):
+        yield shard, key, classes[label], classes[predicted], f"{share:.6f}", f"{label_share:.6f}"

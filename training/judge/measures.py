@@ -40,16 +40,16 @@ class Tally:
         self._classes[1] += torch.bincount(labels, right, size)
         self._classes[2] += torch.bincount(predicted, minlength=size)
         # Bin m holds the confidences in ((m - 1) / BINS, m / BINS].
-        places = (confidence.double() * BINS).ceil().long().clamp(1, BINS) - 1
-        self._bins[0] += torch.bincount(places, minlength=BINS)
-        self._bins[1] += torch.bincount(places, confidence.double(), BINS)
-        self._bins[2] += torch.bincount(places, right, BINS)
+        bins = (confidence.double() * BINS).ceil().long().clamp(1, BINS) - 1
+        self._bins[0] += torch.bincount(bins, minlength=BINS)
+        self._bins[1] += torch.bincount(bins, confidence.double(), BINS)
+        self._bins[2] += torch.bincount(bins, right, BINS)
 
     def skip(self, batch: Batch) -> None:
         """Count a batch without an image that can be decoded."""
         self._counter.add(self._counter.sums[:0], batch)
 
-    def judged(self, ranks: Ranks, classes: list[str]) -> Judgement:
+    def judgement(self, ranks: Ranks, classes: list[str]) -> Judgement:
         """Return what all ranks counted together."""
         counts = as_counts(ranks.all_reduce_sum(self._counter.sums))
         matrix = ranks.all_reduce_sum(self._confusion.counts).long()
@@ -120,13 +120,13 @@ class Judgement:
 
     def confusions(self, most: int) -> list[tuple[int, str, str]]:
         """Return the most frequent mistakes: how often, label, prediction."""
-        found = [
+        mistakes = [
             (count, self.classes[label].name, self.classes[predicted].name)
             for label, row in enumerate(self.confusion)
             for predicted, count in enumerate(row)
             if count and label != predicted
         ]
-        return sorted(found, key=lambda mistake: -mistake[0])[:most]
+        return sorted(mistakes, key=lambda mistake: -mistake[0])[:most]
 
     def plain(self) -> dict[str, object]:
         """Return it as JSON has it."""

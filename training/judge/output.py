@@ -49,7 +49,7 @@ def _classes(classes: Sequence[ClassScore]) -> Table:
     name = "class"
     if len(shown) > MOST_CLASSES:
         name = f"worst of {len(shown):,} classes"
-        shown = sorted(shown, key=_found)[:MOST_CLASSES]
+        shown = sorted(shown, key=_accuracy)[:MOST_CLASSES]
     table = _table((name, "left"), ("samples", "right"), ("accuracy", "right"))
     table.add_column("precision", justify="right")
     for each in shown:
@@ -58,7 +58,7 @@ def _classes(classes: Sequence[ClassScore]) -> Table:
     return table
 
 
-def _found(score: ClassScore) -> float:
+def _accuracy(score: ClassScore) -> float:
     return 1.0 if score.accuracy is None else score.accuracy
 
 

@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from tyro.conf import Positional
+from rackrun.help.options import Examples, Positional
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Evaluate a trained model on every sample of a split."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} runs/latest data/shards", "on the validation split"),
+        ("{prog} runs/latest data/shards --split test --csv images.csv", "a row for each image"),
+    )
 
     checkpoint: Positional[Path]
     """The weights: a run folder, its final.pt, or a checkpoint."""

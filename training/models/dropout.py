@@ -27,8 +27,8 @@ def with_dropout(model: nn.Module, share: float, classes: int) -> nn.Module:
     if not share:
         return model
     modules = list(model.named_modules())
-    place = [name for name, _ in modules].index(head_of(model, classes))
-    before, head = modules[place - 1][1], modules[place][1]
+    head_index = [name for name, _ in modules].index(head_of(model, classes))
+    before, head = modules[head_index - 1][1], modules[head_index][1]
     if isinstance(before, nn.Dropout):
         before.p = share
     else:

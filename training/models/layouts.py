@@ -27,39 +27,52 @@ BLURRED = ".convolution."  # a convolution in --blur-pool
 PROBES = 8  # names of the model that are looked for below a prefix
 
 
-def adapted(found: Tensors, own: Tensors) -> tuple[Tensors, list[str]]:
+def adapted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, list[str]]:
     """Return a file's tensors as a model has them, and what was changed."""
     notes = []
     for step in STEPS:
-        found, note = step(found, own)
+        file_tensors, note = step(file_tensors, model_tensors)
         notes += [note] * bool(note)
-    return found, notes
+    return file_tensors, notes
 
 
-def _without_prefix(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def _without_prefix(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Leave out what a wrapper put before all names, and the tensors that are not below it."""
-    probes = list(own)[:PROBES]
+    probes = list(model_tensors)[:PROBES]
     prefixes = {
-        name.removesuffix(probe) for name in found for probe in probes if name.endswith(probe)
+        name.removesuffix(probe)
+        for name in file_tensors
+        for probe in probes
+        if name.endswith(probe)
     }
-    prefix = max(["", *sorted(prefixes)], key=lambda one: _fitting(found, own, one))
-    kept = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
+    prefix = max(
+        ["", *sorted(prefixes)], key=lambda one: _fitting(file_tensors, model_tensors, one)
+    )
+    kept = {
+        name.removeprefix(prefix): file_tensors[name]
+        for name in file_tensors
+        if name.startswith(prefix)
+    }
     kept.pop("n_averaged", None)  # a count that torch's AveragedModel keeps
     if not prefix:
         return kept, ""
-    others = len(found) - len(kept)
+    others = len(file_tensors) - len(kept)
     return kept, f"found below {prefix}" + f" ({others} others left out)" * bool(others)
 
 
-def _fitting(found: Iterable[str], own: Tensors, prefix: str) -> int:
-    return sum(name.startswith(prefix) and name[len(prefix) :] in own for name in found)
+def _fitting(file_tensors: Iterable[str], model_tensors: Tensors, prefix: str) -> int:
+    return sum(
+        name.startswith(prefix) and name[len(prefix) :] in model_tensors for name in file_tensors
+    )
 
 
-def renamed(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def renamed(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Give tensors the names that torchvision's models have today."""
-    names = {name: _name_today(name) if name not in own else name for name in found}
+    names = {
+        name: _name_today(name) if name not in model_tensors else name for name in file_tensors
+    }
     changed = any(name != today for name, today in names.items())
-    return {names[name]: one for name, one in found.items()}, "earlier names" * changed
+    return {names[name]: one for name, one in file_tensors.items()}, "earlier names" * changed
 
 
 def _name_today(name: str) -> str:
@@ -68,54 +81,70 @@ def _name_today(name: str) -> str:
     return name
 
 
-def _without_extra_heads(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def _without_extra_heads(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Leave out the auxiliary heads of a model that is built without them."""
-    kept = {n: one for n, one in found.items() if n in own or not n.startswith(EXTRA_HEADS)}
-    return kept, "auxiliary heads left out" * (len(kept) < len(found))
+    kept = {
+        n: one
+        for n, one in file_tensors.items()
+        if n in model_tensors or not n.startswith(EXTRA_HEADS)
+    }
+    return kept, "auxiliary heads left out" * (len(kept) < len(file_tensors))
 
 
-def blurred(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def blurred(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Give the convolutions of --blur-pool the weights of plain ones."""
-    plain = {name.replace(BLURRED, "."): name for name in own if BLURRED in name}
-    names = {name: plain.get(name, name) for name in found}
-    changed = any(name != here for name, here in names.items())
-    return {names[name]: one for name, one in found.items()}, "plain convolutions blurred" * changed
+    plain = {name.replace(BLURRED, "."): name for name in model_tensors if BLURRED in name}
+    names = {name: plain.get(name, name) for name in file_tensors}
+    changed = any(name != blurred_name for name, blurred_name in names.items())
+    return {
+        names[name]: one for name, one in file_tensors.items()
+    }, "plain convolutions blurred" * changed
 
 
-def _resized_positions(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def _resized_positions(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Interpolate position embeddings, (1, tokens + side * side, width), to another image size."""
     changed, note = {}, ""
-    for name, one in _of_other_shapes(found, own, POSITIONS):
-        there, here = math.isqrt(one.shape[1]), math.isqrt(own[name].shape[1])
-        tokens = one.shape[1] - there**2
-        if one.ndim == 3 and own[name].shape == (1, tokens + here**2, one.shape[2]):
-            grid = one[:, tokens:].transpose(1, 2).reshape(1, -1, there, there)
-            rows = _interpolated(grid, here).flatten(2).transpose(1, 2)
+    for name, one in _of_other_shapes(file_tensors, model_tensors, POSITIONS):
+        file_side, model_side = math.isqrt(one.shape[1]), math.isqrt(model_tensors[name].shape[1])
+        tokens = one.shape[1] - file_side**2
+        if one.ndim == 3 and model_tensors[name].shape == (1, tokens + model_side**2, one.shape[2]):
+            grid = one[:, tokens:].transpose(1, 2).reshape(1, -1, file_side, file_side)
+            rows = _interpolated(grid, model_side).flatten(2).transpose(1, 2)
             changed[name] = torch.cat([one[:, :tokens], rows], dim=1)
-            note = f"position embeddings interpolated from {there} x {there} to {here} x {here}"
-    return found | changed, note
+            note = f"position embeddings {_sides(file_side, model_side)}"
+    return file_tensors | changed, note
 
 
-def resized_bias_tables(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def resized_bias_tables(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Interpolate tables of relative biases, (side * side, heads), to another window."""
     changed, note = {}, ""
-    for name, one in _of_other_shapes(found, own, (BIAS_TABLE,)):
-        there, here = math.isqrt(one.shape[0]), math.isqrt(own[name].shape[0])
-        if own[name].shape == (here**2, *one.shape[1:]) and there**2 == one.shape[0]:
-            grid = one.T.reshape(1, -1, there, there)
-            changed[name] = _interpolated(grid, here).flatten(2)[0].T
-            note = f"relative biases interpolated from {there} x {there} to {here} x {here}"
-    computed = {name: one for name, one in own.items() if name.endswith(COMPUTED)}
-    return found | changed | computed, note
+    for name, one in _of_other_shapes(file_tensors, model_tensors, (BIAS_TABLE,)):
+        file_side, model_side = math.isqrt(one.shape[0]), math.isqrt(model_tensors[name].shape[0])
+        if (
+            model_tensors[name].shape == (model_side**2, *one.shape[1:])
+            and file_side**2 == one.shape[0]
+        ):
+            grid = one.T.reshape(1, -1, file_side, file_side)
+            changed[name] = _interpolated(grid, model_side).flatten(2)[0].T
+            note = f"relative biases {_sides(file_side, model_side)}"
+    computed = {name: one for name, one in model_tensors.items() if name.endswith(COMPUTED)}
+    return file_tensors | changed | computed, note
+
+
+def _sides(old: int, new: int) -> str:
+    return f"interpolated from {old} x {old} to {new} x {new}"
 
 
 def _of_other_shapes(
-    found: Tensors, own: Tensors, ends: tuple[str, ...]
+    file_tensors: Tensors, model_tensors: Tensors, ends: tuple[str, ...]
 ) -> list[tuple[str, torch.Tensor]]:
     return [
         (name, one)
-        for name, one in found.items()
-        if name.endswith(ends) and name in own and one.ndim >= 2 and one.shape != own[name].shape
+        for name, one in file_tensors.items()
+        if name.endswith(ends)
+        and name in model_tensors
+        and one.ndim >= 2
+        and one.shape != model_tensors[name].shape
     ]
 
 
@@ -124,10 +153,10 @@ def _interpolated(grid: torch.Tensor, side: int) -> torch.Tensor:
     return interpolate(grid.float(), size=(side, side), mode="bicubic", align_corners=True)
 
 
-def counted(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+def counted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Start the batch counts of norms at 0 if a file is older than the count."""
-    counts = {n: one for n, one in own.items() if n.endswith(".num_batches_tracked")}
-    return counts | found, ""
+    counts = {n: one for n, one in model_tensors.items() if n.endswith(".num_batches_tracked")}
+    return counts | file_tensors, ""
 
 
 STEPS: tuple[Step, ...] = (

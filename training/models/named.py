@@ -13,7 +13,7 @@ from training.models.registered import TIMM, has_one_size
 from training.models.torchvision_models import HALVES, torchvision_model
 
 
-def named_model(name: str, classes: int, size: int, own: Sequence[str] = ()) -> nn.Module:
+def named_model(name: str, classes: int, size: int, task_models: Sequence[str] = ()) -> nn.Module:
     """Return the model of a name, without weights; UsageError for a name that means none.
 
     `own` are the names of the task's own models, for the message.
@@ -22,7 +22,7 @@ def named_model(name: str, classes: int, size: int, own: Sequence[str] = ()) -> 
         return timm_models.timm_model(name.removeprefix(TIMM), classes, size)
     if is_own(name):
         return _imported_model(name, classes)
-    return torchvision_model(name, classes, size, own)
+    return torchvision_model(name, classes, size, task_models)
 
 
 def normalised_for(model: str, transforms: Transforms) -> Transforms:

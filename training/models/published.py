@@ -47,8 +47,8 @@ def published_url(model: str) -> str:
     """Return the address of torchvision's best weights for a model; UsageError without any."""
     import torchvision
 
-    known = torchvision.models.list_models(module=torchvision.models)
-    refuse_unpublished(model, known)
+    torchvision_names = torchvision.models.list_models(module=torchvision.models)
+    refuse_unpublished(model, torchvision_names)
     url: str = torchvision.models.get_model_weights(model).DEFAULT.url
     return url
 
@@ -57,9 +57,9 @@ def _of_timm(name: str, ranks: Ranks) -> Path:
     """Return the weights that timm publishes, from the cache of each host."""
     path = timm_weights(name)
     if ranks.all_reduce_max(path is None) or not path:
-        place = "another host" if path else socket.gethostname()
+        where = "another host" if path else socket.gethostname()
         raise UsageError(
-            f"--weights {PUBLISHED}: {place} has no weights of {TIMM}{name}; type"
+            f"--weights {PUBLISHED}: {where} has no weights of {TIMM}{name}; type"
             f" `hf download {repository(name)}` on every host, or type --weights FILE"
         )
     return path
@@ -105,14 +105,14 @@ def bring(url: str, path: Path) -> None:
 
 
 def _download(url: str, path: Path, digest: str) -> None:
-    found = hashlib.sha256()
+    digest_of_download = hashlib.sha256()
     with (
-        urlopen(url, timeout=SECONDS) as answer,  # noqa: S310  URL admits http and https only
+        urlopen(url, timeout=SECONDS) as response,  # noqa: S310  URL admits http and https only
         atomic_write(path) as file,
     ):
-        while piece := answer.read(PIECE_BYTES):
-            found.update(piece)
+        while piece := response.read(PIECE_BYTES):
+            digest_of_download.update(piece)
             with translated_os_errors(path):
                 file.write(piece)
-        if not found.hexdigest().startswith(digest):
+        if not digest_of_download.hexdigest().startswith(digest):
             raise ValueError("what came has not the digest in its name")

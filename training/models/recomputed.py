@@ -20,9 +20,9 @@ from rackrun.errors import UsageError
 from training.optim.groups import blocks_of
 
 
-def with_recomputed_blocks(model: nn.Module, wanted: bool) -> nn.Module:
+def with_recomputed_blocks(model: nn.Module, recompute: bool) -> nn.Module:
     """Return the model, its blocks computed again in backward if wanted; UsageError without any."""
-    if not wanted:
+    if not recompute:
         return model
     named = [model.get_submodule(name) for name in blocks_of(model)]
     blocks = [block for block in named if any(True for _ in block.children())]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import UsageError
+from rackrun.user_code.sources import did_you_mean
 
 TIMM = "timm:"
 """What a model of timm begins with in --model."""
@@ -40,21 +41,30 @@ def registered(library: str) -> list[str]:
     return sorted(names)
 
 
-def other_models(name: str, own: Sequence[str], known: Sequence[str]) -> str:
+def other_models(name: str, task_models: Sequence[str], library_models: Sequence[str]) -> str:
     """Return what to type instead of an unknown model: likely ones, or where the names are from.
 
-    `own` are those of the task, `known` those of a library.
+    With those of timm among the likely ones, by their names with `timm:`.
     """
-    if likely := get_close_matches(name, [*own, *known], n=5, cutoff=0.5):
-        return f"did you mean {', '.join(likely)}?"
-    kinds = [*own, "a classification model of torchvision", "timm:NAME", "MODULE:NAME of your own"]
+    timm_models = (f"{TIMM}{each}" for each in registered("timm"))
+    names = dict.fromkeys((*task_models, *library_models, *timm_models))
+    if likely := did_you_mean(name, names, 0.5):
+        return likely.removeprefix("; ")
+    kinds = [
+        *task_models,
+        "a classification model of torchvision",
+        "timm:NAME",
+        "MODULE:NAME of your own",
+    ]
     return f"type {', '.join(kinds[:-1])} or {kinds[-1]}"
 
 
-def refuse_unpublished(model: str, known: Sequence[str]) -> None:
+def refuse_unpublished(model: str, torchvision_names: Sequence[str]) -> None:
     """Raise UsageError for --weights imagenet with a model that is none of torchvision's."""
-    if model not in known:
-        likely = [f", or --model {name}" for name in get_close_matches(model, known, n=1)]
+    if model not in torchvision_names:
+        likely = [
+            f", or --model {name}" for name in get_close_matches(model, torchvision_names, n=1)
+        ]
         raise UsageError(
             f"--weights {PUBLISHED}: torchvision has none for --model {model};"
             f" type --weights ''{''.join(likely)}"

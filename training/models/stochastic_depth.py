@@ -35,17 +35,17 @@ def with_stochastic_depth(model: nn.Module, share: float) -> nn.Module:
         return model
     from torchvision.ops import StochasticDepth
 
-    own = [module for module in model.modules() if isinstance(module, StochasticDepth)]
-    found = [*last_norms(model), *own]
-    if not found:
+    with_own_depth = [module for module in model.modules() if isinstance(module, StochasticDepth)]
+    branch_ends = [*last_norms(model), *with_own_depth]
+    if not branch_ends:
         raise UsageError(
             f"--stochastic-depth {share:g}: the model has no residual blocks of torchvision; type"
             " --stochastic-depth 0"
         )
-    for number, module in enumerate(found):
-        here = share * number / max(len(found) - 1, 1)
+    for number, module in enumerate(branch_ends):
+        share_of_block = share * number / max(len(branch_ends) - 1, 1)
         if isinstance(module, StochasticDepth):
-            module.p = here
+            module.p = share_of_block
         else:
-            module.register_forward_hook(SkippedBranch(here))
+            module.register_forward_hook(SkippedBranch(share_of_block))
     return model

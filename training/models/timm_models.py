@@ -54,8 +54,8 @@ def takes_one_size(name: str) -> bool:
 
 def timm_normalised(name: str, transforms: Transforms) -> Transforms:
     """Return the transforms with the normalisation that timm's weights were trained with."""
-    found = published(name)
-    return replace(transforms, mean=tuple(found.mean), deviation=tuple(found.std))
+    weights_facts = published(name)
+    return replace(transforms, mean=tuple(weights_facts.mean), deviation=tuple(weights_facts.std))
 
 
 def timm_weights(name: str) -> Path | None:
@@ -63,21 +63,21 @@ def timm_weights(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     for file in WEIGHTS:
-        found = try_to_load_from_cache(repository(name), file)
-        if isinstance(found, str):
-            return Path(found)
+        cached_path = try_to_load_from_cache(repository(name), file)
+        if isinstance(cached_path, str):
+            return Path(cached_path)
     return None
 
 
 def repository(name: str) -> str:
     """Return where on Hugging Face the weights are; UsageError for a model that has none there."""
-    found: str | None = published(name).hf_hub_id
-    if not found:
+    hub_id: str | None = published(name).hf_hub_id
+    if not hub_id:
         raise UsageError(
             f"--weights {PUBLISHED}: timm has none on Hugging Face for --model {TIMM}{name}; type"
             " --weights FILE, or --weights ''"
         )
-    return found
+    return hub_id
 
 
 @cache
@@ -89,12 +89,12 @@ def published(name: str) -> Any:
         meant = f"did you mean {TIMM}{close[0]}?" if close else "type a name of timm.list_models()"
         raise UsageError(f"--model {TIMM}{name}: no such model; {meant}")
     try:
-        found = timm.get_pretrained_cfg(name)
+        weights_facts = timm.get_pretrained_cfg(name)
     except RuntimeError:
         model, _, tag = name.partition(".")
         tags = ", ".join(timm.list_pretrained(f"{model}.*")) or "none"
         raise UsageError(f"--model {TIMM}{name}: no weights {tag}; there are {tags}") from None
-    return found or timm.models.PretrainedCfg()
+    return weights_facts or timm.models.PretrainedCfg()
 
 
 def _timm() -> ModuleType:

@@ -11,7 +11,9 @@ HALVES = ("googlenet", "inception_v3", "efficientnet_v2_l")
 """Models whose published weights were trained on pixels from -1 to 1."""
 
 
-def torchvision_model(name: str, classes: int, size: int, own: Sequence[str] = ()) -> nn.Module:
+def torchvision_model(
+    name: str, classes: int, size: int, task_models: Sequence[str] = ()
+) -> nn.Module:
     """Return a classification model of torchvision by its name in the registry, without weights.
 
     UsageError for a name that neither the registry nor the task (`own`) has, and for a size that
@@ -19,9 +21,11 @@ def torchvision_model(name: str, classes: int, size: int, own: Sequence[str] = (
     """
     import torchvision  # it takes as long as torch to import, and a task may have its own models
 
-    known = torchvision.models.list_models(module=torchvision.models)
-    if name not in known:
-        raise UsageError(f"--model {name}: no such model; {other_models(name, own, known)}")
+    torchvision_names = torchvision.models.list_models(module=torchvision.models)
+    if name not in torchvision_names:
+        raise UsageError(
+            f"--model {name}: no such model; {other_models(name, task_models, torchvision_names)}"
+        )
     refuse_size(name, size)
     builder = torchvision.models.get_model_builder(name)
     options: dict[str, object] = {"num_classes": classes}

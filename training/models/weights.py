@@ -26,19 +26,20 @@ def load_weights(model: nn.Module, path: Path, classes: int) -> str:
     The last layer may be missing or have other than these classes, and then starts afresh.
     SaveError for anything else that does not fit.
     """
-    own = model.state_dict()
-    state, notes = adapted(_state_in(path), own)
+    model_tensors = model.state_dict()
+    state, notes = adapted(_state_in(path), model_tensors)
     head = tuple(f"{name}." for name in heads_of(model, classes)[-1:])
     fresh = [
         name
-        for name in own
-        if name.startswith(head) and (name not in state or state[name].shape != own[name].shape)
+        for name in model_tensors
+        if name.startswith(head)
+        and (name not in state or state[name].shape != model_tensors[name].shape)
     ]
-    needed, found = (
+    model_shapes, loaded_shapes = (
         {name: tuple(tensor.shape) for name, tensor in table.items() if name not in fresh}
-        for table in (own, state)
+        for table in (model_tensors, state)
     )
-    differences = checkpoint.compare(needed, found)
+    differences = checkpoint.compare(model_shapes, loaded_shapes)
     if differences:
         raise SaveError(
             f"--weights {path}: not of this model: {'; '.join(differences)}; type --model with the"
@@ -46,20 +47,19 @@ def load_weights(model: nn.Module, path: Path, classes: int) -> str:
         )
     line = f"weights from {path}" + "".join(f"; {note}" for note in notes)
     if fresh:
-        line += (
-            f"; the last layer ({', '.join(fresh)}) {_classes(state, own, fresh[0])} starts afresh"
-        )
+        why = _classes(state, model_tensors, fresh[0])
+        line += f"; the last layer ({', '.join(fresh)}) {why} starts afresh"
     try:
-        model.load_state_dict({**state, **{name: own[name] for name in fresh}})
+        model.load_state_dict({**state, **{name: model_tensors[name] for name in fresh}})
     except RuntimeError:  # of the right shapes, but of a kind that cannot be copied
         raise SaveError(f"--weights {path}: tensors of another kind than this model's") from None
     return line
 
 
-def _classes(state: Tensors, own: Tensors, name: str) -> str:
+def _classes(state: Tensors, model_tensors: Tensors, name: str) -> str:
     if name not in state:
         return "is not there and"
-    return f"has {len(own[name])} classes instead of {len(state[name])} and"
+    return f"has {len(model_tensors[name])} classes instead of {len(state[name])} and"
 
 
 def _state_in(path: Path) -> Tensors:

@@ -63,37 +63,39 @@ class Measured:
 
 def main(args: Sequence[str]) -> int:
     """Measure as one rank of all; the first one prints what was found."""
-    wanted = parse(DeepCheck, "deep_check", list(args))
-    config = Config(device=wanted.device)  # type: ignore[arg-type]
+    options = parse(DeepCheck, "deep_check", list(args))
+    config = Config(device=options.device)  # type: ignore[arg-type]
     with joined(config) as ranks:
-        found = measured(config, ranks, wanted)
+        measurements = measured(config, ranks, options)
         if ranks.first:
-            sys.stdout.write("\n".join(report(found, wanted.hosts.split(","))) + "\n")
+            sys.stdout.write("\n".join(report(measurements, options.hosts.split(","))) + "\n")
             sys.stdout.flush()
     return 0
 
 
-def measured(config: Config, ranks: Ranks, wanted: DeepCheck) -> Measured:
+def measured(config: Config, ranks: Ranks, options: DeepCheck) -> Measured:
     """Return what all ranks measure together."""
     node = int(os.environ.get("GROUP_RANK", ranks.rank // ranks.local_world))
-    seen = [(int(host), int(local)) for host, local in _all(ranks, [node, ranks.local_rank])]
-    firsts = {host: rank for rank, (host, local) in enumerate(seen) if local == 0}
-    of_links = links(ranks, firsts, wanted.seconds)
-    together = network(ranks, wanted.seconds)
-    speeds = _all(ranks, [compute(config, ranks, wanted.seconds)])
-    reads = ranks.local_rank == 0 and bool(wanted.data)
-    rates = _all(ranks, [reading(wanted.data, node, wanted.seconds) if reads else 0.0])
+    host_and_local_rank = [
+        (int(host), int(local)) for host, local in _all(ranks, [node, ranks.local_rank])
+    ]
+    firsts = {host: rank for rank, (host, local) in enumerate(host_and_local_rank) if local == 0}
+    of_links = links(ranks, firsts, options.seconds)
+    together = network(ranks, options.seconds)
+    speeds = _all(ranks, [compute(config, ranks, options.seconds)])
+    reads = ranks.local_rank == 0 and bool(options.data)
+    rates = _all(ranks, [reading(options.data, node, options.seconds) if reads else 0.0])
     return Measured(
         links={pair: rate for rank in _all(ranks, of_links) for pair, rate in _pairs(rank)},
         network=together,
-        compute={where: rate for where, (rate,) in zip(seen, speeds, strict=True)},
+        compute={where: rate for where, (rate,) in zip(host_and_local_rank, speeds, strict=True)},
         data={host: rates[rank][0] for host, rank in firsts.items() if rates[rank][0]},
     )
 
 
 def links(ranks: Ranks, firsts: Mapping[int, int], seconds: float) -> list[float]:
     """Return host, host and Gbit/s each way of every link that this rank has measured, in a row."""
-    found: list[float] = []
+    measured_links: list[float] = []
     every = list(rounds(len(firsts)))
     shared = LINKS_SECONDS / max(len(every), 1)
     host = next((host for host, rank in firsts.items() if rank == ranks.rank), None)
@@ -103,8 +105,8 @@ def links(ranks: Ranks, firsts: Mapping[int, int], seconds: float) -> list[float
             if host in (one, two):
                 other = firsts[two if host == one else one]
                 rate = _exchange(ranks, other, host == one, min(seconds, shared))
-                found += [one, two, rate] if host == one else []
-    return found
+                measured_links += [one, two, rate] if host == one else []
+    return measured_links
 
 
 def rounds(hosts: int) -> Iterator[list[Pair]]:
@@ -158,12 +160,12 @@ def _rate(
             grows = 0 < latest < EXCHANGE_SECONDS and size < LARGEST_BLOCK
             block[0] = STOP if time.perf_counter() > end else GROW if grows else AGAIN
         began = time.perf_counter()
-        told = exchange(block)  # waits for the device: the answer is a number
+        signal = exchange(block)  # waits for the device: the answer is a number
         latest = time.perf_counter() - began
         sent, spent = sent + size, spent + latest
-        if told == STOP:
+        if signal == STOP:
             return 8e-9 * sent / spent
-        if told == GROW:
+        if signal == GROW:
             size, sent, spent = 2 * size, 0, 0.0
 
 
@@ -195,22 +197,31 @@ def reading(data: str, host: int, seconds: float) -> float:
     return taken / 1e6 / (time.perf_counter() - began)
 
 
-def report(found: Measured, hosts: Sequence[str]) -> list[str]:
+def report(measurements: Measured, hosts: Sequence[str]) -> list[str]:
     """Return a line per kind with its range, and one for all that is slow."""
 
     def name(host: int) -> str:
         return hosts[host] if host < len(hosts) and hosts[host] else f"node {host}"
 
     kinds: tuple[tuple[str, str, Mapping[Any, float], list[str]], ...] = (
-        ("links", "Gbit/s each way between two hosts", found.links, slow_links(found.links, name)),
-        ("network", "Gbit/s of each rank, all together", {0: found.network}, []),
+        (
+            "links",
+            "Gbit/s each way between two hosts",
+            measurements.links,
+            slow_links(measurements.links, name),
+        ),
+        ("network", "Gbit/s of each rank, all together", {0: measurements.network}, []),
         (
             "compute",
             "TFLOP/s of each rank",
-            found.compute,
-            slow(found.compute, lambda where: f"rank {where[1]} of {name(where[0])}", "TFLOP/s"),
+            measurements.compute,
+            slow(
+                measurements.compute,
+                lambda where: f"rank {where[1]} of {name(where[0])}",
+                "TFLOP/s",
+            ),
         ),
-        ("data", "MB/s on each host", found.data, slow(found.data, name, "MB/s")),
+        ("data", "MB/s on each host", measurements.data, slow(measurements.data, name, "MB/s")),
     )
     lines, named = [], []
     for kind, unit, rates, late in kinds:
@@ -255,5 +266,5 @@ def _all(ranks: Ranks, numbers: Sequence[float]) -> list[list[float]]:
 
 
 def _pairs(row: Sequence[float]) -> Iterator[tuple[Pair, float]]:
-    for place in range(0, len(row), 3):
-        yield (int(row[place]), int(row[place + 1])), row[place + 2]
+    for start in range(0, len(row), 3):
+        yield (int(row[start]), int(row[start + 1])), row[start + 2]

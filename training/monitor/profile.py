@@ -296,5 +296,7 @@ def peak(device: torch.device) -> Peak:
 
 def peak_of(name: str) -> Peak:
     """Return the peak performance of a device of this name."""
-    words = set(re.split(r"[\s-]+", name))
-    return next((peak for which, peak in PEAKS.items() if words.issuperset(which.split())), Peak())
+    name_parts = set(re.split(r"[\s-]+", name))
+    return next(
+        (peak for which, peak in PEAKS.items() if name_parts.issuperset(which.split())), Peak()
+    )

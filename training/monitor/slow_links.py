@@ -41,15 +41,15 @@ class SlowLink(NamedTuple):
 def slowest_link(ranks: Ranks, sent_bytes: int) -> SlowLink | None:
     """Return the slowest link in an exchange of that many bytes, if any; all ranks call it."""
     about = np.array([ranks.local_rank, FAST_NETWORKS.exists() and any(FAST_NETWORKS.iterdir())])
-    seen = ranks.all_gather(about.astype(np.int64))
-    firsts = [rank for rank, (local, _) in enumerate(seen) if local == 0]
-    if len(firsts) < LEAST_HOSTS or any(fast for _, fast in seen):
+    ranks_about = ranks.all_gather(about.astype(np.int64))
+    firsts = [rank for rank, (local, _) in enumerate(ranks_about) if local == 0]
+    if len(firsts) < LEAST_HOSTS or any(fast for _, fast in ranks_about):
         return None
     block = torch.zeros(min(MOST_BYTES, sent_bytes), dtype=torch.uint8)
     ways = [min(_received(ranks, firsts, block, way) for _ in range(TRIES)) for way in (1, -1)]
-    seen = ranks.all_gather(np.rint(np.array(ways) * 1e9).astype(np.int64))
-    found = judge(np.stack([seen[rank] for rank in firsts]) / 1e9)
-    return SlowLink(firsts[found.rank], found.times) if found.times >= WORTH_NAMING else None
+    times_by_rank = ranks.all_gather(np.rint(np.array(ways) * 1e9).astype(np.int64))
+    slowest = slowest_host(np.stack([times_by_rank[rank] for rank in firsts]) / 1e9)
+    return SlowLink(firsts[slowest.rank], slowest.times) if slowest.times >= WORTH_NAMING else None
 
 
 def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) -> float:
@@ -57,21 +57,21 @@ def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) ->
     ranks.all_reduce_max(0)  # all begin together
     if ranks.rank not in firsts:
         return 0.0
-    place, began = firsts.index(ranks.rank), time.perf_counter()
-    sending = dist.isend(block, firsts[(place + way) % len(firsts)])
-    dist.recv(torch.empty_like(block), firsts[(place - way) % len(firsts)])
+    position, began = firsts.index(ranks.rank), time.perf_counter()
+    sending = dist.isend(block, firsts[(position + way) % len(firsts)])
+    dist.recv(torch.empty_like(block), firsts[(position - way) % len(firsts)])
     seconds = time.perf_counter() - began
     if sending is not None:
         sending.wait()
     return seconds
 
 
-def judge(times: Seconds) -> SlowLink:
+def slowest_host(times: Seconds) -> SlowLink:
     """Find the slowest host by its place, from (hosts, 2): seconds from the left, from the right.
 
     A host is as slow as the faster of the two blocks it sent, or of the two that it got.
     """
     sent = np.minimum(np.roll(times[:, 0], -1), np.roll(times[:, 1], 1))
     slow = np.maximum(sent, times.min(axis=1))
-    place = int(slow.argmax())
-    return SlowLink(place, float(slow[place] / np.median(np.delete(slow, place))))
+    index = int(slow.argmax())
+    return SlowLink(index, float(slow[index] / np.median(np.delete(slow, index))))

@@ -58,8 +58,8 @@ class Waiting:
     rank: int  # who is waited for the longest
     why: str  # data or compute
     waited: float  # by each of the others, on average
-    own: float  # what the rank's data or compute takes
-    others: float  # the median of the others' there
+    rank_seconds: float  # what the rank's data or compute takes
+    others_seconds: float  # the median of the others' there
     network: float
     host: str = ""  # of that rank
     link: str = ""  # the host whose link is the slowest, if one stands out
@@ -86,21 +86,22 @@ class Waiting:
 
     def text(self) -> str:
         """Return the report in words; empty when there is none."""
-        found = []
+        remarks = []
         if self.late:
-            found.append(
+            remarks.append(
                 f"the others wait for rank {self.rank}{self.host and f' on {self.host}'}"
                 f" {_share(self.waited, self.step)}:"
-                f" its {self.why} takes {self.own * 1e3:.1f} ms, theirs {self.others * 1e3:.1f} ms"
+                f" its {self.why} takes {self.rank_seconds * 1e3:.1f} ms,"
+                f" theirs {self.others_seconds * 1e3:.1f} ms"
             )
         if self.networked:
-            found.append(
+            remarks.append(
                 f"network-bound: {self.network / self.step:.0%} of each step"
                 f" ({_share(self.network, self.step)}) is spent waiting for gradients"
                 + f"; {self.link} is {self.link_times:.1f}x slower in communication than the others"
                 * bool(self.link)
             )
-        return f"last {plural(self.steps, 'step')}: {'; '.join(found)}" if found else ""
+        return f"last {plural(self.steps, 'step')}: {'; '.join(remarks)}" if remarks else ""
 
 
 def _share(part: float, step: float) -> str:
@@ -155,23 +156,23 @@ class StragglerMonitor:
         if self._beginning:
             del steps[0]
             self._beginning = False
-        own = np.rint(np.array([self._times(marks) for marks in steps]) * 1e9)
-        seen = self._ranks.all_gather(own.astype(np.int64).ravel())
-        times = np.stack(seen).reshape(self._ranks.world, len(steps), len(PARTS)) / 1e9
+        rank_times = np.rint(np.array([self._times(marks) for marks in steps]) * 1e9)
+        times_by_rank = self._ranks.all_gather(rank_times.astype(np.int64).ravel())
+        times = np.stack(times_by_rank).reshape(self._ranks.world, len(steps), len(PARTS)) / 1e9
         whole = (times >= 0).all(axis=(0, 2))
         if not whole.any():
             return None
-        found = judge(times[:, whole])
-        found = replace(found, host=self._hosts[found.rank])
-        return self._linked(found) if self._ranks.all_reduce_max(found.networked) else found
+        waiting = straggler_in(times[:, whole])
+        waiting = replace(waiting, host=self._hosts[waiting.rank])
+        return self._linked(waiting) if self._ranks.all_reduce_max(waiting.networked) else waiting
 
-    def _linked(self, found: Waiting) -> Waiting:
+    def _linked(self, waiting: Waiting) -> Waiting:
         """Return the same, with the host whose link is slow, if it is one host's."""
         slow = slowest_link(self._ranks, self._sent_bytes)
         if slow is None:
-            return found
+            return waiting
         return replace(
-            found, link=self._hosts[slow.rank], link_rank=slow.rank, link_times=slow.times
+            waiting, link=self._hosts[slow.rank], link_rank=slow.rank, link_times=slow.times
         )
 
     @cached_property
@@ -210,7 +211,7 @@ def _between(first: Mark, last: Mark) -> float:
     return max(seconds, 0.0)
 
 
-def judge(times: Times) -> Waiting:
+def straggler_in(times: Times) -> Waiting:
     """Find the straggler from the times of all ranks: (ranks, steps, parts), in seconds."""
     ranks, steps, _ = times.shape
     exchange = times[:, :, 2]
@@ -228,7 +229,7 @@ def judge(times: Times) -> Waiting:
         rank=rank,
         why=PARTS[part],
         waited=float(caused[rank] / steps),
-        own=float(times[rank, :, part].mean()),
-        others=float(others[:, part].mean()),
+        rank_seconds=float(times[rank, :, part].mean()),
+        others_seconds=float(others[:, part].mean()),
         network=float(network.mean()),
     )

@@ -43,13 +43,13 @@ def frozen_weights(model: nn.Module, names: Sequence[str], classes: int) -> set[
     for name in names:
         if name == BODY:
             head = head_of(model, classes)
-            found = [weight for weight in weights if not weight.startswith(f"{head}.")]
+            matching = [weight for weight in weights if not weight.startswith(f"{head}.")]
         else:
-            found = [weight for weight in weights if f"{weight}.".startswith(f"{name}.")]
-        if not found:
+            matching = [weight for weight in weights if f"{weight}.".startswith(f"{name}.")]
+        if not matching:
             layers = [BODY, *(layer for layer, _ in model.named_modules() if layer)]
             raise UsageError(f"--freeze {name}: no layer of the model; {nearest(name, layers)}")
-        frozen.update(found)
+        frozen.update(matching)
     if frozen.issuperset(weights):
         raise UsageError(f"--freeze {','.join(names)}: leaves nothing to train")
     return frozen
@@ -57,9 +57,9 @@ def frozen_weights(model: nn.Module, names: Sequence[str], classes: int) -> set[
 
 def resting_modules(model: nn.Module, frozen: set[str]) -> list[nn.Module]:
     """Return the modules whose weights are all frozen: their statistics and dropout rest, too."""
-    found = []
+    resting = []
     for prefix, module in model.named_modules():
-        own = {name for name, _ in module.named_parameters(prefix)}
-        if own and own <= frozen:
-            found.append(module)
-    return found
+        module_weights = {name for name, _ in module.named_parameters(prefix)}
+        if module_weights and module_weights <= frozen:
+            resting.append(module)
+    return resting

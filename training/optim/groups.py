@@ -44,24 +44,17 @@ def make_groups(model: nn.Module, config: OptimSettings) -> list[Group]:
     ]
 
 
-def regrouped(saved: Group, optimizer: Optimizer, model: nn.Module) -> Group:
+def regrouped(saved: Group, optimizer: Optimizer) -> Group:
     """Return a saved state of the optimizer in the groups that it has now.
 
-    Whether it is fused depends on the device, and not on the one it was saved on. Earlier versions
-    grouped weights by their dimensions alone. SaveError for any other groups.
+    Whether it is fused depends on the device, and not on the one it was saved on. SaveError for
+    other groups.
     """
     groups = optimizer.state_dict()["param_groups"]
-    if _sizes(saved["param_groups"]) == _sizes(groups):
-        here = {name: groups[0][name] for name in ("fused",) if name in groups[0]}
-        return {**saved, "param_groups": [{**group, **here} for group in saved["param_groups"]]}
-    if len(saved["param_groups"]) != 2 or "lr_scale" in saved["param_groups"][0]:
+    if _sizes(saved["param_groups"]) != _sizes(groups):
         raise SaveError("the checkpoint's optimizer has other groups: type the run's --layer-decay")
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    earlier = sorted(weights, key=lambda weight: weight.ndim <= 1)
-    now = (weight for group in optimizer.param_groups for weight in group["params"])
-    places = {weight: place for place, weight in enumerate(now)}
-    state = {places[earlier[place]]: kept for place, kept in saved["state"].items()}
-    return {"state": state, "param_groups": groups}
+    kept_options = {name: groups[0][name] for name in ("fused",) if name in groups[0]}
+    return {**saved, "param_groups": [{**group, **kept_options} for group in saved["param_groups"]]}
 
 
 def _sizes(groups: list[Group]) -> list[int]:

@@ -19,16 +19,16 @@ class Improvement:
     waited: int = 0  # evaluations since the best one, or since the learning rate fell
     lr_factor: float = 1.0  # of the schedule's learning rate
 
-    def judge(self, evaluation: Counts, config: TuningSettings, epoch: int) -> bool:
+    def update(self, evaluation: Counts, config: TuningSettings, epoch: int) -> bool:
         """Take up the evaluation after this many epochs; return whether it is as good as the best.
 
         While only the last layer trains (--head-epochs), nothing is counted.
         """
-        found = (evaluation.accuracy, -evaluation.mean_loss)
-        best = (self.accuracy, -self.loss)
-        if found >= best:
+        score = (evaluation.accuracy, -evaluation.mean_loss)
+        best_score = (self.accuracy, -self.loss)
+        if score >= best_score:
             self.accuracy, self.loss = evaluation.accuracy, evaluation.mean_loss
-        if found > best or epoch <= config.head_epochs:
+        if score > best_score or epoch <= config.head_epochs:
             self.stale = self.waited = 0
         else:
             self.stale += 1
@@ -36,7 +36,7 @@ class Improvement:
         if self.waited >= config.plateau_epochs and config.lr_schedule == "plateau":
             self.lr_factor *= config.plateau_factor
             self.waited = 0
-        return found >= best
+        return score >= best_score
 
     def exhausted(self, config: TuningSettings) -> bool:
         """Return whether --patience evaluations in a row were no better than the best."""

@@ -32,8 +32,8 @@ def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
 
 def _own_optimizer(name: str, groups: list[dict[str, Any]], lr: float) -> Optimizer:
     """Return what the user's function or class makes of the groups, which have the weight decay."""
-    found = imported("--optimizer", name, "lion", "params", "lr")(params=groups, lr=lr)
-    if not isinstance(found, Optimizer):
-        what = f"returns no torch.optim.Optimizer, but {type(found).__name__}"
+    optimizer = imported("--optimizer", name, "lion", "params", "lr")(params=groups, lr=lr)
+    if not isinstance(optimizer, Optimizer):
+        what = f"returns no torch.optim.Optimizer, but {type(optimizer).__name__}"
         raise UsageError(f"--optimizer {name}: {what}")
-    return found
+    return optimizer

@@ -1,15 +1,24 @@
 """The last phase before the first step: build the model, open the run folder, load weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.nn.functional import interpolate
 
 from rackrun.commands import called
-from rackrun.errors import UsageError
 from rackrun.units import plural
+from training.conditions import adapted_defaults
 from training.config import as_plain
+from training.data.samples import Batch
+from training.device import seed_step
 from training.models.initial import extended, load_initial_weights
+from training.models.named import is_own
+from training.optim.freezing import heads_of
 from training.phases.start import TrainingRun
+from training.phases.step import parts_of
 from training.run import compatibility, resolved
 from training.run.checkpoint import BackgroundSaves
 from training.run.compilation import compilation_reported
@@ -19,6 +28,34 @@ from training.run.recorder import RunRecorder
 from training.run.tracker import check_trackers
 from training.schedule import check_scaled_lr
 from training.state import TrainingState
+
+SHOWN_IMAGES, SHOWN_SIDE = 16, 224  # of the first batch in the report: at most 2.4 MB
+LONGEST_NAME = 100
+
+
+def pictured(run: TrainingRun, step: int, batch: Batch) -> dict[str, Any]:
+    """Return images of a step's first part as the model sees them, augmented and mixed."""
+    images, labels = (tensor.clone() for tensor in next(parts_of(run, step, batch)))
+    seed_step(run.config, run.ranks, step)  # as the step itself does: the same images meet
+    mixed, targets = run.task.mix(run.config, images, labels, len(run.data.classes))
+    shown = mixed[:SHOWN_IMAGES].float()
+    if max(shown.shape[2:]) > SHOWN_SIDE:
+        shown = interpolate(shown, (SHOWN_SIDE, SHOWN_SIDE), mode="area")
+    return {
+        "images": shown.round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy(),
+        "captions": [_caption(target, run.data.classes) for target in targets[:SHOWN_IMAGES]],
+    }
+
+
+def _caption(target: torch.Tensor, classes: Sequence[str]) -> str:
+    """Return the class of a training image, or the classes of a mixed one with their shares."""
+    if target.ndim == 0:
+        return classes[int(target)][:LONGEST_NAME]
+    shares, numbers = target.topk(min(2, len(target)))
+    pairs = [
+        (share, classes[n]) for share, n in zip(shares.tolist(), numbers.tolist(), strict=True)
+    ]
+    return ", ".join(f"{name[:LONGEST_NAME]} {share:.0%}" for share, name in pairs if share > 0.005)
 
 
 def new_state(run: TrainingRun) -> TrainingState:
@@ -34,7 +71,6 @@ def new_state(run: TrainingRun) -> TrainingState:
 @contextmanager
 def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
     """Open the run folder, load the weights or checkpoint of the settings; yield the recorder."""
-    _check_judged(run)
     check_scaled_lr(run.config, run.schedule.peak, run.data.batch)
     if run.ranks.first:
         check_trackers(run.config.trackers)
@@ -56,8 +92,15 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
         state.load_state_dict(run.earlier.content["state"])
         run.ranks.restore_statistics(state.model, run.earlier.content.get("statistics"))
     facts = resolved.resolved(config, run.ranks, run.data, state.model, run.compute.precision)
-    for line in resolved.lines(facts, log.folder.path):
+    stages = run.schedule.stages_from(state.epoch)
+    head = next(reversed(heads_of(state.model, len(run.data.classes))), "")
+    for line in (
+        *resolved.lines(facts, log.folder.path),
+        *resolved.stage_lines(config, stages, head, _first_weights(run)),
+    ):
         log.say(line)
+    if run.ranks.first and not config.synthetic:
+        log.say(resolved.class_line(config, run.data.classes, run.data.class_sizes()))
     log.progress.reads(", ".join(resolved.images(facts)))
     log.begin(state.step, run.earlier, facts)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
@@ -70,16 +113,17 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
         state.start_average()
 
 
-def _check_judged(run: TrainingRun) -> None:
-    """Raise UsageError if the schedule needs evaluations and there is no split to evaluate."""
+def _first_weights(run: TrainingRun) -> str:
+    """Return what the first stage starts from."""
     config = run.config
-    if run.data.judges or not (config.patience or config.lr_schedule == "plateau"):
-        return
-    option = "--patience" if config.patience else "--lr-schedule plateau"
-    raise UsageError(
-        f"{config.data}: no split {config.eval_split!r}, which {option} needs; type --patience 0"
-        f" --lr-schedule cosine, or hold one out with {called('convert')}"
-    )
+    if run.earlier:
+        return "the checkpoint"
+    if config.weights and not config.synthetic:
+        return f"weights {config.weights}"
+    if is_own(config.model):
+        return f"weights as {config.model} makes them"
+    all_at_once = config.head_epochs == 0 < type(config).head_epochs
+    return "random weights" + (" (hence no --head-epochs)" if all_at_once else "")
 
 
 def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
@@ -103,16 +147,25 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
     ledger = Ledger(folder.ledger, run.ranks, writes, data.rows, data.epoch_steps)
     saves = BackgroundSaves(folder, config.keep_checkpoints) if writes else None
     return RunRecorder(
-        folder, config, run.schedule, run.ranks, described, identity, ledger, saves, data.judges
+        folder,
+        config,
+        run.schedule,
+        run.ranks,
+        described,
+        identity,
+        ledger,
+        saves,
+        data.has_evaluation,
     )
 
 
 def _remarks(run: TrainingRun) -> list[str]:
     config, remarks = run.config, []
-    if not run.data.judges:
+    if not run.data.has_evaluation:
+        adapted = adapted_defaults(config)
         remarks.append(
-            f"{config.data} has no split {config.eval_split!r}: trains without evaluation;"
-            f" {called('convert')} can hold one out"
+            f"{config.data} has no split {config.eval_split!r}: trains without evaluation"
+            f"{adapted and f', with {adapted}'}; {called('convert')} can hold one out"
         )
     remarks += filter(None, (run.compute.remark(config), run.data.remark))
     if config.scale_lr:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from rackrun.errors import UsageError
+from training.conditions import without_evaluation
 from training.config import Config
 from training.counts import Counts, as_counts
 from training.data.open import Data, open_data
@@ -87,6 +88,8 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
             config = earlier.with_batch(config)
         transforms = _for_workers(task, config)
         data = open_data(config, ranks, transforms, task.name, task.synthetic_classes)
+        if not data.has_evaluation:
+            config = without_evaluation(config)
         schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
         weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
         if weights is not None:

@@ -8,7 +8,6 @@ Only plain data and tensors are read back, never code.
 import hashlib
 import io
 import os
-import re
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -27,11 +26,8 @@ from rackrun.atomic import (
 from rackrun.errors import SaveError
 from rackrun.terminal import clean, say
 from training.run.folder import RunFiles
+from training.run.weights_file import FOOTER, FOOTER_BYTES, ZIP, kind_of
 from training.state import Snapshot, pack, unpack
-
-FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
-FOOTER_BYTES = 72
-ZIP = b"PK\3\4"
 
 Content = dict[str, Any]
 
@@ -74,7 +70,7 @@ def parse(data: bytes, path: Path) -> Content:
             _check_sizes(data)
         content = unpack(data)
     except Exception:  # a damaged pickle leads torch to errors of any kind
-        raise SaveError(f"{path}: not a file of weights and plain data: {_kind(data)}") from None
+        raise SaveError(f"{path}: not a file of weights and plain data: {kind_of(data)}") from None
     if not isinstance(content, dict):
         raise SaveError(f"{path}: holds no named weights")
     return content
@@ -83,25 +79,9 @@ def parse(data: bytes, path: Path) -> Content:
 def _check_sizes(data: bytes) -> None:
     """Raise ValueError for a file that unpacks to more than its size: torch stores, never packs."""
     with ZipFile(io.BytesIO(data)) as entries:
-        found = entries.infolist()
-    if any(each.compress_type != ZIP_STORED for each in found):
+        members = entries.infolist()
+    if any(each.compress_type != ZIP_STORED for each in members):
         raise ValueError("compressed")
-
-
-def _kind(data: bytes) -> str:
-    """Return what kind of file torch refused, and what would be accepted."""
-    if not data:
-        return "it is empty"
-    if data.startswith(b"GGUF"):
-        return "GGUF; files of torch.save and safetensors are read"
-    if data.lstrip()[:1] == b"<":
-        return "a web page; download the file that the page links to"
-    if not data.startswith((ZIP, b"\x80")):
-        return "torch.save did not write it, nor safetensors; download or save it again"
-    return (
-        "it is damaged, or holds more than that, which could be code and is not run; save the"
-        " state_dict() alone"
-    )
 
 
 def save(folder: RunFiles, content: Content, keep: int, best: bool) -> Path:
@@ -213,14 +193,14 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
 
 
 def compare(
-    expected: Mapping[str, object], found: Mapping[str, object], most: int = 6
+    expected: Mapping[str, object], actual: Mapping[str, object], most: int = 6
 ) -> list[str]:
     """Return the differences of two tables, in a few words each."""
     lines = [
-        f"{_short(name)} is {_short(found.get(name, 'missing'))} there and"
+        f"{_short(name)} is {_short(actual.get(name, 'missing'))} there and"
         f" {_short(expected.get(name, 'missing'))} here"
-        for name in {**expected, **found}
-        if expected.get(name) != found.get(name)
+        for name in {**expected, **actual}
+        if expected.get(name) != actual.get(name)
     ]
     return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
 

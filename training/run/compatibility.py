@@ -13,7 +13,7 @@ from torch import nn
 from rackrun.errors import SaveError
 from rackrun.units import plural
 from training.config import Config, OutputSettings, RunSettings
-from training.recorded import SELECTION, THERE, differences, settings_of, short
+from training.recorded import IN_CHECKPOINT, SELECTION, STEPS, differences, settings_of, short
 from training.run.checkpoint import Content, compare
 
 FORMAT = 1
@@ -24,7 +24,6 @@ FREE = {
     *("collective_timeout_seconds", "numa_binding", "gpu_decode"),
 }
 """Settings that change neither the model nor what it learns, or that the identity covers."""
-STEPS = ("steps_per_epoch", "exact_epochs")
 NOT_OF_MODELS = {field.name for field in fields(Config)} - {"model"}
 
 
@@ -48,17 +47,19 @@ def identity(
 
 def check(expected: Content, described: Content, content: Content, path: Path) -> None:
     """Raise SaveError with all reasons why the `described` run cannot resume from a checkpoint."""
-    found = content.get("identity")
-    if not isinstance(found, dict):
+    recorded_identity = content.get("identity")
+    if not isinstance(recorded_identity, dict):
         raise SaveError(f"{path}: no checkpoint of a run (weights alone: type --weights {path})")
-    if problems := list(_problems(expected, described, found, content)):
+    if problems := list(_problems(expected, described, recorded_identity, content)):
         raise SaveError(f"{path}: not a checkpoint of this run: {'; '.join(problems)}")
 
 
 def changes(config: Mapping[str, Any], content: Content) -> str:
     """Return the settings that differ from those of a checkpoint, or ""."""
-    here, there = settings_of(config), settings_of(content.get("config", {}))
-    return "; ".join(differences(here, there, [name for name in here if name not in FREE]))
+    settings, recorded = settings_of(config), settings_of(content.get("config", {}))
+    return "; ".join(
+        differences(settings, recorded, [name for name in settings if name not in FREE])
+    )
 
 
 def order(lanes: int, content: Content) -> str:
@@ -66,42 +67,46 @@ def order(lanes: int, content: Content) -> str:
 
     `lanes`: one for each loader worker; 0 if the order follows from the seed alone.
     """
-    there = content.get("lanes")
-    if not lanes or not there or lanes == there:
+    recorded_lanes = content.get("lanes")
+    if not lanes or not recorded_lanes or lanes == recorded_lanes:
         return ""
-    here = plural(lanes, "loader worker")
+    workers, recorded = plural(lanes, "loader worker"), short(recorded_lanes)
     return (
-        f"other images are drawn than without the interruption: {here} here, {short(there)}"
-        f" {THERE}; to draw the same, type --workers {short(there)}"
+        f"other images are drawn than without the interruption: {workers} here,"
+        f" {recorded} {IN_CHECKPOINT}; to draw the same, type --workers {recorded}"
     )
 
 
 def _problems(
-    expected: Content, described: Content, found: Content, content: Content
+    expected: Content, described: Content, recorded_identity: Content, content: Content
 ) -> Iterator[str]:
     """Yield the reasons why a run cannot be continued, without consequences of other reasons."""
-    differs = {name for name in expected if expected[name] != found.get(name)}
-    here, there = settings_of(described["config"]), settings_of(content.get("config", {}))
+    differs = {name for name in expected if expected[name] != recorded_identity.get(name)}
+    settings, recorded = settings_of(described["config"]), settings_of(content.get("config", {}))
     for name in ("format", "task"):
         if name in differs:
-            yield f"{name} {short(expected[name])} here, {short(found.get(name))} {THERE}"
+            recorded_value = short(recorded_identity.get(name))
+            yield f"{name} {short(expected[name])} here, {recorded_value} {IN_CHECKPOINT}"
     if "data" in differs:
-        yield from (chosen := list(differences(here, there, SELECTION)))
+        yield from (chosen := list(differences(settings, recorded, SELECTION)))
         if not chosen or described.get("dataset") != content.get("dataset"):
-            yield f"data: {_data(described, expected)} here, {_data(content, found)} {THERE}"
-    yield from differences(here, there, ["seed", "optimizer"])
+            recorded_data = _data(content, recorded_identity)
+            yield f"data: {_data(described, expected)} here, {recorded_data} {IN_CHECKPOINT}"
+    yield from differences(settings, recorded, ["seed", "optimizer"])
     if "global batch" in differs:
-        yield from differences(here, there, ["batch_size"])
-        yield _batch(expected["global batch"], found.get("global batch"), here)
+        yield from differences(settings, recorded, ["batch_size"])
+        yield _batch(expected["global batch"], recorded_identity.get("global batch"), settings)
     elif "steps per epoch" in differs and "data" not in differs:
-        yield from differences(here, there, STEPS)
+        yield from differences(settings, recorded, STEPS)
         steps = f"{expected['steps per epoch']} steps per epoch here"
-        yield f"{steps}, {short(found.get('steps per epoch'))} {THERE}"
+        yield f"{steps}, {short(recorded_identity.get('steps per epoch'))} {IN_CHECKPOINT}"
     if "tensors" in differs and "task" not in differs:
-        own = [name for name in here if name not in NOT_OF_MODELS]
-        options = list(differences(here, there, own))
+        of_model = [name for name in settings if name not in NOT_OF_MODELS]
+        options = list(differences(settings, recorded, of_model))
         if options or "data" not in differs:
-            yield from options or compare(expected["tensors"], found.get("tensors") or {})
+            yield from options or compare(
+                expected["tensors"], recorded_identity.get("tensors") or {}
+            )
 
 
 def _data(described: Content, identity: Content) -> str:
@@ -116,10 +121,14 @@ def _data(described: Content, identity: Content) -> str:
     return ", ".join(short(part) for part in parts if part)
 
 
-def _batch(here: int, there: object, config: Mapping[str, Any]) -> str:
+def _batch(batch: int, recorded_batch: object, config: Mapping[str, Any]) -> str:
     """Return the images per step, and what to type for as many as the checkpoint has."""
-    text = f"{here} images per step here, {short(there)} {THERE}"
-    ranks = max(here // config["batch_size"], 1)
-    if isinstance(there, int) and there % ranks == 0 and not config.get("global_batch"):
-        text += f" (with {plural(ranks, 'rank')}: --batch-size {there // ranks})"
+    text = f"{batch} images per step here, {short(recorded_batch)} {IN_CHECKPOINT}"
+    ranks = max(batch // config["batch_size"], 1)
+    if (
+        isinstance(recorded_batch, int)
+        and recorded_batch % ranks == 0
+        and not config.get("global_batch")
+    ):
+        text += f" (with {plural(ranks, 'rank')}: --batch-size {recorded_batch // ranks})"
     return text

@@ -8,14 +8,17 @@ import secrets
 import time
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.errors import SaveError
-from rackrun.run_report.called import run_called
 from rackrun.run_report.folder import PAGE
-from training.ranks import Ranks
+from rackrun.runs import run_folder
+
+if TYPE_CHECKING:  # the check of a task reads names here, without torch
+    from training.ranks import Ranks
 
 RUNS = Path("runs")
 
@@ -62,6 +65,11 @@ class RunFiles:
         return self.path / "predictions.npz"
 
     @property
+    def first_batch(self) -> Path:
+        """A grid of training images as the model sees them."""
+        return self.path / "first_batch.npz"
+
+    @property
     def trace(self) -> Path:
         """The steps of --profile-steps, as torch.profiler traces them."""
         return self.path / "trace.json.gz"
@@ -70,11 +78,6 @@ class RunFiles:
     def report(self) -> Path:
         """The report of the run as a page."""
         return self.path / PAGE
-
-    @property
-    def report_image(self) -> Path:
-        """The report of the run as an image, drawn on demand."""
-        return self.path / "report.png"
 
     @property
     def ledger(self) -> Path:
@@ -91,14 +94,14 @@ class RunFiles:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
 
 
-def own_folder(task: str, given: str, ranks: Ranks) -> RunFiles:
+def own_folder(task: str, given: str, ranks: "Ranks") -> RunFiles:
     """Return the folder of this run: the given one, the launcher's, or a new one under runs/."""
     name = ranks.broadcast_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
     path = given or os.environ.get(variables.RUN_FOLDER)
     return RunFiles(Path(path) if path else RUNS / name)
 
 
-def writes_to(folder: RunFiles, ranks: Ranks) -> bool:
+def writes_to(folder: RunFiles, ranks: "Ranks") -> bool:
     """Make the folder on all nodes; return True on the one rank that writes to each disk.
 
     Any node may survive the others, so one rank of each node writes, unless nodes share the folder.
@@ -121,12 +124,12 @@ def writes_to(folder: RunFiles, ranks: Ranks) -> bool:
     return ranks.writes and lowest == mark
 
 
-def weights_file(word: str | os.PathLike[str]) -> Path:
+def weights_file(given: str | os.PathLike[str]) -> Path:
     """Return final.pt of a run, and any other path as it is; SaveError if there is none."""
-    path = run_called(word)
+    path = run_folder(given)
     if not path.exists():
-        known = {folder.name: str(folder) for folder in path.parent.glob("*")}
-        near = [known[name] for name in get_close_matches(path.name, known, n=1)]
+        runs = {folder.name: str(folder) for folder in path.parent.glob("*")}
+        near = [runs[name] for name in get_close_matches(path.name, runs, n=1)]
         meant = near[0] if near else f"another; {called('ps')} lists the runs"
         raise SaveError(f"{path}: no such run or file; type {meant}")
     if not path.is_dir():
@@ -168,8 +171,8 @@ def _is_of(run: Path, name: str, task: str) -> bool:
     if not re.fullmatch(rf"\d{{8}}-\d{{6}}-{re.escape(name)}(-\d+)?", run.name):
         return False
     try:
-        told = json.loads(RunFiles(run).config.read_bytes())
+        content = json.loads(RunFiles(run).config.read_bytes())
     except (OSError, ValueError):
         return True
-    known = told if isinstance(told, dict) else {}
-    return bool((known.get("name", name), known.get("task", task)) == (name, task))
+    recorded = content if isinstance(content, dict) else {}
+    return bool((recorded.get("name", name), recorded.get("task", task)) == (name, task))

@@ -102,8 +102,8 @@ class Ledger:
         sizes = np.array([rows.size for rows in self._noted], np.int32)
         counts = ranks.gather(sizes, [steps] * ranks.world, writers)
         table = sizes[None] if counts is None else counts.reshape(ranks.world, steps)
-        own = np.concatenate(self._noted).astype(np.int32)
-        rows = ranks.gather(own, table.sum(1).tolist(), writers)
+        noted_rows = np.concatenate(self._noted).astype(np.int32)
+        rows = ranks.gather(noted_rows, table.sum(1).tolist(), writers)
         last = self._first + steps
         if rows is not None:
             page = Interval(self._first, last, table, rows, self._samples, self._epoch_steps)
@@ -115,8 +115,8 @@ class Ledger:
 
         A page at a time: a ledger of ninety epochs of ImageNet has 460 MB.
         """
-        known = pages(earlier) if self._ranks.rank == source else iter(())
-        sent = (as_file(interval) for interval in known if interval.last <= step)
+        intervals = pages(earlier) if self._ranks.rank == source else iter(())
+        sent = (as_file(interval) for interval in intervals if interval.last <= step)
         kept = set[str]()
         while data := self._ranks.broadcast_bytes(next(sent, None), source):
             if self._writes:
@@ -221,16 +221,16 @@ class Verdict:
         ranks = ", then ".join(map(str, self.ranks)) or "no"
         noun = "rank" if ranks.endswith(" 1") or ranks == "1" else "ranks"
         samples = plural(self.samples, "sample")
-        words = [f"epoch {self.epoch + 1}: {samples} on {ranks} {noun}"]
+        parts = [f"epoch {self.epoch + 1}: {samples} on {ranks} {noun}"]
         if self.steps < self.epoch_steps:
-            words.append(f"{self.steps:,} of {plural(self.epoch_steps, 'step')}")
+            parts.append(f"{self.steps:,} of {plural(self.epoch_steps, 'step')}")
         if self.steps < self.due:
-            words.append(f"not in the ledger: {plural(self.due - self.steps, 'step')}")
-        words += _named("missing", self.missing) + _named("too often", self.extra)
+            parts.append(f"not in the ledger: {plural(self.due - self.steps, 'step')}")
+        parts += _named("missing", self.missing) + _named("too often", self.extra)
         if self.exact:
             over = self.due == self.epoch_steps
-            words.append("each as often as planned" if over else "none too often so far")
-        return "; ".join(words)
+            parts.append("each as often as planned" if over else "none too often so far")
+        return "; ".join(parts)
 
 
 def verdicts(intervals: list[Interval], expected: dict[int, Rows] | None = None) -> list[Verdict]:
@@ -248,14 +248,14 @@ def _verdict(
 ) -> Verdict:
     samples, epoch_steps = intervals[0].samples, intervals[0].epoch_steps
     begin, end = epoch * epoch_steps, min((epoch + 1) * epoch_steps, last)
-    wanted = expected[epoch] if expected else np.ones(samples, np.int32)
+    expected_times = expected[epoch] if expected else np.ones(samples, np.int32)
     times = np.zeros(samples, np.int32)
     steps: set[int] = set()
     ranks: list[int] = []
     for interval in intervals:
-        here = range(max(interval.first, begin), min(interval.last, end))
-        if here:
-            steps.update(here)
+        overlap = range(max(interval.first, begin), min(interval.last, end))
+        if overlap:
+            steps.update(overlap)
             rows = interval.rows[(interval.steps >= begin) & (interval.steps < end)]
             times += np.bincount(rows, minlength=samples).astype(np.int32)
             ranks += [len(interval.counts)] if ranks[-1:] != [len(interval.counts)] else []
@@ -267,8 +267,8 @@ def _verdict(
         epoch_steps=epoch_steps,
         samples=int(times.sum()),
         ranks=tuple(ranks),
-        missing=np.flatnonzero(times < wanted if over else []).astype(np.int32),
-        extra=np.flatnonzero(times > wanted).astype(np.int32),
+        missing=np.flatnonzero(times < expected_times if over else []).astype(np.int32),
+        extra=np.flatnonzero(times > expected_times).astype(np.int32),
     )
 
 

@@ -1,17 +1,17 @@
 """python -m training ledger RUN: prove that each epoch of a run was exactly the data set."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from tyro.conf import Positional
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rackrun.commandline import parse
+from rackrun.commands import called
 from rackrun.errors import DataError, Problem, Unavailable, UsageError
+from rackrun.help.options import Examples, Positional
+from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed_file, shaped
 from training.config import Config
-from training.recorded import with_new_names
 
 if TYPE_CHECKING:
     from training.data.pool import SamplePool
@@ -25,6 +25,8 @@ ELSEWHERE = "where the data are elsewhere now, type --data FOLDER"
 @dataclass(frozen=True)
 class LedgerCommand:
     """Compare the samples that the ranks of a run trained on with the data set, epoch by epoch."""
+
+    examples: ClassVar[Examples] = (("{prog} runs/latest", "of the newest run"),)
 
     run_folder: Positional[Path]
     """Folder of a run that was trained with --exact-epochs --ledger."""
@@ -43,12 +45,12 @@ class LedgerCommand:
         last = max(interval.last for interval in intervals)
         epochs = -(-last // intervals[0].epoch_steps)
         settings = settings_of(self.run_folder, self.data)
-        found = verdicts(intervals, chosen(settings, epochs))
-        for verdict in found:
+        results = verdicts(intervals, chosen(settings, epochs))
+        for verdict in results:
             print(verdict, *keys(settings, verdict), sep="\n  ")
-        wrong = sum(not verdict.exact for verdict in found)
+        wrong = sum(not verdict.exact for verdict in results)
         if wrong:
-            raise DataError(f"{self.run_folder}: {wrong} of {len(found)} epochs are not exact")
+            raise DataError(f"{self.run_folder}: {wrong} of {len(results)} epochs are not exact")
 
 
 def keys(settings: "TrainingCommand", verdict: "Verdict") -> Iterator[str]:
@@ -92,15 +94,15 @@ class TrainingCommand:
     """Check a run's ledger against its data."""
 
     config: Config
-    data_sha256: str = ""
-    """The identity of what it was trained on; runs of earlier versions lack it."""
+    data_sha256: str
+    """The identity of what it was trained on."""
 
     def pool(self) -> "SamplePool":
         """Return the data of the run; raise DataError if that place holds other data today."""
         from training.data.pool import training_pool
 
         pool = training_pool(self.config)
-        if self.data_sha256 and pool.digest(self.config) != self.data_sha256:
+        if pool.digest(self.config) != self.data_sha256:
             raise DataError(f"{self.config.data}: not the data that the run was trained on")
         return pool
 
@@ -109,10 +111,10 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
     """Return the settings of a run, if need be with the data elsewhere."""
     path = run_folder / "config.json"
     try:
-        stored = with_new_names(parsed_file(path, dict[str, Any], LARGEST_CONFIG))
+        stored = parsed_file(path, dict[str, Any], LARGEST_CONFIG)
         kept = {name: stored[name] for name in CHOICES if name in stored}
         config = shaped({**kept, "data": data or stored.get("data"), "exact_epochs": True}, Config)
-        return TrainingCommand(config, shaped(stored.get("data_sha256", ""), str))
+        return TrainingCommand(config, shaped(stored.get("data_sha256"), str))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except Misshapen as error:
@@ -121,4 +123,5 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
 
 def main(args: list[str]) -> None:
     """Check the ledger of the run that the command line names."""
-    parse(LedgerCommand, "python -m training ledger", args).run()
+    command = parse(LedgerCommand, called("ledger"), args)
+    replace(command, run_folder=run_folder(command.run_folder)).run()

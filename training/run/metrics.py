@@ -59,6 +59,10 @@ class MetricsWriter:
             **scaled,
         )
 
+    def start(self, step: int, epoch: float) -> None:
+        """Write a line about the begin of a run, or of its next part after a resume."""
+        self._write(kind="start", step=step, epoch=round(epoch, 4))
+
     def evaluate(self, step: int, epoch: float, counts: Counts, classes: int, split: str) -> None:
         """Write a line about an evaluation."""
         self._write(

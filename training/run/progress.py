@@ -77,7 +77,7 @@ class ProgressReporter:
         if self._speaks:
             self._report |= {"dataset": dataset}
 
-    def judged(self, best: float) -> None:
+    def best_accuracy(self, best: float) -> None:
         """Report the best validation accuracy so far."""
         self._report |= {"best": round(best, 6)}
 

@@ -21,7 +21,7 @@ from training.run.folder import RunFiles, run_name
 from training.run.ledger import Ledger
 from training.run.metrics import MetricsWriter, begin_metrics
 from training.run.progress import ProgressReporter
-from training.run.results import write_results
+from training.run.results import write_grid, write_results
 from training.run.resume import Earlier
 from training.schedule import Schedule
 from training.state import TrainingState
@@ -52,6 +52,7 @@ class RunRecorder:
         self._ledger = ledger
         self._saves = saves  # on the rank that writes for all on its disk
         self._judges = judges and not config.synthetic  # predictions of noise mean nothing
+        self.shows_next_batch = ranks.first and not config.synthetic
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
@@ -87,17 +88,18 @@ class RunRecorder:
             self._take_over(step, earlier)
 
     def _open_journal(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
-        told = {
+        recorded = {
             "task": self._described["task"],
             "name": run_name(self._described["task"]),
             **as_plain(self._config),
             "data_sha256": self._identity["data"],
             "resolved": resolved,
         }
-        settings = json.dumps(told, indent=2) + "\n"
+        settings = json.dumps(recorded, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
         before = earlier.folder if earlier else None
         self._journal = begin_metrics(self.folder, self._config, before, step, self.say)
+        self._journal.start(step, self._schedule.epoch(step))
         if earlier:
             self.say(f"resumed after step {step} of {earlier.path}")
 
@@ -130,6 +132,11 @@ class RunRecorder:
         """Print a line unless it is empty."""
         if text:
             self.say(text)
+
+    def first_batch(self, grid: Content) -> None:
+        """Write training images of the first step for the report."""
+        self.shows_next_batch = False
+        write_grid(self.folder.first_batch, grid)
 
     def train(self) -> None:
         """Start the clock: training begins or continues."""
@@ -177,41 +184,40 @@ class RunRecorder:
         if self._journal:
             self._journal.waits(step, self._schedule.epoch(step), waiting)
 
-    def epoch(self, state: TrainingState, judged: Counts | None) -> None:
+    def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
         trained, self._epoch = self._epoch, Counts()
         if not self._ranks.first:
             return
-        numbers = _in_words("", trained)[: 1 if self._config.synthetic else None]
-        words = [f"epoch {state.epoch}/{self._config.epochs}", *numbers]
-        if judged and self._judges:
-            words += _in_words(f"{self._config.judged_by} ", judged)
+        parts = [f"epoch {state.epoch}/{self._config.epochs}"]
+        if trained.samples:
+            parts += _loss_and_accuracy("", trained)[: 1 if self._config.synthetic else None]
+        else:  # resumed from a checkpoint between the epoch's last step and its evaluation
+            parts.append("trained before the resume")
+        if evaluated and self._judges:
+            parts += _loss_and_accuracy(f"{self._config.judged_by} ", evaluated)
             if self._classes > TOP5_CLASSES:
-                words.append(f"top 5 {judged.accuracy5:.2%}")
-            self._note(state.step, judged)
-            self.progress.judged(state.best)
-        words.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
+                parts.append(f"top 5 {evaluated.accuracy5:.2%}")
+            self._note(state.step, evaluated)
+            self.progress.best_accuracy(state.best)
+        if trained.samples:
+            parts.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
         if self._skipped_steps:
-            words.append(f"{plural(self._skipped_steps, 'step')} skipped (float16 overflow)")
+            parts.append(f"{plural(self._skipped_steps, 'step')} skipped (float16 overflow)")
             self._skipped_steps = 0
-        if skipped := trained.skipped + (judged.skipped if judged else 0):
-            words.append(f"{plural(skipped, 'image')} skipped")
-        self.say("  ".join(words))
+        if skipped := trained.skipped + (evaluated.skipped if evaluated else 0):
+            parts.append(f"{plural(skipped, 'image')} skipped")
+        self.say("  ".join(parts))
 
-    def _note(self, step: int, judged: Counts) -> None:
+    def _note(self, step: int, evaluated: Counts) -> None:
         if self._journal:
             epoch, split = self._schedule.epoch(step), self._config.eval_split
-            self._journal.evaluate(step, epoch, judged, self._classes, split)
+            self._journal.evaluate(step, epoch, evaluated, self._classes, split)
 
     def confused(self, counts: torch.Tensor, classes: int) -> None:
         """Store the counts of validation images by label and prediction, for the report."""
         if classes and self._ranks.first:
             self._confusion = counts.long().reshape(classes, classes).cpu().numpy()
-
-    @property
-    def images_per_second(self) -> float:
-        """Return the speed of training since the run began, of all ranks together."""
-        return self._samples / max(self._seconds, 1e-9)
 
     def save(self, state: TrainingState, best: bool = False) -> None:
         """Begin to write a checkpoint, which gets a second name if it is the best so far.
@@ -265,21 +271,28 @@ class RunRecorder:
             grid = {**grid, "confusion": self._confusion}
         page = write_results(self.folder, final, grid, self.say)
         self._finished = True
-        judged = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
+        measured = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
+        parts = [f"{self._config.judged_by} accuracy {state.accuracy:.2%}"] if self._judges else []
+        if self._samples:
+            images_per_second = self._samples / max(self._seconds, 1e-9)
+            measured["images_per_second"] = round(images_per_second, 1)
+            parts += [
+                f"{images_per_second:,.0f} images/s",
+                f"training took {duration(self._seconds)}",
+            ]
+        else:
+            parts.append("no step was left to train")
         self.progress.phase(
             phases.DONE,
-            **judged,
-            images_per_second=round(self.images_per_second, 1),
+            **measured,
             final=str(self.folder.final),
             **({"report": page} if page else {}),
             **({"speed": speed} if speed else {}),
         )
-        words = [f"{self._config.judged_by} accuracy {state.accuracy:.2%}"] if self._judges else []
-        words.append(f"{self.images_per_second:,.0f} images/s")
-        self.say("  ".join([*words, f"training took {duration(self._seconds)}"]))
+        self.say("  ".join(parts))
         if not self.progress.launched:  # a launcher prints it at its own end
             self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
 
 
-def _in_words(what: str, counts: Counts) -> list[str]:
+def _loss_and_accuracy(what: str, counts: Counts) -> list[str]:
     return [f"{what}loss {counts.mean_loss:.4f}", f"{what}accuracy {counts.accuracy:.2%}"]

@@ -22,10 +22,12 @@ from rackrun.machine import core_count
 from rackrun.terminal import one_line
 from rackrun.units import plural
 from rackrun.user_code.revision import git_commit
-from training.config import Config
+from training.config import BODY, Config
 from training.data.loader import worker_count
 from training.data.open import Data
-from training.ranks import Ranks
+from training.ranks import Numbers, Ranks
+from training.recorded import short
+from training.schedule import Stage
 
 WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
 Resolved = dict[str, Any]
@@ -65,16 +67,16 @@ def _commit() -> str:
 def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
     """Return the name of each host, and the devices of its ranks."""
     is_gpu = ranks.device.type == "cuda"
-    own = {
+    rank_facts = {
         "node": int(os.environ.get("GROUP_RANK", 0)),
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name(ranks.device) if is_gpu else "CPU",
     }
-    sent = ranks.all_gather(np.frombuffer(json.dumps(own).encode(), dtype=np.uint8))
+    sent = ranks.all_gather(np.frombuffer(json.dumps(rank_facts).encode(), dtype=np.uint8))
     hosts: dict[int, dict[str, Any]] = {}
-    for told in (json.loads(numbers.tobytes()) for numbers in sent):
-        host = hosts.setdefault(told["node"], {"name": told["host"], "devices": []})
-        host["devices"].append(told["device"])
+    for facts in (json.loads(numbers.tobytes()) for numbers in sent):
+        host = hosts.setdefault(facts["node"], {"name": facts["host"], "devices": []})
+        host["devices"].append(facts["device"])
     return [hosts[node] for node in sorted(hosts)]
 
 
@@ -94,6 +96,43 @@ def lines(facts: Resolved, folder: Path) -> list[str]:
             [f"run {run_id}" if run_id else "", _short(folder)],
         ]
     )
+
+
+def stage_lines(config: Config, stages: Sequence[Stage], head: str, weights: str) -> Iterator[str]:
+    """Yield which layers train in each stage, how long, at which rate, and from which weights.
+
+    `head` is the name of the model's last layer, `weights` what the first stage starts from.
+    """
+    start = f", from {weights}"
+    for stage in stages:
+        first, last = stage.first + 1, stage.last
+        epochs = f"epoch {first}" if first == last else f"epochs {first}-{last}"
+        others = [name for name in stage.frozen if name != BODY]
+        layers = f"only the last layer ({head})" if BODY in stage.frozen else "all layers"
+        kept = f" but {', '.join(others)}" if others and BODY not in stage.frozen else ""
+        rate = f"lr {stage.peak:g}, {config.lr_schedule}"
+        train = "trains" if BODY in stage.frozen else "train"
+        yield one_line(f"{epochs}: {layers}{kept} {train}, {rate}{start}")
+        start = ""
+
+
+def class_line(config: Config, classes: Sequence[str], sizes: Numbers) -> str:
+    """Return how many training images the classes have, and which have none."""
+    chosen = [number for number, size in enumerate(sizes) if size]
+    empty = [name for name, size in zip(classes, sizes, strict=True) if not size]
+    fewest, most = min(chosen, key=sizes.__getitem__), max(chosen, key=sizes.__getitem__)
+    line = f"{plural(int(sizes[fewest]), 'training image')} of each class"
+    if sizes[fewest] < sizes[most]:
+        line = (
+            f"{sizes[fewest]:,} ({short(classes[fewest])}) to {sizes[most]:,}"
+            f" ({short(classes[most])}) training images of a class"
+        )
+    if empty and not config.only_classes:
+        names = ", ".join(map(short, empty[:3])) + ", …" * (len(empty) > 3)
+        line += (
+            f"; none of {plural(len(empty), 'class', 'classes')}, which cannot be learnt: {names}"
+        )
+    return one_line(line)
 
 
 def images(facts: Resolved) -> list[str]:

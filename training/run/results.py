@@ -1,6 +1,7 @@
 """The results of a finished run: weights, predictions on validation images, and the report."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,14 @@ def write_results(
     """Write final.pt, the grid of predictions and the report; return the path of the report."""
     checkpoint.write(folder.final, final)
     if grid:
-        path = folder.predictions
-        with atomic_write(path) as file, translated_os_errors(path):
-            np.savez_compressed(file, **grid)
+        write_grid(folder.predictions, grid)
     return _draw(folder, say)
+
+
+def write_grid(path: Path, grid: Content) -> None:
+    """Write images and what belongs to them, which the report reads."""
+    with atomic_write(path) as file, translated_os_errors(path):
+        np.savez_compressed(file, **grid)
 
 
 def _draw(folder: RunFiles, say: Callable[[str], None]) -> str:

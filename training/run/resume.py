@@ -10,13 +10,13 @@ import numpy as np
 
 from rackrun.contract.files import LATEST
 from rackrun.errors import Problem, SaveError, UsageError
-from rackrun.run_report.called import run_called
+from rackrun.runs import run_folder
 from training.config import Config
 from training.ranks import Ranks
 from training.run.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
 from training.run.folder import RunFiles, newest_run, run_name, runs_folder
 
-Found = tuple[Path, bytes]  # a checkpoint and its bytes
+CheckpointFile = tuple[Path, bytes]  # a checkpoint and its bytes
 
 
 @dataclass
@@ -50,8 +50,8 @@ def earlier_run(config: Config, task: str, ranks: Ranks) -> Earlier | None:
     Checkpoints of earlier attempts of the same launch take precedence, if there are any.
     """
     attempts = [Path(name) for name in config.earlier_attempts.split(",") if name]
-    found = _newest(partial(_in_attempts, attempts), ranks) if attempts else None
-    return found or (resumed(config.resume, task, ranks) if config.resume else None)
+    earlier = _newest(partial(_in_attempts, attempts), ranks) if attempts else None
+    return earlier or (resumed(config.resume, task, ranks) if config.resume else None)
 
 
 def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
@@ -60,21 +60,21 @@ def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
     A node may be new and have none, or a damaged one. When no node has one, each rank raises what
     its node's writer found, or that.
     """
-    found = _newest(partial(wanted, resume, task), ranks, by_run=resume == LATEST)
-    if not found:
+    earlier = _newest(partial(requested_checkpoint, resume, task), ranks, by_run=resume == LATEST)
+    if not earlier:
         raise SaveError(f"--resume {resume}: no node has a whole checkpoint")
-    return found
+    return earlier
 
 
 def _newest(
-    search: Callable[[], Found | None], ranks: Ranks, by_run: bool = True
+    search: Callable[[], CheckpointFile | None], ranks: Ranks, by_run: bool = True
 ) -> Earlier | None:
     """Return the newest of the checkpoints that the nodes find, on all ranks.
 
     When no node finds one, each rank raises what its node's writer met with, if anything.
     """
-    found, problem = _found_here(search) if ranks.writes else (None, None)
-    name = f"{found[0].parents[1].name}/{found[0].name}" if found else ""
+    checkpoint, problem = _search_node(search) if ranks.writes else (None, None)
+    name = f"{checkpoint[0].parents[1].name}/{checkpoint[0].name}" if checkpoint else ""
     offers = [bytes(offer) for offer in ranks.all_gather(np.frombuffer(name.encode(), np.uint8))]
     if not any(offers):
         if problem:
@@ -82,20 +82,24 @@ def _newest(
         return None
     newest = max(offers, key=lambda offer: offer if by_run else offer.split(b"/")[-1])
     source = offers.index(newest)
-    path = ranks.broadcast_bytes(str(found[0]).encode() if found else None, source).decode()
-    data = ranks.broadcast_bytes(found[1] if found else None, source)
+    path = ranks.broadcast_bytes(
+        str(checkpoint[0]).encode() if checkpoint else None, source
+    ).decode()
+    data = ranks.broadcast_bytes(checkpoint[1] if checkpoint else None, source)
     return Earlier(Path(path), parse(data, Path(path)), source, data)
 
 
-def _found_here(search: Callable[[], Found | None]) -> tuple[Found | None, Problem | None]:
+def _search_node(
+    search: Callable[[], CheckpointFile | None],
+) -> tuple[CheckpointFile | None, Problem | None]:
     try:
-        found = search()
+        checkpoint = search()
     except Problem as problem:
         return None, problem
-    return (found[0].absolute(), found[1]) if found else None, None
+    return (checkpoint[0].absolute(), checkpoint[1]) if checkpoint else None, None
 
 
-def _in_attempts(attempts: Sequence[Path]) -> Found | None:
+def _in_attempts(attempts: Sequence[Path]) -> CheckpointFile | None:
     """Return the newest whole checkpoint of the newest run with one; SaveError if none is whole."""
     folders = [RunFiles(path).checkpoints for path in attempts]
     saved = [folder for folder in folders if steps_in(folder)]
@@ -107,12 +111,16 @@ def _in_attempts(attempts: Sequence[Path]) -> Found | None:
     return None
 
 
-def wanted(resume: str, task: str) -> tuple[Path, bytes]:
+def requested_checkpoint(resume: str, task: str) -> CheckpointFile:
     """Return the checkpoint (and its bytes) of `--resume`: a file, a run folder, or `latest`."""
-    run = newest_run(task) if resume == LATEST else run_called(resume, runs_folder())
+    run = (
+        newest_run(task)
+        if resume == LATEST
+        else run_folder(resume, runs_folder(), must_be_here=False)
+    )
     if run is None:
-        wanted_run = f"no run {run_name(task)} of {task} in {runs_folder()} has a checkpoint"
-        raise UsageError(f"--resume latest: {wanted_run}")
+        reason = f"no run {run_name(task)} of {task} in {runs_folder()} has a checkpoint"
+        raise UsageError(f"--resume latest: {reason}")
     if not run.exists():
         raise UsageError(f"--resume {resume}: no such file or run folder; type its path, or latest")
     if run.is_file():

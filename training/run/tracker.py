@@ -1,5 +1,6 @@
 """The tracker of a run: a process that rank 0 starts, and waits for only briefly at the end."""
 
+import shlex
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from rackrun.commands import called
 from rackrun.errors import MissingPackage
 from rackrun.terminal import one_line
 from training.run.stop_requests import StopRequests
@@ -22,9 +24,9 @@ class Tracker:
 
     def __init__(self, name: str, folder: Path, say: Callable[[str], None]) -> None:
         self._name = name
+        self._folder = folder
         self._log = folder / f"tracker-{name}.log"
         self._say = say
-        self._command = [*("-m", "training", "track", name), str(folder)]
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process = self._started()
@@ -32,9 +34,10 @@ class Tracker:
             self._warn(str(error.strerror))
 
     def _started(self) -> "subprocess.Popen[bytes]":
+        command = ["-m", "training", "track", self._name, str(self._folder), "--follow"]
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, *self._command, "--follow"],
+                [sys.executable, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -77,7 +80,7 @@ class Tracker:
             with suppress(OSError):
                 self._process.stdin.close()
         self._process = None
-        later = " ".join(["python", *self._command])
+        later = f"{called('track')} {self._name} {shlex.quote(str(self._folder))}"
         self._say(f"--track {self._name}: {why}; to send the rest later, type: {later}")
 
 

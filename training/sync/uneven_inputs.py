@@ -124,7 +124,7 @@ class _Hook(JoinHook):
 
 def broadcast_state(state: TrainingState, ranks: Ranks, source: int) -> None:
     """Give every rank the state of this one, bit for bit."""
-    here = ranks.rank == source
-    payload = ranks.broadcast_bytes(pack(state.state_dict()) if here else None, source)
-    if not here:
+    is_source = ranks.rank == source
+    payload = ranks.broadcast_bytes(pack(state.state_dict()) if is_source else None, source)
+    if not is_source:
         state.load_state_dict(unpack(payload))

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from training.task import Task
 
 
-def require_task(word: str) -> TaskSource:
+def require_task(task: str) -> TaskSource:
     """Return the task of this name, import path or file, ready to be imported."""
-    found = find_task(word)
-    if found is None:
-        raise UsageError(why_no_task(word))
-    if found.file:
-        import_from(found.file.absolute().parent if word.endswith(".py") else Path.cwd())
-    return found
+    source = find_task(task)
+    if source is None:
+        raise UsageError(why_no_task(task))
+    if source.file:
+        import_from(source.file.absolute().parent if task.endswith(".py") else Path.cwd())
+    return source
 
 
 def recipes_of(source: TaskSource) -> Mapping[str, type[Config]]:
@@ -35,23 +35,23 @@ def recipes_of(source: TaskSource) -> Mapping[str, type[Config]]:
     named = recipes.get("default") if isinstance(recipes, dict) else None
     if not (isinstance(named, type) and issubclass(named, Config)):
         form = 'RECIPES = {"default": MySettings}, a dataclass that extends training.config.Config'
-        raise UsageError(f"{source.word}: RECIPES: not a dict of settings; type: {form}")
-    found: Mapping[str, type[Config]] = recipes
-    for settings in found.values():
+        raise UsageError(f"{source.name}: RECIPES: not a dict of settings; type: {form}")
+    settings_by_recipe: Mapping[str, type[Config]] = recipes
+    for settings in settings_by_recipe.values():
         _require_types(source, settings)
-    return found
+    return settings_by_recipe
 
 
 def _require_types(source: TaskSource, settings: type[Config]) -> None:
     """Raise UsageError for a default without a type, which a dataclass silently ignores."""
-    own = settings.__mro__[: settings.__mro__.index(Config)]
-    for each in own:
+    own_classes = settings.__mro__[: settings.__mro__.index(Config)]
+    for each in own_classes:
         for name, value in vars(each).items():
             typed = name in vars(each).get("__annotations__", {})
             if not (typed or name.startswith("_")) and isinstance(value, bool | int | float | str):
                 form = f"{name}: {type(value).__name__} = {value!r}"
                 raise UsageError(
-                    f"{source.word}: {each.__name__}.{name}: has no type, and so no effect;"
+                    f"{source.name}: {each.__name__}.{name}: has no type, and so no effect;"
                     f" type: {form}"
                 )
 
@@ -63,19 +63,19 @@ def task_of(source: TaskSource) -> "Task":
     task = _value(source, source.model, "TASK")
     if not isinstance(task, Task):
         form = 'TASK = Task("my_task", build, transforms), of training.task'
-        raise UsageError(f"{source.word}: TASK: not a Task; type: {form}")
+        raise UsageError(f"{source.name}: TASK: not a Task; type: {form}")
     return task
 
 
 def _value(source: TaskSource, name: str, variable: str) -> Any:
     """Return what a module calls by this name; UsageError where a user's own module has none."""
-    module = import_module(name) if source.file is None else own_module(source.word, name)
+    module = import_module(name) if source.file is None else own_module(source.name, name)
     if source.file and source.model == name and not _is_file(module, source.file):
         raise UsageError(
-            f"{source.word}: Python has another module {name}, {module.__file__}; rename yours"
+            f"{source.name}: Python has another module {name}, {module.__file__}; rename yours"
         )
     if not hasattr(module, variable):
-        raise UsageError(f"{source.word}: {module.__file__} does not define {variable}")
+        raise UsageError(f"{source.name}: {module.__file__} does not define {variable}")
     return getattr(module, variable)
 
 

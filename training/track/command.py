@@ -2,8 +2,8 @@
 
     config.json, metrics.jsonl, report.html  ->  wandb, mlflow
 
-    python -m training track wandb RUN             send what was not sent yet
-    python -m training track wandb RUN --follow    and what comes, until standard input ends
+    rackrun track wandb RUN             send what was not sent yet
+    rackrun track wandb RUN --follow    and what comes, until standard input ends
 
 The first rank starts it. A run writes these files anyway and never waits for who reads them: so
 a tracker that fails, or hangs, harms no step, and one that is slow loses nothing.
@@ -13,18 +13,19 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
-
-from tyro.conf import Positional
+from typing import ClassVar, Protocol
 
 from rackrun.commandline import parse
+from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.trackers import TrackerName
 from rackrun.errors import MissingPackage, Problem, UsageError
+from rackrun.help.options import Examples, Positional
 from rackrun.run_report.folder import PAGE, MetricsReader, read_settings
+from rackrun.runs import run_folder
 from rackrun.terminal import one_line, say
 from rackrun.units import plural
 from training.track.scalars import Line, summary
@@ -42,6 +43,11 @@ QUIET = {  # these libraries report how they are used, which a closed network wo
 @dataclass(frozen=True)
 class TrackOptions:
     """Options of `track`."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} wandb runs/latest", "to Weights & Biases"),
+        ("{prog} mlflow runs/latest", "to MLflow"),
+    )
 
     tracker: Positional[TrackerName]
     """Where to send the run."""
@@ -66,7 +72,8 @@ class TrackedRun(Protocol):
 
 def main(args: list[str]) -> None:
     """Send a run to a tracker."""
-    options = parse(TrackOptions, "python -m training track", args)
+    options = parse(TrackOptions, called("track"), args)
+    options = replace(options, run=run_folder(options.run))
     if not (options.run / "config.json").exists():
         raise UsageError(f"{options.run}: not the folder of a run: config.json is missing")
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})

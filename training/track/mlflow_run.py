@@ -26,15 +26,15 @@ class MlflowRun:
         server = os.environ.get("MLFLOW_TRACKING_URI")
         self.place = server or files_of(folder, sent, "mlruns")
         self._client = MlflowClient(tracking_uri=self.place)
-        known = sent.id if sent.place == self.place else ""
-        self.id = known or self._begun(folder.name, settings)
+        sent_id = sent.id if sent.place == self.place else ""
+        self.id = sent_id or self._begun(folder.name, settings)
         self._client.update_run(self.id, status="RUNNING")
 
     def _begun(self, name: str, settings: dict[str, Any]) -> str:
         """Begin a run and return its id."""
         client, project = self._client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or settings["name"]
-        known = client.get_experiment_by_name(project)
-        experiment = known.experiment_id if known else client.create_experiment(project)
+        existing = client.get_experiment_by_name(project)
+        experiment = existing.experiment_id if existing else client.create_experiment(project)
         run = client.create_run(experiment, run_name=name).info.run_id
         tags = {MLFLOW_GIT_COMMIT: settings["git_commit"], "rackrun.run_id": settings["run_id"]}
         client.log_batch(run, tags=[RunTag(tag, value) for tag, value in tags.items() if value])

@@ -22,7 +22,10 @@ def summary(lines: list[Line], before: Mapping[str, float]) -> dict[str, float]:
 
     `before` is the summary of the lines before them. The names are those of result.json.
     """
-    judged = [line["top1"] for line in lines if line["kind"] == "evaluate"]
-    if not judged:
+    accuracies = [line["top1"] for line in lines if line["kind"] == "evaluate"]
+    if not accuracies:
         return dict(before)
-    return {"accuracy": judged[-1], "best": max([*judged, before.get("best", judged[0])])}
+    return {
+        "accuracy": accuracies[-1],
+        "best": max([*accuracies, before.get("best", accuracies[0])]),
+    }

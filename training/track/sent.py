@@ -60,12 +60,12 @@ def files_of(folder: Path, sent: Sent, name: str) -> str:
         hint = "look at it as it is, or name a server in the tracker's variable"
         raise UsageError(f"{folder / name}: came with the results of a host; {hint}")
     if sent.place and not sent.place.startswith("file:"):
-        place = one_line(sent.place)[:200]
+        tracker_url = one_line(sent.place)[:200]
         hint = "if it may have this one as well, name it in the tracker's variable"
-        raise UsageError(f"{folder}: the run was sent to {place}; {hint}")
+        raise UsageError(f"{folder}: the run was sent to {tracker_url}; {hint}")
     named = PurePosixPath(unquote(sent.place)).parent.name
-    beside, own = (run.absolute() / name for run in (folder.parent / named, folder))
-    return (beside if beside.as_uri() == sent.place and named != ".." else own).as_uri()
+    beside, in_run = (run.absolute() / name for run in (folder.parent / named, folder))
+    return (beside if beside.as_uri() == sent.place and named != ".." else in_run).as_uri()
 
 
 def read_sent(folder: Path, tracker: str) -> Sent:

@@ -17,7 +17,7 @@ class TensorBoard:
         """Begin with the lines of an earlier run, in place of what there is of them already."""
         self._run = folder.parent
         self._settings = settings
-        self._judged: list[Line] = []
+        self._evaluations: list[Line] = []
         self._events = SummaryWriter(str(folder), purge_step=0 if earlier else None)
         for line in earlier:
             self.log(line)
@@ -27,16 +27,18 @@ class TensorBoard:
         for name, value in scalars(line).items():
             self._events.add_scalar(name, value, line["step"], walltime=line.get("time"))
         if line["kind"] == "evaluate":
-            self._judged.append(line)
+            self._evaluations.append(line)
 
     def end(self, verdict: str) -> None:
         """Add settings and images, and bring everything to the files."""
-        result = {f"hparam/{name}": value for name, value in summary(self._judged, {}).items()}
+        result = {f"hparam/{name}": value for name, value in summary(self._evaluations, {}).items()}
         assert self._events.file_writer
         for part in hparams(self._settings, result):
             self._events.file_writer.add_summary(part)
         for name, value in result.items():
             self._events.add_scalar(name, value)
-        if verdict == "finished" and (said := read_predictions(self._run / "predictions.npz")):
-            self._events.add_images("predictions", said.images, dataformats="NHWC")
+        if verdict == "finished" and (
+            predictions := read_predictions(self._run / "predictions.npz")
+        ):
+            self._events.add_images("predictions", predictions.images, dataformats="NHWC")
         self._events.close()

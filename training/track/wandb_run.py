@@ -9,6 +9,8 @@ import wandb
 from training.track.scalars import Line, scalars
 from training.track.sent import Sent
 
+OF_A_RUN = ("plan.json", "metrics.jsonl")
+
 
 class WandbRun:
     """The tracker's side of a run."""
@@ -20,7 +22,8 @@ class WandbRun:
 
         Without a key in the environment it stays offline: a login would ask on a terminal.
         """
-        known = "WANDB_MODE" in os.environ or "WANDB_API_KEY" in os.environ
+        leave_runs(folder)
+        is_online = "WANDB_MODE" in os.environ or "WANDB_API_KEY" in os.environ
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or settings["name"],
             name=folder.name,
@@ -28,7 +31,7 @@ class WandbRun:
             resume="allow",
             dir=folder,
             config=settings,
-            mode=None if known else "offline",
+            mode=None if is_online else "offline",
             settings=wandb.Settings(console="off", git_commit=settings["git_commit"] or None),
         )
         self._run.define_metric("step", hidden=True)
@@ -48,3 +51,19 @@ class WandbRun:
             artifact.add_file(str(report))
             self._run.log_artifact(artifact)
         self._run.finish(exit_code=int(verdict != "finished"))
+
+
+def leave_runs(folder: Path) -> None:
+    """Go to a folder outside of runs: wandb obeys the file `wandb/settings` in the current one.
+
+    In the folder of a run, a host may have written it, and the key would go to the server that it
+    names.
+    """
+    current = Path.cwd()
+    runs = [
+        above
+        for above in (current, *current.parents)
+        if above == folder.resolve() or any((above / name).exists() for name in OF_A_RUN)
+    ]
+    if runs:
+        os.chdir(runs[-1].parent)

@@ -124,9 +124,9 @@ class Agent:
         self.ranks = Ranks(launcher, first, order["signalled_together"])
         self.torchrun = Torchrun(order, launcher)
         self.heartbeat = Heartbeat(launcher, guard, order["lease_seconds"])
-        interface = dict(order["defaults"]).get("GLOO_SOCKET_IFNAME", "")
+        defaults, lease_seconds = dict(order["defaults"]), order["lease_seconds"]
         self.host = HostWatch(
-            launcher, self.torchrun, self.ranks, order["lease_seconds"], interface
+            launcher, self.torchrun, self.ranks, self.reports, lease_seconds, defaults
         )
         self.reachability = Reachability(self.selector, launcher)
         self.shutdown = Shutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
@@ -244,7 +244,7 @@ class Agent:
                 # The launcher looks for the cause of a hang: it must not wait for the next report.
                 self.host.look_for_stopped()
                 self.reachability.begin(order["ports"], order["seconds"])
-        if self.launcher.gone:
+        if self.launcher.is_gone:
             self.selector.unregister(descriptor)  # at its end it would be ready in every turn
 
     def _take_signals(self, descriptor: int) -> None:

@@ -59,11 +59,11 @@ def _remove_container(name: str) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return [f"container {name}"]
-    gone = done.returncode == 0 or b"No such container" in done.stderr
-    return [] if gone else [f"container {name}"]
+    is_removed = done.returncode == 0 or b"No such container" in done.stderr
+    return [] if is_removed else [f"container {name}"]
 
 
-def remains(scratch: str, *known: list[int]) -> list[Process]:
+def remains(scratch: str, *identities: list[int]) -> list[Process]:
     """Return the processes of a run: those known or marked, and all their descendants.
 
     A mark counts only on processes of this account: any account may set any variable.
@@ -73,7 +73,7 @@ def remains(scratch: str, *known: list[int]) -> list[Process]:
         process
         for process in all_processes()
         if process.pid != os.getpid()
-        and ([process.pid, process.started] in known or mark in environment_of(process.pid))
+        and ([process.pid, process.started] in identities or mark in environment_of(process.pid))
         and is_mine(process.pid)
     ]
     below = descendants(*(process.pid for process in marked))

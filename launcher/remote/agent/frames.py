@@ -44,7 +44,7 @@ class Launcher:
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self.heard_at = time.monotonic()
-        self.gone = False
+        self.is_gone = False
         self.stall_seconds = KILL_SECONDS
         self.arrived = bytearray()
         self.waiting: list[bytes] = []
@@ -72,7 +72,7 @@ class Launcher:
 
     def write(self, data: bytes) -> None:
         """Write bytes as soon as there is room for them."""
-        if not self.gone:
+        if not self.is_gone:
             self.waiting.append(data)
             self.waiting_bytes += len(data)
             self.flush()
@@ -90,13 +90,13 @@ class Launcher:
         except BlockingIOError:
             pass
         except OSError:  # no reader is left: the run is over, even if standard input is still open
-            self.gone = True
+            self.is_gone = True
             self.waiting, self.waiting_bytes = [], 0
 
     def flush_all(self) -> None:
         """Write all that waits, unless the launcher takes nothing for too long."""
         deadline = time.monotonic() + self.stall_seconds
-        while self.waiting and not self.gone and time.monotonic() < deadline:
+        while self.waiting and not self.is_gone and time.monotonic() < deadline:
             before = self.waiting_bytes
             self.flush()
             if self.waiting_bytes < before:
@@ -105,7 +105,7 @@ class Launcher:
 
     def first_order(self) -> dict[str, Any] | None:
         """Return the order that starts the work; None when the stream ends before it."""
-        while not self.gone:
+        while not self.is_gone:
             for order in self.orders():
                 return order
             time.sleep(0.005)
@@ -120,7 +120,7 @@ class Launcher:
         if data:
             self.heard_at = time.monotonic()
             self.arrived += data
-        self.gone = self.gone or data == b""
+        self.is_gone = self.is_gone or data == b""
         while b"\n" in self.arrived:
             head, _, rest = self.arrived.partition(b"\n")
             if len(rest) < int(head):

@@ -24,7 +24,7 @@ class Heartbeat:
         """Return why the run must end, a silent launcher for one; empty while it may continue."""
         if os.getppid() != self.guard:
             return "the guard of the agent was killed"
-        if self.launcher.gone:
+        if self.launcher.is_gone:
             return "the launcher is gone"
         if now - self.launcher.heard_at > self.timeout_seconds:
             return f"no heartbeat from the launcher for {self.timeout_seconds:g} s"

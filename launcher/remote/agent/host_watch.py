@@ -9,14 +9,17 @@ from functools import partial
 
 from launcher.remote.agent.descriptors import read_some
 from launcher.remote.agent.usage import UsageMeter
-from launcher.remote.processes import open_null, spawn, state_of
+from launcher.remote.processes import open_null, processor_ticks, spawn, state_of
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
     from launcher.remote.agent.frames import Launcher
     from launcher.remote.agent.ranks import Ranks
+    from launcher.remote.agent.reports import Reports
     from launcher.remote.agent.torchrun import Torchrun
 
+COMPUTING_SHARE = 0.05
+"""Of a core, or of a GPU, that a rank uses if it computes; one that waits uses less."""
 USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
 GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
 GPU_HEALTH = ",temperature.gpu,power.draw,clocks_throttle_reasons.active"
@@ -32,16 +35,21 @@ class HostWatch:
         launcher: Launcher,
         torchrun: Torchrun,
         ranks: Ranks,
+        reports: Reports,
         heartbeat_seconds: float,
-        interface: str,
+        defaults: dict[str, str],
     ) -> None:
         """Take how long the launcher waits for a sign of life.
 
-        `interface` is the network device of the ranks, if it is known.
+        `defaults` may have the network device of the ranks.
         """
         self.launcher = launcher
         self.torchrun = torchrun
         self.ranks = ranks
+        self.reports = reports
+        interface = defaults.get("GLOO_SOCKET_IFNAME", "")
+        self.ticks: dict[int, int] = {}  # pid of a rank -> its ticks on a processor, at `looked_at`
+        self.looked_at = 0.0
         self.usage = UsageMeter(min(USAGE_SECONDS, heartbeat_seconds / 3), interface)
         self.stopped: list[str] = []
 
@@ -52,18 +60,41 @@ class HostWatch:
     def report(self, now: float) -> None:
         """Send the regular report: utilization, stopped processes, the rendezvous of torchrun."""
         self.launcher.send_event(event="usage", **self.usage.measure(now))
+        self.report_computing(now)
         self.look_for_stopped()
         self.torchrun.look_for_it(now, bool(self.ranks.by_local))
 
     def look_for_stopped(self) -> None:
         """Report when a process of the run was stopped, or continues."""
-        known = [*self.ranks.named()]
+        named_pids = [*self.ranks.named()]
         if self.torchrun.alive:
-            known.insert(0, ("torchrun", self.torchrun.pid))
-        stopped = [name for name, pid in known if state_of(pid) == "T"]
+            named_pids.insert(0, ("torchrun", self.torchrun.pid))
+        stopped = [name for name, pid in named_pids if state_of(pid) == "T"]
         if stopped != self.stopped:
             self.stopped = stopped
             self.launcher.send_event(event="frozen", names=stopped)
+
+    def report_computing(self, now: float) -> None:
+        """Report which ranks have computed, of those that have not shown how long a step takes."""
+        untimed = {
+            local: rank.pid
+            for local, rank in self.ranks.by_local.items()
+            if local in self.reports.untimed and not rank.ended
+        }
+        before, self.ticks = self.ticks, processor_ticks(untimed.values()) if untimed else {}
+        least = COMPUTING_SHARE * (now - self.looked_at) * os.sysconf("SC_CLK_TCK")
+        self.looked_at = now
+        for local, pid in untimed.items():
+            ran = self.ticks[pid] - before.get(pid, self.ticks[pid])
+            if ran > least or self._is_gpu_busy(local):
+                self.launcher.send_event(local, event="computing")
+
+    def _is_gpu_busy(self, local: int) -> bool:
+        """Return whether the GPU of a rank computes; torch gives ranks the visible ones in turn."""
+        gpus, visible = self.usage.gpus, self.torchrun.environment.get("CUDA_VISIBLE_DEVICES")
+        indices = sorted(gpus, key=int) if visible is None else visible.split(",")
+        index = indices[local] if local < len(indices) else ""
+        return index in gpus and gpus[index]["busy"] > 100 * COMPUTING_SHARE
 
     def watch_gpus(self, selector: selectors.BaseSelector) -> None:
         """Start an nvidia-smi that prints a line per GPU every few seconds, where there is one."""
@@ -80,8 +111,8 @@ class HostWatch:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         with open_null() as null:
-            streams, words = (null, writing, null), [program, self.queries.pop(), *GPU_FORMAT]
-            spawn(words, dict(os.environ), "/", streams, signal.SIGKILL)
+            streams, args = (null, writing, null), [program, self.queries.pop(), *GPU_FORMAT]
+            spawn(args, dict(os.environ), "/", streams, signal.SIGKILL)
         os.close(writing)
         self.selector.register(reading, selectors.EVENT_READ, partial(self._take_gpus, program))
 

@@ -167,14 +167,14 @@ def _can_fork() -> bool:
     return threading.active_count() == 1 and not has_gpu
 
 
-def _show_command(words: list[str]) -> None:
+def _show_command(command: list[str]) -> None:
     """Show this process in `ps` as a command, as far as there is room for it."""
     import ctypes
 
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])
-    text = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
+    text = b"\0".join(os.fsencode(arg) for arg in command)[: end - start - 1]
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
@@ -186,15 +186,15 @@ def forget(bundle: Bundle) -> None:
         sys.modules.pop(name, None)
 
 
-def run_module(words: list[str]) -> None:
+def run_module(args: list[str]) -> None:
     """Run a module as the main program of this process, to its end."""
     import runpy
     from types import ModuleType
 
-    sys.argv = ["-m", *words[1:]]
+    sys.argv = ["-m", *args[1:]]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
+        runpy._run_module_as_main(args[0])  # type: ignore[attr-defined]
         os._exit(0)
     except BaseException as error:  # `training` exits by itself, with codes of its own
         sys.excepthook(type(error), error, error.__traceback__)

@@ -72,9 +72,9 @@ class Reachability:
             call.setblocking(False)
             self.calls[address] = call
             with contextlib.suppress(OSError):  # a name that means nothing here stays unanswered
-                self._judge(address, call.connect_ex((address, port)))
+                self._take_status(address, call.connect_ex((address, port)))
 
-    def _judge(self, address: str, problem: int) -> None:
+    def _take_status(self, address: str, problem: int) -> None:
         """Hang up on a host that answered; wait for one of which nothing is known yet."""
         call = self.calls[address]
         if problem in (0, errno.ECONNREFUSED):
@@ -87,7 +87,7 @@ class Reachability:
         """Take the outcome of a call; without an answer it stays among the calls."""
         self.selector.unregister(descriptor)
         problem = self.calls[address].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        self._judge(address, problem)
+        self._take_status(address, problem)
 
     def _hang_up(self, address: str) -> None:
         """Close a call."""

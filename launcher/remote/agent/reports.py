@@ -29,6 +29,10 @@ class Reports:
         self.launcher = launcher
         self.first_rank = first_rank
         self.processes = processes
+        self.untimed: dict[int, int] = {}
+        """The first step of the ranks that have reported, but no second one; 0: none yet."""
+        self.timed: set[int] = set()
+        """The other ranks that have reported, all by local rank."""
         self.late: dict[int, dict[str, Any]] = {}  # local rank -> what it has reported since
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
@@ -50,11 +54,22 @@ class Reports:
         local = report.get("rank", -1) - self.first_rank
         if not 0 <= local < self.processes:
             return
+        if local not in self.timed:
+            self._take_first_steps(local, report.get("step"))
         if self.launcher.full or self.late:  # never a newer one before an older one
-            known = {**self.late.get(local, {}), **report}
-            self.late[local] = known if len(known) <= REPORT_FIELDS else report
+            merged = {**self.late.get(local, {}), **report}
+            self.late[local] = merged if len(merged) <= REPORT_FIELDS else report
         else:
             self.launcher.send(REPORT, local, data)
+
+    def _take_first_steps(self, local: int, step: object) -> None:
+        """Remember the first step of a rank, until another one shows how long steps take."""
+        first = self.untimed.setdefault(local, 0)
+        if isinstance(step, int) and step != first:
+            self.untimed[local] = step
+            if first:
+                del self.untimed[local]
+                self.timed.add(local)
 
     def catch_up(self) -> None:
         """Send what a launcher that keeps up again has missed."""

@@ -72,9 +72,9 @@ class Shutdown:
         """
         if self.kill_at is None or (now < self.kill_at and self.ranks.unfinished):
             return
-        known = {self.torchrun.pid, *(shim for rank in self.ranks for shim in rank.shims)}
+        expected = {self.torchrun.pid, *(shim for rank in self.ranks for shim in rank.shims)}
         left = descendants(os.getpid())
-        strays = [process for process in left if process.pid not in known]
+        strays = [process for process in left if process.pid not in expected]
         if self.killing_since is None:
             if self._strays_have_time(strays, now, self.kill_at):
                 return

@@ -8,6 +8,7 @@ import signal
 import time
 
 from launcher.remote.agent.frames import ERR, OUT
+from launcher.remote.agent.usage import oom_kills
 from launcher.remote.processes import (
     descendants,
     exit_status,
@@ -46,6 +47,7 @@ class Torchrun:
         self.launcher = launcher
         self.pid = 0
         self.alive = False
+        self.oom_kills = oom_kills()
         self.joined = False  # connected to the torchrun of the first host, or past that
         self.look_for_it_at = float("inf")
 
@@ -66,8 +68,9 @@ class Torchrun:
             if pid == self.pid:
                 self.alive = False
                 code, by = exit_status(status)
-                told = asked_to_end
-                self.launcher.send_event(event="torchrun-ended", code=code, signal=by, told=told)
+                end = {"code": code, "signal": by, "told": asked_to_end}
+                oom = by == signal.SIGKILL and oom_kills() > self.oom_kills
+                self.launcher.send_event(event="torchrun-ended", oom=oom, **end)
 
     def look_for_it(self, now: float, has_ranks: bool) -> None:
         """Report, once, that the rendezvous is over: ranks start only then."""
@@ -79,8 +82,8 @@ class Torchrun:
     @property
     def port(self) -> int:
         """Return the port of torchrun's rendezvous."""
-        words = [word.partition("=") for word in self.argv]
-        return next(int(value) for name, _, value in words if name == "--master-port")
+        options = [arg.partition("=") for arg in self.argv]
+        return next(int(value) for name, _, value in options if name == "--master-port")
 
 
 def environment(order: dict[str, Any]) -> dict[str, str]:
@@ -105,12 +108,12 @@ def is_connected(pid: int, port: int) -> bool:
 
 def connections(port: int) -> set[str]:
     """Return the sockets connected to or from a port, as links in /proc name them."""
-    found = set()
+    sockets = set()
     for family in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{family}") as file:
             for line in file.readlines()[1:]:
-                _, here, there, state, *_, inode = line.split()[:10]
-                ports = [int(address.rpartition(":")[2], 16) for address in (here, there)]
+                _, local, remote, state, *_, inode = line.split()[:10]
+                ports = [int(address.rpartition(":")[2], 16) for address in (local, remote)]
                 if state == ESTABLISHED and port in ports:
-                    found.add(f"socket:[{inode}]")
-    return found
+                    sockets.add(f"socket:[{inode}]")
+    return sockets

@@ -84,12 +84,12 @@ def health(temperature: str = "", power: str = "", reasons: str = "") -> dict[st
 
     `reasons` is a bit mask, as 0x0000000000000020.
     """
-    found = [re.match(r"\d{1,6}", value) for value in (temperature, power)]
+    matches = [re.match(r"\d{1,6}", value) for value in (temperature, power)]
     mask = int(reasons, 16) if re.fullmatch("0x[0-9a-fA-F]{1,16}", reasons) else 0
     return {
-        "temperature": int(found[0][0]) if found[0] else 0,
-        "power": int(found[1][0]) if found[1] else 0,
-        "slowed": next((word for bits, word in SLOWED if mask & bits), ""),
+        "temperature": int(matches[0][0]) if matches[0] else 0,
+        "power": int(matches[1][0]) if matches[1] else 0,
+        "slowed": next((reason for bits, reason in SLOWED if mask & bits), ""),
     }
 
 
@@ -130,15 +130,15 @@ def network_bytes(interface: str, devices: str = NETWORK_DEVICES) -> tuple[int, 
 
 def infiniband_bytes(root: str = INFINIBAND) -> tuple[int, int]:
     """Return the bytes received and sent since boot by all InfiniBand and RoCE ports."""
-    words = {"port_rcv_data": 0, "port_xmit_data": 0}
+    counters = {"port_rcv_data": 0, "port_xmit_data": 0}
     with contextlib.suppress(OSError):
         for device in os.listdir(root):
             ports = os.path.join(root, device, "ports")
             for port in os.listdir(ports):
-                for name in words:
+                for name in counters:
                     with open(os.path.join(ports, port, "counters", name)) as file:
-                        words[name] += int(file.read())
-    return words["port_rcv_data"] * INFINIBAND_WORD, words["port_xmit_data"] * INFINIBAND_WORD
+                        counters[name] += int(file.read())
+    return counters["port_rcv_data"] * INFINIBAND_WORD, counters["port_xmit_data"] * INFINIBAND_WORD
 
 
 def oom_kills() -> int:

@@ -2,9 +2,9 @@
 
 An included file applies only where its `Include` is: below `Host a`, its block for `Host b`
 applies to hosts that match both. So it is not enough to paste the text: each block becomes a
-`Match` with the conditions around it, and after the included file the block with the `Include` is
-resumed. The ssh client could resolve all this (`ssh -G`), but then the launcher's machine would
-need one, and 256 hosts would cost 256 processes.
+`Match` with a number and that of the block around it, and after the included file the block with
+the `Include` is resumed by its number. The ssh client could resolve all this (`ssh -G`), but then
+the launcher's machine would need one, and 256 hosts would cost 256 processes.
 
 Every line is validated as the ssh client does, also those about other hosts: unknown options and
 criteria, unclosed quotes and invalid numbers are refused with file and line. Valid lines are
@@ -19,31 +19,37 @@ import re
 import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from itertools import accumulate
 from pathlib import Path
 from typing import NoReturn
 
 from launcher.transport.ssh.keywords import (
     COMMANDS,
     FILES,
-    KNOWN,
+    KEYWORDS,
     LISTS,
     OF_KEYS,
     RETIRED,
     expected,
     value_of,
 )
+from launcher.transport.ssh.lookup import BETWEEN
 from launcher.transport.ssh.paths import at_home
 from rackrun.errors import UsageError
 
 DEEPEST = 16  # as deep as ssh follows
 
 SETTING = re.compile(r"\"?([A-Za-z0-9]+)\"?(?:[ \t]*=[ \t]*|[ \t]+|$)(.*)", re.DOTALL)
-WORD = re.compile(r"[ \t]*((?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\\.|[^ \t\"'])+)", re.DOTALL)
+ARGUMENT = re.compile(
+    r"[ \t]*((?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\\.|[^ \t\"'])+)", re.DOTALL
+)
 PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|((?:\\.|[^\"'])+)", re.DOTALL)
 ESCAPED = re.compile(r"\\([\"'\\])")
-NAMED = re.compile(r"Match originalhost ([\w.,:-]+)\s")
+NAMED = re.compile(rf"Match block \d+ target '?([\w.:{BETWEEN}-]+)'?\n")
 """The head of a block for hosts of these names; with other characters they are patterns."""
+TWICE = re.compile(
+    r"^Match .*\bfinal\b|^CanonicalizeHostname \"(?!no\")", re.IGNORECASE | re.MULTILINE
+)
+"""What makes the client read the text again, with the name that it will connect to."""
 
 ALONE = ("canonical", "final")
 WITH_PATTERN = ("host", "originalhost", "user", "localuser", "exec")
@@ -56,13 +62,18 @@ class Directives:
     def __init__(self, text: str) -> None:
         """Split the text into blocks; the lines before the first one are for every host."""
         self._blocks: list[tuple[set[str], str]] = []
+        self._is_read_twice = TWICE.search(text) is not None
         for block in re.split(r"^(?=Match |Host )", text, flags=re.MULTILINE):
             named = NAMED.match(block)
-            self._blocks.append((set(_short_names(named[1])) if named else set(), block))
+            self._blocks.append((set(named[1].split(BETWEEN)) if named else set(), block))
 
     def about(self, name: str) -> str:
         """Return the text without the blocks that are for hosts of other names."""
-        return "".join(block for names, block in self._blocks if not names or name in names)
+        return "".join(
+            block
+            for names, block in self._blocks
+            if not names or name in names or self._is_read_twice
+        )
 
 
 def expanded(path: Path, folder: Path, guarded: bool = False) -> str:
@@ -72,7 +83,7 @@ def expanded(path: Path, folder: Path, guarded: bool = False) -> str:
     where it is `guarded`. Such a user could start commands here, by ProxyCommand.
     """
     reader = _ConfigReader(folder, guarded)
-    return "".join(f"{line}\n" for line in reader.lines(path, outer=(), depth=0))
+    return "".join(f"{line}\n" for line in reader.lines(path, outer=0, depth=0))
 
 
 class _ConfigReader:
@@ -82,39 +93,44 @@ class _ConfigReader:
         self._folder = folder
         self._guarded = guarded
         self._ignored: list[str] = []  # the patterns of IgnoreUnknown up to here
+        self._blocks = 0
 
-    def lines(self, path: Path, outer: tuple[str, ...], depth: int) -> Iterator[str]:
-        """Yield the lines of one file that is included under the conditions `outer`."""
+    def lines(self, path: Path, outer: int, depth: int) -> Iterator[str]:
+        """Yield the lines of one file that is included in the block `outer`; 0: in none."""
         if depth > DEEPEST:
             raise UsageError(f"{path}: Include goes more than {DEEPEST} files deep")
-        here = outer
+        current = outer
         text = _read(path, guarded=self._guarded or depth > 0)
         for number, content in enumerate(text.split("\n"), start=1):
             line = _ConfigLine(path, number, content)
             if line.keyword in ("host", "match"):
-                here = (*outer, line.condition())
-                yield _block(here)
+                self._blocks += 1
+                current = self._blocks
+                around = f"inside {outer} " if outer else ""
+                yield f"Match {around}block {current} {line.condition()}".rstrip()
             elif line.keyword == "include":
                 for included in self._files(line):
-                    yield from self.lines(included, here, depth + 1)
-                yield _block(here)
+                    yield from self.lines(included, current, depth + 1)
+                yield f"Match inside {current}" if current else "Host *"
             elif line.keyword and not self._is_ignored(line):
                 yield line.setting()
 
     def _files(self, line: "_ConfigLine") -> Iterator[Path]:
-        for pattern in line.words():
+        for pattern in line.arguments():
             absolute = self._folder / at_home("Include", pattern)
             relative = str(absolute.relative_to(absolute.anchor))
             try:
                 yield from sorted(Path(absolute.anchor).glob(relative))
+            except OSError:  # a name that is too long for any file: the client finds none, either
+                continue
             except (ValueError, NotImplementedError, IndexError, re.error) as error:
                 line.refuse(f"Include {pattern}: {error}")
 
     def _is_ignored(self, line: "_ConfigLine") -> bool:
         """Return whether to skip an option; raise UsageError for an unknown one, unless ignored."""
         if line.keyword == "ignoreunknown":
-            self._ignored += ",".join(line.words()).lower().split(",")
-        unknown = line.keyword not in KNOWN
+            self._ignored += ",".join(line.arguments()).lower().split(",")
+        unknown = line.keyword not in KEYWORDS
         if unknown and not any(fnmatchcase(line.keyword, pattern) for pattern in self._ignored):
             hint = f"to ignore it, write above: IgnoreUnknown {line.name}"
             line.refuse(f"{line.name} is not an option of ssh; {hint}")
@@ -127,77 +143,78 @@ class _ConfigLine:
     def __init__(self, path: Path, number: int, text: str) -> None:
         self._where = f"{path}:{number}"
         stripped = text.strip(" \t\r\f")
-        found = SETTING.fullmatch(stripped)
-        if "\0" in text or (found is None and not stripped.startswith("#") and stripped):
+        setting = SETTING.fullmatch(stripped)
+        if "\0" in text or (setting is None and not stripped.startswith("#") and stripped):
             self.refuse("not a setting; write an option and its value")
-        if found is not None and re.search("[\udc80-\udcff]", text):
+        if setting is not None and re.search("[\udc80-\udcff]", text):
             self.refuse("not UTF-8 text")
-        self.name, self._value = (found[1], found[2]) if found else ("", "")
+        self.name, self._value = (setting[1], setting[2]) if setting else ("", "")
         self.keyword = self.name.lower()
 
     def refuse(self, why: str) -> NoReturn:
         """Raise UsageError with the place of the line."""
         raise UsageError(f"{self._where}: {why}")
 
-    def words(self) -> list[str]:
-        """Return the words of the value without their quotes, up to a comment."""
-        found: list[str] = []
+    def arguments(self) -> list[str]:
+        """Return the arguments of the option without their quotes, up to a comment."""
+        values: list[str] = []
         position = 0
         while position < len(self._value):
-            word = WORD.match(self._value, position)
-            if word is None:
+            match = ARGUMENT.match(self._value, position)
+            if match is None:
                 self.refuse(f"a quote is not closed in: {self._value}")
-            if word[1].startswith("#"):
+            if match[1].startswith("#"):
                 break
-            found.append("".join(map(_unquoted, PIECE.finditer(word[1]))))
-            position = word.end()
-        if not found:
+            values.append("".join(map(_unquoted, PIECE.finditer(match[1]))))
+            position = match.end()
+        if not values:
             self.refuse(f"{self.name} needs a value")
-        return found
+        return values
 
     def setting(self) -> str:
         """Return the line in the form for the parser."""
-        words = self.words()
+        arguments = self.arguments()
         if self.keyword in COMMANDS:
             value = self._value
         elif self.keyword in FILES:
-            value = shlex.join(words)
+            value = shlex.join(arguments)
         elif self.keyword in LISTS:
-            value = " ".join(words)
+            value = " ".join(arguments)
         else:
-            value = self._only(words)
+            value = self._only(arguments)
         nothing = self.keyword == "proxycommand" and value.lower() == "none"
         return f"{self.name} {value}" if nothing else f'{self.name} "{value}"'
 
-    def _only(self, words: list[str]) -> str:
-        if len(words) > 1:
-            self.refuse(f"{self.name} takes one value, not {' '.join(words)}")
-        if not words[0]:
+    def _only(self, arguments: list[str]) -> str:
+        if len(arguments) > 1:
+            self.refuse(f"{self.name} takes one value, not {' '.join(arguments)}")
+        if not arguments[0]:
             self.refuse(f"{self.name} needs a value")
-        value = value_of(self.keyword, words[0])
+        value = value_of(self.keyword, arguments[0])
         if value is None:
-            self.refuse(f"{self.name} {words[0]}: write {expected(self.keyword)}")
+            self.refuse(f"{self.name} {arguments[0]}: write {expected(self.keyword)}")
         return str(at_home(self.name, value)) if self.keyword in OF_KEYS else value
 
     def condition(self) -> str:
         """Return a block's head as criteria of a Match line; empty for one that always applies."""
-        words = self.words()
+        arguments = self.arguments()
         if self.keyword == "host":
-            return "" if words == ["*"] else f"originalhost {shlex.quote(','.join(words))}"
-        return " ".join(self._criteria(words))
+            return "" if arguments == ["*"] else f"target {shlex.quote(BETWEEN.join(arguments))}"
+        return " ".join(self._criteria(arguments))
 
-    def _criteria(self, words: list[str]) -> Iterator[str]:
-        others = [word.lower() for word in words if word.lower() not in ALONE]
-        todo = iter(words[:-1] if others == ["all"] else words)  # "all" allows no other criteria
-        for word in todo:
-            written, equals, pattern = word.partition("=")
+    def _criteria(self, arguments: list[str]) -> Iterator[str]:
+        others = [argument.lower() for argument in arguments if argument.lower() not in ALONE]
+        # "all" allows no other criteria
+        todo = iter(arguments[:-1] if others == ["all"] else arguments)
+        for argument in todo:
+            written, equals, pattern = argument.partition("=")
             criterion = written.lower()
             if criterion.removeprefix("!") in ALONE:
                 yield criterion
                 continue
             if criterion.removeprefix("!") not in WITH_PATTERN:
                 there_are = ", ".join((*ALONE, "all", *WITH_PATTERN))
-                self.refuse(f"Match {word}: the criteria here are {there_are}")
+                self.refuse(f"Match {argument}: the criteria here are {there_are}")
             pattern = pattern if equals else next(todo, "")
             if not pattern:
                 self.refuse(f"Match {criterion} needs a pattern")
@@ -223,14 +240,3 @@ def _unquoted(piece: re.Match[str]) -> str:
     if quoted is not None:
         return ESCAPED.sub(r"\1", quoted)
     return re.sub(r"\\([\"'\\ ])", r"\1", piece[3])
-
-
-def _short_names(names: str) -> Iterator[str]:
-    """Yield the prefixes of these names that a host may have before CanonicalizeHostname."""
-    for name in names.split(","):
-        yield from accumulate(name.split("."), "{}.{}".format)
-
-
-def _block(conditions: tuple[str, ...]) -> str:
-    criteria = " ".join(filter(None, conditions))
-    return f"Match {criteria}" if criteria else "Host *"

@@ -81,8 +81,8 @@ def _connected(route: Route) -> socket.socket:
     )
     if route.family == socket.AF_UNSPEC:
         return socket.create_connection(address, timeout=seconds)
-    found = socket.getaddrinfo(*address, route.family, socket.SOCK_STREAM)
-    *others, last = [(str(where[0]), address[1]) for *_, where in found]
+    addresses = socket.getaddrinfo(*address, route.family, socket.SOCK_STREAM)
+    *others, last = [(str(sockaddr[0]), address[1]) for *_, sockaddr in addresses]
     for other in others:
         with contextlib.suppress(OSError):
             return socket.create_connection(other, timeout=seconds)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import paramiko
 from paramiko.auth_strategy import AuthFailure
-from paramiko.ssh_exception import ChannelException, IncompatiblePeer
+from paramiko.ssh_exception import BadAuthenticationType, ChannelException, IncompatiblePeer
 
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.transport.ssh.identities import CUT_SHORT, PublicKeyLogin
@@ -109,6 +109,14 @@ def _login_refused(route: Route, error: BaseException) -> str:
         return (
             f"the key {strategy.locked[0]} needs a passphrase; type: ssh-add {strategy.locked[0]}"
         )
+    if strategy.exposed:
+        file = strategy.exposed[0]
+        return f"other accounts may read the key {file}, so it is not used; type: chmod 600 {file}"
+    if kinds := _other_logins(error):
+        return (
+            f"{route.target} accepts no keys, only: {', '.join(kinds)}; a launch logs in with keys:"
+            " set PubkeyAuthentication yes in the sshd_config there"
+        )
     tried = strategy.tried
     keys = (
         f"none of {plural(tried, 'key')} was accepted, or the account is disabled"
@@ -120,6 +128,14 @@ def _login_refused(route: Route, error: BaseException) -> str:
         hint = f"ssh-keygen -t ed25519, then {hint}"
     reason = f" ({strategy.disconnect_reason})" if strategy.disconnect_reason else ""
     return f"login as {user} at {route.target} refused{reason}, {keys}; type: {hint}"
+
+
+def _other_logins(error: BaseException) -> list[str]:
+    """Return the kinds of login that a host accepts, where keys are none of them."""
+    tried = error.result if isinstance(error, AuthFailure) else ()
+    refusals = [each.result for each in tried if isinstance(each.result, BadAuthenticationType)]
+    kinds = {one_line(kind)[:40] for refusal in refusals for kind in refusal.allowed_types}
+    return [] if "publickey" in kinds else sorted(kinds)[:10]
 
 
 def message_of(error: BaseException) -> str:

@@ -49,17 +49,19 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
 
     def _verdict(self, key: paramiko.PKey) -> KeyVerdict:
         """Return the verdict on a key; a certificate makes its key known, unless one is revoked."""
-        known, name, port = self._route.known, self._route.key_name, self._route.key_port
+        route = self._route
+        known_hosts, name, port = route.known_hosts, route.key_name, route.key_port
         shown = certificate_of(key.public_blob.key_blob) if key.public_blob else None
         self._check_restrictions(key, shown)
-        verdict = known.judge(name, port, key.asbytes())
+        verdict = known_hosts.verdict_on(name, port, key.asbytes())
         if shown is None or verdict.status == "revoked":
             return verdict
-        authority = known.judge(name, port, shown.authority)
+        authority = known_hosts.verdict_on(name, port, shown.authority)
         if authority.status == "revoked":
             return authority
         trusted = shown.scheme in self._route.restrictions.authorities
-        if trusted and known.is_certified(name, port, shown, time.time()) and is_signed(shown):
+        certified = trusted and known_hosts.is_certified(name, port, shown, time.time())
+        if certified and is_signed(shown):
             return KeyVerdict("known")
         return verdict
 
@@ -100,21 +102,22 @@ def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:
 
 
 def _wrong_key(route: Route, verdict: KeyVerdict, key: paramiko.PKey) -> str:
-    known = verdict.lines[0]
+    recorded = verdict.lines[0]
     entry = known_hosts_line(route.key_name, route.key_port, "", b"").split()[0]
     if verdict.status == "revoked":
         return (
             f"{route.label}: the host key of {route.target} is revoked\n"
             f"    shown    {_shown(key)}\n"
-            f"    revoked  {known.file}:{known.line}; give the host a new key"
+            f"    revoked  {recorded.file}:{recorded.line}; give the host a new key"
         )
     return (
         f"{route.label}: the host key of {route.target} has CHANGED: a new machine, or an"
         " attacker in between\n"
-        f"    known    {fingerprint(known.blob)} ({known.type}, {known.file}:{known.line})\n"
+        f"    known    {fingerprint(recorded.blob)}"
+        f" ({recorded.type}, {recorded.file}:{recorded.line})\n"
         f"    shown    {_shown(key)}\n"
         f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
-        f"    then type: ssh-keygen -f {shlex.quote(str(known.file))} -R {shlex.quote(entry)}"
+        f"    then type: ssh-keygen -f {shlex.quote(str(recorded.file))} -R {shlex.quote(entry)}"
     )
 
 

@@ -34,7 +34,8 @@ class PublicKeyLogin(AuthStrategy):
 
     As with ssh: IdentityFile names files, otherwise the usual ones are read; with IdentitiesOnly,
     only named keys of the agent are tried; keys that the agent holds are not read from files. Keys
-    that PubkeyAcceptedAlgorithms and RequiredRSASize exclude are not tried.
+    that PubkeyAcceptedAlgorithms and RequiredRSASize exclude are not tried, nor files of ours that
+    other accounts may read.
     """
 
     def __init__(self, ssh_config: dict[str, Any], fabric_config: Config, username: str) -> None:
@@ -46,6 +47,7 @@ class PublicKeyLogin(AuthStrategy):
             "pubkeyacceptedalgorithms", ssh_config.get("pubkeyacceptedkeytypes", "")
         )
         self.locked: list[Path] = []
+        self.exposed: list[Path] = []
         self.tried = 0
         self.disconnect_reason = ""
 
@@ -89,10 +91,10 @@ class PublicKeyLogin(AuthStrategy):
         file = Path(self._settings.get("certificatefile", "none"))
         shown = certificate_of(_public_blob(file))
         if shown is not None and shown.key == key.asbytes():
-            own = key.public_blob
+            plain = key.public_blob
             key.load_certificate(str(file))
             yield from self._attempt(key, CERTIFICATE)
-            key.public_blob = own  # resumed when the host has refused the certificate
+            key.public_blob = plain  # resumed when the host has refused the certificate
         yield from self._attempt(key)
 
     def _attempt(self, key: paramiko.PKey, suffix: str = "") -> Iterator[AuthSource]:
@@ -109,6 +111,10 @@ class PublicKeyLogin(AuthStrategy):
     def _load(self, file: Path) -> paramiko.PKey | None:
         """Return the key of a file; None when there is none, or it needs a passphrase."""
         try:
+            status = file.stat()
+            if status.st_uid == os.getuid() and status.st_mode & 0o077:
+                self.exposed.append(file)
+                return None
             return paramiko.PKey.from_path(file)
         except TypeError:
             self.locked.append(file)

@@ -54,7 +54,7 @@ OF_KEYS = frozenset({"identityfile", "certificatefile", "identityagent"})
 RETIRED = frozenset(RETIRED_WORDS.split())
 """Old options without a meaning today, whatever their values."""
 
-KNOWN = COMMANDS | LISTS | RETIRED | frozenset(OF_ONE_WORD.split())
+KEYWORDS = COMMANDS | LISTS | RETIRED | frozenset(OF_ONE_WORD.split())
 """Every option up to OpenSSH 10, and those that distributions add."""
 
 SWITCH = "yes|no"
@@ -75,12 +75,12 @@ VALUES: dict[str, str] = {
 """The values of the options that we follow, in lower case, as regular expressions."""
 
 
-def value_of(keyword: str, word: str) -> str | None:
+def value_of(keyword: str, value: str) -> str | None:
     """Return a value in its normal form; None when the option takes no such value."""
     rule = VALUES.get(keyword)
     if rule is None:
-        return word
-    plain = {"true": "yes", "false": "no"}.get(word.lower(), word.lower())
+        return value
+    plain = {"true": "yes", "false": "no"}.get(value.lower(), value.lower())
     return plain if re.fullmatch(rule, plain, re.ASCII) else None
 
 

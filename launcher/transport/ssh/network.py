@@ -21,6 +21,7 @@ from launcher.transport.ssh.failures import translated
 from launcher.transport.ssh.host_key_policy import HostKeyPolicy
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
 from launcher.transport.ssh.identities import PublicKeyLogin
+from launcher.transport.ssh.lookup import ClientConfig
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.paths import paths
 from launcher.transport.ssh.restrictions import restrictions_of
@@ -55,18 +56,12 @@ class Network:
         self._directives = Directives(_config_text(settings.config))
         self._configs: dict[str, Config] = {}
         self._gateways: dict[str, Route | None] = {}
-        self._known: dict[tuple[str, ...], KnownHosts] = {}
+        self._known_hosts_of: dict[tuple[str, ...], KnownHosts] = {}
         self._routes: list[Route] = []
 
     def connect(self, hosts: Sequence[Host]) -> tuple[Machine, ...]:
-        """Log in to all hosts at once; one error names all hosts that cannot be reached.
-
-        No host is contacted when the name of one of them cannot be resolved.
-        """
-        routes = self.routes_to(hosts)
-        failed = self._resolve_all(routes)
-        all_or_raise(failed.values())
-        return tuple(all_or_raise(self._log_in(hosts, routes, failed)))
+        """Log in to all hosts at once; one error names all hosts that cannot be reached."""
+        return tuple(all_or_raise(self.try_each(hosts)))
 
     def try_each(self, hosts: Sequence[Host]) -> list[Machine | Problem]:
         """Log in to all hosts at once; return for each the machine, or why it cannot be reached."""
@@ -154,7 +149,7 @@ class Network:
             connection=connection,
             settings=self._settings,
             restrictions=restrictions_of(name, settings, tokens),
-            known=self._known_hosts(user_files + system_files),
+            known_hosts=self._known_hosts(user_files + system_files),
             key_name=alias or connection.host,
             key_port=22 if alias else connection.port,
             record_in=user_files[0],
@@ -196,9 +191,9 @@ class Network:
 
     def _known_hosts(self, files: list[Path]) -> KnownHosts:
         key = tuple(map(str, files))
-        if key not in self._known:
-            self._known[key] = KnownHosts(files)
-        return self._known[key]
+        if key not in self._known_hosts_of:
+            self._known_hosts_of[key] = KnownHosts(files)
+        return self._known_hosts_of[key]
 
 
 def _config_text(file: Path | None) -> str:
@@ -207,13 +202,13 @@ def _config_text(file: Path | None) -> str:
     user = USER_CONFIG.expanduser()
     if file is not None:
         return expanded(file, user.parent)
-    own = expanded(user, user.parent, guarded=True)
-    return f"{own}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
+    user_text = expanded(user, user.parent, guarded=True)
+    return f"{user_text}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
 
 
 def _fabric_config(text: str) -> Config:
     try:
-        ssh_config = paramiko.SSHConfig.from_text(text)
+        ssh_config = ClientConfig.from_text(text)
     except paramiko.ConfigParseError as error:
         raise UsageError(f"ssh_config: {error}") from None
     login = {"authentication": {"strategy_class": PublicKeyLogin}}
@@ -222,11 +217,11 @@ def _fabric_config(text: str) -> Config:
 
 def _hop(hop: str, jump: str) -> tuple[str | None, str, int | None]:
     """Return user, name and port of one hop of a ProxyJump: `[user@]host[:port]`, or as a URL."""
-    found = _HOP.fullmatch(hop.strip())
-    port = int(found["port"] or 0) if found else 0
-    if found is None or port > _LARGEST_PORT:
+    match = _HOP.fullmatch(hop.strip())
+    port = int(match["port"] or 0) if match else 0
+    if match is None or port > _LARGEST_PORT:
         raise UsageError(f"ProxyJump {jump}: a gateway is written user@host:22")
-    return found["user"], found["address"] or found["name"], port or None
+    return match["user"], match["address"] or match["name"], port or None
 
 
 def _tokens(name: str, connection: Connection, settings: Mapping[str, Any]) -> dict[str, str]:

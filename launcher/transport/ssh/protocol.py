@@ -32,8 +32,8 @@ class SshProtocol(paramiko.Transport):
         return self.pubkeys
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
-        code, words = message.get_int(), message.get_string().decode(errors="replace")
-        self.disconnect_reason = one_line(words) or f"reason {code}"
+        code, reason = message.get_int(), message.get_string().decode(errors="replace")
+        self.disconnect_reason = one_line(reason) or f"reason {code}"
 
 
 class _GatewayChannel:
@@ -65,11 +65,11 @@ def protocol_for(route: Route, sock: Any, disabled_algorithms: object = None) ->
         2 * route.settings.handshake_seconds
     )  # never reached: Fabric's limit is shorter
     protocol.restrictions = route.restrictions
-    protocol.certified = bool(route.known.authorities(route.key_name, route.key_port))
+    protocol.certified = bool(route.known_hosts.authorities(route.key_name, route.key_port))
     security = protocol.get_security_options()
     security.ciphers, security.digests = route.restrictions.ciphers, route.restrictions.macs
     security.kex = route.restrictions.kex
-    types = route.known.types(route.key_name, route.key_port)
+    types = route.known_hosts.types(route.key_name, route.key_port)
     first = [name for kind in types for name in signatures(kind) if name in KEYS]
     security.key_types = first + [name for name in KEYS if name not in first]
     return protocol

@@ -50,8 +50,8 @@ class Restrictions:
 
         `plain`: those without one, in the order of what is known.
         """
-        wanted = chosen(self.host_keys, CERTIFICATES * certified + plain)
-        return wanted or chosen(self.host_keys, CERTIFICATES)
+        algorithms = chosen(self.host_keys, CERTIFICATES * certified + plain)
+        return algorithms or chosen(self.host_keys, CERTIFICATES)
 
 
 def restrictions_of(
@@ -105,8 +105,8 @@ def _refuse(where: str, settings: Mapping[str, Any]) -> None:
 def _new_keys_in_time(limit: str) -> bool:
     """Return True for a RekeyLimit that is kept anyway: no time, and not before 512 MiB."""
     size, *time = limit.lower().split()
-    told = re.fullmatch(r"(\d{1,12})([kmg]?)", size)
-    is_late = told is not None and int(told[1]) << _UNITS[told[2]] >= _NEW_KEYS_BYTES
+    match = re.fullmatch(r"(\d{1,12})([kmg]?)", size)
+    is_late = match is not None and int(match[1]) << _UNITS[match[2]] >= _NEW_KEYS_BYTES
     return time in ([], ["none"]) and (size == "default" or is_late)
 
 

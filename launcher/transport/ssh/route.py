@@ -80,7 +80,7 @@ class Route:
     connection: Connection
     settings: ConnectSettings
     restrictions: Restrictions
-    known: KnownHosts
+    known_hosts: KnownHosts
     key_name: str
     key_port: int
     record_in: Path

@@ -44,8 +44,8 @@ def resampled(
     starts = block_starts(index, rows, lanes, fraction(seed, epoch, PHASE))
     sizes, draws = np.diff(starts), 64
     while True:
-        words = Stream(seed, epoch, BLOCKS).words(0, draws)
-        drawn = (words % np.uint64(sizes.size)).astype(np.int32)
+        random_raw = Stream(seed, epoch, BLOCKS).random_raw(0, draws)
+        drawn = (random_raw % np.uint64(sizes.size)).astype(np.int32)
         ends = np.cumsum(sizes[drawn], dtype=np.int64)
         if ends[-1] >= samples:
             break
@@ -57,8 +57,8 @@ def resampled(
 
 def lane_count(samples: int, batch: int) -> int:
     """Return a lane for each sample of a step, as long as each has samples enough to shuffle."""
-    wanted = -(-batch // LANES[0])
-    multiple = min(wanted, samples // (LANES[0] * SAMPLES_PER_LANE))
+    rounded_up = -(-batch // LANES[0])
+    multiple = min(rounded_up, samples // (LANES[0] * SAMPLES_PER_LANE))
     if multiple:
         return multiple * LANES[0]
     return next((lanes for lanes in LANES if samples >= lanes * SAMPLES_PER_LANE), LANES[-1])
@@ -71,7 +71,7 @@ def block_starts(index: npt.NDArray[np.void], rows: Rows, lanes: int, phase: flo
     epoch to epoch, so that neighbours do not stay together for the whole training.
     """
     size = _block_size(index, rows, lanes)
-    found, bytes_before, last = [], 0, np.zeros(3, np.int64)  # of the sample before: see `facts`
+    starts, bytes_before, last = [], 0, np.zeros(3, np.int64)  # of the sample before: see `facts`
     for first, rows_here, portion in portions(index, rows):
         ends = np.cumsum(portion["length"], dtype=np.int64)
         if not first:
@@ -83,9 +83,9 @@ def block_starts(index: npt.NDArray[np.void], rows: Rows, lanes: int, phase: flo
         if not isinstance(rows_here, range):
             begins |= np.diff(rows_here, prepend=last[2]) <= 0
         begins[0] |= not first
-        found.append((first + np.flatnonzero(begins)).astype(np.int32))
+        starts.append((first + np.flatnonzero(begins)).astype(np.int32))
         last = np.array([fact[-1] for fact in facts], np.int64)
-    return np.concatenate([*found, np.array([len(rows)], np.int32)])
+    return np.concatenate([*starts, np.array([len(rows)], np.int32)])
 
 
 def _changes(numbers: npt.NDArray[np.integer], before: int) -> npt.NDArray[np.bool_]:
@@ -112,9 +112,13 @@ def portions(
 ) -> Iterator[tuple[int, Rows, npt.NDArray[np.void]]]:
     """Yield portions of these rows: place of the first, the rows, and what the index has there."""
     for first in range(0, len(rows), ROWS_AT_ONCE):
-        here = rows[first : first + ROWS_AT_ONCE]
-        portion = index[here.start : here.stop] if isinstance(here, range) else index[here]
-        yield first, here, portion
+        portion_rows = rows[first : first + ROWS_AT_ONCE]
+        portion = (
+            index[portion_rows.start : portion_rows.stop]
+            if isinstance(portion_rows, range)
+            else index[portion_rows]
+        )
+        yield first, portion_rows, portion
 
 
 def rows_by_label(index: npt.NDArray[np.void], rows: Rows, labels: int) -> Numbers:

@@ -60,8 +60,8 @@ class Order:
         rows = np.empty(self.samples, np.int32)
         for first in range(0, self.lanes, LANES_AT_ONCE):
             pieces = self.pieces_of(np.arange(first, min(first + LANES_AT_ONCE, self.lanes)))
-            _, found, positions = mixed(pieces, self.drawn, self.lanes, self.stream())
-            rows[positions] = found
+            _, piece_rows, positions = mixed(pieces, self.drawn, self.lanes, self.stream())
+            rows[positions] = piece_rows
         return rows
 
     def stream(self) -> Stream:
@@ -79,11 +79,11 @@ class Order:
         """Return the pieces that the samples at these positions belong to, each of them once."""
         lanes = np.argsort(self.slots)[positions % self.lanes]
         blocks = self._block_at(self.firsts[lanes] + positions // self.lanes)
-        found = np.unique(lanes * self.ends.size + blocks)
-        return self._pieces(*np.divmod(found, self.ends.size))
+        piece_ids = np.unique(lanes * self.ends.size + blocks)
+        return self._pieces(*np.divmod(piece_ids, self.ends.size))
 
-    def _block_at(self, places: Numbers) -> Numbers:
-        return np.searchsorted(self.ends, places.astype(np.int32), side="right")
+    def _block_at(self, sequence_indices: Numbers) -> Numbers:
+        return np.searchsorted(self.ends, sequence_indices.astype(np.int32), side="right")
 
     def _pieces(self, lanes: Numbers, blocks: npt.NDArray[np.integer]) -> Pieces:
         """Return what each of these lanes has of the block beside it."""
@@ -125,7 +125,7 @@ def mixed(
     samples = pieces["samples"]
     number = np.repeat(np.arange(pieces.size, dtype=np.int32), samples)
     within = ranges(np.zeros(pieces.size, np.int32), samples)
-    keys = _words(pieces, stream)
+    keys = _random_keys(pieces, stream)
     keys >>= np.uint64(32)
     keys |= number.astype(np.uint64) << np.uint64(32)
     turns = np.empty(number.size, np.int32)
@@ -136,7 +136,7 @@ def mixed(
     return number, rows, pieces["position"][number] + turns * np.int32(lanes)
 
 
-def _words(pieces: Pieces, stream: Stream) -> npt.NDArray[np.uint64]:
+def _random_keys(pieces: Pieces, stream: Stream) -> npt.NDArray[np.uint64]:
     """Return a word for each sample of these pieces; neighbours in the sequence at once."""
     if not pieces.size:
         return np.empty(0, np.uint64)
@@ -144,7 +144,7 @@ def _words(pieces: Pieces, stream: Stream) -> npt.NDArray[np.uint64]:
     first = np.flatnonzero(np.append(True, ~follows))
     counts = np.add.reduceat(pieces["samples"], first)
     runs = zip(pieces["place"][first].tolist(), counts.tolist(), strict=True)
-    return np.concatenate([stream.words(*run) for run in runs])
+    return np.concatenate([stream.random_raw(*run) for run in runs])
 
 
 def ranges(starts: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> Positions:

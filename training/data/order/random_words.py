@@ -8,7 +8,7 @@ grows with the logarithm of that number. So a reader draws the words of its own 
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+RawNumbers = npt.NDArray[np.uint64]
 
 PHASE, BLOCKS, SLOTS, MIXING = range(4)  # the purposes of an epoch
 
@@ -20,7 +20,7 @@ class Stream:
         self._bits = np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose)))
         self._next = 0
 
-    def words(self, first: int, count: int) -> Words:
+    def random_raw(self, first: int, count: int) -> RawNumbers:
         """Return that many words from number `first` on, in any order of calls."""
         self._bits.advance(first - self._next)
         self._next = first + count
@@ -29,10 +29,10 @@ class Stream:
 
 def permutation(seed: int, epoch: int, purpose: int, size: int) -> npt.NDArray[np.int32]:
     """Return the numbers below `size` in random order."""
-    words = Stream(seed, epoch, purpose).words(0, size)
-    return np.argsort(words, kind="stable").astype(np.int32)
+    random_raw = Stream(seed, epoch, purpose).random_raw(0, size)
+    return np.argsort(random_raw, kind="stable").astype(np.int32)
 
 
 def fraction(seed: int, epoch: int, purpose: int) -> float:
     """Return a number from 0 to below 1."""
-    return float(Stream(seed, epoch, purpose).words(0, 1)[0] / 2.0**64)
+    return float(Stream(seed, epoch, purpose).random_raw(0, 1)[0] / 2.0**64)

@@ -39,8 +39,8 @@ class Reader:
 
     def has(self, slots: npt.NDArray[np.integer]) -> Chosen:
         """Return which of these slots hold lanes of this worker and rank."""
-        found: Chosen = slots % self.world_size == self.rank
-        return found & self.serves(slots)
+        of_rank: Chosen = slots % self.world_size == self.rank
+        return of_rank & self.serves(slots)
 
     def serves(self, slots: npt.NDArray[np.integer]) -> Chosen:
         """Return the slots whose samples this worker reads, whichever rank has them."""
@@ -53,14 +53,14 @@ class Part:
     """The share of one reader in some steps, one after the other.
 
     Four parallel arrays by sample, in the order of use: its row, its position in the epoch, its
-    place in the rank's batch, and the position that is the first to need the same read. `reads`
+    index in the rank's batch, and the position that is the first to need the same read. `reads`
     lists the reads in the order of first use, `ends` how many samples the reader has after each
     step.
     """
 
     rows: Positions
     positions: Positions
-    places: Positions
+    batch_indices: Positions
     brought_by: Positions
     reads: npt.NDArray[np.void]
     ends: Numbers
@@ -85,14 +85,14 @@ class Reading:
         start, stop, batch = self._span
         readers = self._reader.world_size * self._reader.workers
         portion = max(1, PORTION * readers // batch) * batch
-        known = np.empty(0, SAMPLE)
+        planned = np.empty(0, SAMPLE)
         for first in range(start, stop, portion):
             last = min(first + portion, stop)
-            known = np.concatenate([known, self._opened(last)])
-            known = known[np.argsort(known["position"])]
-            count = np.searchsorted(known["position"], last)
-            yield self._part(known[:count], np.append(np.arange(first, last, batch), last))
-            known = known[count:].copy()
+            planned = np.concatenate([planned, self._opened(last)])
+            planned = planned[np.argsort(planned["position"])]
+            count = np.searchsorted(planned["position"], last)
+            yield self._part(planned[:count], np.append(np.arange(first, last, batch), last))
+            planned = planned[count:].copy()
 
     def _moves(self) -> tuple[Numbers, Numbers]:
         """Return the positions that leave this reader's lanes, and that come to its rank."""
@@ -101,17 +101,17 @@ class Reading:
         for positions, givers, receivers in moves(
             start, stop, batch, self._lanes, reader.world_size
         ):
-            here = reader.serves(positions % self._lanes)
-            leave.append(positions[(givers == reader.rank) & here])
+            served = reader.serves(positions % self._lanes)
+            leave.append(positions[(givers == reader.rank) & served])
             come.append(positions[receivers == reader.rank])
         return np.concatenate(leave), np.concatenate(come)
 
     def _pieces(self, order: Order) -> Pieces:
         """Return the pieces that this reader needs of an order."""
-        own = order.pieces_of(np.flatnonzero(self._reader.has(order.slots)))
-        last = own["position"] + (own["samples"] - 1) * np.int64(self._lanes)
+        lane_pieces = order.pieces_of(np.flatnonzero(self._reader.has(order.slots)))
+        last = lane_pieces["position"] + (lane_pieces["samples"] - 1) * np.int64(self._lanes)
         served = self._come[self._reader.serves(self._come % self._lanes)]
-        return np.concatenate([own[last >= self._span[0]], order.pieces_at(served)])
+        return np.concatenate([lane_pieces[last >= self._span[0]], order.pieces_at(served)])
 
     def _opened(self, last: int) -> npt.NDArray[np.void]:
         """Return the samples of the pieces that begin before position `last`, with their reads."""
@@ -121,8 +121,10 @@ class Reading:
         number, rows, positions = mixed(pieces, self._drawn, self._lanes, self._stream)
         needed = positions >= self._span[0]
         if self._leave.size or self._come.size:
-            own = self._reader.has(positions % self._lanes)
-            needed &= np.where(own, ~_among(positions, self._leave), _among(positions, self._come))
+            in_own_lane = self._reader.has(positions % self._lanes)
+            needed &= np.where(
+                in_own_lane, ~_among(positions, self._leave), _among(positions, self._come)
+            )
         return _with_reads(number[needed], rows[needed], positions[needed])
 
     def _part(self, samples: npt.NDArray[np.void], edges: Numbers) -> Part:
@@ -132,7 +134,7 @@ class Reading:
         return Part(
             rows=samples["row"].copy(),
             positions=positions,
-            places=before.astype(np.int32),
+            batch_indices=before.astype(np.int32),
             brought_by=samples["brought_by"].copy(),
             reads=samples["read"][samples["brought_by"] == positions],
             ends=ends,
@@ -144,15 +146,17 @@ class Reading:
         What leaves a rank are the last samples of a step, which count at no edge of another one's.
         """
         reader = self._reader
-        own = owned_before(positions.astype(np.int64), self._lanes, reader.world_size, reader.rank)
-        return own + np.searchsorted(self._come, positions)
+        in_lanes = owned_before(
+            positions.astype(np.int64), self._lanes, reader.world_size, reader.rank
+        )
+        return in_lanes + np.searchsorted(self._come, positions)
 
 
 def _among(positions: Positions, sorted_ones: Numbers) -> Chosen:
     """Return which of the positions are among these."""
     nearest = np.append(sorted_ones, -1)[np.searchsorted(sorted_ones, positions)]
-    found: Chosen = nearest == positions
-    return found
+    is_member: Chosen = nearest == positions
+    return is_member
 
 
 def _with_reads(number: Positions, rows: Positions, positions: Positions) -> npt.NDArray[np.void]:

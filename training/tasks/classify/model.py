@@ -17,13 +17,13 @@ def build(config: Classify, classes: int) -> nn.Module:
 
 def transforms(config: Classify, epoch: int) -> Transforms:
     """Return random crops for training, the centre for evaluation: 224 of 256 pixels."""
-    found = Transforms(
+    crops = Transforms(
         size=config.image_size,
         short_side=round(config.image_size * 256 / 224),
         crop_area=config.crop_area,
         interpolation=config.interpolation,
     )
-    return augmented(normalised_for(config.model, found), config)
+    return augmented(normalised_for(config.model, crops), config)
 
 
 TASK = Task(

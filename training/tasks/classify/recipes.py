@@ -12,9 +12,10 @@ OWN_MODELS: tuple[str, ...] = ()
 class Classify(Config):
     """Fine-tune published weights to classify images of your own classes.
 
-    Only the last layer trains for 2 epochs at 1e-3, then all layers at 1e-4. The learning rate
-    falls to a tenth when evaluations stop improving. After 5 evaluations without improvement the
-    run ends, and final.pt has the best weights. Accuracy: not measured; it depends on the images.
+    Only the last layer trains for 2 epochs at 1e-3, then all layers at 1e-4; without weights, all
+    layers from the start. The learning rate falls to a tenth when evaluations stop improving. After
+    5 evaluations without improvement the run ends, and final.pt has the best weights. Accuracy: not
+    measured; it depends on the images.
     """
 
     recipe: str = "default"

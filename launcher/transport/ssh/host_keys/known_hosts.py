@@ -69,51 +69,53 @@ class KnownHosts:
         """Read the files that exist; invalid lines are skipped, as with ssh."""
         self._plain: dict[str, list[KnownKey]] = {}
         self._patterns: list[KnownKey] = []
-        self._found: dict[str, list[KnownKey]] = {}
+        self._matching: dict[str, list[KnownKey]] = {}
         for file in files:
-            for known in _lines(file):
-                self._add(known)
+            for key in _lines(file):
+                self._add(key)
 
     def types(self, name: str, port: int) -> tuple[str, ...]:
         """Return the key types known for a host, which are to be asked for first."""
         entries = _entry(name, port), _entry(name, STANDARD_PORT)
-        plain = ([k for k in self._lookup(entry) if not k.marker] for entry in entries)
-        return tuple(dict.fromkeys(known.type for known in next(filter(None, plain), ())))
+        plain = ([key for key in self._lookup(entry) if not key.marker] for entry in entries)
+        return tuple(dict.fromkeys(key.type for key in next(filter(None, plain), ())))
 
     def authorities(self, name: str, port: int) -> tuple[KnownKey, ...]:
         """Return the keys of the authorities that may certify a host."""
-        found = self._lookup(_entry(name, port)) + self._lookup(_lowered(name))
-        return tuple(known for known in found if known.marker == AUTHORITY)
+        keys = self._lookup(_entry(name, port)) + self._lookup(_lowered(name))
+        return tuple(key for key in keys if key.marker == AUTHORITY)
 
     def is_certified(self, name: str, port: int, certificate: Certificate, now: float) -> bool:
         """Return whether a known authority certifies the host; its signature is not checked."""
-        known = any(line.blob == certificate.authority for line in self.authorities(name, port))
-        return known and certificate.is_valid_for(name, now)
+        is_trusted = any(
+            line.blob == certificate.authority for line in self.authorities(name, port)
+        )
+        return is_trusted and certificate.is_valid_for(name, now)
 
-    def judge(self, name: str, port: int, blob: bytes) -> KeyVerdict:
+    def verdict_on(self, name: str, port: int, blob: bytes) -> KeyVerdict:
         """Return the verdict on the key `blob` that the host at this port has shown."""
         exact, plain = self._lookup(_entry(name, port)), self._lookup(_lowered(name))
-        revoked = tuple(known for known in (*exact, *plain) if known.revoked and known.blob == blob)
+        revoked = tuple(key for key in (*exact, *plain) if key.revoked and key.blob == blob)
         if revoked:
             return KeyVerdict("revoked", revoked)
-        trusted = tuple(known for known in exact if not known.marker)
-        elsewhere = [known for known in plain if not known.marker]  # counts where `trusted` is none
-        if any(known.blob == blob for known in trusted or elsewhere):
+        trusted = tuple(key for key in exact if not key.marker)
+        elsewhere = [key for key in plain if not key.marker]  # counts where `trusted` is none
+        if any(key.blob == blob for key in trusted or elsewhere):
             return KeyVerdict("known")
         return KeyVerdict("changed", trusted) if trusted else KeyVerdict("unknown")
 
-    def _add(self, known: KnownKey) -> None:
-        if known.names.startswith("|") or set(known.names) & set("*?!"):
-            self._patterns.append(known)
+    def _add(self, key: KnownKey) -> None:
+        if key.names.startswith("|") or set(key.names) & set("*?!"):
+            self._patterns.append(key)
             return
-        for name in known.names.split(","):
-            self._plain.setdefault(_lowered(name), []).append(known)
+        for name in key.names.split(","):
+            self._plain.setdefault(_lowered(name), []).append(key)
 
     def _lookup(self, entry: str) -> list[KnownKey]:
-        if entry not in self._found:  # looked up several times; each hashed line costs an HMAC
-            by_pattern = [known for known in self._patterns if _matches(known.names, entry)]
-            self._found[entry] = self._plain.get(entry, []) + by_pattern
-        return self._found[entry]
+        if entry not in self._matching:  # looked up several times; each hashed line costs an HMAC
+            by_pattern = [key for key in self._patterns if _matches(key.names, entry)]
+            self._matching[entry] = self._plain.get(entry, []) + by_pattern
+        return self._matching[entry]
 
 
 def fingerprint(blob: bytes) -> str:
@@ -160,16 +162,16 @@ def _lines(file: Path) -> list[KnownKey]:
     except OSError:
         return []
     numbered = enumerate(text.split("\n"), start=1)
-    return [known for number, line in numbered if (known := _known(line, file, number))]
+    return [key for number, line in numbered if (key := _key_of(line, file, number))]
 
 
-def _known(line: str, file: Path, number: int) -> KnownKey | None:
+def _key_of(line: str, file: Path, number: int) -> KnownKey | None:
     """Return the key of a line; None for a comment, and for a line that is invalid for ssh too."""
-    words = re.split("[ \t]+", line.partition("\0")[0].strip(" \t\r"))
-    marker = words.pop(0) if words[0].startswith("@") else ""
-    if len(words) < 3 or words[0].startswith("#") or marker not in ("", REVOKED, AUTHORITY):
+    fields = re.split("[ \t]+", line.partition("\0")[0].strip(" \t\r"))
+    marker = fields.pop(0) if fields[0].startswith("@") else ""
+    if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", REVOKED, AUTHORITY):
         return None
-    names, kind, text = words[:3]
+    names, kind, text = fields[:3]
     try:
         blob = base64.b64decode(text, validate=True)
         written = packed(kind.encode("ascii"))
@@ -181,12 +183,12 @@ def _known(line: str, file: Path, number: int) -> KnownKey | None:
 def _matches(names: str, entry: str) -> bool:
     if names.startswith("|"):
         return _hashed_matches(names, entry)
-    found = False
+    is_match = False
     for name in names.split(","):
         if name.startswith("!") and fnmatch.fnmatchcase(entry, _glob(name[1:])):
             return False
-        found = found or fnmatch.fnmatchcase(entry, _glob(name))
-    return found
+        is_match = is_match or fnmatch.fnmatchcase(entry, _glob(name))
+    return is_match
 
 
 def _glob(pattern: str) -> str:

@@ -34,18 +34,18 @@ def is_revoked(file: Path, shown: bytes, underlying: frozenset[bytes]) -> bool:
 
 def _text_keys(file: Path, content: bytes) -> set[bytes]:
     """Return the keys of a text; raise AccessRefused for a line that is not one."""
-    found: set[bytes] = set()
+    keys: set[bytes] = set()
     for number, line in enumerate(content.split(b"\n"), start=1):
-        words = line.split()
-        if words and not words[0].startswith(b"#"):
+        fields = line.split()
+        if fields and not fields[0].startswith(b"#"):
             try:
-                blob = base64.b64decode(words[1], validate=True)
+                blob = base64.b64decode(fields[1], validate=True)
             except (IndexError, ValueError):
                 blob = b""
-            if not blob.startswith(packed(words[0])):
+            if not blob.startswith(packed(fields[0])):
                 raise AccessRefused(f"RevokedHostKeys {file}:{number}: not a public key")
-            found.add(blob)
-    return found
+            keys.add(blob)
+    return keys
 
 
 def _is_in_list(file: Path, shown: bytes) -> bool:

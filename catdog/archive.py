@@ -6,23 +6,21 @@ reader is gone ends by itself.
 """
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from zipfile import ZipFile, ZipInfo
 
-from catdog.drawings.bodies import KINDS, POSES
-from catdog.drawings.camera import jpeg
+from catdog.drawing import KINDS, jpeg
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import Problem
 from rackrun.machine import core_count
 
 Member = tuple[str, bytes]  # name in the archive, content
 
-ALL_POSES = tuple(POSES)
 HELD = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -30,37 +28,31 @@ def write_archive(
     path: Path,
     images: int,
     seed: int = 0,
-    poses: Sequence[str] = ALL_POSES,
-    others: Iterable[Member] = (),
     comment: str = "",
     tell: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write a number of drawn images, and any `others`, whole or not at all (SaveError).
+    """Write a number of drawn images, whole or not at all (SaveError).
 
     `tell` is called after each image.
     """
     with atomic_write(path) as file, translated_os_errors(path), ZipFile(file, "w") as archive:
         archive.comment = comment.encode()
-        for name, content in chain(drawn(images, seed, poses), others):
+        for name, content in drawn(images, seed):
             archive.writestr(ZipInfo(name), content)
             tell()
 
 
-def drawn(
-    images: int, seed: int = 0, poses: Sequence[str] = ALL_POSES, processes: int = 0
-) -> Iterator[Member]:
+def drawn(images: int, seed: int = 0, processes: int = 0) -> Iterator[Member]:
     """Yield drawn images, cats and dogs by turns; processes: 0 for one on each core."""
     count = processes or core_count()
-    with _drawing(images, seed, poses, count) as pipes:
-        for place, pipe in enumerate(islice(cycle(pipes), images)):
-            kind, number = _image(place)
+    with _drawing(images, seed, count) as pipes:
+        for number_in_archive, pipe in enumerate(islice(cycle(pipes), images)):
+            kind, number = _image(number_in_archive)
             yield f"train/{kind}.{number}.jpg", _received(pipe)
 
 
 @contextmanager
-def _drawing(
-    images: int, seed: int, poses: Sequence[str], count: int
-) -> Iterator[list[Connection]]:
+def _drawing(images: int, seed: int, count: int) -> Iterator[list[Connection]]:
     """Start processes that draw; the n-th pipe gives every count-th image from the n-th on."""
     context = get_context("spawn")
     pipes, processes = [], []
@@ -69,7 +61,7 @@ def _drawing(
             for first in range(count):
                 pipe, end = context.Pipe(duplex=False)
                 share = range(first, images, count)
-                process = context.Process(target=_draw, args=(end, seed, poses, share), daemon=True)
+                process = context.Process(target=_draw, args=(end, seed, share), daemon=True)
                 process.start()
                 end.close()
                 pipes.append(pipe)
@@ -83,18 +75,18 @@ def _drawing(
             process.join()
 
 
-def _draw(end: Connection, seed: int, poses: Sequence[str], share: range) -> None:
+def _draw(end: Connection, seed: int, share: range) -> None:
     """Draw a share of the images, or as much of it as is read."""
     with suppress(BrokenPipeError):
-        for place in share:
-            kind, number = _image(place)
-            end.send_bytes(jpeg(kind, seed, number, poses))
+        for number_in_archive in share:
+            kind, number = _image(number_in_archive)
+            end.send_bytes(jpeg(kind, seed, number))
 
 
-def _image(place: int) -> tuple[str, int]:
-    """Return kind and number of the image at a place of the archive."""
-    number, kind = divmod(place, len(KINDS))
-    return list(KINDS)[kind], number
+def _image(number_in_archive: int) -> tuple[str, int]:
+    """Return kind and number of an image, by its number in the archive."""
+    number, kind = divmod(number_in_archive, len(KINDS))
+    return KINDS[kind], number
 
 
 def _received(pipe: Connection) -> bytes:

@@ -1,0 +1,121 @@
+"""Exact copies among the stored images of a data set.
+
+Equal bytes have equal lengths and CRC-32s, and the index has both: as one number of 64 bits an
+image, sorted, they give the candidates. Only candidates are read again and compared by digest, so
+that two images whose checksums collide by chance are never taken for copies.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from convert.packing.plan import TRAIN
+from convert.readers.records import ImageDefect, pread_exactly, reading
+from rackrun.units import first_few
+from shards.index import Shard
+from shards.source import Stored
+from shards.writer import BLOCK
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LEAK, TWO_CLASSES, COPY = "leak", "two classes", "copy"
+NAMED = 3  # leaks that a message names
+
+Rows = tuple[str, "np.ndarray"]
+"""A split, and rows of its index."""
+
+
+class NamedImage(NamedTuple):
+    """An image by the name that people know it by."""
+
+    name: str
+    split: str
+    label: int
+
+
+ReadRange = Callable[[Shard, int, int], Stored]
+"""Returns the bytes of a shard, from an offset on."""
+
+NameImage = Callable[[str, Shard, str], str]
+"""Returns the name of an image for the report, by its split, shard and key."""
+
+
+def copies(
+    indexes: Sequence[Rows],
+    shards: Mapping[str, Sequence[Shard]],
+    classes: Sequence[str],
+    read: ReadRange,
+    name_image: NameImage = lambda split, shard, key: f"{shard.name}/{key}",
+) -> Iterator[ImageDefect]:
+    """Yield a finding for each image that is a copy of one before it, in train if there is one."""
+    groups = defaultdict[bytes, list[NamedImage]](list)
+    for split, row in _candidates(indexes):
+        shard = shards[split][row["shard"]]
+        start, length = int(row["image_offset"]), int(row["image_length"])
+        data = memoryview(read(shard, start - BLOCK, BLOCK + length))
+        name = name_image(split, shard, _key(bytes(data[:BLOCK])))
+        image = NamedImage(name, split, int(row["label"]))
+        groups[sha256(data[BLOCK:]).digest()].append(image)
+    for group in groups.values():
+        first, *others = sorted(group, key=lambda image: (image.split != TRAIN, image.split))
+        for image in others:
+            if image.split != first.split:
+                yield ImageDefect(image.name, LEAK, f"{first.name} in {first.split}")
+            elif image.label != first.label:
+                detail = f"{first.name} in class {classes[first.label]}"
+                yield ImageDefect(image.name, TWO_CLASSES, detail)
+            else:
+                yield ImageDefect(image.name, COPY, first.name)
+
+
+def local_files(path_of: Callable[[str], Path]) -> ReadRange:
+    """Return how to read tars of this machine, by the path of a shard's name."""
+
+    def read(shard: Shard, offset: int, length: int) -> bytes:
+        path = path_of(shard.name)
+        with reading(path), path.open("rb") as file:
+            return pread_exactly(file.fileno(), length, offset, path)
+
+    return read
+
+
+def leaks_refused(findings: Iterable[ImageDefect]) -> str:
+    """Return why a data set with these findings is refused; empty without a leak."""
+    names = [f"{each.name} = {each.detail}" for each in findings if each.kind == LEAK]
+    if not names:
+        return ""
+    return (
+        f"{len(names):,} of its images are exact copies of images in another split, so what is "
+        f"measured on them is no accuracy on unseen images: {first_few(names, NAMED)}"
+    )
+
+
+def _candidates(indexes: Sequence[Rows]) -> Iterator[tuple[str, Any]]:
+    """Yield split and row of each image whose length and CRC-32 another image has."""
+    import numpy as np
+
+    keys = np.sort(np.concatenate([_keys(rows) for _, rows in indexes]))
+    repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    for split, rows in indexes:
+        for row in rows[np.isin(_keys(rows), repeated)]:
+            yield split, row
+
+
+def _keys(rows: np.ndarray) -> np.ndarray:
+    """Return checksum and length of each row as one number."""
+    import numpy as np
+
+    keys: Any = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
+    return keys  # type: ignore[no-any-return]
+
+
+def _key(header: bytes) -> str:
+    """Return the key in the tar header of an image."""
+    name = header[:100].rstrip(b"\0").decode("utf-8", "backslashreplace")
+    folder, slash, file = name.rpartition("/")
+    return folder + slash + file.partition(".")[0]

@@ -1,0 +1,160 @@
+"""`rerun RUN`: start a run again, with the settings that this machine launched it with."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from launcher.commands.parse import RENAMED, flags, names_of, split, with_settings
+from launcher.commands.settings import NodeOptions, SshOptions
+from launcher.config.command_line import with_place
+from launcher.config.settings_file import SettingsFile, read_settings
+from launcher.output.console import say
+from launcher.run.job import RunFolder
+from launcher.run.kept_settings import digest_of, kept_settings
+from launcher.run.settings import LocalOptions, Options
+from rackrun import commandline
+from rackrun.commands import called, run_command
+from rackrun.errors import UsageError
+from rackrun.runs import Run, find_run, unknown_run
+from rackrun.user_code.tasks import find_task
+
+ABOUT = """\
+usage: {prog} RUN [options] [TASK] [task options]
+
+Start a run again as a new one, with the settings of its launch. RUN is an ID, the start of one, a
+name, a folder, or latest. Options that are typed win over those of the run.
+
+Examples:
+  {prog} latest
+  {prog} lr-half --name lr-half-again
+  {prog} 3fa81c02 --epochs 3 --seed 2     options of its task
+  {prog} 3fa81c02 --resume 3fa81c02       continue it instead of starting from its beginning
+"""
+
+
+def main(args: Sequence[str]) -> int:
+    """Start the run again; return its exit code."""
+    if args and args[0] in ("-h", "--help"):
+        sys.stdout.write(ABOUT.replace("{prog}", called("rerun")))
+        return 0
+    run, file, typed = read(args)
+    launch_args = command_line(file, typed)
+    say(f"{run} again" + (", from its beginning" if _resumes(file) else ""))
+    try:
+        return run_command(file.launch, launch_args)
+    except UsageError as error:
+        raise with_place(error, file, typed) from None
+
+
+def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
+    """Return the run that is meant, its settings, and the other arguments."""
+    options, rest = split(args, SshOptions)
+    if not rest or rest[0] == "--":
+        raise UsageError(f"rerun of which run? type for example: {called('rerun')} latest")
+    run = find_run(rest[0])
+    if run is None:
+        raise unknown_run(rest[0])
+    file = _settings_of(run)
+    if not file.launch:
+        raise UsageError(f"{file.path}: launch: missing; type: --config {file.path}")
+    return run, file, [*options, *rest[1:]]
+
+
+def _settings_of(run: Run) -> SettingsFile:
+    """Return the settings of a run as they were kept at its launch; UsageError without any.
+
+    Those in its folder count only if they are these: `rerun` runs their commands here.
+    """
+    path = RunFolder(run.folder).settings if run.folder else None
+    digest = run.record.settings if run.record else ""
+    if path:
+        with suppress(FileNotFoundError):
+            digest = digest_of(path)
+    if not digest:
+        raise UsageError(f"{run} has no run.toml: it cannot be started again")
+    kept = kept_settings(digest)
+    if kept is None:
+        what = "not as a launcher of yours wrote it on this machine"
+        raise UsageError(f"{path or run}: {what}; read it, then type: --config {path or 'FILE'}")
+    file = read_settings(kept)
+    return replace(file, path=path) if path else file
+
+
+def command_line(file: SettingsFile, typed: Sequence[str]) -> list[str]:
+    """Return the arguments of the launch: the settings of the run, but for what is typed."""
+    options, plain_words = _way(file.launch)
+    args = _with_task(file, typed, options, plain_words)
+    return with_settings(_from_the_beginning(file), args, options, plain_words)
+
+
+def _way(name: str) -> tuple[type[Options], int]:
+    """Return the options of a way to launch, and how many plain words stand before the task."""
+    if name == "ray":
+        from launcher.commands.ray import RayOptions
+
+        return RayOptions, 0
+    ways: dict[str, tuple[type[Options], int]]
+    ways = {"local": (LocalOptions, 0), "ssh": (SshOptions, 1), "node": (NodeOptions, 0)}
+    return ways[name]
+
+
+def _resumes(file: SettingsFile) -> bool:
+    """Return True for the settings of a run that continued another one."""
+    return "auto-resume" in file.launcher or any("resume" in table for table in file.tasks.values())
+
+
+def _from_the_beginning(file: SettingsFile) -> SettingsFile:
+    """Return the settings without the options by which the run continued another one."""
+    launcher = {key: value for key, value in file.launcher.items() if key != "auto-resume"}
+    tasks = {
+        task: {key: value for key, value in table.items() if key != "resume"}
+        for task, table in file.tasks.items()
+    }
+    return replace(file, launcher=launcher, tasks=tasks)
+
+
+def _with_task(
+    file: SettingsFile, typed: Sequence[str], options: type[Options], plain_words: int
+) -> list[str]:
+    """Return the typed arguments with the run's task before those options that are the task's."""
+    task = next(iter(file.tasks), "")
+    if task in typed or "--" in typed:
+        return list(typed)
+    launcher: list[str] = []
+    others: list[str] = []
+    groups = list(_groups(typed, set(names_of(options)), flags(options)))
+    for number, (is_launchers, option_group) in enumerate(groups):
+        if not option_group[0].startswith("-"):
+            if not plain_words or find_task(option_group[0]):  # another task, with its options
+                return [*launcher, *(arg for _, group in groups[number:] for arg in group)]
+            plain_words -= 1
+        (launcher if is_launchers else others).extend(option_group)
+    if others and not task:
+        whole = shlex.join([*file.command, *others])
+        raise UsageError(
+            f"{others[0]}: no option of {called(file.launch)}; to change the run's own command,"
+            f" type it whole: -- {whole}"
+        )
+    return [*launcher, task, *others] if others else launcher
+
+
+def _groups(
+    typed: Sequence[str], names: set[str], switches: set[str]
+) -> Iterator[tuple[bool, list[str]]]:
+    """Yield each option with its values, or a plain word; and whether it is the launcher's."""
+    left = list(typed)
+    while left:
+        group = [left.pop(0)]
+        name = next(commandline.current_names([group[0].partition("=")[0]], RENAMED))
+        is_option = name.startswith("-")
+        is_launchers = not is_option or name in names or name in switches
+        if is_option and is_launchers and "=" not in group[0] and name not in switches:
+            group += left[:1]
+            del left[:1]
+        while not is_launchers and left and not left[0].startswith("--"):
+            group.append(left.pop(0))
+        yield is_launchers, group

@@ -1,0 +1,140 @@
+"""`--on-event COMMAND`: run a program of the user's when a run stalls, restarts, or ends.
+
+The program gets the event as a JSON object on standard input, and its name in RACKRUN_EVENT.
+Nothing of it is on a command line, as parts of it come from hosts. A thread runs it, so that it
+never delays the run: events wait for the one before, and are dropped when too many do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Literal, TypeAlias
+
+from launcher.run.result import Result, as_plain
+from rackrun.contract import variables
+from rackrun.terminal import one_line
+
+EventName: TypeAlias = Literal["stall", "lost", "restart", "end"]
+
+LIMIT_SECONDS = 60.0  # for one event
+_MOST_WAITING = 8
+_SHOWN_BYTES = 4096  # of its output: the last line of it explains a failure
+_POLL_SECONDS = 0.2  # between two looks for a signal, while the end is waited for
+
+
+class EventCommand:
+    """The command of `--on-event`, and the events that it has not been run for yet."""
+
+    def __init__(self, words: Sequence[str], limit_seconds: float = LIMIT_SECONDS) -> None:
+        """Start nothing yet; without words, events go nowhere."""
+        self._words = list(words)
+        self._limit_seconds = limit_seconds
+        self._waiting: queue.Queue[tuple[EventName, bytes]] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._run_all, daemon=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._problems: deque[str] = deque()
+
+    def send(
+        self,
+        event: EventName,
+        folder: Path,
+        text: str,
+        host: str | None = None,
+        rank: int | None = None,
+        result: Result | None = None,
+    ) -> None:
+        """Run the command for an event of the run in this folder, soon; return at once."""
+        if not self._words:
+            return
+        content = {
+            "event": event,
+            "time": time.time(),
+            "run": folder.name,
+            "folder": str(folder),
+            "text": one_line(text),
+            "host": host,
+            "rank": rank,
+            "result": result and as_plain(result),
+        }
+        try:
+            self._waiting.put_nowait((event, json.dumps(content, default=str).encode()))
+        except queue.Full:
+            self._add_problem(event, f"dropped: {_MOST_WAITING} events wait for the command")
+        if not self._thread.ident:
+            self._thread.start()
+
+    def problems(self) -> Iterator[str]:
+        """Yield, once, why the command did not end well for an event."""
+        while self._problems:
+            yield self._problems.popleft()
+
+    def wait(self) -> None:
+        """Wait until the command has been run for all events."""
+        while self._waiting.unfinished_tasks:
+            time.sleep(_POLL_SECONDS)
+
+    def abandon(self) -> None:
+        """End the command, and run it for no further event."""
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+        if process := self._process:
+            _end(process)
+
+    def _add_problem(self, event: EventName, what: str) -> None:
+        self._problems.append(f"--on-event {self._words[0]}, {event}: {what}")
+
+    def _run_all(self) -> None:
+        while True:
+            event, content = self._waiting.get()
+            if problem := self._problem_of(event, content):
+                self._add_problem(event, problem)
+            self._waiting.task_done()
+
+    def _problem_of(self, event: EventName, content: bytes) -> str:
+        """Run the command; return why it did not end well, empty when it did."""
+        with tempfile.TemporaryFile() as output:
+            try:
+                self._process = subprocess.Popen(
+                    self._words,
+                    stdin=subprocess.PIPE,
+                    stdout=output,  # a terminal may show the dashboard
+                    stderr=output,
+                    env={**os.environ, variables.EVENT: event},
+                    start_new_session=True,  # a Ctrl-C is for the run, not for its alerts
+                )
+            except OSError as error:
+                return str(error.strerror)
+            try:
+                self._process.communicate(content, timeout=self._limit_seconds)
+            except subprocess.TimeoutExpired:
+                _end(self._process)
+                return f"ended after {self._limit_seconds:.0f} s without a result"
+            code = self._process.returncode
+            return f"exit code {code}{_last_line_of(output)}" if code else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last_line_of(output: IO[bytes]) -> str:
+    """Return the last line of an output, as the end of a sentence; nothing if it is empty."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+    lines = output.read().decode("utf-8", "replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f": {one_line(last)}" if last else ""

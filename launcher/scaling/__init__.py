@@ -1,1 +1,0 @@
-"""`--scaling`: throughput over the number of hosts, measured and plotted."""

@@ -1,0 +1,40 @@
+"""What a task's settings need of the machines that run them, as its check tells the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TaskNeeds:
+    """What is refused before a run starts, on machines that the check itself cannot see."""
+
+    packages: tuple[str, ...] = ()
+    """To be installed where ranks run."""
+    trackers: tuple[str, ...] = ()
+    """To be installed where rank 0 runs."""
+    splits: tuple[str, ...] = ()
+    """Splits in which the data must have samples."""
+    batch_size: int = 1
+    resume: str = ""
+    """The run to be continued, as typed."""
+    step_images: int = 0
+    """The images of each of its steps, over all ranks; 0: any number, or not known."""
+    most_ranks: int = 0
+    """0: any number of ranks will do."""
+    why_not_more: str = ""
+
+    def rank_problem(self, ranks: int) -> str:
+        """Return why so many ranks cannot run the task, and what to type; empty if they can."""
+        images, before = ranks * self.batch_size, self.step_images
+        if before and images != before:
+            text = (
+                f"--resume {self.resume}: not a run to resume: {images} images per step here,"
+                f" {before} in the checkpoint"
+            )
+            if before % ranks == 0:
+                return f"{text}; with as many ranks as here type --batch-size {before // ranks}"
+            return f"{text}; start as many ranks as before"
+        if self.most_ranks and ranks > self.most_ranks:
+            return f"{ranks} ranks: {self.why_not_more}"
+        return ""

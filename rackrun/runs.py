@@ -1,0 +1,250 @@
+"""What RUN means to every command: an id or the start of one, a name, a folder, or `latest`.
+
+runs/20260102-030405-night/        a run whose folder is here; its id is in plan.json
+~/.rackrun/known/3fa81c02.json     a run on hosts that was started here, and where they are
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from rackrun.commands import called
+from rackrun.contract.files import ATTACHED, LATEST
+from rackrun.errors import UsageError
+from rackrun.shapes import AtMost, Misshapen, parsed_file
+
+RUNS = Path("runs")
+RECORDS = Path("~/.rackrun/known")
+SHORT_ID = 8
+"""Digits of the id of a detached run, and of any other in messages; the others have 32."""
+MOST_BYTES = 1 << 26  # of a plan or a record, which name every host
+MOST_HOSTS = 100_000
+
+_FOLDER = re.compile(r"(?P<start>[0-9]{8}-[0-9]{6})-(?P<name>[A-Za-z0-9._-]{1,239})")
+_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{32}")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was written down on this machine about a run on hosts that it started."""
+
+    hosts: Annotated[tuple[dict[str, Any], ...], AtMost(MOST_HOSTS)]
+    ssh_config: str = ""
+    runs: str = "runs"
+    """The folder here for its results."""
+    name: str = ""
+    task: str = ""
+    at: float = 0.0
+    """When it was started."""
+    resume: tuple[str, ...] = ()
+    """The command that continues it, but for the name of its folder at the end."""
+    settings: str = ""
+    """The digest of its settings file."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that a command is about."""
+
+    id: str
+    """Empty where its folder has no plan."""
+    name: str
+    at: float = 0.0
+    """When it was started."""
+    folder: Path | None = None
+    """Its folder on this machine, if there is one."""
+    record: Record | None = None
+    asked: str = ""
+    """What its hosts are asked for: the id, or a name of which only they know which run goes on."""
+
+    @property
+    def is_detached(self) -> bool:
+        """Return True for a run that its hosts look after: --detach gives shorter ids."""
+        return len(self.id) == SHORT_ID
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if its folder shows that it has ended."""
+        if self.folder is None:
+            return False
+        return (self.folder / "result.json").exists() or not (
+            self.is_detached or is_supervised(self.folder / "plan.json")
+        )
+
+    def __str__(self) -> str:
+        name = f" ({self.name})" if self.id else self.name
+        return f"run {self.id[:SHORT_ID]}{name}" + f", {self.folder}" * (self.folder is not None)
+
+    def is_called(self, start: str) -> bool:
+        """Return True for the start of its id; the ids of a detached run's attempts begin so."""
+        return bool(self.id) and (self.id.startswith(start) or start.startswith(self.id))
+
+
+def find_run(text: str | os.PathLike[str], runs: Path = RUNS) -> Run | None:
+    """Return the run that is meant, None if there is none here.
+
+    Raises UsageError where several are meant. Of several runs of one name, the one that is not over
+    is meant; where only their hosts know which that is, these are asked for the name.
+    """
+    text, path, records = os.fspath(text), Path(text), recorded_runs()
+    if os.sep in text or (path / "plan.json").is_file():
+        return _in_folder(path, records) if path.is_dir() else None
+    if path.is_file() or not NAME.fullmatch(text):
+        return None
+    runs_here = _runs_here(runs, records)
+    if text == LATEST:
+        linked = (runs / LATEST).resolve().name  # of several runs of one second
+        newest = max(
+            runs_here,
+            key=lambda run: (run.at, run.folder is not None and run.folder.name == linked),
+            default=None,
+        )
+        return newest and _with_folder(newest, records)
+    matching = [run for run in runs_here if run.is_called(text)]
+    if not matching:
+        matching = [run for run in runs_here if run.folder and run.folder.name == text]
+    if not matching:
+        named = [_with_folder(run, records) for run in runs_here if run.name == text]
+        matching = [run for run in named if not run.is_over] or named
+    if not matching:
+        return None
+    newest = max(matching, key=lambda run: run.at)
+    if len(matching) > 1:
+        if not _are_namesakes(matching):
+            labels = ", ".join(str(run.folder or f"{run.id} ({run.name})") for run in matching)
+            hint = "type the folder of one, or more of its id"
+            raise UsageError(f"several runs are called {text}: {labels}; {hint}")
+        newest = replace(newest, asked=text)
+    return _with_folder(newest, records)
+
+
+def run_folder(text: str | os.PathLike[str], runs: Path = RUNS, must_be_here: bool = True) -> Path:
+    """Return the folder of the run that is meant; any text that means no run as a path.
+
+    Raises UsageError for a run whose folder is on its hosts, unless hosts will look for it.
+    """
+    run = find_run(text, runs)
+    if run is None or (run.folder is None and not must_be_here):
+        return Path(text)
+    if run.folder is None:
+        fetch = f"{called('attach')} {run.id}"
+        raise UsageError(f"{run}: its results are on its hosts; to bring them here, type: {fetch}")
+    return run.folder
+
+
+def unknown_run(text: str, verb: str = "") -> UsageError:
+    """Return the error for a run of which nothing is known here; `verb` may ask its hosts."""
+    elsewhere = f"; if it was started elsewhere: {called(verb)} --hosts FILE {text}" if verb else ""
+    return UsageError(f"no run {text} is known here; {called('ps')} lists all{elsewhere}")
+
+
+def recorded_runs() -> dict[str, Record]:
+    """Return what was written down here about runs on hosts, by their ids."""
+    records = {}
+    for path in RECORDS.expanduser().glob("*.json"):
+        with suppress(OSError, Misshapen):
+            record = parsed_file(path, Record, MOST_BYTES)
+            records[path.stem] = record if record.at else replace(record, at=path.stat().st_mtime)
+    return records
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder of ~/.rackrun, closed to other accounts, and ~/.rackrun itself."""
+    for path in (folder.parent, folder):  # one by one: the mode of parents is the usual
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def folders_in(runs: Path) -> list[Path]:
+    """Return the run folders in a folder, the newest first."""
+    with suppress(OSError):
+        names = [entry.name for entry in os.scandir(runs) if _FOLDER.fullmatch(entry.name)]
+        return [runs / name for name in sorted(names, reverse=True)]
+    return []
+
+
+def name_of(folder: str) -> str:
+    """Return the name of a run, which its folder has after the time."""
+    match = _FOLDER.fullmatch(folder)
+    return match["name"] if match else folder
+
+
+def start_of(folder: Path) -> float:
+    """Return when a run began: the time in the name of its folder."""
+    if match := _FOLDER.fullmatch(folder.name):
+        with suppress(ValueError, OverflowError):
+            return time.mktime(time.strptime(match["start"], "%Y%m%d-%H%M%S"))
+    return folder.stat().st_mtime
+
+
+def is_supervised(plan: Path) -> bool:
+    """Return True while the launcher of a plan lives, or where that is unknown."""
+    try:
+        with plan.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
+def _runs_here(runs: Path, records: Mapping[str, Record]) -> Sequence[Run]:
+    """Return the runs of a folder and those of records, each once: with its newest folder."""
+    unique: dict[str, Run] = {}
+    for folder in folders_in(runs):
+        run = _in_folder(folder, records)
+        unique.setdefault(run.id or str(folder), run)
+    for run_id, record in records.items():
+        unique.setdefault(run_id, Run(run_id, record.name, record.at, None, record, run_id))
+    return list(unique.values())
+
+
+def _in_folder(folder: Path, records: Mapping[str, Record]) -> Run:
+    """Return the run of a folder; of a link such as `runs/latest`, of what it leads to now."""
+    if folder.is_symlink():
+        folder = folder.parent / folder.readlink()
+    run_id = _id_in(folder)
+    run_id = run_id[:SHORT_ID] if run_id[:SHORT_ID] in records else run_id
+    record = records.get(run_id)
+    return Run(run_id, name_of(folder.name), start_of(folder), folder, record, run_id)
+
+
+def _id_in(folder: Path) -> str:
+    """Return the id of the run of a folder: of a copy that of its detached run."""
+    with suppress(OSError, ValueError, Misshapen):
+        mark = folder / ATTACHED
+        plan = folder / "plan.json"
+        run_id = (
+            mark.read_text()
+            if mark.is_file()
+            else parsed_file(plan, dict[str, Any], MOST_BYTES).get("run_id")
+        )
+        return run_id if isinstance(run_id, str) and _ID.fullmatch(run_id) else ""
+    return ""
+
+
+def _with_folder(run: Run, records: Mapping[str, Record]) -> Run:
+    """Return the run with the folder that the results of its record were to go to."""
+    if run.folder is None and run.record is not None:
+        for candidate in _in_all(Path(run.record.runs), records):
+            if candidate.is_called(run.id):
+                return replace(run, folder=candidate.folder)
+    return run
+
+
+def _in_all(runs: Path, records: Mapping[str, Record]) -> Iterator[Run]:
+    return (_in_folder(folder, records) for folder in folders_in(runs))
+
+
+def _are_namesakes(runs: Sequence[Run]) -> bool:
+    """Return True for runs of one name, on the same hosts, none of which is known to be over."""
+    hosts = [run.record.hosts for run in runs if run.record and not run.is_over]
+    same_name = all(run.name == runs[0].name for run in runs)
+    return same_name and len(hosts) == len(runs) and all(one == hosts[0] for one in hosts)

@@ -1,0 +1,216 @@
+"""Exact copies are named by what they do to a measurement, and a leak is refused."""
+
+import json
+import os
+import unicodedata
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convert.__main__ import main
+from convert.packing.copies import copies, local_files
+from convert.readers.names import class_table
+from rackrun.errors import DataError, UsageError
+from shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row
+from shards.writer import write_shard
+from tests.convert.conftest import Convert
+from tests.convert.drawn import drawn, write_files
+from tests.convert.test_index import write_tar
+
+
+def pictures(*names: str) -> dict[str, bytes]:
+    return {name: drawn(name) for name in names}
+
+
+def with_copies() -> dict[str, bytes]:
+    """Return a set with a copy in its class, one in another class, and one in val."""
+    files = pictures(*(f"train/{kind}/{n}.jpg" for kind in ("oak", "pine") for n in range(4)))
+    files |= pictures("val/oak/v.jpg", "val/pine/v.jpg")
+    files["train/oak/again.jpg"] = files["train/oak/0.jpg"]
+    files["train/pine/oak.jpg"] = files["train/oak/1.jpg"]
+    files["val/pine/leak.jpg"] = files["train/pine/2.jpg"]
+    return files
+
+
+NAMES = {
+    "copy": ("train/oak/0.jpg", "train/oak/again.jpg"),
+    "two classes": ("train/oak/1.jpg", "train/pine/oak.jpg"),
+    "leak": ("train/pine/2.jpg", "val/pine/leak.jpg"),
+}
+
+
+def reported(folder: Path) -> dict[str, set[str]]:
+    """Return both names of each copy in report.json, by kind."""
+    lines = json.loads((folder / "report.json").read_text())["findings"]
+    return {
+        line["found"]: {line["file"], line["detail"].partition(" in ")[0]}
+        for line in lines
+        if line["done"] == "kept"
+    }
+
+
+def test_a_leak_is_refused_until_it_is_allowed_by_name(
+    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has both names and the option; what is converted stays; all are named."""
+    source = write_files(tmp_path / "set", with_copies())
+    with pytest.raises(DataError, match="1 of its images .*: val/pine/leak.jpg = ") as refused:
+        convert("folder", source)
+    assert "train/pine/2.jpg in train" in str(refused.value)
+    assert "--allow leaks" in str(refused.value) and "--force" in str(refused.value)
+    assert not (tmp_path / "out" / "dataset.json").exists()
+    assert reported(tmp_path / "out") == {kind: set(names) for kind, names in NAMES.items()}
+    capsys.readouterr()
+    out = convert("folder", source, "--allow", "leaks")
+    printed = capsys.readouterr()
+    assert "shards are there already" in printed.err
+    assert "kept: 1 exact copies of images in another split: val/pine/leak.jpg (" in printed.out
+    report = Manifest.parse((out / "dataset.json").read_bytes(), "").report
+    assert report == {"copy": 1, "leak": 1, "two classes": 1}
+    main(["summary", str(out)])
+    assert "kept: 1 exact copies of images in another class" in capsys.readouterr().out
+
+
+def test_copies_within_a_split_are_named_and_kept(tmp_path: Path, convert: Convert) -> None:
+    """A copy in the same split is no leak, be it of the same class or of another one."""
+    files = with_copies()
+    del files["val/pine/leak.jpg"]
+    out = convert("folder", write_files(tmp_path / "set", files))
+    assert reported(out) == {kind: set(NAMES[kind]) for kind in ("copy", "two classes")}
+
+
+def test_a_copy_that_is_held_out_is_a_leak(tmp_path: Path, convert: Convert) -> None:
+    """Also where the split is drawn by us, and where all images are encoded again."""
+    files = {f"{kind}/{n}.jpg": drawn(kind) for kind in ("oak", "pine") for n in range(9)}
+    with pytest.raises(DataError, match="2 of its images are exact copies"):
+        convert("folder", write_files(tmp_path / "set", files), "--size", 16)
+
+
+def test_an_array_job_is_closed_with_the_leak_allowed(tmp_path: Path, convert: Convert) -> None:
+    """`finish` refuses it, and takes the same option."""
+    source = write_files(tmp_path / "set", with_copies())
+    for task in range(2):
+        convert("folder", source, "--task-index", task, "--task-count", 2)
+    with pytest.raises(DataError, match="--allow leaks"):
+        main(["finish", str(tmp_path / "out")])
+    main(["finish", str(tmp_path / "out"), "--allow", "leaks"])
+    assert (tmp_path / "out" / "dataset.json").exists()
+
+
+def test_copies_in_a_published_set_are_named_only(tmp_path: Path, convert: Convert) -> None:
+    """Nobody can mend it, and its accuracy is compared with others' as it is."""
+    files = {f"{kind}.{n}.jpg": drawn(kind) for kind in ("cat", "dog") for n in range(9)}
+    out = convert("catdog", write_files(tmp_path / "set", files))
+    assert Manifest.parse((out / "dataset.json").read_bytes(), "").report == {"copy": 14, "leak": 2}
+
+
+def test_copies_in_tars_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`convert index` refuses the leak and leaves no index; --allow takes it; `verify` names it."""
+    image = drawn("same")
+    for split in ("train", "val"):
+        members = [("own.jpg", drawn(split)), ("own.cls", b"0"), ("s.jpg", image), ("s.cls", b"1")]
+        write_tar(tmp_path / "tars" / f"set-{split}-0.tar", members)
+    words = ["index", str(tmp_path / "tars"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    with pytest.raises(DataError, match=r"set-val-000000.tar/s = set-train-000000.tar/s in train"):
+        main(words)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.json"]
+    main([*words, "--force", "--allow", "leaks"])
+    main(["verify", str(tmp_path / "out"), "--workers", "1"])
+    assert capsys.readouterr().out.count("1 exact copies of images in another split: set-val-") == 2
+    main(["verify", str(tmp_path / "out"), "--workers", "1", "--json"])
+    assert "in another split" in json.loads(capsys.readouterr().out)["copies"][0]
+
+
+def test_a_collision_of_checksums_accuses_nobody(tmp_path: Path) -> None:
+    """Different bytes of one length and CRC-32 are no copies; equal bytes are."""
+    one, other, collision = b"abcdefgh", b"zyxwvuts", bytearray(b"zyxw\0\0\0\0")
+    collision[4:] = _colliding_end(b"zyxw", zlib.crc32(one))
+    assert zlib.crc32(collision) == zlib.crc32(one) and bytes(collision) != one
+    images = {"a": one, "b": bytes(collision), "c": other, "d": one}
+    with write_shard(tmp_path / "set-train-000000.tar") as writer:
+        rows = [
+            Row(0, *place[:2], place.image_offset, len(data), 0, 1, 1, zlib.crc32(data), b"jpg")
+            for key, data in images.items()
+            for place in [writer.add(key, 0, data, "jpg")]
+        ]
+        shard = writer.close()
+    packed = np.frombuffer(b"".join(PACKED_ROW.pack(*row) for row in rows), INDEX_FIELDS)
+    read = local_files(tmp_path.joinpath)
+    (copy,) = copies([("train", packed)], {"train": [shard]}, ["x"], read)
+    assert (copy.name, copy.detail) == (f"{shard.name}/d", f"{shard.name}/a")
+
+
+def _colliding_end(start: bytes, crc: int) -> bytes:
+    """Return the four bytes after which the CRC-32 is the one asked for (it is linear in them)."""
+    base = zlib.crc32(start + bytes(4))
+    columns = [zlib.crc32(start + (1 << bit).to_bytes(4, "little")) ^ base for bit in range(32)]
+    pivots: dict[int, tuple[int, int]] = {}
+    for bit, column in enumerate(columns):
+        value, mask = _reduced(column, 1 << bit, pivots)
+        pivots[value.bit_length()] = value, mask
+    return _reduced(crc ^ base, 0, pivots)[1].to_bytes(4, "little")
+
+
+def _reduced(value: int, mask: int, pivots: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    while value.bit_length() in pivots:
+        pivot, bits = pivots[value.bit_length()]
+        value, mask = value ^ pivot, mask ^ bits
+    return value, mask
+
+
+GANSE = [unicodedata.normalize(form, "Gänse") for form in ("NFC", "NFD")]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("Rose", "rose"), "'Rose' and 'rose' differ only by case"),
+        (GANSE, r"'Ga\\u0308nse' and 'G\\xe4nse' differ only"),
+        (("STRASSE", "Straße"), "'STRASSE' and 'Straße' differ only"),
+    ],
+)
+def test_classes_of_almost_one_name_are_refused(
+    tmp_path: Path, convert: Convert, names: tuple[str, str], says: str
+) -> None:
+    """Before an image is read; names that would be printed alike are shown by their code points."""
+    files = pictures(*(f"{name}/{n}.jpg" for name in names for n in range(3)))
+    source = write_files(tmp_path / "set", files)
+    with pytest.raises(DataError, match=says):
+        convert("folder", source)
+    assert not list((tmp_path / "out").glob("*.tar"))
+    out = convert("folder", source, "--allow", "similar-classes")
+    assert len(Manifest.parse((out / "dataset.json").read_bytes(), "").classes) == 2
+
+
+def test_similar_classes_of_tars_are_refused_as_well(tmp_path: Path) -> None:
+    """Names in .txt are as easily misspelt; the option is the same."""
+    members = [("a.jpg", drawn(1)), ("a.txt", b"Rose"), ("b.jpg", drawn(2)), ("b.txt", b"rose")]
+    write_tar(tmp_path / "set-train-0.tar", members)
+    with pytest.raises(DataError, match="add --allow similar-classes"):
+        main(["index", str(tmp_path), "--workers", "1"])
+    main(["index", str(tmp_path), "--workers", "1", "--allow", "similar-classes"])
+
+
+def test_labels_that_are_one_number_have_a_fixed_order(tmp_path: Path, convert: Convert) -> None:
+    """1 and 01, which the hash seed ordered, are refused; allowed, they are ordered as text."""
+    labels = ["1", "01", "001", "2", "10", "0"]
+    expected = ["0", "001", "01", "1", "2", "10"]
+    for shift in range(6):
+        assert list(class_table(dict.fromkeys(labels[shift:] + labels[:shift]))) == expected
+    files = pictures(*(f"{n}.jpg" for n in range(6)))
+    table = write_files(tmp_path / "set", files) / "labels.csv"
+    table.write_text("path,label\n" + "".join(f"{n}.jpg,{'0' * (n % 2)}1\n" for n in range(6)))
+    with pytest.raises(DataError, match="'01' and '1' differ only by .*leading zeros"):
+        convert("csv", table)
+
+
+def test_both_kinds_can_be_allowed_at_once(tmp_path: Path, convert: Convert) -> None:
+    """The option is given twice; an unknown kind is refused with those there are."""
+    image = drawn("same")
+    files = {f"{part}/{kind}/{part}.jpg": image for part in ("train", "val") for kind in "Aa"}
+    source = write_files(tmp_path / "set", files)
+    convert("folder", source, "--allow", "leaks", "--allow", "similar-classes")
+    with pytest.raises(UsageError, match="--allow .*not one of .*leaks, similar-classes"):
+        main(["folder", os.fspath(source), "out", "--allow", "copies"])

@@ -1,0 +1,130 @@
+"""`--on-event`: events of a run reach a command of the user's, which never delays the run."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.output.on_event import EventCommand
+from tests.launcher.drive import ROOT, Drive
+from tests.launcher.lab import Lab
+from tests.waiting import until
+
+KEEP = """
+import json, os, pathlib, sys
+event = json.load(sys.stdin)
+name = f"{event['time']:.6f}-{os.environ['RACKRUN_EVENT']}.json"
+(pathlib.Path(__file__).parent / name).write_text(json.dumps(event))
+"""
+STEPS = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from rackrun import report
+for step in (1, 2, 3):
+    report(step=step)
+    time.sleep(0.3)
+time.sleep(999)
+"""
+AGENT_KILLED_ONCE = """
+import json, os, pathlib, signal
+first = pathlib.Path("first")
+if not first.exists():
+    first.touch()
+    agent = pathlib.Path(os.environ["RACKRUN_REPORTS"]).with_name("agent.pid")
+    os.kill(json.loads(agent.read_text())[0], signal.SIGKILL)
+    signal.pause()
+"""
+
+
+def keeping(folder: Path) -> list[str]:
+    """Return a command that keeps each event in this folder."""
+    (folder / "keep.py").write_text(KEEP)
+    return [sys.executable, str(folder / "keep.py")]
+
+
+def kept(folder: Path) -> list[dict[str, Any]]:
+    """Return the events that the command has kept, in order."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def test_a_stall_and_the_end_reach_the_command(tmp_path: Path) -> None:
+    """Both come as JSON with host and rank; the stall while the run still goes on."""
+    limits = {"hang_seconds": 3.0}
+    script = [sys.executable, "-c", STEPS]
+    drive = Drive(tmp_path, script, on_event=keeping(tmp_path), limits=limits)
+    assert drive.wait() == 75, drive.err
+    stall, end = kept(tmp_path)
+    assert (stall["event"], stall["host"], stall["rank"]) == ("stall", "127.0.0.2", 0)
+    assert stall["text"].endswith("at step 3; at 3 s the run ends")
+    assert stall["result"] is None
+    assert (end["event"], end["folder"]) == ("end", str(drive.folder))
+    assert end["result"] == drive.result
+
+
+def test_a_lost_host_and_a_restart_reach_the_command(
+    lab: Callable[[int], Lab], tmp_path: Path
+) -> None:
+    """The agent is killed in the first attempt; the second one ends well."""
+    rack = lab(1)
+    host = rack.hosts[0]
+    rack.configure(f"Host gpu1\n  HostName {host.address}\n  Port {host.port}")
+    words = ("--python", str(rack.cheap_python()), "--workdir", str(rack.folder), "-H", "gpu1")
+    words += ("--max-restarts", "1", "--on-event", " ".join(keeping(tmp_path)))
+    code, _, err = rack.said(*words, "--", sys.executable, "-c", AGENT_KILLED_ONCE)
+    assert code == 0, err
+    lost, restart, end = kept(tmp_path)
+    assert [lost["event"], restart["event"], end["event"]] == ["lost", "restart", "end"]
+    assert (lost["host"], lost["folder"]) == ("gpu1", restart["folder"])
+    assert restart["text"].startswith("restart 1 of 1; failed: gpu1: ")
+    assert (end["result"]["verdict"], end["folder"]) == ("done", end["result"]["folder"])
+
+
+def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path: Path) -> None:
+    """Events are taken at once; the command is ended at its limit, with what it has started."""
+    pids = tmp_path / "pids"
+    script = f"echo $$ >> {pids}; sleep 999 & echo $! >> {pids}; wait"
+    command = EventCommand(["sh", "-c", script], limit_seconds=1.0)
+    began = time.monotonic()
+    command.send("stall", tmp_path, "no progress", "gpu01", 3)
+    command.send("end", tmp_path, "done")
+    assert time.monotonic() - began < 1.0
+    command.wait()
+    first, second = command.problems()
+    assert first == "--on-event sh, stall: ended after 1 s without a result"
+    assert second == "--on-event sh, end: ended after 1 s without a result"
+    started = pids.read_text().split()
+    assert len(started) == 4
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in started))
+
+
+def test_events_that_pile_up_are_dropped_and_named(tmp_path: Path) -> None:
+    """Memory is bounded, whatever a run goes through; abandoned, nothing is left."""
+    command = EventCommand(["sleep", "999"])
+    for number in range(20):
+        command.send("stall", tmp_path, f"stall {number}")
+    until(lambda: command._process)
+    command.abandon()
+    dropped = [line for line in command.problems() if "8 events wait for the command" in line]
+    assert len(dropped) >= 11
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo one; echo two >&2; exit 3", "exit code 3: two"),
+        ("exit 4", "exit code 4"),
+        ("true", ""),
+    ],
+)
+def test_a_command_that_fails_is_named_with_its_last_line(
+    tmp_path: Path, script: str, says: str
+) -> None:
+    """Nothing of it reaches the terminal, which may show the dashboard."""
+    command = EventCommand(["sh", "-c", script])
+    command.send("end", tmp_path, "done")
+    command.wait()
+    assert list(command.problems()) == [f"--on-event sh, end: {says}"] * bool(says)

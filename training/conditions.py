@@ -1,0 +1,171 @@
+"""When an option of training has an effect, as a table; what is typed without one is refused.
+
+Defaults are not refused but adapted, and a line of the run's beginning says so
+(training/phases/begin.py). Nothing here imports torch.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from rackrun.commandline import current_names
+from rackrun.commands import called
+from rackrun.conditions import Condition, as_typed, changed_settings, refuse_without_effect
+from rackrun.errors import UsageError
+from training.config import BODY, OTHER_SPELLINGS, Config
+
+Settings = TypeVar("Settings", bound=Config)
+
+CONDITIONS = (
+    Condition(
+        ("lr",),
+        lambda config: config.epochs > config.head_epochs,
+        "--head-epochs {config.head_epochs} of --epochs {config.epochs} leave no epoch in which all"
+        " layers train, and the last layer alone trains at --head-lr",
+        "--head-epochs 0, or more --epochs",
+    ),
+    Condition(
+        ("head_lr",),
+        lambda config: config.head_epochs > 0,
+        "no epoch trains the last layer alone",
+        "--head-epochs 2, or --lr",
+    ),
+    Condition(
+        ("patience", "plateau_epochs", "plateau_factor"),
+        lambda config: config.epochs > config.head_epochs,
+        "evaluations count after --head-epochs {config.head_epochs}, which are all",
+        "more --epochs",
+    ),
+    Condition(
+        ("layer_decay",),
+        lambda config: config.epochs > config.head_epochs and BODY not in config.freeze.split(","),
+        "only the last layer trains",
+        "no --freeze body, and more --epochs than --head-epochs",
+    ),
+    Condition(
+        ("plateau_epochs", "plateau_factor"),
+        lambda config: config.lr_schedule == "plateau",
+        "--lr-schedule is {config.lr_schedule}",
+        "--lr-schedule plateau",
+    ),
+    Condition(
+        ("lr_power",),
+        lambda config: config.lr_schedule == "polynomial",
+        "--lr-schedule is {config.lr_schedule}",
+        "--lr-schedule polynomial",
+    ),
+    Condition(
+        ("step_epochs",),
+        lambda config: config.lr_schedule == "step",
+        "--lr-schedule is {config.lr_schedule}",
+        "--lr-schedule step",
+    ),
+    Condition(
+        ("momentum", "nesterov"),
+        lambda config: config.optimizer == "sgd",
+        "--optimizer is {config.optimizer}",
+        "--optimizer sgd",
+    ),
+    Condition(
+        ("nesterov",), lambda config: config.momentum > 0, "--momentum is 0", "--momentum 0.9"
+    ),
+    Condition(
+        ("decay_all",),
+        lambda config: config.weight_decay > 0,
+        "--weight-decay is 0",
+        "--weight-decay 1e-4",
+    ),
+    Condition(
+        ("bce_threshold",), lambda config: config.loss == "bce", "--loss is ce", "--loss bce"
+    ),
+    Condition(
+        ("ema_steps",), lambda config: config.ema_decay > 0, "--ema-decay is 0", "--ema-decay 0.999"
+    ),
+    Condition(
+        ("shuffle_buffer",),
+        lambda config: not (config.exact_epochs or config.chooses),
+        "--exact-epochs and chosen samples have a planned order",
+    ),
+    Condition(("cache_size",), lambda config: bool(config.cache), "no --cache", "--cache FOLDER"),
+    Condition(
+        ("bad_samples_limit",),
+        lambda config: config.bad_samples == "quarantine",
+        "--bad-samples is fail",
+        "--bad-samples quarantine",
+    ),
+)
+
+EVALUATED = ("patience", "plateau_epochs", "plateau_factor", "eval_flip", "eval_every_epochs")
+"""Options without effect where there is no split to evaluate."""
+WITHOUT_EVALUATION: Mapping[str, Any] = {"patience": 0, "lr_schedule": "cosine", "final": "last"}
+"""What takes the place of defaults that need a split to evaluate."""
+BY_EVALUATION = {"lr_schedule": "plateau", "final": "best"}
+"""Values that need one."""
+
+_OPTION = re.compile(r"--(?:no-)?([a-z][a-z-]*)")
+
+
+def typed_options(args: Sequence[str]) -> set[str]:
+    """Return the settings that a command line names."""
+    ours = current_names(args, OTHER_SPELLINGS)
+    options = (option.partition("=")[0].replace("_", "-") for option in ours)
+    return {match[1].replace("-", "_") for option in options if (match := _OPTION.match(option))}
+
+
+def with_weights_or_all_layers(config: Settings, typed: Collection[str]) -> Settings:
+    """Return settings in which all layers train from the first epoch if no weights are loaded.
+
+    To train the last layer first protects the weights of the others; there are none to protect.
+    """
+    loads = config.weights and not config.synthetic
+    if loads or "head_epochs" in typed:
+        return config
+    return replace(config, head_epochs=0)
+
+
+def refuse_ineffective(config: Config, typed: Collection[str]) -> None:
+    """Raise UsageError for options among these that change nothing, each with what to type."""
+    refuse_without_effect(config, typed, (*CONDITIONS, *config.own_conditions))
+
+
+def refuse_evaluations(config: Config, typed: Collection[str]) -> None:
+    """Raise UsageError for options among these that need a split to evaluate."""
+    names = [name for name in EVALUATED if name in typed and getattr(config, name)]
+    names += [
+        name
+        for name, value in BY_EVALUATION.items()
+        if name in typed and getattr(config, name) == value
+    ]
+    problems = [
+        f"{as_typed(config, name)} has no effect: {config.data} has no split"
+        f" {config.eval_split!r} to evaluate; leave it out, or hold one out with"
+        f" {called('convert')}"
+        for name in names
+    ]
+    if problems:
+        raise UsageError("; ".join(problems))
+
+
+def without_evaluation(config: Settings) -> Settings:
+    """Return settings for data without a split to evaluate; UsageError where these need one.
+
+    A default adapts. The command line is not known here, so that what differs from the recipe's
+    defaults stands for what was typed.
+    """
+    refuse_evaluations(config, changed_settings(config))
+    adapted = {
+        name: value
+        for name, value in WITHOUT_EVALUATION.items()
+        if getattr(config, name) == BY_EVALUATION.get(name, getattr(config, name))
+    }
+    return replace(config, **adapted)
+
+
+def adapted_defaults(config: Config) -> str:
+    """Return, as options, what `without_evaluation` has put in place of a recipe's defaults."""
+    return " ".join(
+        as_typed(config, name)
+        for name, value in WITHOUT_EVALUATION.items()
+        if getattr(config, name) == value != getattr(type(config), name)
+    )
