@@ -20,6 +20,7 @@ from launcher.run.kept_settings import keep_settings
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.supervision.agents import AgentGroup
+from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Transport
 from rackrun.atomic import write_whole
@@ -95,23 +96,30 @@ class Session:
         """Start the plan, supervise it to its end, and write the result down."""
         job = self.job
         unfinished = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
-        logs = LogFiles(job.folder, self._plan)
-        if job.settings and not job.folder.node:
-            write_whole(job.folder.settings, job.settings.encode(), mode=0o600)  # has --env values
-            keep_settings(job.settings)
-        with self._opened as self._screen:
-            self.note(unfinished)
-            if not self._plan.task and self._peers is None:  # a task's rank 0 tells more
-                self.note(start_line(self._plan, self._versions, job.folder.path))
-            agents = AgentGroup(self._plan, self._transports)
-            journal = JournaledDisplay(job, self._plan, self._screen)
-            supervisor = Supervisor(job, agents, logs, journal, self._peers, self._alerts)
-            self.result = supervisor.supervise()
-            journal.close()
+        signals = SignalQueue()
+        with signals.installed():  # before there is a plan: a run with a plan gets a result
+            logs = LogFiles(job.folder, self._plan)
+            if job.settings and not job.folder.node:
+                settings = job.settings.encode()
+                write_whole(job.folder.settings, settings, mode=0o600)  # has --env values
+                keep_settings(job.settings)
+            with self._opened as self._screen:
+                self.note(unfinished)
+                if not self._plan.task and self._peers is None:  # a task's rank 0 tells more
+                    self.note(start_line(self._plan, self._versions, job.folder.path))
+                self.result = self._supervised(logs, self._screen, signals)
         self.note(logs.close(self.result))
         for line in probable_causes(self._plan, self._transports, self.result):
             self.note(line)
         return self.result
+
+    def _supervised(self, logs: LogFiles, screen: Display, signals: SignalQueue) -> Result:
+        agents = AgentGroup(self._plan, self._transports)
+        journal = JournaledDisplay(self.job, self._plan, screen)
+        supervisor = Supervisor(self.job, agents, logs, journal, self._peers, self._alerts, signals)
+        result = supervisor.supervise()
+        journal.close()
+        return result
 
     def note(self, text: str) -> None:
         """Show a line, if there is one."""

@@ -53,8 +53,12 @@ class Supervisor:
         display: Display,
         peers: Peers | None,
         alerts: EventCommand,
+        signals: SignalQueue,
     ) -> None:
-        """Store the peers that supervise the other hosts, if the run has hosts elsewhere."""
+        """Store the peers that supervise the other hosts, if the run has hosts elsewhere.
+
+        `signals` has those of this process, as long as it is installed.
+        """
         self.alerts = alerts
         self.job = job
         self.agents = agents
@@ -67,7 +71,7 @@ class Supervisor:
         self.shutdown = Shutdown(self.run, agents, job.limits)
         self.silence = SilenceDetector(self.run, agents, job.limits)
         self.hangs = HangDetector(self.run, agents, job.limits)
-        self.signals = SignalQueue()
+        self.signals = signals
         self.interrupted = 0
         """The first signal that asked for the end."""
         self.interrupted_at = 0.0
@@ -80,7 +84,7 @@ class Supervisor:
     def supervise(self) -> Result:
         """Run until every host has ended or is declared lost; return the final result."""
         limits = self.job.limits
-        with self.signals.installed(), self.agents.heartbeat(limits):
+        with self.agents.heartbeat(limits):
             self.agents.start(limits, self.job.secrets)
             self.peers.listen(self.agents.events)
             while not self.shutdown.is_complete(self.now) or self.peers.may_explain(self.now):

@@ -30,6 +30,20 @@ def interrupted_twice(process: "subprocess.Popen[str]") -> tuple[str, float]:
     return err, time.monotonic() - began
 
 
+def test_a_run_that_has_a_plan_gets_a_result(lab: Labs) -> None:
+    """Ctrl-C in the moment in which plan.json appears, before anything is started on a host."""
+    one = lab(1)
+    for _ in range(3):
+        ended = set((one.folder / "runs").glob("2*/plan.json"))
+        process = one.run_ssh(cheap_hosts(one), *WAIT)
+        while not (plans := set((one.folder / "runs").glob("2*/plan.json")) - ended):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert json.loads(plans.pop().with_name("result.json").read_text())["exit_code"] == 130
+
+
 def test_twice_with_a_host_that_is_cut_off(pair: NetLab) -> None:
     """130 in time, the other host clean; the line to type looks at the host when it is back."""
     home = {"HOME": str(pair.folder / "home")}
