@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -75,6 +77,21 @@ def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> 
         labels += [batch.labels.tolist() for batch in islice(batches, 99)]
     assert labels == expected
     assert progress.reported[:2] == ["data", "train"]
+
+
+def test_any_thread_may_drop_the_batches_that_a_stopped_loop_leaves() -> None:
+    """Ctrl-C leaves the iterator to whoever holds its traceback last, as a thread that saves."""
+
+    class Progress:
+        current_phase = "train"
+
+        def phase(self, name: str) -> None:
+            raise AssertionError(name)
+
+    batches = waits_reported(iter("ab"), Progress())
+    assert next(batches) == "a"
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cast("Generator[str, None, None]", batches).close).result()
 
 
 def test_readers_of_a_pool_share_one_manifest_and_one_index(

@@ -66,15 +66,16 @@ def waits_reported(
         interrupted.append(progress.current_phase)
         progress.phase(phases.DATA)
 
-    with _on_alarm(late):
-        while True:
-            with _alarm_after(seconds):
-                batch = next(batches, None)
-            if interrupted:
-                progress.phase(interrupted.pop())
-            if batch is None:
-                return
-            yield batch
+    while True:
+        # No handler stays across a yield: an iterator that Ctrl-C leaves behind may be closed by
+        # any thread, and only the main thread may restore one.
+        with _on_alarm(late), _alarm_after(seconds):
+            batch = next(batches, None)
+        if interrupted:
+            progress.phase(interrupted.pop())
+        if batch is None:
+            return
+        yield batch
 
 
 @contextmanager
