@@ -48,21 +48,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOW_FIRST = (
     "imagenet/test_end_to_end.py",
     "slurm/test_jobs.py",
-    "launcher/test_run_ray.py",
+    "launcher/commands/test_run_ray.py",
     "test_end_to_end.py",
     "test_commands.py",
     "training/test_exact.py",
-    "launcher/test_restart_policy.py",
+    "launcher/lifecycle/test_restart_policy.py",
     "training/test_ledger.py",
     "test_venv.py",
-    "launcher/test_detached_hostile.py",
-    "launcher/test_detached_faults.py",
+    "launcher/detached/test_hostile.py",
+    "launcher/detached/test_faults.py",
     "catdog/test_training.py",
     "training/test_restarts.py",
-    "launcher/test_scaling.py",
+    "launcher/search/test_scaling.py",
     "training/test_loop.py",
-    "launcher/test_detach.py",
-    "launcher/test_run_ssh.py",
+    "launcher/detached/test_detach.py",
+    "launcher/commands/test_run_ssh.py",
 )
 TESTS = Path(__file__).parent
 

@@ -2,8 +2,8 @@
 
     python docs/site/pictures.py runs/20260101-120000-catdog
 
-The dashboard is drawn by the launcher's own code, as in tests/launcher/test_dashboard.py: only what
-the hosts report is made up. Both are what Chromium shows, in true colour.
+The dashboard is drawn by the launcher's own code, as in tests/launcher/output/test_dashboard.py:
+only what the hosts report is made up. Both are what Chromium shows, in true colour.
 """
 
 import io

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tests.campaign.outcome import litter
 from tests.launcher.lab import ROOT, Sshd, children, command_line, with_signal
+from tests.launcher.lifecycle.test_serving import drawn_shards
 from tests.launcher.netlab import NetLab, port
-from tests.launcher.test_serving import drawn_shards
 from tests.waiting import until
 
 SETUP = """

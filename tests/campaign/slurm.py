@@ -17,7 +17,7 @@ from tests.slurm.lab import SlurmLab, with_variable
 from tests.waiting import until
 
 RANK = str(Path(__file__).with_name("rank.py"))
-LAUNCHER = f"{sys.executable} -m tests.launcher.cheap_node"
+LAUNCHER = f"{sys.executable} -m tests.launcher.commands.cheap_node"
 JOB = """\
 #!/bin/sh
 exec srun --kill-on-bad-exit=1 --wait=20 {launcher} {options} -- {command}

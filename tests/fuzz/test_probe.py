@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from launcher.commands.settings import SshOptions
 from launcher.preflight.answers import SHAPES
 from tests.fuzz import targets_probe as targets
-from tests.launcher.test_options import BAD_URLS
-from tests.launcher.test_rendezvous import HONEST, NONCE, agreed
+from tests.launcher.commands.test_options import BAD_URLS
+from tests.launcher.rendezvous.test_rendezvous import HONEST, NONCE, agreed
 
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from(

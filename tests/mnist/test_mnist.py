@@ -140,7 +140,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Lab]:
     lab.stop()
 
 
-@pytest.mark.long  # the page below, and tests/launcher/test_own_script.py on a host
+@pytest.mark.long  # the page below, and tests/launcher/commands/test_own_script.py on a host
 def test_the_example_before_and_after(two_hosts: Lab, tmp_path: Path) -> None:
     """The ordinary script learns on its own, and with the few lines of the page on two hosts."""
     write(tmp_path / "data" / "MNIST" / "raw", files())

@@ -18,7 +18,7 @@ from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.run_report.folder import PIECE_BYTES, MetricsReader
 from tests import warm
 from tests.launcher.fake_host import Here
-from tests.launcher.test_download import plan
+from tests.launcher.files.test_download import plan
 from tests.training.test_loop import settings
 from tests.waiting import until
 from training import loop

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from launcher.remote import ports, probe, shard_access
+from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.lab import Lab, free_port
-from tests.launcher.silent_disk import silent_disk
-from tests.launcher.test_run_ssh import cheap_hosts
+from tests.launcher.preflight.silent_disk import silent_disk
 
 Labs = Callable[[int], Lab]
 TOKEN = "0123456789abcdef"

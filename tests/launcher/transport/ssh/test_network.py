@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.launcher.commands.test_run_ssh import (
+    SHORT,
+    WAIT,
+    cheap_hosts,
+    result,
+    run_folder,
+    started,
+)
 from tests.launcher.lab import BUSY, ROOT
 from tests.launcher.netlab import NetLab, port
-from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
 from tests.waiting import until
 
 Labs = Callable[[int], NetLab]

@@ -13,10 +13,10 @@ import pytest
 
 from launcher.remote import locks
 from launcher.run.events import Lost
+from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner
 from tests.launcher.netlab import NetLab, port
-from tests.launcher.test_agent import heard, plan_of, started
-from tests.launcher.test_run_ssh import cheap_hosts
+from tests.launcher.remote.agent.test_agent import heard, plan_of, started
 from tests.waiting import until
 
 Labs = Callable[[int], Lab]

@@ -32,7 +32,7 @@ from tests import warm
 from tests.launcher.away import SHORT, WAIT, Away
 from training.run import resume
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
 OTHER = ("--", sys.executable, "-c", "print('over')")
 

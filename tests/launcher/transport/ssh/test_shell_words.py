@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.lab import Lab, wait_for_banner
-from tests.launcher.test_run_ssh import cheap_hosts
-from tests.launcher.test_words import PIECES, hostile
+from tests.launcher.run.test_arguments import PIECES, hostile
 
 Labs = Callable[[int], Lab]
 

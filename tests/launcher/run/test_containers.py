@@ -20,7 +20,7 @@ from launcher.run.container import ContainerSpec, container_of
 from rackrun.errors import UsageError
 from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner
-from tests.launcher.test_accounts import account, root, user
+from tests.launcher.preflight.test_accounts import account, root, user
 from tests.nginx.conftest import daemon, docker
 from tests.waiting import until
 

@@ -8,11 +8,11 @@ import pytest
 from launcher.run.plan import Plan
 from launcher.run.state import RunState
 from tests import warm
+from tests.launcher.commands.test_run_ssh import result, run_folder
 from tests.launcher.lab import ROOT
 from tests.launcher.netlab import NetLab
-from tests.launcher.test_dashboard import plan_of, training
-from tests.launcher.test_network import Labs
-from tests.launcher.test_run_ssh import result, run_folder
+from tests.launcher.output.test_dashboard import plan_of, training
+from tests.launcher.transport.ssh.test_network import Labs
 
 RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 

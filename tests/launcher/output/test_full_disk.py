@@ -13,7 +13,7 @@ from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.local import LocalTransport
 from tests.launcher.lab import Lab
-from tests.launcher.test_agent import LIMITS, heard, plan_of
+from tests.launcher.remote.agent.test_agent import LIMITS, heard, plan_of
 
 Labs = Callable[[int], Lab]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.drive import HERE, ROOT, Drive, Terminal
-from tests.launcher.test_orphans import pid_of
-from tests.launcher.test_output import MEMORY_MIB
+from tests.launcher.output.test_volume import MEMORY_MIB
+from tests.launcher.remote.agent.test_orphans import pid_of
 from tests.waiting import until
 
 STAND_IN = [sys.executable, str(HERE / "stand_in.py")]

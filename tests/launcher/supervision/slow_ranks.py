@@ -1,4 +1,4 @@
-"""Real ranks of test_slow: they train a tiny model; rank 1 may sleep in its data."""
+"""Real ranks of test_stragglers: they train a tiny model; rank 1 may sleep in its data."""
 
 import os
 import sys

@@ -9,7 +9,7 @@ import pytest
 
 from tests.launcher.away import WAIT, Away
 from tests.launcher.lab import Lab
-from tests.launcher.test_accounts import TMPFS, mounted
+from tests.launcher.preflight.test_accounts import TMPFS, mounted
 from tests.waiting import until
 
 __all__ = ["mounted"]

@@ -20,6 +20,7 @@ from tests import warm
 from tests.launcher.drive import ROOT, marked
 from tests.waiting import until
 
+CHEAP_NODE = "tests.launcher.commands.cheap_node"
 SAY = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'RACKRUN_RUN_FOLDER')))"
 FAIL = """
 import os, time
@@ -72,7 +73,7 @@ class Nodes:
         self.started: list[subprocess.Popen[str]] = []
 
     def start(
-        self, node: int, nodes: int, *words: str, program: str = "tests.launcher.cheap_node"
+        self, node: int, nodes: int, *words: str, program: str = CHEAP_NODE
     ) -> subprocess.Popen[str]:
         """Start one launcher as a scheduler does."""
         name, _, value = self.canary.partition("=")

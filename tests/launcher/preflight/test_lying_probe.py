@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launcher.lab import Lab, wait_for_banner
-from tests.launcher.lying_probe import FIRST
+from tests.launcher.preflight.lying_probe import FIRST
 
 Labs = Callable[[int], Lab]
 

@@ -22,7 +22,7 @@ from launcher.web.server import served
 from launcher.web.watch import of_folder
 from tests.launcher.away import Away
 from tests.launcher.drive import ROOT
-from tests.launcher.test_dashboard import plan_of
+from tests.launcher.output.test_dashboard import plan_of
 from tests.rackrun.test_run_report import browsed
 from tests.waiting import until
 

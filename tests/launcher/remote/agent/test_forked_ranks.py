@@ -11,7 +11,7 @@ import pytest
 
 from launcher.run.job import Command, TaskWork
 from tests.launcher.drive import Drive
-from tests.launcher.test_orphans import HALVES, KINDS, RANK, bound_seconds, pid_of
+from tests.launcher.remote.agent.test_orphans import HALVES, KINDS, RANK, bound_seconds, pid_of
 from tests.waiting import until
 
 FACTS = """\

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests import warm
+from tests.launcher.commands.test_run_ssh import SHORT, of_the_run, run_folder
 from tests.launcher.lab import Lab
-from tests.launcher.test_run_ssh import SHORT, of_the_run, run_folder
 from tests.waiting import until
 
 SECRET = f"canary-{os.getpid()}-in-the-coal-mine"

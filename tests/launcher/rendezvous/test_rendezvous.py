@@ -22,7 +22,7 @@ from launcher.run.settings import Serving
 from launcher.transport.local import free_port
 from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
-from tests.launcher.test_node import SAY, Nodes, connected, ends, nodes, python
+from tests.launcher.commands.test_node import SAY, Nodes, connected, ends, nodes, python
 from tests.waiting import until
 
 __all__ = ["nodes"]

@@ -15,8 +15,8 @@ from rackrun.errors import UsageError
 from rackrun.user_code.call import as_json
 from tests import warm
 from tests.launcher.fake_host import Here
+from tests.launcher.files.test_download import plan
 from tests.launcher.lab import ROOT, Lab
-from tests.launcher.test_download import plan
 
 Labs = Callable[[int], Lab]
 

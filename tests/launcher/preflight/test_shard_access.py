@@ -13,8 +13,8 @@ from launcher.remote import shard_access
 from rackrun.contract import variables
 from rackrun.errors import UsageError
 from shards.http import auth
+from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.lab import Lab
-from tests.launcher.test_run_ssh import cheap_hosts
 from tests.waiting import until
 
 SPLIT = {"name": "train", "shards": [{"name": "a.tar"}]}

@@ -9,10 +9,17 @@ import sys
 import time
 from collections.abc import Callable
 
+from tests.launcher.commands.test_run_ssh import (
+    SHORT,
+    WAIT,
+    cheap_hosts,
+    result,
+    run_folder,
+    started,
+)
 from tests.launcher.drive import TAKE_TERMINAL, Terminal
 from tests.launcher.lab import APART, BUSY, ROOT, Lab
 from tests.launcher.netlab import NetLab
-from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
 from tests.waiting import until
 
 Labs = Callable[..., Lab]
