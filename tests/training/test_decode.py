@@ -5,7 +5,6 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,7 +29,8 @@ from training.data.decode import (
 # Mean absolute difference to the reference, in gray levels of 255:
 SAME = 0.3  # of any one image decoded at its full resolution
 SAME_ON_AVERAGE = 0.03  # of many of them
-SIMILAR = 1.5  # of an image that libjpeg has decoded at a fraction of its resolution
+SIMILAR = 1.5  # of any one image that libjpeg has decoded at a fraction of its resolution
+SIMILAR_ON_AVERAGE = 0.5  # of many random crops
 
 CROP_SIZES = [(375, 500), (500, 333), (333, 500), (97, 101), (1, 40), (231, 17), (256, 256)]
 
@@ -119,21 +119,36 @@ def test_decoding_only_the_rows_of_a_crop_changes_no_pixel(kind: str) -> None:
 def test_a_large_image_is_decoded_at_a_lower_resolution_and_looks_the_same() -> None:
     """A crop several times the wanted size costs less, within the stated tolerance.
 
-    Wherever it was drawn: what is cut begins with a whole pixel of the lower resolution, up to 7
-    pixels of the image beside the drawn place, and is held against the crop of that very part.
+    Wherever it was drawn, also between two pixels of the lower resolution, and without a shift.
     """
     draw = random.Random(1)
+    differences, within_a_pixel = [], 0
     for size, side in [((1001, 1334), 56), ((1501, 997), 32), ((1337, 1333), 96)]:
         data = encoded(photograph(9, *size), quality=90)
         image = reference(data)
-        for _ in range(12):
+        for _ in range(24):
             box = draw_box(*image.size, draw, (0.25, 1.0), (3 / 4, 4 / 3))
             cut = crop(data, lambda width, height, box=box: box, side)
             assert (cut.shrink > 1) == (min(box.width, box.height) >= 4 * side)
-            assert replace(cut.box, left=box.left, top=box.top) == box
-            assert 0 <= box.left - cut.box.left < cut.shrink
-            assert 0 <= box.top - cut.box.top < cut.shrink
-            assert difference(cut.resized(side), torchvision_crop(image, cut.box, side)) < SIMILAR
+            assert cut.box == box
+            within_a_pixel += bool(box.left % cut.shrink or box.top % cut.shrink)
+            differences.append(difference(cut.resized(side), torchvision_crop(image, box, side)))
+    assert within_a_pixel > 40
+    assert max(differences) < SIMILAR
+    assert np.mean(differences) < SIMILAR_ON_AVERAGE
+
+
+def test_a_crop_at_a_lower_resolution_is_not_shifted() -> None:
+    """A ramp of brightness has the reference's brightness, wherever within a pixel it is cut."""
+    ramp = np.broadcast_to(np.linspace(0, 255, 1600, dtype=np.float32), (1200, 1600))
+    for turned in (False, True):
+        image = Image.fromarray((ramp.T if turned else ramp).round().astype(np.uint8))
+        data = encoded(image.convert("RGB"), quality=95)
+        for offset in range(8):
+            box = Box(40 + offset, 40 + offset, 1000, 1000)
+            cut = crop(data, lambda width, height, box=box: box, 32).resized(32)
+            wanted = np.asarray(torchvision_crop(reference(data), box, 32)).astype(float)
+            assert abs((cut - wanted).mean()) < 0.5, offset  # moved to a whole pixel: 1.4
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

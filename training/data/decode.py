@@ -60,6 +60,8 @@ KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
+"""torch's kernels for bytes, which write to a given place."""
+PILLOW_KERNELS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 class Random(Protocol):
@@ -92,9 +94,9 @@ class Region:
 
     @classmethod
     def cut(cls, pixels: Pixels, box: Box, shrink: int) -> "Region":
-        """Return the box, which begins on the grid, out of the image at 1/shrink of its size."""
+        """Return the pixels under the box, out of the image at 1/shrink of its size."""
         top, left = box.top // shrink, box.left // shrink
-        bottom, right = top - (-box.height // shrink), left - (-box.width // shrink)
+        bottom, right = -(-(box.top + box.height) // shrink), -(-(box.left + box.width) // shrink)
         return cls(pixels[top:bottom, left:right], box, shrink)
 
     @property
@@ -128,11 +130,17 @@ class Region:
         return pixels
 
     def _resize(self, out: Pixels, interpolation: Interpolation) -> None:
-        """Fill `out`, antialiased; torch's kernel for bytes has three times Pillow's speed."""
-        scales = (
-            out.shape[0] * self.shrink / self.box.height,
-            out.shape[1] * self.shrink / self.box.width,
-        )
+        """Fill `out`, antialiased."""
+        box, shrink = self.box, self.shrink
+        left, top = box.left % shrink / shrink, box.top % shrink / shrink
+        if left or top:
+            # Only Pillow can begin within a pixel. Moving the box to the next whole one instead
+            # shifts the image by up to half a pixel of the result, always the same way.
+            part = (left, top, left + box.width / shrink, top + box.height / shrink)
+            image = Image.fromarray(self.pixels)
+            out[:] = image.resize(out.shape[1::-1], PILLOW_KERNELS[interpolation], part)
+            return
+        scales = out.shape[0] * shrink / box.height, out.shape[1] * shrink / box.width
         # torch.nn.functional.interpolate calls the same kernel, but cannot write to a given place.
         kernel = KERNELS[interpolation]
         kernel(_planes(self.pixels), out.shape[:2], False, *scales, out=_planes(out))
@@ -144,11 +152,7 @@ def decode(data: bytes) -> Pixels:
 
 
 def crop(data: bytes, choose: Choice, side: float) -> Region:
-    """Decode the part that `choose(width, height)` names, no finer than a result of `side` needs.
-
-    Where the image is decoded at a fraction of its resolution, the part is moved up and left to
-    the next pixel of that: by 7 pixels at most, and less than half a pixel of the result.
-    """
+    """Decode what `choose(width, height)` names, no finer than a result of `side` pixels needs."""
     frame = jpeg_frame(data)
     if not (frame and frame.one_scan):
         _check_scans(data)
@@ -158,7 +162,6 @@ def crop(data: bytes, choose: Choice, side: float) -> Region:
     _check_size(frame.width, frame.height)
     box = choose(frame.width, frame.height)
     shrink = _shrink(box, side)
-    box = _on_grid(box, shrink)
     rows = min(frame.height, box.top + box.height + MARGIN * shrink)
     if tiled := _tiled(data, frame, box, rows, shrink):
         return tiled
@@ -278,13 +281,6 @@ def _shrink(box: Box, side: float) -> int:
     """Return the divisor of the resolution at which a result of `side` looks the same."""
     spare = min(box.width, box.height) / (FINE * side)
     return next((divisor for divisor in (8, 4, 2) if spare >= divisor), 1)
-
-
-def _on_grid(box: Box, shrink: int) -> Box:
-    """Return the box, moved up and left so that it begins with a whole pixel at 1/shrink."""
-    if shrink == 1:
-        return box
-    return replace(box, left=box.left - box.left % shrink, top=box.top - box.top % shrink)
 
 
 def _tiled(data: bytes, frame: Frame, box: Box, rows: int, shrink: int) -> Region | None:
