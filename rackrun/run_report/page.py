@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
-from PIL import Image
 
 from rackrun.atomic import write_whole
 from rackrun.commands import called
@@ -34,11 +28,11 @@ from rackrun.run_report.folder import (
     smoothed,
     values,
 )
+from rackrun.run_report.template import data_url, rendered
 from rackrun.run_report.usage import HostUsage
 from rackrun.terminal import clean_lines, one_line
 from rackrun.units import data_size, duration, form, plural
 
-TEMPLATES = Path(__file__).parent
 FACTS = (
     *("device", "precision", "workers", "world_size", "parameters"),
     *("torch", "torchvision", "cuda", "driver", "python", "git_commit"),
@@ -63,28 +57,15 @@ def write(folder: Path, out: Path | None = None) -> Path:
     Raises DataError for a damaged file of the run.
     """
     page = out or folder / PAGE
-    write_whole(page, _rendered("run.html", **run_page(read(folder), folder)).encode())
+    write_whole(page, rendered("run.html", **run_page(read(folder), folder)).encode())
     return page
 
 
 def write_comparison(folders: Sequence[Path], page: Path) -> Path:
     """Draw one page that compares runs, and return its path; DataError for a damaged file."""
     stories = [read(folder) for folder in folders]
-    write_whole(page, _rendered("compare.html", **comparison(stories)).encode())
+    write_whole(page, rendered("compare.html", **comparison(stories)).encode())
     return page
-
-
-def _rendered(template: str, **content: Any) -> str:
-    """Return a page; whatever comes from files is escaped by the template."""
-    style = Markup((TEMPLATES / "style.css").read_text())  # noqa: S704  our own file
-    return _engine().get_template(template).render(style=style, **content)
-
-
-@cache
-def _engine() -> jinja2.Environment:
-    """Return what compiles the templates, each of them once."""
-    loader = jinja2.FileSystemLoader(TEMPLATES)
-    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
 
 
 def run_page(story: Story, folder: Path) -> dict[str, Any]:
@@ -334,7 +315,7 @@ def hosts(story: Story) -> Iterator[dict[str, str]]:
 def first_batch(shown: TrainingImages) -> list[tuple[str, str]]:
     """Return training images with their classes."""
     return [
-        (_data_url(image), one_line(caption))
+        (data_url(image), one_line(caption))
         for image, caption in zip(shown.images, shown.captions, strict=True)
     ]
 
@@ -343,7 +324,7 @@ def grid(predictions: Predictions) -> list[dict[str, Any]]:
     """Return the images with the model's answer to each."""
     return [
         {
-            "source": _data_url(predictions.images[number]),
+            "source": data_url(predictions.images[number]),
             "right": bool(predictions.labels[number] == predictions.predicted[number]),
             "predicted": _short_class(predictions.classes[int(predictions.predicted[number])]),
             "label": _short_class(predictions.classes[int(predictions.labels[number])]),
@@ -351,14 +332,6 @@ def grid(predictions: Predictions) -> list[dict[str, Any]]:
         }
         for number in range(len(predictions.images))
     ]
-
-
-def _data_url(pixels: NDArray[np.uint8]) -> str:
-    """Return an image as an address that carries it."""
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    file = BytesIO()
-    image.save(file, "jpeg", quality=85)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _short_class(name: object) -> str:
