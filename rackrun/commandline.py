@@ -7,6 +7,7 @@ gives the same message in every command: what was typed, what is wrong, and what
 from __future__ import annotations
 
 import difflib
+import errno
 import gc
 import itertools
 import os
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_type_hin
 
 from rackrun.contract import variables
 from rackrun.contract.tasks import PLATFORM, TASKS
-from rackrun.errors import MissingPackage, Problem, UsageError, UserCodeError
+from rackrun.errors import MissingPackage, Problem, SaveError, UsageError, UserCodeError
 from rackrun.help.options import HELP, Option, options
 from rackrun.signals import handle
 from rackrun.terminal import clean, clean_lines, discard, open_streams
@@ -50,6 +51,10 @@ TRAINING_PACKAGES = (
 
 user_packages: set[str] = set()
 """The modules at the top of the import paths that the user has named, such as his own model's."""
+
+_UNUSABLE_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What a file system answers where the mistake is not ours: any call may get it, with any path."""
 
 _SURELY = 0.8  # for an option of another program
 _ALIKE = 0.7  # of the letters, for an option that may have been meant
@@ -294,12 +299,25 @@ def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
     import traceback
 
     trace = "".join(traceback.format_exception(error))
+    location = location_in_user_code(trace)
+    if not location and (refused := _refused_by_system(error)):
+        return report(refused, cleaned)
     sys.stderr.write(clean_lines(trace))
-    if location := location_in_user_code(trace):
+    if location:
         what = traceback.format_exception_only(error)[0].splitlines()[0]
         return report(UserCodeError(f"{location}: {what}"), cleaned)
     sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
     return Problem.exit_code
+
+
+def _refused_by_system(error: Exception) -> Problem | None:
+    """Return the line for a file that the system refuses, whose name no check can judge before."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):
+        return None
+    message = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if error.errno in _UNUSABLE_NAMES:
+        return UsageError(message)
+    return SaveError(message) if error.errno in _REFUSALS else None
 
 
 def location_in_user_code(trace: str) -> str:

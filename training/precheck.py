@@ -5,7 +5,7 @@ data that only hosts have.
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -56,6 +56,7 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
         _check_model(source, config)
     _check_weights(config, is_here)
     step_images = _check_resumed(source, config, is_here)
+    parts = (config.model, config.optimizer, config.lr_schedule)
     for option, name, example, *arguments in (
         ("--optimizer", config.optimizer, "Lion", "params", "lr"),
         ("--lr-schedule", config.lr_schedule, "triangle", "step", "steps"),
@@ -71,6 +72,8 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
     return TaskNeeds(
         packages=("timm",) if config.model.startswith(TIMM) else (),
         trackers=tuple(config.trackers),
+        modules=tuple(dict.fromkeys(_elsewhere(parts))),
+        weights=_weights_file(config),
         splits=needed,
         batch_size=config.batch_size,
         resume=config.resume,
@@ -156,9 +159,9 @@ def _check_weights(config: Config, is_here: bool) -> None:
     """
     if not config.weights or config.resume or config.synthetic:
         return
-    if is_here and config.weights != PUBLISHED and "://" not in config.weights:
+    if is_here and (file := _weights_file(config)):
         try:
-            why = why_no_weights(Path(config.weights))
+            why = why_no_weights(Path(file))
         except OSError as error:
             why = str(error.strerror)
         if why:
@@ -167,6 +170,24 @@ def _check_weights(config: Config, is_here: bool) -> None:
         return  # which weights are in the cache of each host, its ranks find out
     if config.weights == PUBLISHED and (torchvision_names := registered("torchvision")):
         refuse_unpublished(config.model, torchvision_names)
+
+
+def _weights_file(config: Config) -> str:
+    """Return the file that is loaded; empty for published weights, a URL or none.
+
+    A resumed run and --synthetic load none.
+    """
+    is_loaded = not (config.resume or config.synthetic or config.weights == PUBLISHED)
+    return config.weights if is_loaded and "://" not in config.weights else ""
+
+
+def _elsewhere(parts: Iterable[str]) -> Iterator[str]:
+    """Yield the top modules of import paths that are not in the current folder, which hosts get."""
+    for part in parts:
+        if is_import_path(part) and not part.startswith(TIMM):
+            top = part.partition(":")[0].partition(".")[0]
+            if not any(Path(name).exists() for name in (f"{top}.py", top)):
+                yield top
 
 
 def _check_resumed(source: TaskSource, config: Config, is_here: bool) -> int:

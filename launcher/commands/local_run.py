@@ -104,7 +104,7 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
     if is_here:
         if why := needs.rank_problem(ranks):
             raise UsageError(why)
-        refuse_missing_packages((*needs.packages, *needs.trackers), python)
+        refuse_missing_packages(needs, python)
     return needs
 
 

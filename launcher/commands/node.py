@@ -135,7 +135,7 @@ def _launch_node(
     with check_task_options(work, "node") as refuse:
         needs = refuse()
     trackers = () if placement.node.value else needs.trackers
-    refuse_missing_packages((*needs.packages, *trackers), sys.executable)
+    refuse_missing_packages(replace(needs, trackers=trackers), sys.executable)
     with ExitStack() as servers:
         meeting = meet(placement, work, options, servers, needs)
         plan = plan_for(placement, work, meeting, options).part(placement.node.value)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,6 +29,7 @@ from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
+from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed
@@ -40,6 +41,9 @@ DEMO_SHARDS = f"{DEMO_FOLDER}/shards"
 DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", DEMO_SHARDS))
 """What a launch without a task trains."""
 
+
+RANK_PACKAGES = ("rackrun", "shards", "training")
+"""The packages that ranks of every task import."""
 
 CPU = "to train on the CPU type --device cpu"
 NO_GPUS = "to run without GPUs type CUDA_VISIBLE_DEVICES= before it; with another torch: --python"
@@ -59,6 +63,7 @@ def check_task_options(
     if not isinstance(work, TaskWork):
         yield TaskNeeds
         return
+    _refuse_hidden_packages(work.task)
     of_run = {}
     if here:
         folder = str(here.planned_folder(work).path)
@@ -73,6 +78,24 @@ def check_task_options(
         env={**os.environ, **of_run, variables.TYPED: " ".join((called(name), *args))},
     ) as process:
         yield lambda: _refuse(process)
+
+
+def _refuse_hidden_packages(task: str) -> None:
+    """Raise UsageError for a module of the current folder that ranks would import as one of ours.
+
+    `python -m` looks into the current folder first: a training.py there would run in place of the
+    training, without a word. A checkout of rackrun is meant to come first.
+    """
+    if Path("rackrun/contract/tasks.py").exists():
+        return
+    packages = [PACKAGES.get(task, task).partition(".")[0]] if task in TASKS else []
+    for package in (*RANK_PACKAGES, *packages):
+        for path in (Path(f"{package}.py"), Path(package, "__init__.py")):
+            if path.exists():
+                raise UsageError(
+                    f"{path}: ranks would import it in place of rackrun's own {package}; rename it,"
+                    " or type the command in another folder"
+                )
 
 
 def _refuse(process: subprocess.Popen[str]) -> TaskNeeds:
@@ -92,12 +115,15 @@ def become_task(work: Work, typed: str) -> NoReturn:
     os.execve(sys.executable, work.argv(sys.executable), {**os.environ, variables.TYPED: typed})
 
 
-def refuse_missing_packages(packages: Sequence[str], python: str) -> None:
+def refuse_missing_packages(needs: TaskNeeds, python: str) -> None:
     """Raise UsageError or MissingPackage for what this interpreter of the ranks cannot import."""
-    if packages:
+    if needs.imports:
         from launcher.remote.probe import describe
 
-        for name in describe([python], packages, str(Path.cwd())).get("missing", ()):
+        for name in describe([python], needs.imports, str(Path.cwd())).get("missing", ()):
+            if name in needs.modules:
+                missing = f"no module {name} in {Path.cwd()} or installed"
+                raise UsageError(f"{missing}; type MODULE:NAME, as my_module:Net for my_module.py")
             if python != sys.executable:
                 raise UsageError(f"{python} has no {name}; install it there, or leave out --python")
             raise MissingPackage(name, name)

@@ -102,6 +102,7 @@ class LookAnswer(Clock):
     gpus: Annotated[int, Between(0, MOST_GPUS)]
     disk_free: Count
     open_files: Annotated[int, Between(-1, 2**53)]
+    weights_problem: Text = ""
     run: RunOfUser = ""
     queued: bool = False
     """`holder` is a launch that waits, and comes before this one."""

@@ -307,8 +307,19 @@ def _packages(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return what the interpreter of the ranks lacks; trackers run beside the first rank."""
     needs = cluster.task
     needed = (*needs.packages, *(needs.trackers if host is first_answer(cluster) else ()))
-    missing = [name for name in host["look"]["interpreter"].get("missing", ()) if name in needed]
+    missing = _missing(host, needed)
     return f"{host['look']['python']} has no {', '.join(missing)}" if missing else ""
+
+
+def _modules(host: HostFacts, cluster: ClusterFacts) -> str:
+    """Return which modules of the user's own neither the working directory nor Python has."""
+    if not (missing := _missing(host, cluster.task.modules)):
+        return ""
+    return f"no module {', '.join(missing)} in {host['look']['workdir']} or installed"
+
+
+def _missing(host: HostFacts, needed: Sequence[str]) -> list[str]:
+    return [name for name in host["look"]["interpreter"].get("missing", ()) if name in needed]
 
 
 def _machine_again(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -375,6 +386,18 @@ CHECKS = (
         _packages,
         "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or name "
         "another interpreter with python= in hosts.txt",
+    ),
+    Check(
+        "modules",
+        lambda host: "",
+        _modules,
+        "type MODULE:NAME, as my_module:Net for Net in my_module.py of this folder",
+    ),
+    Check(
+        "weights",
+        lambda host: "",
+        lambda host, cluster: str(host["look"].get("weights_problem", "")),
+        "--weights names a file of each host; copy it there, or name a URL",
     ),
     Check("image", _image, _no_image),
     Check("gpus", gpus.models, gpus.wrong_count),

@@ -259,7 +259,8 @@ class HostProbe:
             contained=requirements.image is not None,
             place=requirements.place,
             waits=requirements.waits,
-            packages=[*requirements.task.packages, *requirements.task.trackers],
+            packages=requirements.task.imports,
+            weights=requirements.task.weights,
         )
         self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
         facts = self._note("look", self.client.answer())
@@ -271,7 +272,7 @@ class HostProbe:
         """Inspect the interpreter in a container, in place of the host's."""
         basics = self.facts["look"]
         command = [*image.docker_run(basics), basics["python"]]
-        packages = [*self.requirements.task.packages, *self.requirements.task.trackers]
+        packages = self.requirements.task.imports
         inspected = self.ask("image", name=image.name, command=command, packages=packages)
         self._note("look", {**basics, "interpreter": inspected.get("interpreter", {})})
 

@@ -135,13 +135,14 @@ def look(
     place: str = "",
     waits: bool = False,
     packages: Sequence[str] = (),
+    weights: str = "",
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
     `parts` are the endings of the lock files that the run would hold alone. `contained`: the
     interpreter is that of a container image, which `image` describes. `place`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
-    `packages`: what the interpreter must be able to import.
+    `packages`: what the interpreter must be able to import. `weights`: a file to be read.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = os.environ.get("SSH_CONNECTION", "").split()
@@ -149,7 +150,7 @@ def look(
     if waits:
         HELD.update(take_ticket(lock + part, place) for part in parts)
     try:
-        facts = within(FOLDER_SECONDS, lambda: _look_into(workdir, "" if contained else python))
+        facts = within(FOLDER_SECONDS, lambda: _look_into(workdir, python, weights, contained))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     interpreter = (python or "python3") if contained else facts["python"]
@@ -171,14 +172,26 @@ def look(
     }
 
 
-def _look_into(workdir: str, python: str) -> dict[str, Any]:
-    """Return facts about the disk of the working directory."""
+def _look_into(workdir: str, python: str, weights: str, contained: bool) -> dict[str, Any]:
+    """Return facts about the disk of the working directory; a container may see other files."""
+    file = os.path.join(workdir, weights)
     return {
         "workdir_problem": workdir_problem(workdir),
         "tmp_problem": tmp_problem(),
-        "python": _find_interpreter(workdir, python),
+        "python": _find_interpreter(workdir, "" if contained else python),
+        "weights_problem": "" if contained or not weights else _why_unreadable(file),
         "disk_free": min(disk_free(workdir), LARGEST_NUMBER),
     }
+
+
+def _why_unreadable(file: str) -> str:
+    """Return why a file cannot be read; empty when it can."""
+    try:
+        with open(file, "rb") as opened:
+            opened.read(1)
+    except OSError as error:
+        return f"{file}: {error.strerror}"
+    return ""
 
 
 def image(name: str, command: list[str], packages: Sequence[str] = ()) -> dict[str, Any]:

@@ -13,6 +13,10 @@ class TaskNeeds:
     """To be installed where ranks run."""
     trackers: tuple[str, ...] = ()
     """To be installed where rank 0 runs."""
+    modules: tuple[str, ...] = ()
+    """Modules of the user's own parts that are not in the folder of the launch, likewise."""
+    weights: str = ""
+    """A file that every host needs."""
     splits: tuple[str, ...] = ()
     """Splits in which the data must have samples."""
     batch_size: int = 1
@@ -23,6 +27,11 @@ class TaskNeeds:
     most_ranks: int = 0
     """0: any number of ranks will do."""
     why_not_more: str = ""
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Return what the interpreter of a host is asked for."""
+        return (*self.packages, *self.trackers, *self.modules)
 
     def rank_problem(self, ranks: int) -> str:
         """Return why so many ranks cannot run the task, and what to type; empty if they can."""

@@ -1,6 +1,7 @@
 """Every command ends with one clear line and the right exit code."""
 
 import contextlib
+import errno
 import os
 import re
 import subprocess
@@ -282,6 +283,51 @@ def test_our_own_mistakes_show_their_traceback() -> None:
     broken = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert broken.returncode == 70
     assert "Traceback" in broken.stderr and "internal error of rackrun" in broken.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "local catdog --data {long}",
+        "local --config {long} catdog",
+        "ssh {long} -- true",
+        "ssh --ssh-config {long} hosts.txt -- true",
+        "logs {long}",
+        "report {long}",
+        "predict {long} x.jpg",
+        "convert folder {long} out",
+        "convert csv list.csv out",
+        "convert verify {long}",
+        "serve {long}",
+    ],
+)
+def test_a_name_too_long_for_a_file_is_one_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typed, or in a file that is read: the name, why, and 64 or 65; no traceback."""
+    monkeypatch.chdir(tmp_path)
+    long = "n" * 300
+    Path("list.csv").write_text(f"path,label\n{long},a\n")
+    Path("hosts.txt").write_text("127.0.0.1\n")
+    try:
+        code = commands.run(words.format(long=long).split())
+    except Exception as error:
+        assert error.__traceback__
+        inner = error.__traceback__.tb_next  # this test looks like code of a user
+        code = commandline.report(error.with_traceback(inner))
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert code in (64, 65), complaint
+    assert complaint.startswith("error: ") and long in complaint and "too long" in complaint
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EACCES, 74), (errno.ENOENT, 70)])
+def test_what_a_file_system_refuses_is_no_error_of_ours(
+    number: int, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line with the file; a file of our own that is missing has its traceback."""
+    assert commandline.report(OSError(number, os.strerror(number), "a\nb")) == code
+    line = f"error: a␊b: {os.strerror(number)}\n"
+    assert (capsys.readouterr().err == line) == (code == 74)
 
 
 def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Path) -> None:

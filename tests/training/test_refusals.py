@@ -103,6 +103,7 @@ REFUSED = [
     ("catdog --weights cut.pt", "--weights cut.pt: not whole"),
     ("catdog --weights cut.safetensors", "not whole, as safetensors"),
     ("catdog --model own:Net", "cannot be called with num_classes; type: def Net(num_classes)"),
+    ("catdog --model nomod:Net", "no module nomod in {folder} or installed; type MODULE:NAME"),
     ("catdog --model own:Bare", "cannot be called with num_classes"),
     ("catdog --model own:build", "cannot be called with num_classes"),
     ("catdog --optimizer own:lion", "cannot be called with params and lr"),
@@ -126,9 +127,24 @@ def test_a_launch_here_is_refused_before_there_is_a_run_folder(
     before = sorted(Path("runs").iterdir())
     code, said = typed(words.format(earlier=EARLIER), data, capsys)
     assert code == 64
-    assert says in said
+    assert says.format(folder=Path.cwd()) in said
     assert said.count("\n") == 1
     assert sorted(Path("runs").iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["training.py", "shards/__init__.py", "catdog.py"])
+def test_a_module_that_hides_one_of_ours_is_refused(
+    name: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks would run it in place of the training; a script of that name is nobody's trouble."""
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text("")
+    code, said = typed("catdog --epochs 1", data, capsys)
+    assert code == 64
+    package = name.partition("/")[0].removesuffix(".py")
+    assert f"{name}: ranks would import it in place of rackrun's own {package}; rename" in said
+    assert len(list(Path("runs").iterdir())) == 2
+    assert run(["./run-local", "--dry-run", "--", "python", name]) == 0
 
 
 @pytest.mark.parametrize(

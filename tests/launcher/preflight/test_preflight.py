@@ -555,6 +555,9 @@ def test_a_deep_check_needs_rackrun_where_the_ranks_run(lab: Labs, tmp_path: Pat
     [
         ("--model timm:resnet18", 78, "torch-alone has no timm"),
         ("--track mlflow,wandb", 78, "torch-alone has no mlflow, wandb"),
+        ("--model nomod:Net", 78, "no module nomod in {work} or installed"),
+        ("--optimizer nolion.of:Lion", 78, "no module nolion in {work} or installed"),
+        ("--weights own/net.pt", 78, "{work}/own/net.pt: No such file or directory"),
         ("--eval-split test", 65, "toy: no samples in the split 'test'; there are in: train, val"),
         (
             "--batch-size 4 --resume runs/20260101-120000-catdog",
@@ -567,7 +570,7 @@ def test_a_deep_check_needs_rackrun_where_the_ranks_run(lab: Labs, tmp_path: Pat
 def test_what_ranks_would_refuse_is_refused_before_they_start(
     lab: Labs, tmp_path: Path, verb: tuple[str, ...], options: str, code: int, says: str
 ) -> None:
-    """A package, a split, a number of ranks: by hosts' facts, for every way to start a run."""
+    """What hosts lack, and a number of ranks: by their facts, for every way to start a run."""
     one, work, here = lab(2), tmp_path / "work", tmp_path / "here"
     write_shards(work / "shards", "train", "val")
     earlier = here / "runs" / "20260101-120000-catdog"
@@ -577,6 +580,6 @@ def test_what_ranks_would_refuse_is_refused_before_they_start(
     words = (str(hosts), "catdog", "--device", "cpu", "--data", "shards", *options.split())
     ended, out, err = one.said(*verb, *words, cwd=here)
     assert ended == code, out + err
-    assert says in re.sub(r"\s+", " ", out + err)
+    assert says.format(work=work) in re.sub(r"\s+", " ", out + err)
     assert not (work / "runs").exists()
     assert [path.name for path in (here / "runs").iterdir()] == [earlier.name]
