@@ -61,6 +61,26 @@ venv_finds_torch() { # BASE: makes .venv with BASE's torch, and sets $locks to w
     locks=("${locks[@]/#*requirements/$folder/locks}")
 }
 
+# For a command of the user's own: gives .venv BASE's torch, whatever its version, and installs
+# nothing beside it. Fails where there is none, or the one of the lock is wanted. An older Python with
+# a torch runs the command without .venv.
+venv_links_torch() { # BASE
+    venv_has_own_torch && return
+    [ -z "${RACKRUN_OWN_TORCH:-}" ] && venv_sees_torch "$1" || return 1
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || return 0
+    "$1" -P "$root/launcher/files/found_torch.py" "$root/.venv" >&2 && venv_adds_project
+}
+
+venv_sees_torch() { # BASE
+    "$1" -c 'import importlib.util, sys
+sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null
+}
+
+venv_adds_project() { # .venv imports rackrun from where it is
+    "$root/.venv/bin/python" -c 'import pathlib, sys, sysconfig
+pathlib.Path(sysconfig.get_path("purelib"), "rackrun.pth").write_text(sys.argv[1] + "\n")' "$root"
+}
+
 # Sets $uv to the uv that installs: the one of this machine or of BASE's environment, else the one
 # that the lock names. It stays empty where pip asks a keyring for passwords, and where no index is
 # asked.
@@ -135,8 +155,7 @@ venv_install() { # BASE
         # The project itself, built with the setuptools of the lock, which alone needs no hash.
         venv_get --no-deps --no-build-isolation --editable "$root"
     else # code that --sync brought from an installed rackrun
-        "$root/.venv/bin/python" -c 'import pathlib, sys, sysconfig
-pathlib.Path(sysconfig.get_path("purelib"), "rackrun.pth").write_text(sys.argv[1] + "\n")' "$root"
+        venv_adds_project
     fi
 }
 
@@ -180,6 +199,8 @@ venv_python() { # EXTRAS...
         venv_want "${lock:-base}"
         venv_is_current "$stamp" "$wanted" || {
             base=${PYTHON:-python3}
+            # No stamp: a task will want the rest.
+            [ -z "${RACKRUN_OWN_COMMAND:-}" ] || ! venv_links_torch "$base" || exit 0
             venv_check_base "$base"
             lock=${lock:-$("$base" -P "$root/rackrun/cuda.py")}
             venv_want "$lock"

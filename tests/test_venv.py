@@ -391,6 +391,38 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
     assert answer(clone, "venv_torch_is_there") == 0
 
 
+def test_a_command_of_ones_own_needs_no_more_than_a_torch(clone: Path, tmp_path: Path) -> None:
+    """Where python3 has one, of any version, --sync installs nothing and asks no index; rackrun can
+    be imported, and a task installs the rest later. Without a torch, the lock is installed."""
+    (clone / "requirements" / "base.txt").write_text(only_here(tmp_path / "unreachable"))
+    site = tmp_path / "site"
+    for part in ("torch", "torch-1.13.dist-info"):
+        (site / part).mkdir(parents=True)
+    (site / "torch" / "__init__.py").touch()
+    (site / "torch-1.13.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.13\n")
+    (clone / "rackrun" / "__init__.py").touch()
+    environment = {**WITH_UV, "PIP_INDEX_URL": "http://127.0.0.1:1/", "PYTHON": str(BASE)}
+    environment["RACKRUN_OWN_COMMAND"] = "1"
+    words = ["bash", "-c", ". launcher/venv.sh; venv_python"]
+    refused = subprocess.run(words, cwd=clone, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 78 and "the installation failed" in refused.stderr
+    shutil.rmtree(clone / ".venv")
+    found = {**environment, "PYTHONPATH": str(site)}
+    made = subprocess.run(words, cwd=clone, env=found, capture_output=True, text=True)
+    assert (made.returncode, made.stderr) == (0, f"rackrun: using torch 1.13 of {site}\n")
+    asked = "import torch, rackrun; print(torch.__file__, rackrun.__file__)"
+    python = [clone / ".venv" / "bin" / "python", "-P", "-c", asked]
+    printed = subprocess.run(python, capture_output=True, text=True, check=True).stdout.split()
+    assert printed == [f"{site}/torch/__init__.py", *f"{clone}/rackrun/__init__.py".split()]
+    assert not (clone / ".venv" / "installed").exists()
+    (site / "torch-1.13.dist-info" / "METADATA").unlink()
+    old = interpreter(tmp_path / "old", 'case "$*" in *version_info*) exit 1; esac; exit 0')
+    shutil.rmtree(clone / ".venv")
+    kept = {**environment, "PYTHON": str(old)}
+    assert subprocess.run(words, cwd=clone, env=kept, check=False).returncode == 0
+    assert not (clone / ".venv" / "bin").exists()  # the ranks use python3
+
+
 def answer(clone: Path, asked: str) -> int:
     """Run functions of venv.sh; return the exit code."""
     words = ["bash", "-c", f"set -euo pipefail; . launcher/venv.sh; {asked}"]
@@ -426,7 +458,7 @@ def test_a_torch_that_cannot_be_used_is_named(
         about.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
         (tmp_path / f"{name}.py").write_text("raise OSError('libcudart.so.13:\\nno such file')\n")
     done = subprocess.run(
-        [BASE, "-P", ROOT / "launcher" / "files" / PROGRAMS[0], tmp_path / ".venv"],
+        [BASE, "-P", ROOT / "launcher" / "files" / PROGRAMS[0], tmp_path / ".venv", "a-lock"],
         env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ from launcher.lifecycle.task_check import is_demo
 from launcher.output.console import say
 from launcher.preflight.checks import ENVIRONMENT
 from launcher.run.hosts import Host
-from launcher.run.job import FunctionCall, TaskWork, Work
+from launcher.run.job import Command, FunctionCall, TaskWork, Work
 from launcher.transport.base import Transport
 from rackrun.errors import UsageError
 from rackrun.user_code.sources import source_of
@@ -43,7 +43,7 @@ def code_there(
     """Return the code that hosts must have; with --sync, upload it first."""
     code, synced = planned_code(hosts, work, options)
     if synced is not None:
-        _sync(synced, hosts, transports, options)
+        _sync(synced, hosts, transports, work, options)
     elif code is not None and (remark := unchecked_notice(code)):
         say(f"warning: {remark}")
     return code
@@ -111,13 +111,21 @@ def _why_left_behind(path: str, code: WorkingTree | None) -> str:
 
 
 def _sync(
-    code: WorkingTree, hosts: Sequence[Host], transports: Sequence[Transport], options: SshOptions
+    code: WorkingTree,
+    hosts: Sequence[Host],
+    transports: Sequence[Transport],
+    work: Work,
+    options: SshOptions,
 ) -> None:
     """Upload the working tree to every host and create the environment there."""
     workdir = options.workdir or str(code.root)
     destinations = [
         Destination(
-            transport, host.workdir or workdir, host.python or options.python, bool(options.image)
+            transport,
+            host.workdir or workdir,
+            host.python or options.python,
+            bool(options.image),
+            isinstance(work, Command),
         )
         for host, transport in zip(hosts, transports, strict=True)
     ]

@@ -1,10 +1,11 @@
 """Gives .venv the torch that an interpreter has already, as launcher/venv.sh asks on first use.
 
-    python3 -P found_torch.py FOLDER LOCK...
+    python3 -P found_torch.py FOLDER [LOCK...]
 
 Prints in one line which torch it is, and makes the environment in FOLDER if there is none. A link
 in it leads to the folders of torch, torchvision and what these need; FOLDER/locks has the rest of
-each lock. Ends with 1 when there is no torch that can be used. Needs the standard library only.
+each lock. Without a lock, nothing of ours is to train with it: any torch will do, and it may be
+alone. Ends with 1 when there is no torch that can be used. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ def shared() -> bool:
     if "torch" not in packages:
         return False
     site = str(packages["torch"].locate_file(""))
-    if reason := _why_unfit(packages):
+    if reason := _why_unfit(packages) if locks else "":
         say(f"torch {packages['torch'].version} of {site} is not used: {reason}")
         return False
-    versions = " and ".join(f"{name} {packages[name].version}" for name in SHARED)
+    versions = " and ".join(
+        f"{name} {packages[name].version}" for name in SHARED if name in packages
+    )
     say(f"using {versions} of {site}")
     if not (environment / "bin" / "python").exists():
         venv.create(environment, clear=True, symlinks=True)
@@ -124,7 +127,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 def link(environment: Path, packages: Mapping[str, Distribution]) -> None:
     """Let the environment find these packages, after its own; torch's folder comes first."""
-    modules = [sys.modules[name].__file__ or "" for name in SHARED]
+    modules = [sys.modules[name].__file__ or "" for name in SHARED if name in sys.modules]
     folders = [str(Path(module).parents[1]) for module in modules]
     folders += [str(one.locate_file("")) for one in packages.values()]
     site = sysconfig.get_path("purelib", "venv", {"base": str(environment)})

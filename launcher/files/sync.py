@@ -40,6 +40,8 @@ class Destination:
     python: str = ""
     image: bool = False
     """The ranks run in an image, which has an environment of its own."""
+    is_own_command: bool = False
+    """The ranks run the user's own command, for which a torch that is there is enough."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
             _send(client, code, differences, partial(_progress, say, name, differences))
             _checked(name, client.answer())
         if not (destination.python or destination.image):  # which have packages of their own
-            _make_environment(client, differences.root, name, say)
+            _make_environment(client, differences.root, name, destination.is_own_command, say)
     finally:
         client.close()
 
@@ -139,10 +141,13 @@ def _progress(say: Say, name: str, differences: Differences, number: int) -> Non
         say(f"{name}: {number} of {total} files brought to {one_line(differences.root)}")
 
 
-def _make_environment(client: RpcClient, root: str, name: str, say: Say) -> None:
+def _make_environment(
+    client: RpcClient, root: str, name: str, is_own_command: bool, say: Say
+) -> None:
     chosen = {
         variable: os.environ.get(variable, "") for variable in (variables.OWN_TORCH, variables.LOCK)
     }
+    chosen[variables.OWN_COMMAND] = "1" * is_own_command
     client.order("environment", root=root, chosen=chosen)
     last = ""
     for _ in range(MOST_LINES):

@@ -112,12 +112,12 @@ def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
     one = lab(2)
     script = checkout(one) / "launcher" / "venv.sh"
     made = f"mkdir -p .venv/bin; ln -sf {one.cheap_python()} .venv/bin/python"
-    said = "echo 2 of 2, own torch $RACKRUN_OWN_TORCH, lock $RACKRUN_LOCK"
+    said = "echo 2 of 2, torch $RACKRUN_OWN_TORCH, lock $RACKRUN_LOCK, own $RACKRUN_OWN_COMMAND"
     script.write_text(f"venv_python() {{ echo installing 1 of 2; {made}; {said}; }}\n")
     chosen = {"RACKRUN_OWN_TORCH": "yes", "RACKRUN_LOCK": "cuda12"}
     code, _, err = launch(one, "--sync", named=False, before=("env",), env=chosen)
     assert code == 0, err
-    assert "rackrun: 127.0.0.3: 2 of 2, own torch yes, lock cuda12" in err
+    assert "rackrun: 127.0.0.3: 2 of 2, torch yes, lock cuda12, own 1" in err
     script.write_text("venv_python() { printf 'the disk is full'; return 5; }\n")  # no newline
     code, _, err = launch(one, "--sync")
     assert code == 0, err  # an interpreter that the host file names has its own packages
@@ -343,9 +343,7 @@ def test_an_image_needs_no_environment_on_its_host(
 ) -> None:
     """--sync brings the code only: the ranks run with the image's torch."""
     made: list[str] = []
-    monkeypatch.setattr(
-        sync, "_make_environment", lambda client, root, name, say: made.append(root)
-    )
+    monkeypatch.setattr(sync, "_make_environment", lambda client, root, *args: made.append(root))
     for image in (False, True):
         place = Here()
         code = WorkingTree(tmp_path, {})
