@@ -26,7 +26,8 @@ from typing import Any
 
 from PIL import Image
 
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 
 CORES = 2
 SHARDS = 16

@@ -40,7 +40,8 @@ from catdog.model import TASK
 from catdog.recipes import CatDog
 from convert.folder import FolderOfClasses
 from convert.options import Packing
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from shards.open import open_source
 from training.config import Config
 from training.data.open import open_data

@@ -45,7 +45,8 @@ from convert.folder import FolderOfClasses
 from convert.options import Packing
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from rackrun.errors import UsageError
 from rackrun.tables import table
 from shards.open import open_source

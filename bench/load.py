@@ -31,7 +31,8 @@ from convert.folder import FolderOfClasses
 from convert.options import Packing
 from nginx.serve import serving
 from nginx.site import Site
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from rackrun.errors import UsageError
 from training.config import nearest
 

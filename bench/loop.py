@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from catdog.model import TASK
 from catdog.recipes import CatDog
-from rackrun.commandline import parse
+from rackrun.commandline.parser import parse
 from training.config import Config
 from training.data.open import Synthetic
 from training.data.samples import Batch

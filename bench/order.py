@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from shards.index import (
     INDEX_FIELDS,
     TAR_END_BYTES,

@@ -27,7 +27,8 @@ from torchvision.models.resnet import BasicBlock, conv1x1
 from convert.mnist import MnistFiles
 from imagenet.model import TASK
 from imagenet.recipes import RECIPES, ImageNet
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from tests.mnist.digits import TRAINED_ON, files, write
 from training import loop
 

@@ -28,7 +28,8 @@ import psutil
 from PIL import Image
 
 from convert.devkit import MAPPING, SOLUTION
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 
 CLASSES = 1000
 VALIDATION_IMAGES = 50 * CLASSES

@@ -30,7 +30,8 @@ import numpy as np
 
 from nginx.serve import serving
 from nginx.site import Site
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from shards.index import Manifest, Row, Split, index_name, pack_rows, serialise_index, shard_name
 from shards.open import open_source
 from shards.samples import portions, samples

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import torch
 
 from imagenet.recipes import ImageNet
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from shards.folder import FolderSource
 from shards.index import INDEX_FIELDS, Manifest, Shard, Split
 from shards.source import Range, Stored

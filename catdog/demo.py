@@ -13,11 +13,11 @@ from typing import ClassVar
 from zipfile import BadZipFile, ZipFile
 
 from rackrun.atomic import partials, translated_os_errors
-from rackrun.commandline import parse
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
-from rackrun.help.options import Examples, Positional
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rackrun.conditions import Condition
+from rackrun.commandline.conditions import Condition
 from training.config import CROP_AREA, Config, Optimizer, Range, Shape
 
 OWN_MODELS = ("catdog", "reference")

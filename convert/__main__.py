@@ -1,7 +1,5 @@
 """python -m convert: raw data sets become folders of shards."""
 
-from typing import NoReturn
-
 from convert.signals import while_importing
 
 
@@ -12,15 +10,8 @@ def main(args: list[str]) -> None:
     read(args).run()
 
 
-def run_script(command: str) -> NoReturn:
-    """Run one command with the given arguments: `python convert/imagenet.py SRC OUT`."""
-    from rackrun.commandline import run
-
-    run(lambda args: main([command, *args]))
-
-
 if __name__ == "__main__":
     with while_importing():
         import convert.commands  # noqa: F401
-        from rackrun.commandline import run
+        from rackrun.commandline.program import run
     run(main)

@@ -20,8 +20,8 @@ from convert.readers.directories import Folder
 from convert.readers.names import safe_key
 from convert.readers.records import ImageDefect, Record, RecordListing, images
 from convert.readers.zips import Zip
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.terminal import say
 from rackrun.units import data_size
 
@@ -116,9 +116,3 @@ def _key_of(name: str, label: int) -> str:
     number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?([0-9]+)", stem, re.IGNORECASE)
     tail = number[1].lstrip("0").zfill(5) if number else stem
     return safe_key(f"{CLASSES[label]}_{tail}")
-
-
-if __name__ == "__main__":
-    from convert.__main__ import run_script
-
-    run_script("catdog")

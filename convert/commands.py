@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import NamedTuple, Protocol
 
 from convert.signals import while_importing
-from rackrun.commandline import parse, unknown_command
+from rackrun.commandline.help_page import Head, show
+from rackrun.commandline.options import HELP
+from rackrun.commandline.parser import parse, unknown_command
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.help.options import HELP
-from rackrun.help.page import Head, show
 
 
 class Runnable(Protocol):

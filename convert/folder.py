@@ -27,8 +27,8 @@ from convert.readers.records import (
     images,
     reading,
 )
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.terminal import say
 from rackrun.units import plural
 
@@ -152,9 +152,3 @@ def _stems(class_name: str, inner: PurePosixPath) -> tuple[str, str]:
 
 def _suffixes() -> str:
     return ", ".join(IMAGE_SUFFIXES)
-
-
-if __name__ == "__main__":
-    from convert.__main__ import run_script
-
-    run_script("folder")

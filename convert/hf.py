@@ -17,8 +17,8 @@ from convert.readers.arrow_images import ArrowImages
 from convert.readers.listed_files import ListedFiles
 from convert.readers.names import class_table, dataset_name, is_class_name
 from convert.readers.records import HELD_OUT, ImageDefect, Record, RecordListing
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, MissingPackage, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.terminal import clean, say
 
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in its folder
@@ -237,9 +237,3 @@ def _records(
                 findings.append(ImageDefect(where, "unlabelled"))
             else:
                 yield record._replace(label=label, split=splits[name])
-
-
-if __name__ == "__main__":
-    from convert.__main__ import run_script
-
-    run_script("hf")

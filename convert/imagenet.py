@@ -43,8 +43,8 @@ from convert.readers.records import (
 from convert.readers.tars import Tar
 from convert.readers.webdataset_tars import MOST_CLASSES
 from convert.readers.zips import Zip
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.units import whole_number
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -399,9 +399,3 @@ def _counted(
         f"validation images; ImageNet-1k has {OFFICIAL_CLASSES:,}, {OFFICIAL['train']:,} and "
         f"{OFFICIAL['val']:,}, of each class 732 to 1,300 and 50; if a part is meant, add --subset"
     )
-
-
-if __name__ == "__main__":
-    from convert.__main__ import run_script
-
-    run_script("imagenet")

@@ -14,8 +14,8 @@ from convert.packing.pack import pack
 from convert.packing.plan import TEST
 from convert.readers.idx import IdxPair
 from convert.readers.records import HELD_OUT, RecordListing
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.terminal import say
 
 SIDES, CLASSES = (28, 28), tuple("0123456789")
@@ -77,9 +77,3 @@ def _file(source: Path, stem: str, dimensions: int) -> Path:
         f"{source}: no {stem}-idx{dimensions}-ubyte or {stem}-idx{dimensions}-ubyte.gz in it; give "
         "the folder with the four files of MNIST"
     )
-
-
-if __name__ == "__main__":
-    from convert.__main__ import run_script
-
-    run_script("mnist")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from convert.images.info import KEPT, LEFT_OUT
-from rackrun.help.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional
 from rackrun.terminal import clean
 from rackrun.units import plural
 from shards.index import Manifest, Split, brace_name
@@ -71,9 +71,3 @@ def _class_counts(source: Source, split: Split) -> str:
     if len(classes) > CLASSES_NAMED:
         return f"{min(counts):,} to {max(counts):,} samples a class"
     return ", ".join(f"{name} {count:,}" for name, count in zip(classes, counts, strict=True))
-
-
-if __name__ == "__main__":
-    from convert.__main__ import run_script
-
-    run_script("summary")

@@ -23,8 +23,8 @@ from convert.readers.records import (
     as_text,
     images,
 )
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, MissingPackage, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.terminal import clean
 from shards.index import Origin
 
@@ -160,9 +160,3 @@ def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
                 yield from batch.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UsageError(f"{path}: cannot be read as Parquet: {error}") from None
-
-
-if __name__ == "__main__":
-    from convert.__main__ import run_script
-
-    run_script("csv")

@@ -17,8 +17,8 @@ from convert.packing.quality_report import report_lines
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
 from convert.readers.records import ImageDefect
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, Unavailable, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.machine import core_count
 from rackrun.terminal import clean
 from rackrun.units import plural
@@ -206,9 +206,3 @@ def strangers(source: Source) -> Iterator[str]:
     for path in sorted(folder.iterdir()):
         if ours.fullmatch(path.name) and path.name not in listed:
             yield f"{path}: not a part of this data set"
-
-
-if __name__ == "__main__":
-    from convert.__main__ import run_script
-
-    run_script("verify")

@@ -7,7 +7,7 @@ another --batch-size, change it in proportion.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from rackrun.conditions import Condition
+from rackrun.commandline.conditions import Condition
 from training.config import CROP_AREA, MOST, Config, Optimizer, Range, Shape
 from training.models.registered import has_one_size, two_sizes
 

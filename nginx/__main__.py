@@ -18,10 +18,11 @@ from typing import ClassVar, NoReturn, TypeVar
 from nginx.registry import ServerRecord
 from nginx.serve import Server, servers, serving, start, stop
 from nginx.site import Site
-from rackrun.commandline import parse, run
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.terminal import clean_lines
 from rackrun.units import plural
 

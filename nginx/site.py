@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nginx.errors import FolderError, PortTaken
+from rackrun.commandline.options import Positional
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
-from rackrun.help.options import Positional
 from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")

@@ -29,7 +29,7 @@ def main(args: "Sequence[str]") -> int:
         from rackrun.terminal import open_streams
 
         open_streams()
-        from rackrun.commands import run
+        from rackrun.cli.dispatch import run
 
         try:
             code = run(args)
@@ -48,11 +48,11 @@ def main(args: "Sequence[str]") -> int:
         sys.stderr.write(f"interrupted{remark(interrupt)}\n")
         return INTERRUPTED
     except BrokenPipeError:
-        from rackrun.commandline import reader_left
+        from rackrun.commandline.program import reader_left
 
         return reader_left()
     except Exception as error:
-        from rackrun.commandline import report
+        from rackrun.commandline.program import report
         from rackrun.terminal import clean_lines
 
         return report(error, clean_lines)  # a line for each host that failed
@@ -107,7 +107,7 @@ def command(args: "Sequence[str] | None" = None) -> None:
     exec("")  # noqa: S102  Ctrl-C amid an exec, as of a dataclass, is remembered until the next one,
     # and `python -m` would end by SIGINT instead of with our code
     if "torch" in sys.modules:
-        from rackrun.commandline import leave
+        from rackrun.commandline.program import leave
 
         leave(code)
     gc.freeze()  # the exit would look for garbage in every import, for nothing

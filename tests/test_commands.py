@@ -31,8 +31,8 @@ from launcher.config.command_line import NO_FILE, file_in
 from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork
 from launcher.run.settings import LocalOptions, Options
-from rackrun import commandline
-from rackrun.commands import is_command, is_launch
+from rackrun.commandline import parser
+from rackrun.commands import LAUNCHES, is_command
 from rackrun.contract.tasks import PACKAGES, TASKS
 from tests.clone import ROOT, Clone
 from tests.mnist import digits
@@ -225,7 +225,7 @@ def read(line: str) -> None:
     assert ours, line
     door, *words = shlex.split(ours[0], comments=True)
     way = words.pop(0) if door == "rackrun" else door.removeprefix("./run-")
-    if is_launch(way) and is_command(words):
+    if way in LAUNCHES and is_command(words):
         way = words.pop(0)
     assert is_command([way]), line
     if way in LAUNCHERS or way == "rerun":
@@ -237,10 +237,10 @@ def read(line: str) -> None:
 READ: dict[str, Callable[[list[str]], object]] = {
     "board": lambda words: parse(BoardOptions, "board", words, ""),
     "convert": read_convert,
-    "export": lambda words: commandline.parse(Export, "export", words),
-    "predict": lambda words: commandline.parse(Predict, "predict", words),
+    "export": lambda words: parser.parse(Export, "export", words),
+    "predict": lambda words: parser.parse(Predict, "predict", words),
     "serve": lambda words: nginx._read(nginx.Serve, "", words),
-    "track": lambda words: commandline.parse(TrackOptions, "track", words),
+    "track": lambda words: parser.parse(TrackOptions, "track", words),
 }
 """Command -> what reads the words that follow its name."""
 
@@ -256,7 +256,7 @@ def read_launch(way: str, words: list[str]) -> None:
     if name := file_in(split(words, settings, plain)[0]):
         words = with_settings(read_settings(Path(name)), words, settings, plain)
     own, _ = split(words, settings)
-    named = {word.partition("=")[0] for word in commandline.current_names(own, RENAMED)}
+    named = {word.partition("=")[0] for word in parser.current_names(own, RENAMED)}
     own, rest = split(words, settings, 0 if named & NO_FILE else plain)
     parse(settings, way, own, "")
     work = read_work(way, settings, own, rest)

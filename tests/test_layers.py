@@ -27,6 +27,24 @@ MAY_IMPORT = {
     **{task: {"training", "shards", "rackrun"} for task in TASKS},
 }
 
+ROOF = ("rackrun/cli/", "rackrun/__main__.py", "rackrun/__init__.py", "launcher/__main__.py")
+"""What calls every package, and is imported by none: the commands, and what users import."""
+
+MAY_NAME = {
+    "launcher": {"training", "catdog"},  # ranks, the check of a task's options, the demo's images
+    "catdog": {"convert"},  # the images that the demo has drawn
+    "rackrun/contract/tasks.py": {"training"},  # the table of tasks
+}
+"""Package or file -> the packages it names without importing them, to start a program of theirs."""
+
+PROGRAMS = (
+    "launcher.remote.agent.rank_server",
+    "launcher.remote.agent.shim",
+    "launcher.detached",
+    "training.data.worker_preload",
+)
+"""What runs in a process of its own: whoever starts it by its name does not import it."""
+
 
 ROOMS: dict[str, dict[str, str]] = {
     "launcher": {
@@ -56,7 +74,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "remote": "",
     },
     "training": {
-        "__main__": "entry run",
+        "__main__": "entry export judge monitor predict run track",
         "entry": "conditions config data loop precheck predict tasks",
         "precheck": "conditions config data models recorded run schedule",
         "tasks/classify": "config data models task",
@@ -106,44 +124,42 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "convert": {
         "__main__": "commands signals",
+        "commands": "catdog folder hf imagenet indexing mnist packing signals summary table verify",
         "signals": "",
-        "commands": "signals",
-        "catdog": "__main__ options packing readers",
-        "folder": "__main__ options packing readers",
-        "hf": "__main__ options packing readers",
+        "catdog": "options packing readers",
+        "folder": "options packing readers",
+        "hf": "options packing readers",
         "indexing": "images packing progress readers",
-        "mnist": "__main__ options packing readers",
-        "table": "__main__ options packing readers",
-        "imagenet": "__main__ devkit images options packing readers",
-        "verify": "__main__ images originals packing progress readers",
+        "mnist": "options packing readers",
+        "table": "options packing readers",
+        "imagenet": "devkit images options packing readers",
+        "verify": "images originals packing progress readers",
         "originals": "images progress readers",
         "packing": "images options progress readers",
         "options": "images",
         "images": "readers",
-        "summary": "__main__ images",
+        "summary": "images",
         "devkit": "readers",
         "__init__": "",
         "progress": "",
         "readers": "",
     },
     "rackrun": {
-        "run_report": "atomic commandline commands contract errors help runs shapes terminal units",
-        "commandline": "__init__ contract errors help signals terminal",
-        "__main__": "commandline commands signals terminal",
+        "__main__": "cli commandline terminal",
+        "cli": "commandline commands errors runs user_code",
+        "run_report": "atomic commandline commands contract errors runs shapes terminal units",
         "user_code": "atomic commandline contract errors",
-        "commands": "commandline contract errors user_code",
-        "completion": "commands errors runs user_code",
+        "commandline": "__init__ contract errors signals terminal",
+        "commands": "contract",
         "runs": "commands contract errors shapes",
         "tables": "atomic errors terminal",
         "shard_folder": "commands contract",
         "__init__": "",
         "atomic": "errors",
-        "conditions": "errors",
         "reports": "contract",
         "contract": "",
         "cuda": "",
         "errors": "",
-        "help": "",
         "machine": "",
         "shapes": "",
         "signals": "",
@@ -225,9 +241,34 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in FILES}
 
 
+def named_modules(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the modules of the product that strings name, such as those for import_module.
+
+    The name of a package alone is a word like any other.
+    """
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    names = {text.partition(":")[0] for text in texts if isinstance(text, str)}
+    return {
+        name for name in names if "." in name and name in MODULES and not name.startswith(PROGRAMS)
+    }
+
+
+def started_packages(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the packages of the product that lists of arguments start by `-m`."""
+    started: set[str] = set()
+    for node in nodes:
+        if isinstance(node, (ast.List, ast.Tuple)):
+            texts = [getattr(element, "value", None) for element in node.elts]
+            pairs = zip(texts, texts[1:], strict=False)
+            following = (after for before, after in pairs if before == "-m")
+            started |= {text.split(".")[0] for text in following if isinstance(text, str)}
+    return started & set(PACKAGES)
+
+
 def imported(path: Path) -> set[str]:
-    """Return the modules of the product a file imports, also lazily and for types only."""
-    found: set[str] = set()
+    """Return the modules of the product a file imports: also lazily, for types, or by a string."""
+    is_roof = str(path.relative_to(ROOT)).startswith(ROOF)  # it is there to name them all
+    found = set() if is_roof else named_modules(nodes(path))
     for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -306,8 +347,24 @@ def test_circles_are_found() -> None:
     assert circles({"a": ["b", "c"], "b": ["c"]}) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "modules", "packages"),
+    [
+        ("import_module('convert.commands').main()", {"convert.commands"}, set()),
+        ("TABLE = {'load': 'training.trained:load'}", {"training.trained"}, set()),
+        ("run([sys.executable, '-m', 'training', task])", set(), {"training"}),
+        ("('python', '-m', 'convert.commands')", {"convert.commands"}, {"convert"}),
+        ("args = ['convert', 'training', '-m', 'pip']", set(), set()),
+    ],
+)
+def test_a_module_is_seen_in_a_string(text: str, modules: set[str], packages: set[str]) -> None:
+    """In a call, in a table, and behind `-m`."""
+    tree = list(ast.walk(ast.parse(text)))
+    assert (named_modules(tree), started_packages(tree)) == (modules, packages)
+
+
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    """Lazy imports and those for types count, too."""
+    """Lazy imports, those for types, and those by a string count, too."""
     assert not circles(all_arrows())
 
 
@@ -318,13 +375,26 @@ def test_a_file_imports_only_what_its_package_may() -> None:
 
 
 def not_allowed(path: Path) -> set[str]:
-    """Return the packages and libraries that a file imports and may not."""
+    """Return the packages and libraries that a file imports and may not, nor name or start."""
     relative = path.relative_to(ROOT)
     package = relative.parts[0]
-    found = imports(path)
     places = {str(relative), *map(str, relative.parents)}
+    named = {module.split(".")[0] for module in named_modules(nodes(path))}
+    named |= started_packages(nodes(path))
+    named -= set().union(*(MAY_NAME.get(place, set()) for place in places))
     elsewhere = {library for library, doors in ONE_DOOR.items() if not doors & places}
-    return found & (set(PACKAGES) - MAY_IMPORT[package] - {package} | elsewhere)
+    others = set(PACKAGES) - MAY_IMPORT[package] - {package}
+    if str(relative).startswith(ROOF):
+        others = set()
+    return (imports(path) | named) & (others | elsewhere)
+
+
+def test_the_roof_is_imported_by_nothing() -> None:
+    """What names every package cannot be ground to stand on."""
+    roof = {module for module, path in MODULES.items() if NAMES[path].startswith(ROOF)}
+    roof -= {"rackrun"}  # its version; what it names is imported when a user asks for it
+    users = {module: needs & roof for module, needs in all_arrows().items() if module not in roof}
+    assert not {module: needs for module, needs in users.items() if needs}
 
 
 SENT = ("launcher.remote", "rackrun.contract")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from convert.commands import COMMANDS as CONVERT
-from rackrun.commands import COMMANDS
+from rackrun.commands import NAMES
 from rackrun.contract.tasks import TASKS
 from tests import warm
 
@@ -19,7 +19,7 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 
 VERBS = {
-    **{(verb,): ["-m", "rackrun", verb] for verb in COMMANDS},
+    **{(verb,): ["-m", "rackrun", verb] for verb in NAMES},
     ("rerun",): ["-m", "rackrun", "local"],  # its options are those of the launch and of its task
     **{
         (room, verb): ["-m", "rackrun", room, verb]

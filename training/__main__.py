@@ -5,7 +5,7 @@ track wandb|mlflow RUN: send a run to a tracker; deep-check: measure hosts and G
 
 from importlib import import_module
 
-from rackrun.commandline import typed_command
+from rackrun.commandline.program import typed_command
 from rackrun.errors import UsageError
 from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
 from training.entry import enter, run_command

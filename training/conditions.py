@@ -9,9 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rackrun.commandline import current_names
+from rackrun.commandline.conditions import (
+    Condition,
+    as_typed,
+    changed_settings,
+    refuse_without_effect,
+)
+from rackrun.commandline.parser import current_names
 from rackrun.commands import called
-from rackrun.conditions import Condition, as_typed, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
 from training.config import BODY, OTHER_SPELLINGS, Config
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Annotated, ClassVar, Literal, NoReturn, TypeVar, get_args
 
-from rackrun.commandline import parse
+from rackrun.commandline.conditions import Condition
+from rackrun.commandline.help_page import Head, show_options
+from rackrun.commandline.options import HELP, Hidden, Values
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
-from rackrun.conditions import Condition
 from rackrun.contract.trackers import TrackerName
 from rackrun.errors import UsageError
-from rackrun.help.options import HELP, Hidden, Values
-from rackrun.help.page import Head, show_options
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import did_you_mean
 

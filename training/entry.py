@@ -15,7 +15,7 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import NoReturn
 
-from rackrun.commandline import leave, run
+from rackrun.commandline.program import leave, run
 from rackrun.user_code.tasks import TaskSource
 from training.data.worker_server import start_worker_server
 

@@ -15,10 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from rackrun.commandline import parse
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.tables import require_folder, write_table
 from rackrun.terminal import clean, say
 

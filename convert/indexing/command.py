@@ -35,9 +35,9 @@ from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
 from convert.readers.records import ImageDefect
 from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.commandline.options import Examples, Positional
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.machine import core_count
 from shards.index import (
     Manifest,

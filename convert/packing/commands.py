@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from convert.packing.output_folder import Target
 from convert.packing.pack import finish
 from convert.packing.sidecars import write_sidecars
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.machine import core_count
 
 

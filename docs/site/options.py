@@ -21,7 +21,7 @@ def filled(page: str) -> str:
 
 def table(settings: type[Any]) -> str:
     """Return the options that a settings class declares, or has other defaults for, as a table."""
-    from rackrun.help.options import declared
+    from rackrun.commandline.options import declared
 
     lines = ["| option | default | |", "|---|---|---|"]
     for option in declared(settings):

@@ -23,10 +23,10 @@ from launcher.errors import HostUnreachable
 from launcher.output.console import say, short_path
 from launcher.run.hosts import Host, hosts_named
 from launcher.transport.parallel import each
-from rackrun.commandline import parse
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import Problem
-from rackrun.help.options import Examples, Positional
 from rackrun.runs import RUNS, SHORT_ID, recorded_runs
 
 KNOWN_SECONDS = 10.0  # for hosts that the command line does not name

@@ -19,9 +19,9 @@ from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.web.server import served
 from launcher.web.watch import WebDisplay, of_folder
+from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.help.options import Examples
 from rackrun.runs import Run, find_run, unknown_run
 
 

@@ -19,8 +19,8 @@ from launcher.commands.parse import (
 )
 from launcher.lifecycle.task_check import DEMO
 from launcher.run.settings import LocalOptions
+from rackrun.commandline.help_page import Head
 from rackrun.errors import UsageError
-from rackrun.help.page import Head
 
 if TYPE_CHECKING:
     from launcher.run.result import Result
@@ -38,6 +38,9 @@ HEAD = Head(
     "{prog} TASK --help shows the options of a task.",
 )
 """The head of the help."""
+
+
+OPTIONS = LocalOptions
 
 
 @takes_settings_file(LocalOptions)

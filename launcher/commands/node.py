@@ -35,6 +35,8 @@ from launcher.transport.local import LocalTransport, free_port
 from rackrun.commands import called
 from rackrun.errors import UsageError
 
+OPTIONS = NodeOptions
+
 
 @takes_settings_file(NodeOptions)
 def main(args: Sequence[str]) -> int:

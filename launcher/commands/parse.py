@@ -28,12 +28,12 @@ from launcher.lifecycle.task_check import become_task
 from launcher.run.job import JobTemplate, TaskWork, Work, all_data_of, command_of, resume_of
 from launcher.run.settings import Options
 from launcher.run.url import check_url
-from rackrun import commandline
-from rackrun.commands import called, is_command, run_behind
+from rackrun.commandline import parser
+from rackrun.commandline.help_page import Head
+from rackrun.commandline.options import HELP, Option, options
+from rackrun.commands import called, is_command
 from rackrun.contract.files import LATEST
 from rackrun.errors import UsageError
-from rackrun.help.options import HELP, Option, options
-from rackrun.help.page import Head
 from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
 
 TYPED_ONLY = {
@@ -107,14 +107,11 @@ def takes_settings_file(
     """Let a launch take --config FILE, whose settings come before the typed words.
 
     An error about an option of the file names file and key. `plain_words` come before the task, as
-    in `split`. In place of these and the task, another command may follow.
+    in `split`.
     """
 
     def decorate(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
         def main_with_file(args: Sequence[str]) -> int:
-            options, rest = split(args, settings)
-            if is_command(rest[:1]):
-                return run_behind(options, rest)
             name = file_in(split(args, settings, plain_words)[0])
             if not name:
                 return main(args)
@@ -142,9 +139,9 @@ def with_settings(
         and (not work or work[0] == "--" or find_task(work[0]))
     ):
         launcher_args, rest = before, work  # no host file was typed
-        names = {arg.partition("=")[0] for arg in commandline.current_names(launcher_args, RENAMED)}
+        names = {arg.partition("=")[0] for arg in parser.current_names(launcher_args, RENAMED)}
         hosts = [] if names & NO_FILE else [str(file.launcher[HOSTS])]
-    typed_names = typed_options(list(commandline.current_names(launcher_args, RENAMED)))
+    typed_names = typed_options(list(parser.current_names(launcher_args, RENAMED)))
     file_args = launcher_words(file, settings, typed_names)
     return [*file_args, *without_file(launcher_args), *hosts, *work_words(file, rest)]
 
@@ -174,7 +171,7 @@ def parse(
 
     `{prog}` in the head of the help becomes the command as the user calls it.
     """
-    return commandline.parse(
+    return parser.parse(
         settings, called(name), args, head and launching(head), RENAMED, _hints_of(settings)
     )
 
@@ -209,7 +206,7 @@ def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOpti
     rows = {row.field: row for row in options(settings)}
     if unknown := given.keys() - rows:
         raise UsageError(f"launch has no option {min(unknown)!r}")
-    return commandline.built(
+    return parser.built(
         settings, {rows[name].whole: _meant(rows[name], value) for name, value in given.items()}
     )
 
@@ -263,7 +260,7 @@ def _refuse_misplaced(
     kept: list[str] = []
     remaining = iter(task.options)
     for arg in remaining:
-        name = next(commandline.current_names([arg.partition("=")[0]], RENAMED))
+        name = next(parser.current_names([arg.partition("=")[0]], RENAMED))
         if name in hints:
             raise UsageError(f"{name}: {hints[name]}")
         if name not in names:

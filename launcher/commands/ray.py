@@ -29,7 +29,7 @@ from launcher.run.job import TaskWork, Work
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
-from rackrun.help.page import Head
+from rackrun.commandline.help_page import Head
 
 DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
 
@@ -53,6 +53,9 @@ HEAD = Head(
     "{prog} TASK --help shows the options of a task.",
 )
 """The head of the help."""
+
+
+OPTIONS = RayOptions
 
 
 @takes_settings_file(RayOptions)

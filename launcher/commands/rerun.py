@@ -7,17 +7,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 from launcher.commands.parse import RENAMED, flags, names_of, split, with_settings
-from launcher.commands.settings import NodeOptions, SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.config.command_line import with_place
 from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.output.console import say
 from launcher.run.job import RunFolder
 from launcher.run.kept_settings import digest_of, kept_settings
-from launcher.run.settings import LocalOptions, Options
-from rackrun import commandline
-from rackrun.commands import called, run_command
+from launcher.run.settings import Options
+from rackrun.commandline.parser import current_names
+from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.runs import Run, find_run, unknown_run
 from rackrun.user_code.tasks import find_task
@@ -45,7 +47,8 @@ def main(args: Sequence[str]) -> int:
     launch_args = command_line(file, typed)
     say(f"{run} again" + (", from its beginning" if _resumes(file) else ""))
     try:
-        return run_command(file.launch, launch_args)
+        code: int = _module_of(file.launch).main(launch_args)
+        return code
     except UsageError as error:
         raise with_place(error, file, typed) from None
 
@@ -86,20 +89,15 @@ def _settings_of(run: Run) -> SettingsFile:
 
 def command_line(file: SettingsFile, typed: Sequence[str]) -> list[str]:
     """Return the arguments of the launch: the settings of the run, but for what is typed."""
-    options, plain_words = _way(file.launch)
+    options = _module_of(file.launch).OPTIONS
+    plain_words = int(file.launch == "ssh")  # the host file
     args = _with_task(file, typed, options, plain_words)
     return with_settings(_from_the_beginning(file), args, options, plain_words)
 
 
-def _way(name: str) -> tuple[type[Options], int]:
-    """Return the options of a way to launch, and how many plain words stand before the task."""
-    if name == "ray":
-        from launcher.commands.ray import RayOptions
-
-        return RayOptions, 0
-    ways: dict[str, tuple[type[Options], int]]
-    ways = {"local": (LocalOptions, 0), "ssh": (SshOptions, 1), "node": (NodeOptions, 0)}
-    return ways[name]
+def _module_of(launch: str) -> Any:
+    """Import the module of a way to launch, which has `main` and OPTIONS."""
+    return import_module(f"launcher.commands.{launch}")
 
 
 def _resumes(file: SettingsFile) -> bool:
@@ -149,7 +147,7 @@ def _groups(
     left = list(typed)
     while left:
         group = [left.pop(0)]
-        name = next(commandline.current_names([group[0].partition("=")[0]], RENAMED))
+        name = next(current_names([group[0].partition("=")[0]], RENAMED))
         is_option = name.startswith("-")
         is_launchers = not is_option or name in names or name in switches
         if is_option and is_launchers and "=" not in group[0] and name not in switches:

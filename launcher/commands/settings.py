@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from launcher.run.job import check_seconds
 from launcher.run.settings import SERVER, HostOptions, Options, SweepOptions
-from rackrun.conditions import Condition, changed_settings, refuse_without_effect
+from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
+from rackrun.commandline.help_page import Head
+from rackrun.commandline.options import Positional
 from rackrun.errors import UsageError
-from rackrun.help.options import Positional
-from rackrun.help.page import Head
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",

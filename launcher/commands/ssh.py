@@ -25,7 +25,7 @@ from launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
 from launcher.config.command_line import NO_FILE
 from launcher.lifecycle.task_check import demo_for_hosts
 from launcher.run.job import Command
-from rackrun import commandline
+from rackrun.commandline.parser import current_names
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.user_code.tasks import find_task
@@ -39,11 +39,14 @@ ONLY_HOSTS = Command(())
 CHECK = "--check"
 
 
+OPTIONS = SshOptions
+
+
 @takes_settings_file(SshOptions, plain_words=1)
 def main(args: Sequence[str]) -> int:
     """Run the command line, and return the exit code."""
     leading, plain = split(args, SshOptions)
-    named = {arg.partition("=")[0] for arg in commandline.current_names(leading, RENAMED)}
+    named = {arg.partition("=")[0] for arg in current_names(leading, RENAMED)}
     plain_words = 0 if NO_FILE & named else 1  # the host file
     if plain_words and plain and plain[0] != "--":
         _refuse_other_first_word(leading, plain)

@@ -18,8 +18,8 @@ from launcher.lifecycle.serving import folder_to_serve
 from launcher.output.console import say
 from launcher.run.hosts import Host
 from launcher.run.job import Command, Work
+from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
-from rackrun.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from launcher.config.settings_file import (
 from launcher.config.toml_text import toml_of
 from launcher.run.job import Command, TaskWork, Work
 from launcher.run.settings import Options
+from rackrun.commandline.options import options
 from rackrun.errors import UsageError
-from rackrun.help.options import options
 from rackrun.user_code.tasks import find_task
 
 OPTION = "--config"

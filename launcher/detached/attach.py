@@ -21,9 +21,9 @@ from launcher.detached.results import bring_here
 from launcher.errors import HostLost
 from launcher.lifecycle.session import open_screen
 from launcher.output.console import say
+from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import Problem
-from rackrun.help.options import Examples
 from rackrun.runs import Run
 from rackrun.shapes import Misshapen
 from rackrun.signals import handle, restore

@@ -20,8 +20,8 @@ from launcher.run.job import RUN_ID
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
+from rackrun.commandline.options import Positional
 from rackrun.errors import Problem, UsageError
-from rackrun.help.options import Positional
 from rackrun.runs import Run
 from rackrun.terminal import one_line
 

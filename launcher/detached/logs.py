@@ -17,8 +17,8 @@ from launcher.detached.replay import LogScreen, Replay
 from launcher.output.console import Display
 from launcher.run.job import Job, Limits, RunFolder
 from launcher.run.plan import Plan
+from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
-from rackrun.help.options import Examples
 from rackrun.runs import MOST_BYTES, Run, is_supervised, name_of
 from rackrun.shapes import Misshapen, parsed_file
 

@@ -24,8 +24,8 @@ from launcher.detached.locate import (
 from launcher.errors import HostUnreachable
 from launcher.run.host_names import grouped
 from launcher.transport.base import Transport
+from rackrun.commandline.options import Examples
 from rackrun.errors import Problem
-from rackrun.help.options import Examples
 from rackrun.runs import Run
 from rackrun.tables import table
 from rackrun.terminal import one_line

@@ -27,9 +27,9 @@ from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
+from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import Problem
-from rackrun.help.options import Examples
 from rackrun.runs import Run
 from rackrun.terminal import one_line
 from rackrun.units import plural

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from launcher.output.console import say
 from launcher.run.job import Work, data_of, with_data
 from launcher.run.settings import SERVER, Serving
-from rackrun.conditions import Condition, changed_settings, refuse_without_effect
+from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from launcher.run.container import container_of
 from launcher.run.hosts import LAST_PORT, MOST_SLOTS
 from launcher.run.job import JobTemplate, Limits
-from rackrun.conditions import Condition, changed_settings, refuse_without_effect
+from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 from rackrun.units import seconds_in

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from rackrun.commandline import parse, run
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.runs import run_folder
 
 COMPARISON = "compare.html"

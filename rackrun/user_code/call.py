@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rackrun.atomic import write_whole
-from rackrun.commandline import run
+from rackrun.commandline.program import run
 from rackrun.contract import variables
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import UsageError

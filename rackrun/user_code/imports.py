@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rackrun.commandline import missing_package, user_packages
+from rackrun.commandline.program import missing_package, user_packages
 from rackrun.errors import Problem, UsageError
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")

@@ -13,7 +13,7 @@ import torch
 
 from catdog.__main__ import main
 from catdog.drawing import draw, jpeg
-from rackrun import commands
+from rackrun.cli import dispatch
 from rackrun.errors import Problem
 from tests import warm
 from training import predict
@@ -152,7 +152,7 @@ def test_the_file_names_the_task(
     final: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`rackrun predict RUN IMAGE` needs no task, and takes a run folder, too."""
-    code = commands.run(["predict", str(final.parent), str(photos / "a cat.jpg"), "--json"])
+    code = dispatch.run(["predict", str(final.parent), str(photos / "a cat.jpg"), "--json"])
     answers = json.loads(capsys.readouterr().out)
     assert code == 0 and [one["image"] for one in answers] == [str(photos / "a cat.jpg")]
 

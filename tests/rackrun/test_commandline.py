@@ -16,10 +16,12 @@ import catdog.__main__ as catdog
 import convert.__main__ as convert
 import nginx.__main__ as nginx
 import rackrun
-from rackrun import commandline, commands, completion, errors
+from rackrun import commands, errors
 from rackrun import runs as runs_here
-from rackrun.commandline import current_names, parse
-from rackrun.help.options import options
+from rackrun.cli import completion, dispatch
+from rackrun.commandline import program as programs
+from rackrun.commandline.options import options
+from rackrun.commandline.parser import current_names, parse
 from tests.launcher.drive import ROOT, Terminal
 from tests.waiting import until
 
@@ -47,11 +49,11 @@ def test_words_that_other_programs_have_are_understood(
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):  # --help
-        assert commands.run(words) == 0
+        assert dispatch.run(words) == 0
     assert capsys.readouterr().out.startswith(says)
     Path("list").write_text("host 1 2 3\n")
     with pytest.raises(errors.UsageError, match="^list:1"):
-        commands.run(["./run-ssh", "list", "--", "true"])
+        dispatch.run(["./run-ssh", "list", "--", "true"])
 
 
 @pytest.mark.parametrize("door", ["./run-local", "./run-ssh", "./run-ray", "ssh"])
@@ -59,9 +61,9 @@ def test_each_command_runs_behind_each_door(
     door: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its help has the spelling that was typed: that of the scripts, or `rackrun`."""
-    for name in commands.COMMANDS:
+    for name in commands.NAMES:
         with contextlib.suppress(SystemExit):
-            assert commands.run([door, name, "--help"]) == 0
+            assert dispatch.run([door, name, "--help"]) == 0
         usage = capsys.readouterr().out.partition("\n")[0]
         spelling = commands.called(name)
         assert spelling.startswith("./run-" if door.startswith("./") else "rackrun "), name
@@ -80,7 +82,7 @@ def test_a_command_is_understood_behind_options(
         ["./run-ssh", "--accept-new", "--plain", "ps", "--runs", "elsewhere"],
         ["local", "--plain", "ps"],
     ):
-        assert commands.run(words) == 0
+        assert dispatch.run(words) == 0
         assert capsys.readouterr().out == "no run is known here\n"
     for words, says in (
         (["./run-ssh", "hosts.txt", "ps"], "comes first: ./run-ssh ps hosts.txt"),
@@ -88,7 +90,7 @@ def test_a_command_is_understood_behind_options(
         (["./run-ssh", "--nproc", "2", "ps"], "--nproc: no such option.*./run-ssh ps --help"),
     ):
         with pytest.raises(errors.UsageError, match=says):
-            commands.run(words)
+            dispatch.run(words)
 
 
 PROGRAM = """
@@ -96,7 +98,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 from rackrun import errors
-from rackrun.commandline import parse, run
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 
 @dataclass(frozen=True)
 class Settings:
@@ -173,7 +176,7 @@ def test_help_shows_examples_then_groups(
     """Of every way to launch, and of a task; no line is wider than the terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit) as ended:
-        commands.run([*words, "--help"]) if words else catdog.main(["--help"])
+        dispatch.run([*words, "--help"]) if words else catdog.main(["--help"])
     assert not ended.value.code
     head, _, shown = capsys.readouterr().out.partition("\n\nExamples:\n  ")
     assert head.startswith("usage: ")
@@ -237,7 +240,7 @@ def test_a_command_keeps_its_own_default_of_a_shared_option() -> None:
 def test_train_is_answered_by_how_to_train() -> None:
     """The closest name, track, is something else."""
     with pytest.raises(errors.UsageError, match="type: rackrun local TASK, or rackrun ssh"):
-        commands.run(["train", "--data", "data/shards"])
+        dispatch.run(["train", "--data", "data/shards"])
 
 
 def test_an_interrupt_is_130_and_says_what_was_said(program: Program) -> None:
@@ -246,12 +249,14 @@ def test_an_interrupt_is_130_and_says_what_was_said(program: Program) -> None:
     assert (stopped.returncode, stopped.stderr) == (130, "interrupted: stopped at 7\n")
 
 
-@pytest.mark.parametrize("end", ["commandline.run(commands.run)", "__main__.command([])"])
+@pytest.mark.parametrize("end", ["program.run(dispatch.run)", "__main__.command([])"])
 def test_ctrl_c_amid_the_making_of_a_class_is_130_too(end: str, tmp_path: Path) -> None:
     """Python remembers such an interrupt, and a module run by `-m` would end by the signal."""
     (tmp_path / "interrupted.py").write_text(
-        "from rackrun import __main__, commandline, commands\n"
-        "commands.run = lambda words: exec('raise KeyboardInterrupt')\n" + end
+        "from rackrun import __main__\n"
+        "from rackrun.cli import dispatch\n"
+        "from rackrun.commandline import program\n"
+        "dispatch.run = lambda words: exec('raise KeyboardInterrupt')\n" + end
     )
     words = [sys.executable, "-m", "interrupted"]
     where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
@@ -278,7 +283,10 @@ def test_a_reader_that_leaves_is_no_error(path: Path) -> None:
 
 def test_our_own_mistakes_show_their_traceback() -> None:
     """An internal error is 70, and says that it is ours."""
-    code = "import json; from rackrun.commandline import run; run(lambda args: json.loads('{'))"
+    code = (
+        "import json; from rackrun.commandline.program import run\n"
+        "run(lambda args: json.loads('{'))"
+    )
     words = [sys.executable, "-c", code]
     broken = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert broken.returncode == 70
@@ -342,7 +350,10 @@ def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Pa
 @pytest.mark.parametrize(
     ("files", "place"),
     [
-        (["rackrun/commandline.py", "/home/me/net.py", "torch/nn/modules/module.py"], "net.py:2"),
+        (
+            ["rackrun/errors.py", "/home/me/net.py", "torch/nn/modules/module.py"],
+            "net.py:2",
+        ),
         (["training/loop.py", "torch/nn/modules/module.py"], ""),
         (["training/tasks/classify/model.py", "threading.py"], ""),
         (["training/loop.py", "their_models/net.py", "torch/functional.py"], "net.py:2"),
@@ -354,14 +365,14 @@ def test_the_innermost_place_in_the_code_of_the_user_is_found(
     files: list[str], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither ours nor a library's, but for a package that the user has named."""
-    monkeypatch.setattr(commandline, "user_packages", {"their_models"})
+    monkeypatch.setattr(programs, "user_packages", {"their_models"})
     stdlib = Path(os.__file__).parent
     packages = [path.name for path in ROOT.iterdir() if path.is_dir()]
     trace = "".join(
         f'  File "{path_of(file, packages, stdlib)}", line {line}, in run\n    x\n'
         for line, file in enumerate(files, start=1)
     )
-    found = commandline.location_in_user_code(f"Traceback:\n{trace}ValueError: x\n")
+    found = programs.location_in_user_code(f"Traceback:\n{trace}ValueError: x\n")
     assert found.endswith(f"{place} in run" if place else "") and bool(found) == bool(place)
 
 
@@ -377,9 +388,9 @@ COMMANDS: list[tuple[Callable[[list[str]], object], list[str], str, list[str], s
     (convert.main, ["folder"], "--workers", ["in", "out"], "./run-local convert"),
     (catdog.main, [], "--epochs", [], "python -m catdog"),
     (nginx.main, [], "--port", ["folder"], "./run-local serve"),
-    (commands.run, ["./run-local"], "--nproc", [], "./run-local"),
-    (commands.run, ["./run-ssh"], "--spares", ["hosts.txt"], "./run-ssh"),
-    (commands.run, ["./run-node"], "--nproc", [], "./run-local node"),
+    (dispatch.run, ["./run-local"], "--nproc", [], "./run-local"),
+    (dispatch.run, ["./run-ssh"], "--spares", ["hosts.txt"], "./run-ssh"),
+    (dispatch.run, ["./run-node"], "--nproc", [], "./run-local node"),
 ]
 
 
@@ -461,7 +472,7 @@ def test_bash_completes_by_the_printed_script(
     printed_by: str, typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The script asks the program for words, and offers those that begin as typed."""
-    assert commands.run([*printed_by.split(), "completion", "bash"]) == 0
+    assert dispatch.run([*printed_by.split(), "completion", "bash"]) == 0
     last = len(typed.split()) - 1
     asked = (
         f"\nCOMP_WORDS=({typed}) COMP_CWORD={last}\n_rackrun $COMP_WORDS; echo ${{COMPREPLY[*]}}"

@@ -11,7 +11,7 @@ from launcher.config.command_line import settings_text, work_words
 from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork
 from launcher.run.settings import LocalOptions
-from rackrun import commands, completion
+from rackrun.cli import completion, dispatch
 from rackrun.errors import UsageError
 from rackrun.user_code import tasks
 from rackrun.user_code.tasks import find_task, known_tasks, why_no_task
@@ -104,7 +104,7 @@ def test_own_tasks_are_completed_and_explained(folder: Path) -> None:
     assert known_tasks()[-1] == "flowers"
     assert "flowers" in completion.candidates(["local", ""])
     assert {"--epochs", "--data"} <= completion.candidates(["local", "./my_task.py", "--"])
-    assert "is a task; type: rackrun local ./my_task.py" in commands._unknown("./my_task.py")
+    assert "is a task; type: rackrun local ./my_task.py" in dispatch._unknown("./my_task.py")
 
 
 def test_a_settings_file_starts_ones_own_task_again(folder: Path) -> None:

@@ -256,7 +256,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     program = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
-        "from rackrun.commandline import run\n"
+        "from rackrun.commandline.program import run\n"
         "from training.run import checkpoint\n"
         "from training.run.folder import RunFiles\n"
         "def main(args):\n"

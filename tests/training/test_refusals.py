@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from catdog.recipes import CatDog
-from rackrun.commandline import report
-from rackrun.commands import run
+from rackrun.cli.dispatch import run
+from rackrun.commandline.program import report
 from rackrun.terminal import clean_lines
 from shards.open import open_source
 from tests.training.conftest import MakeShards

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from rackrun.commandline import parse
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.tables import require_folder
 
 SUFFIXES = (".safetensors", ".onnx", ".pt2")

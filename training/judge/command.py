@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rackrun.atomic import write_whole
-from rackrun.commandline import parse
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.tables import require_folder
 from training.data.worker_server import start_worker_server

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from rackrun.help.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional
 
 
 @dataclass(frozen=True)

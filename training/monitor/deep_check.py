@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rackrun.commandline import parse
+from rackrun.commandline.parser import parse
 from shards.open import open_source
 from training.config import Config
 from training.device import set_up

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rackrun.commandline import parse
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, Problem, Unavailable, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed_file, shaped
 from training.config import Config

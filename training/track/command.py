@@ -18,12 +18,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from rackrun.commandline import parse
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.trackers import TrackerName
 from rackrun.errors import MissingPackage, Problem, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.run_report.folder import PAGE, MetricsReader, read_settings
 from rackrun.runs import run_folder
 from rackrun.terminal import one_line, say

@@ -22,8 +22,8 @@ from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.remote.locks import lock
 from launcher.run.settings import LocalOptions
-from rackrun.commandline import report
-from rackrun.commands import run
+from rackrun.cli.dispatch import run
+from rackrun.commandline.program import report
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.terminal import clean_lines
 from tests.launcher.lab import Lab

@@ -17,7 +17,7 @@ from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.task_check import DEMO
 from launcher.run.job import JobTemplate, TaskWork, Work
 from launcher.run.settings import LocalOptions, Options
-from rackrun import commands
+from rackrun.cli import dispatch
 from training.config import from_command_line
 
 RUN = "20260102-030405-demo"
@@ -49,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
     monkeypatch.setattr(ssh_run, "start", there)
     monkeypatch.setattr(ray, "prepared", on_ray)
     with pytest.raises(Asked) as found:
-        commands.run(shlex.split(line.removeprefix("rackrun ")))
+        dispatch.run(shlex.split(line.removeprefix("rackrun ")))
     return found.value
 
 

@@ -21,7 +21,7 @@ from launcher.transport.local import LocalTransport, SocketChannel
 ALLOW = """
 import resource, sys
 from launcher.transport.open_files import allow_connections
-from rackrun.commandline import run
+from rackrun.commandline.program import run
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 2000))
 def main(args):
     allow_connections(int(args[0]))

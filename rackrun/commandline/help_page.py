@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from inspect import cleandoc
 from typing import Any, NoReturn
 
-from rackrun.help.options import Examples, Option, groups, options
+from rackrun.commandline.options import Examples, Option, groups, options
 
 MOST_COLUMNS = 110  # longer lines are hard to read
 NAME_COLUMNS = 26  # longer names have a line of their own

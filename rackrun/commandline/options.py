@@ -35,7 +35,7 @@ Examples = tuple[tuple[str, str], ...]
 """Commands, `{prog}` among their words, and what they do: a ClassVar `examples` of settings."""
 
 HELP = frozenset({"-h", "--help"})
-"""What every command answers with the page of rackrun.help.page."""
+"""What every command answers with the page of rackrun.commandline.help_page."""
 
 
 class _Mark(NamedTuple):

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from rackrun.commands import COMMANDS, is_command, is_launch, program
+from rackrun.cli.dispatch import COMMANDS
+from rackrun.commands import LAUNCHES, is_command, program
 from rackrun.errors import UsageError
 from rackrun.runs import RECORDS
 from rackrun.user_code.tasks import find_task, known_tasks
@@ -74,7 +75,7 @@ def candidates(args: Sequence[str]) -> set[str]:
     *before, current = args or [""]
     if not before:
         return set(COMMANDS)
-    if is_command(before[1:]) and is_launch(before[0]):  # ./run-local predict
+    if is_command(before[1:]) and before[0] in LAUNCHES:  # ./run-local predict
         del before[0]
     command = before[0]
     if command not in COMMANDS or "--" in before:
@@ -86,7 +87,7 @@ def candidates(args: Sequence[str]) -> set[str]:
         return _runs()
     if command == "convert" and len(before) == 1:
         return _kinds()
-    return _plain(known_tasks()) if is_launch(command) and not task else set()
+    return _plain(known_tasks()) if command in LAUNCHES and not task else set()
 
 
 def _options(command: str, typed: Sequence[str]) -> set[str]:
@@ -94,7 +95,7 @@ def _options(command: str, typed: Sequence[str]) -> set[str]:
     one = COMMANDS[command]
     args = [arg for arg in one.args if not arg.startswith("-")]
     kind = _kinds() & set(typed) if command == "convert" else ()
-    return _in_help(one.load(), [*args, *kind, "--help"])
+    return _in_help(import_module(one.module).main, [*args, *kind, "--help"])
 
 
 def _kinds() -> set[str]:

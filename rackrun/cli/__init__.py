@@ -1,0 +1,1 @@
+"""The `rackrun` command: which module runs each of its commands, and shell completion."""

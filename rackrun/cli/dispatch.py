@@ -1,0 +1,147 @@
+"""`rackrun COMMAND ...`, or a script's path in place of the command: which module runs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from rackrun.commands import LAUNCHES, call_by, called, is_command
+from rackrun.errors import UsageError
+
+
+class Command(NamedTuple):
+    """A command: its group and line in the help, and the module that runs it."""
+
+    group: str
+    help: str
+    module: str
+    """It has `main(args)`, which returns an exit code or None."""
+    args: tuple[str, ...] = ()
+    """Arguments to insert before those of the user."""
+
+    def run(self, args: Sequence[str]) -> int:
+        """Import the module and run the command; return its exit code."""
+        code: int | None = import_module(self.module).main([*self.args, *args])
+        return code or 0
+
+
+_SSH = "launcher.commands.ssh"
+_MANAGE = "launcher.commands.detached"
+
+COMMANDS = {
+    "local": Command("Train", "Train on this machine.", "launcher.commands.local"),
+    "ssh": Command("Train", "Train on the hosts of a file, over SSH.", _SSH),
+    "ray": Command("Train", "Train on the nodes of a Ray cluster.", "launcher.commands.ray"),
+    "node": Command("Train", "Train on this node of a scheduler's job.", "launcher.commands.node"),
+    "check": Command("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
+    "ps": Command("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
+    "rerun": Command("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
+    "board": Command("Runs", "Show a run in a browser on this machine.", "launcher.commands.board"),
+    "report": Command(
+        "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
+    ),
+    "attach": Command("Runs", "Follow a detached run; Ctrl-C detaches.", _MANAGE, ("attach",)),
+    "logs": Command("Runs", "Print the output of a detached run's ranks.", _MANAGE, ("logs",)),
+    "status": Command("Runs", "Show the processes of a run on every host.", _MANAGE, ("status",)),
+    "stop": Command("Runs", "Stop a run as Ctrl-C would; verify every host.", _MANAGE, ("stop",)),
+    "track": Command("Runs", "Send a run to W&B or MLflow.", "training.track.command"),
+    "ledger": Command(
+        "Runs", "Prove that each epoch was exactly the data set.", "training.run.ledger_command"
+    ),
+    "evaluate": Command("Models", "Evaluate a model on a split.", "training.judge.command"),
+    "predict": Command("Models", "Classify images with a model.", "training.predict"),
+    "export": Command("Models", "Export a model to other formats.", "training.export.command"),
+    "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
+    "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
+    "completion": Command("Shell", "Print completion for bash or zsh.", "rackrun.cli.completion"),
+}
+"""The commands, in the order of the help; a module is imported only when its command is called."""
+
+VERSION = "--version"
+ALIASES = {"help": "--help", "version": VERSION, "list": "ps"}
+"""Names that other programs use for these."""
+
+_DRAW = ("local", "ssh", "ray", "node", "attach", "rerun")
+"""The commands with a dashboard, and so with --plain."""
+
+_EXAMPLES = """\
+  rackrun local                                              a demo that needs no data
+  rackrun convert folder ~/images data/shards                one folder of images per class
+  rackrun local catdog --data data/shards --epochs 30        train on this machine
+  rackrun check hosts.txt                                    check every host
+  rackrun ssh hosts.txt catdog --data data/shards            train on all hosts
+  rackrun ssh --detach hosts.txt -- python train.py          any script, under torchrun
+"""
+
+
+def run(args: Sequence[str]) -> int:
+    """Run the command that the first argument names: `ssh`, or a script's path, as `./run-ssh`."""
+    if not args:
+        sys.stderr.write(help_text())
+        return UsageError.exit_code
+    if args[0] in ("-h", "--help", "help"):
+        sys.stdout.write(help_text())
+        return 0
+    folder, script, name = args[0].rpartition("run-")
+    name, rest = ALIASES.get(name, name), list(args[1:])
+    call_by(script, folder)
+    if VERSION in (name, *map(_meant, rest[:1])):
+        from rackrun.commandline.program import print_version
+
+        return print_version()
+    if name not in COMMANDS:
+        raise UsageError(_unknown(args[0]))
+    if name in LAUNCHES:
+        rest[:1] = map(_meant, rest[:1])
+        options, behind = _options_of_launch(name, rest)
+        if is_command(behind):
+            return _run_behind(options, behind)
+    return COMMANDS[name].run(rest)
+
+
+def _options_of_launch(name: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options that a launch's arguments begin with, and the rest."""
+    if not args or not args[0].startswith("-"):
+        return [], list(args)
+    from launcher.commands.parse import split
+
+    return split(args, import_module(COMMANDS[name].module).OPTIONS)
+
+
+def _run_behind(options: Sequence[str], args: Sequence[str]) -> int:
+    """Run the command that follows a launch's options, as in `./run-ssh --ssh-config F ps`."""
+    name, *rest = args
+    if name not in _DRAW:  # the others print plain lines anyway
+        options = [option for option in options if option != "--plain"]
+    if options and COMMANDS[name].group not in ("Train", "Runs"):
+        raise UsageError(f"{options[0]}: {name} has no such option; type: {called(name)} --help")
+    return COMMANDS[name].run([*options, *rest])
+
+
+def _meant(arg: str) -> str:
+    """Return the first argument after a command by our name for it, unless a file is called so."""
+    return arg if Path(arg).exists() else ALIASES.get(arg, arg)
+
+
+def help_text() -> str:
+    """Return the help of `rackrun`: examples first, then the commands by group."""
+    lines = ["usage: rackrun COMMAND [words]\n\nExamples:\n", _EXAMPLES]
+    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
+        members = [(name, one.help) for name, one in COMMANDS.items() if one.group == group]
+        lines += [f"\n{group}:\n", *(f"  {name:11} {text}\n" for name, text in members)]
+    return "".join([*lines, "\nrackrun COMMAND --help shows the options of a command.\n"])
+
+
+def _unknown(name: str) -> str:
+    """Return the message for an unknown command."""
+    from rackrun.commandline.parser import unknown_command
+    from rackrun.user_code.tasks import find_task
+
+    if name == "train":
+        return "train: no such command; type: rackrun local TASK, or rackrun ssh HOSTS TASK"
+    if find_task(name):
+        return f"{name} is a task; type: rackrun local {name}, or rackrun ssh HOSTS {name}"
+    return unknown_command(name, COMMANDS, "rackrun")

@@ -1,0 +1,1 @@
+"""The command line: a table of options, its parser and help, and the boundary for errors."""

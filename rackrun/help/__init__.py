@@ -1,1 +1,0 @@
-"""The options of a settings class: their table, and the page that --help prints of it."""
