@@ -61,7 +61,7 @@ def libraries(kind: str) -> list[str]:
 def rehearse_a_rank() -> None:
     """Do what each rank does, for what it imports and keeps on the way."""
     from catdog.recipes import RECIPES
-    from rackrun.run_report.page import _engine
+    from rackrun.run_report.template import _engine
     from training.config import from_command_line
 
     from_command_line(RECIPES, "catdog", ["--synthetic"])
