@@ -318,11 +318,11 @@ def test_a_name_too_long_for_a_file_is_one_line(
     Path("list.csv").write_text(f"path,label\n{long},a\n")
     Path("hosts.txt").write_text("127.0.0.1\n")
     try:
-        code = commands.run(words.format(long=long).split())
+        code = dispatch.run(words.format(long=long).split())
     except Exception as error:
         assert error.__traceback__
         inner = error.__traceback__.tb_next  # this test looks like code of a user
-        code = commandline.report(error.with_traceback(inner))
+        code = programs.report(error.with_traceback(inner))
     complaint = capsys.readouterr().err.splitlines()[-1]
     assert code in (64, 65), complaint
     assert complaint.startswith("error: ") and long in complaint and "too long" in complaint
@@ -333,7 +333,7 @@ def test_what_a_file_system_refuses_is_no_error_of_ours(
     number: int, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line with the file; a file of our own that is missing has its traceback."""
-    assert commandline.report(OSError(number, os.strerror(number), "a\nb")) == code
+    assert programs.report(OSError(number, os.strerror(number), "a\nb")) == code
     line = f"error: a␊b: {os.strerror(number)}\n"
     assert (capsys.readouterr().err == line) == (code == 74)
 
