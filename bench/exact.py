@@ -1,6 +1,6 @@
 """Measure what exact epochs cost, and what other ways of splitting a data set leave out.
 
-    bench/peers.sh /tmp/peers
+    bench/install_peers.sh /tmp/peers
     python -m bench.exact --peers /tmp/peers/bin/python [--rounds 3]
 
 Four tables: samples missed and repeated by stock webdataset, MosaicML Streaming (if --peers names a
@@ -34,8 +34,8 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.load import write_images
-from bench.load_contestants import cpu_seconds
+from bench.peer_loaders import cpu_seconds
+from bench.peers import write_images
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from convert.folder import FolderOfClasses

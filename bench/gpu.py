@@ -36,8 +36,8 @@ from typing import Literal
 import torch
 from torch.nn.functional import cross_entropy
 
-from bench.load import write_images
 from bench.loop import WARM_UP_STEPS, bare, looped
+from bench.peers import write_images
 from catdog.demo import main as draw
 from catdog.model import TASK as CATDOG
 from catdog.recipes import DemoRecipe

@@ -1,12 +1,12 @@
-"""The contestants of bench/load.py: each makes batches of 64 x 3 x 224 x 224 for some seconds.
+"""The contestants of bench/peers.py: each makes batches of 64 x 3 x 224 x 224 for some seconds.
 
-    python bench/load_contestants.py NAME PLACE SECONDS     measure, one line of JSON
-    python bench/load_contestants.py write-NAME FROM TO     copy a folder of classes into its format
+    python bench/peer_loaders.py NAME PLACE SECONDS     measure, one line of JSON
+    python bench/peer_loaders.py write-NAME FROM TO     copy a folder of classes into its format
 
 Each runs in its own process, with two workers if it has any, under a Python that may be another,
-with the peers that bench/peers.sh installs. `stock` is what the peer's own examples do: Pillow,
-float32, normalised in the worker. `uint8` is the same loader with the faster parts of torchvision:
-its JPEG decoder and its second transforms, and uint8 batches.
+with the peers that bench/install_peers.sh installs. `stock` is what the peer's own examples do:
+Pillow, float32, normalised in the worker. `uint8` is the same loader with the faster parts of
+torchvision: its JPEG decoder and its second transforms, and uint8 batches.
 """
 
 import io
@@ -142,6 +142,31 @@ def dali(location: str) -> Iterable[Any]:
     return DALIClassificationIterator(images(), reader_name="files", auto_reset=True)
 
 
+def spdl(location: str) -> Iterable[Any]:
+    """Load with SPDL, in threads of this process, as its ImageNet example does."""
+    import random
+
+    import spdl.io
+    from spdl.dataloader import DataLoader as ThreadLoader
+
+    paths = [str(path) for path in sorted(Path(location).glob("*/*"))]
+    resized = spdl.io.get_video_filter_desc(
+        scale_width=256, scale_height=256, crop_width=SIZE, crop_height=SIZE, pix_fmt="rgb24"
+    )
+
+    def decoded(batch: list[str]) -> torch.Tensor:
+        buffer = spdl.io.load_image_batch(
+            batch, width=None, height=None, pix_fmt=None, filter_desc=resized, strict=True
+        )
+        return spdl.io.to_torch(buffer)
+
+    random.shuffle(paths)
+    return ThreadLoader(
+        paths, batch_size=BATCH, drop_last=True, aggregator=decoded, num_threads=WORKERS,
+        buffer_size=16, timeout=60,
+    )  # fmt: skip
+
+
 def ffcv(location: str) -> Iterable[Any]:
     """Load with FFCV, in threads of this process."""
     from ffcv.fields.basics import IntDecoder
@@ -160,6 +185,10 @@ def ffcv(location: str) -> Iterable[Any]:
     }
     order = OrderOption.RANDOM
     return Loader(location, BATCH, WORKERS, order=order, pipelines=pipelines, os_cache=True)
+
+
+THREADED = {"dali": dali, "spdl": spdl, "ffcv": ffcv}
+"""Loaders with threads and transforms of their own."""
 
 
 class PureDecode(IterableDataset[int]):
@@ -190,8 +219,8 @@ def batches(name: str, location: str) -> Iterable[Any]:
         return ours(location, exact=how.startswith("exact"))
     if who == "decode":
         return DataLoader(PureDecode(location), batch_size=None, num_workers=WORKERS)
-    if who in ("dali", "ffcv"):
-        return (dali if who == "dali" else ffcv)(location)
+    if who in THREADED:
+        return THREADED[who](location)
     made = {"webdataset": webdataset, "folder": image_folder, "mds": streaming, "lit": litdata}
     return made[who](location, TRANSFORMS[how]())
 

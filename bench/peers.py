@@ -1,14 +1,16 @@
 """Measure how fast images become batches: rackrun's loader, its peers, and pure decoding.
 
-    bench/peers.sh /tmp/peers
-    python -m bench.load --peers /tmp/peers/bin/python [--short-side 256] [--rounds 3] [--seconds 6]
+    bench/install_peers.sh /tmp/peers
+    python -m bench.peers --peers /tmp/peers/bin/python [--short-side 256] [--rounds 7]
 
-Every contestant makes batches of 64 x 3 x 224 x 224, randomly cropped and mirrored, from the same
+Every contestant makes batches of 64 x 3 x 224 x 224, cropped and mirrored at random, from the same
 JPEGs of about 110 KB (500 x 375, spectrum and edges of photographs) in the page cache, with two
-workers or threads. They run in turn, several rounds: medians are printed, and of the CPU time the
-least as well, since other work on the machine can only add to it. FFCV has a format of its own; its
-second set holds images that are encoded again at quality 90. Peers that are not installed in the
-Python of bench/peers.sh take part only if --peers names it.
+workers or threads. They run in turn, several rounds. The table gives the median, the least and the
+most CPU time of the whole process tree per image, its ratio to pure decoding (the median of the
+ratios within each round), images per second by the clock, and the disk space beside that of the
+JPEGs. FFCV has a format of its own; its second set holds images that are encoded again at quality
+90. SPDL's published pipeline resizes to 256 pixels and takes the centre. Peers that are not
+installed in the Python of bench/install_peers.sh take part only if --peers names it.
 """
 
 import io
@@ -36,9 +38,9 @@ from rackrun.commandline.program import run
 from rackrun.errors import UsageError
 from training.config import nearest
 
-CONTESTANTS = Path(__file__).with_name("load_contestants.py")
+LOADERS = Path(__file__).with_name("peer_loaders.py")
 ROOT = Path(__file__).parents[1]
-OURS = "ours-folder"
+OURS, LIMIT = "ours-folder", "decode"
 CLASSES = 10
 COPIES = 8  # of each image, under another name: decoding one costs the same every time
 QUALITY, RESIZED_QUALITY = 92, 90
@@ -56,12 +58,17 @@ NAMES = {
     "mds-uint8": "MosaicML Streaming, torchvision.io, uint8",
     "lit-uint8": "litData, torchvision.io, uint8",
     "dali": "DALI on the CPU, uint8",
+    "spdl": "SPDL as in its ImageNet example, threads",
     "ffcv-raw": "FFCV, raw pixels, uint8",
     "ffcv-q90": "FFCV, JPEG of quality 90, uint8",
     "decode": "only decoding, whole images",
 }
-PEERS = ("mds-uint8", "lit-uint8", "dali", "ffcv-raw", "ffcv-q90")
+PEERS = ("mds-uint8", "lit-uint8", "dali", "spdl", "ffcv-raw", "ffcv-q90")
 WRITTEN = ("mds", "lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
+
+
+Result = dict[str, float]
+"""What a contestant measured in a round: rate, cpu_ms, first_batch_seconds, worker_growth_mib."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +77,16 @@ class Settings:
 
     images: int = 4000
     """Images of about 110 KB: an epoch lasts as long as a measurement."""
-    rounds: int = 3
+    rounds: int = 7
     """Times that every contestant runs."""
     seconds: float = 4.0
     """Length of each measurement."""
     short_side: int = 0
     """Shorter side of the images, at quality 90, in pixels; 0: they stay as they were drawn."""
     peers: str = ""
-    """A Python with the peers, as bench/peers.sh installs it; without it few take part."""
+    """A Python with the peers, as bench/install_peers.sh installs it; without it few take part."""
     only: tuple[str, ...] = ()
-    """Names of the contestants that take part beside ours-folder; none: all."""
+    """Names of the contestants that take part beside ours-folder and decode; none: all."""
     scratch: Path = Path(tempfile.gettempdir())
     """Folder for the images: eleven times 110 KB each, most of it FFCV's raw pixels."""
 
@@ -92,18 +99,25 @@ class Settings:
     @property
     def contestants(self) -> list[str]:
         """Return the names of those that take part, ours first."""
-        chosen = {OURS, *(self.only or NAMES)}
+        chosen = {OURS, LIMIT, *(self.only or NAMES)}
         return [name for name in NAMES if name in chosen and (self.peers or name not in PEERS)]
 
 
 def main(args: list[str]) -> None:
     """Make the images, run all contestants in turn, print the table."""
-    settings = parse(Settings, "python -m bench.load", args)
+    settings = parse(Settings, "python -m bench.peers", args)
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         locations = prepared(Path(name), settings)
         with serving(Site(Path(name) / "shards", port=0, native=True)) as server:
+            disk = {name: disk_bytes(Path(path)) for name, path in locations.items()}
             locations |= {name: server.url for name in locations if name.endswith("-nginx")}
-            report(list(measured(locations, settings)), settings)
+            report(list(measured(locations, settings)), disk, settings)
+
+
+def disk_bytes(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def prepared(root: Path, settings: Settings) -> dict[str, str]:
@@ -163,46 +177,44 @@ def photo(seed: int, short_side: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def measured(
-    locations: dict[str, str], settings: Settings
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Return every contestant's result in every round."""
+def measured(locations: dict[str, str], settings: Settings) -> Iterator[dict[str, Result]]:
+    """Yield every contestant's result, round by round."""
     for number in range(settings.rounds):
+        results = {}
         for name, location in locations.items():
             sys.stderr.write(f"round {number + 1}: {NAMES[name]}\n")
             python = settings.peers if name in PEERS else sys.executable
-            yield name, json.loads(contestant(python, name, location, str(settings.seconds)))
+            results[name] = json.loads(contestant(python, name, location, str(settings.seconds)))
+        yield results
 
 
 def contestant(python: str, *args: str) -> str:
     """Return what a contestant prints."""
     done = subprocess.run(
-        [python, "-P", str(CONTESTANTS), *args],
+        [python, "-P", str(LOADERS), *args],
         stdout=subprocess.PIPE, check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     return done.stdout.decode().strip().splitlines()[-1] if done.stdout else ""
 
 
-def report(results: list[tuple[str, dict[str, float]]], settings: Settings) -> None:
-    """Print a line per contestant: medians over the rounds, and ratios to ours."""
+def report(rounds: list[dict[str, Result]], disk: dict[str, int], settings: Settings) -> None:
+    """Print a Markdown table: a row per contestant, medians over the rounds."""
     size = f"shorter side {settings.short_side}" if settings.short_side else "500 x 375"
-    print(f"{size}, {settings.rounds} rounds of {settings.seconds:g} s, medians")
-    print(f"{'':42}images/s  of ours   CPU ms  of ours    least  first batch  workers grow")
-    base = medians(results, OURS)
-    for name in dict(results):
-        one = medians(results, name)
-        least = min(result["cpu_ms"] for who, result in results if who == name)
-        print(
-            f"{NAMES[name]:42}{one['rate']:8.0f}{one['rate'] / base['rate']:9.2f}"
-            f"{one['cpu_ms']:9.2f}{one['cpu_ms'] / base['cpu_ms']:9.2f}{least:9.2f}"
-            f"{one['first_batch_seconds']:11.1f} s{one['worker_growth_mib']:10.1f} MiB"
+    print(f"{size}, {settings.rounds} rounds of {settings.seconds:g} s\n")
+    print("| | CPU ms an image | least, most | of decoding | images/s | first batch | disk |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    for name in rounds[0]:
+        cpu = [results[name]["cpu_ms"] for results in rounds]
+        ratios = [results[name]["cpu_ms"] / results[LIMIT]["cpu_ms"] for results in rounds]
+        rate, first = (
+            statistics.median(results[name][key] for results in rounds)
+            for key in ("rate", "first_batch_seconds")
         )
-
-
-def medians(results: list[tuple[str, dict[str, float]]], name: str) -> dict[str, float]:
-    """Return the medians of a contestant's results."""
-    named_results = [result for who, result in results if who == name]
-    return {key: statistics.median(one[key] for one in named_results) for key in named_results[0]}
+        space = f"{disk[name] / disk[LIMIT]:.2f}" if name != LIMIT else ""
+        print(
+            f"| {NAMES[name]} | {statistics.median(cpu):.2f} | {min(cpu):.2f}, {max(cpu):.2f} |"
+            f" {statistics.median(ratios):.2f} | {rate:,.0f} | {first:.1f} s | {space} |"
+        )
 
 
 if __name__ == "__main__":

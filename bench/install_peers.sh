@@ -1,12 +1,12 @@
 #!/bin/sh
-# Install the peers that bench/load.py and bench/exact.py compare with into an environment:
+# Install the peers that bench/peers.py and bench/exact.py compare with into an environment:
 #
-#     bench/peers.sh /tmp/peers      then: python -m bench.load --peers /tmp/peers/bin/python
+#     bench/install_peers.sh /tmp/peers      then: python -m bench.peers --peers /tmp/peers/bin/python
 #
 # FFCV is compiled: it needs a compiler and the headers of libturbojpeg and OpenCV, which apt
 # installs here (as root). PyTorch has the version of the environment in .venv.
 set -eu
-folder=${1:?usage: bench/peers.sh FOLDER}
+folder=${1:?usage: bench/install_peers.sh FOLDER}
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 apt-get install -y --no-install-recommends \
@@ -15,5 +15,5 @@ apt-get install -y --no-install-recommends \
 "$root/.venv/bin/python" -m venv "$folder"
 version() { "$root/.venv/bin/python" -c "import importlib.metadata as m; print(m.version('$1'))"; }
 "$folder/bin/python" -m pip install "torch==$(version torch)" "torchvision==$(version torchvision)" \
-    "webdataset==$(version webdataset)" mosaicml-streaming litdata nvidia-dali-cuda120
+    "webdataset==$(version webdataset)" mosaicml-streaming litdata spdl spdl-io nvidia-dali-cuda120
 "$folder/bin/python" -m pip install ffcv  # after numpy, which its build reads
