@@ -115,6 +115,49 @@ class Computing:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """A rank of an elastic run listens on a port, and can be in the next group."""
+
+    node: Node
+    rank: Number
+    port: Annotated[int, Between(1, 65535)]
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A rank is in the group of a generation, with the state of a step, the same on all."""
+
+    node: Node
+    rank: Number
+    generation: Count
+    step: Count
+    digest: Annotated[str, AtMost(128)]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An exchange of a generation's group failed on a rank, which waits for the next one."""
+
+    node: Node
+    rank: Number
+    generation: Count
+    error: ShortText
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A rank has finished its training; its end is no loss."""
+
+    node: Node
+    rank: Number
+    generation: Count
+
+
+GroupEvent: TypeAlias = Ready | Formed | Broken | Left
+"""What ranks of an elastic run say about their group."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU in use: percent busy, memory in MiB."""
 
@@ -234,6 +277,7 @@ PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerHangLimit
 
 Event: TypeAlias = (
     PeerEvent
+    | GroupEvent
     | Opened
     | Output
     | RankStarted

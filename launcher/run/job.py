@@ -247,6 +247,10 @@ class Job:
     """The content of its settings file."""
     commit: str = ""
     """The git commit of the launcher's code, for ranks where git does not know it."""
+    elastic: bool = False
+    """A lost rank ends no other: those that are left form a smaller group."""
+    min_hosts: int = 1
+    """Elastic, it goes on with at least so many hosts."""
 
 
 @dataclass(frozen=True)

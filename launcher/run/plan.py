@@ -35,6 +35,9 @@ SERVED_TORCHRUN = (
 )
 """The same; after the import that both need, it forks the server off that forks the ranks."""
 
+ALONE = ("--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=0")
+"""The rendezvous of a host of an elastic run with itself: no torchrun ends with another."""
+
 PASSIVE: Environment = (("OMP_WAIT_POLICY", "PASSIVE"),)
 """As training.entry sets it, before the server imports torch."""
 
@@ -113,6 +116,8 @@ class HostPlan:
     """Modules that one process imports, which then forks the ranks; none: they start afresh."""
     gpu_model: str = ""
     """The model of the GPUs that its ranks use; empty: none, or not known."""
+    elastic: bool = False
+    """Its torchrun stands alone, and its ranks form groups as the launcher says."""
 
     @property
     def uses_gpus(self) -> bool:
@@ -126,13 +131,21 @@ class Plan:
 
     run_id: str
     world_size: int
+    """The number of ranks that start at first."""
     hosts: tuple[HostPlan, ...]
     """All of them; or, for a launcher of one node, those that it looks after."""
+    spares: int = 0
+    """This many hosts, the last ones, start when an elastic run has lost others."""
 
     @property
     def task(self) -> str:
         """Return the task that the ranks train; empty for a command of the user."""
         return next(iter(self._task_words), "")
+
+    @property
+    def elastic(self) -> bool:
+        """Return whether the run goes on when it loses ranks."""
+        return any(host.elastic for host in self.hosts)
 
     @property
     def uses_gpus(self) -> bool:
@@ -164,10 +177,13 @@ class Plan:
         return replace(self, hosts=(self.host(node),))
 
 
-def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
-    """Lay the ranks out over the hosts in their order; `port` is free on the first of them."""
+def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int, spares: int = 0) -> Plan:
+    """Lay the ranks out over the hosts in their order; `port` is free on the first of them.
+
+    `spares`: so many of an elastic run's hosts, the last ones, start nothing at first.
+    """
     _check_environment(job.environment)
-    world_size = sum(host.processes for host in hosts)
+    world_size = sum(host.processes for host in hosts[: len(hosts) - spares])
     plans = []
     first_rank = 0
     for node, host in enumerate(hosts):
@@ -184,7 +200,7 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
                 processes=host.processes,
                 torchrun=torchrun(job, hosts, node, port, scratch, forks=bool(preload)),
                 command=job.work.argv(host.python),
-                environment=environment(job, host, world_size, scratch),
+                environment=environment(job, host, world_size, scratch, first_rank),
                 defaults=(*defaults(host), *(PASSIVE if preload else ())),
                 workdir=host.workdir,
                 folder=host.folder,
@@ -196,10 +212,11 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
                 share=job.share,
                 preload=preload,
                 gpu_model=host.gpu_model if host.gpus and not is_on_cpu(job.work) else "",
+                elastic=job.elastic,
             )
         )
         first_rank += host.processes
-    return Plan(job.run_id, world_size, tuple(plans))
+    return Plan(job.run_id, world_size, tuple(plans), spares)
 
 
 def torchrun(
@@ -215,11 +232,8 @@ def torchrun(
     return (
         host.python,
         *(served if forks else ("-c", TORCHRUN)),
-        f"--nnodes={len(hosts)}",
-        f"--node-rank={node}",
+        *(ALONE if job.elastic else _together(hosts, node, port)),
         f"--nproc-per-node={host.processes}",
-        f"--master-addr={hosts[0].address}",
-        f"--master-port={port}",
         f"--rdzv-id={job.run_id}",
         "--rdzv-backend=static",
         f"--rdzv-conf=timeout={rendezvous_seconds(job.limits):.0f}",
@@ -227,6 +241,16 @@ def torchrun(
         f"--log-dir={scratch}",
         "--no-python",
         *shim(host.python, scratch),
+    )
+
+
+def _together(hosts: Sequence[PlannedHost], node: int, port: int) -> tuple[str, ...]:
+    """Return the options with which the torchrun of every host meets the one on the first."""
+    return (
+        f"--nnodes={len(hosts)}",
+        f"--node-rank={node}",
+        f"--master-addr={hosts[0].address}",
+        f"--master-port={port}",
     )
 
 
@@ -240,7 +264,9 @@ def shim(python: str, scratch: str) -> tuple[str, ...]:
     return (python, "-I", "-S", "-X", "utf8", f"{scratch}/agent.py")
 
 
-def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> Environment:
+def environment(
+    job: Job, host: PlannedHost, world_size: int, scratch: str, first_rank: int
+) -> Environment:
     """Return the environment of ranks: the user's, then the host's, then the launcher's."""
     ours: Environment = (
         (variables.RUN_ID, job.run_id),
@@ -249,6 +275,12 @@ def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> E
         (variables.RUN_NAME, job.name),
         (variables.REPORTS, f"{scratch}/reports"),
     )
+    if job.elastic:
+        ours += (
+            (variables.MEMBERSHIP, f"{scratch}/membership"),
+            (variables.FIRST_RANK, str(first_rank)),
+            (variables.ADDRESS, host.address),
+        )
     ours += ((variables.GPUS, "1"),) if host.gpus else ()
     ours += ((variables.COMMIT, job.commit),) if job.commit else ()
     return tuple(dict((*job.environment, *host.environment, *ours)).items())

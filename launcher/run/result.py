@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.run.generation import Generation
+
 
 @dataclass(frozen=True)
 class Result:
@@ -29,6 +31,10 @@ class Result:
     report: Mapping[str, object]
     """The last report of the first rank: accuracy, speed, files."""
     folder: Path
+    leader: str = ""
+    """The host with the results: that of the first rank of the last group."""
+    generations: tuple[Generation, ...] = ()
+    """The groups of an elastic run."""
     saved: int = 0
     """The step of the newest checkpoint; 0: there is none."""
     resume: str = ""

@@ -10,16 +10,20 @@ from typing import Any
 
 from launcher.run.events import (
     AskedToStop,
+    Broken,
     Closed,
     Computing,
     Event,
+    Formed,
     Frozen,
     Joined,
+    Left,
     Lost,
     Opened,
     Output,
     RankEnded,
     RankStarted,
+    Ready,
     Report,
     Stopping,
     Swept,
@@ -27,6 +31,7 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
+from launcher.run.generation import Generation
 from launcher.run.plan import HostPlan, Plan
 from launcher.run.stragglers import (
     STEPS_JUDGED,
@@ -39,6 +44,8 @@ from launcher.run.stragglers import (
 from rackrun.contract import phases
 
 STEPS_REMEMBERED = 64
+RESERVE = "in reserve"
+"""The state of a host of an elastic run that waits until others are lost."""
 
 
 @dataclass
@@ -49,6 +56,8 @@ class RankState:
     node: int
     pid: int = 0
     ended: RankEnded | None = None
+    lost: bool = False
+    """Its host is lost, and so nobody knows how it ended."""
     phase: str = ""
     """The phase that it reported, `train` if it names none; empty when it never reported."""
     step: int = 0
@@ -97,7 +106,7 @@ class RankState:
     @property
     def running(self) -> bool:
         """Return True while its command runs."""
-        return bool(self.pid) and self.ended is None
+        return bool(self.pid) and self.ended is None and not self.lost
 
 
 @dataclass
@@ -105,8 +114,12 @@ class HostState:
     """One host, as its agent describes it."""
 
     plan: HostPlan
+    started_at: float
+    """When its agent was started."""
     state: str = "connecting"
     """connecting, starting, running, stopping, done; at the end clean, not clean, lost, ..."""
+    in_reserve: bool = False
+    """A host of an elastic run where nothing was started yet."""
     opened_at: float | None = None
     usage: Usage | None = None
     joined: bool = False
@@ -124,8 +137,8 @@ class HostState:
 
     @property
     def over(self) -> bool:
-        """Return True when nothing more will come from its agent."""
-        return self.closed is not None or self.lost is not None
+        """Return True when nothing more will come from its agent, or it has none yet."""
+        return self.in_reserve or self.closed is not None or self.lost is not None
 
     @property
     def end_state(self) -> str:
@@ -135,7 +148,7 @@ class HostState:
                 return f"still running: {', '.join(event.survivors)}"
         if self.swept is not None and self.swept.reason:
             return f"not verified: {self.swept.reason}"
-        if self.swept or self.closed:
+        if self.swept or self.closed or self.in_reserve:
             return "clean"
         return f"not verified: {self.lost.reason}" if self.lost else "not verified"
 
@@ -149,7 +162,15 @@ class RunState:
         self.started_at = now
         self.gathering_at = now
         """When a host got further on its way to start ranks."""
-        self.hosts = [HostState(host) for host in plan.hosts]
+        self.hosts = [HostState(host, now) for host in plan.hosts]
+        for host in self.hosts[len(self.hosts) - plan.spares :]:
+            host.state, host.in_reserve = RESERVE, True
+        self.leader = plan.hosts[0].first_rank
+        """The rank that reports for all."""
+        self.generations: list[Generation] = []
+        """The groups of an elastic run so far."""
+        self.has_finished = False
+        """Whether the ranks of the last of these have ended with 0."""
         self.ranks = [
             RankState(host.first_rank + local, host.node)
             for host in plan.hosts
@@ -173,6 +194,10 @@ class RunState:
                 self._take_rank_event(event, now)
             case Unreached():
                 host.unreached = event
+            case Formed():
+                self.rank(event.rank).moved_at = now
+            case Ready() | Broken() | Left():
+                pass
             case _:
                 _take_host_event(host, event, now)
 
@@ -184,7 +209,7 @@ class RunState:
         match event:
             case Report():
                 rank.report(event.fields, now)
-                if rank is self.ranks[0]:
+                if rank is self.lead:
                     self._compare_parts()
             case RankStarted():
                 rank.pid = rank.pid or event.pid
@@ -196,6 +221,18 @@ class RunState:
                 rank.ended = rank.ended or event  # a rank ends once
                 if all(rank.ended for rank in self.ranks_of(event.node)):
                     host.state = "done" if host.state == "running" else host.state
+
+    def renew(self, node: int, now: float) -> None:
+        """Begin again with a host of an elastic run, on which a new agent starts."""
+        plan = self.plan.host(node)
+        self.hosts[node - self.plan.hosts[0].node] = HostState(plan, now)
+        for local in range(plan.processes):
+            self.renew_rank(plan.first_rank + local)
+
+    def renew_rank(self, number: int) -> None:
+        """Begin again with a rank, whose command starts again."""
+        index = number - self.plan.hosts[0].first_rank
+        self.ranks[index] = RankState(number, self.ranks[index].node)
 
     def ranks_of(self, node: int) -> list[RankState]:
         """Return the ranks of one host."""
@@ -217,16 +254,22 @@ class RunState:
         return self.ranks[number - self.plan.hosts[0].first_rank]
 
     @property
+    def lead(self) -> RankState:
+        """Return the rank that reports for all."""
+        return self.rank(self.leader)
+
+    @property
     def slow(self) -> SlowRank | None:
         """Return the rank that holds up the others, or None."""
-        return reported(self.ranks[0].fields) or self._late
+        return reported(self.lead.fields) or self._late
 
     def _compare_parts(self) -> None:
         """Find the straggler once every rank has reported enough steps since the last look."""
-        if all(len(rank.parts) == STEPS_JUDGED for rank in self.ranks):
-            hosts = {rank.rank: self.host(rank.node).plan.name for rank in self.ranks}
-            self._late = straggler({rank.rank: rank.parts for rank in self.ranks}, hosts)
-            for rank in self.ranks:
+        ranks = [*self.running] if self.plan.elastic else self.ranks
+        if all(len(rank.parts) == STEPS_JUDGED for rank in ranks):
+            hosts = {rank.rank: self.host(rank.node).plan.name for rank in ranks}
+            self._late = straggler({rank.rank: rank.parts for rank in ranks}, hosts)
+            for rank in ranks:
                 rank.parts.clear()
 
     @property
@@ -241,8 +284,10 @@ class RunState:
 
     @property
     def succeeded(self) -> bool:
-        """Return True when every rank of every host has ended with 0."""
-        return all(rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks)
+        """Return True when every rank of every host has ended with 0, or an elastic run is done."""
+        return self.has_finished or all(
+            rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks
+        )
 
     def forgive(self, seconds: float) -> None:
         """Restart all clocks: a pause of the launcher is no host's fault."""

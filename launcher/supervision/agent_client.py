@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from launcher.errors import HostLost
 from launcher.run.events import Closed, Event, Lost, Swept
@@ -36,9 +36,16 @@ class EventQueue(queue.Queue[Event]):
 class AgentClient:
     """The agent of one host: started, given orders, read from, and replaced when it is lost."""
 
-    def __init__(self, transport: Transport, plan: HostPlan, events: EventQueue) -> None:
-        """Start nothing yet."""
+    def __init__(
+        self, transport: Transport, plan: HostPlan, events: EventQueue, is_first: bool = True
+    ) -> None:
+        """Start nothing yet; `is_first`: the transport starts the agent in its container, if any.
+
+        It does that once, for the program that takes over from the preflight's.
+        """
         self.transport = transport
+        self._is_first = is_first
+        self._threads: list[threading.Thread] = []
         self.plan = plan
         self.events = events
         self.channel: Channel | None = None
@@ -54,12 +61,21 @@ class AgentClient:
     def start(self, limits: Limits, secrets: Environment = ()) -> None:
         """Start the agent on a separate thread; everything else arrives as an event."""
         order = agent_protocol.run_order(self.plan, limits, secrets)
-        self.thread = threading.Thread(target=self._relay, args=(order,), daemon=True)
-        self.thread.start()
+        self._begin(self._relay, order)
+
+    def _begin(self, target: Callable[..., None], *args: bytes) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def join(self, seconds: float) -> None:
         """Wait for the agent's exit after its last event."""
-        self.thread.join(seconds)
+        self._threads[0].join(seconds)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether nothing more comes from the agent, nor from a clean-up after it."""
+        return not any(thread.is_alive() for thread in self._threads)
 
     def stop(self, order: bytes) -> None:
         """Send the order to stop, now or as soon as the agent has started."""
@@ -85,7 +101,7 @@ class AgentClient:
         """
         if self.channel is not None:
             self.channel.close()
-        threading.Thread(target=self._clean_up, daemon=True).start()
+        self._begin(self._clean_up)
 
     def _relay(self, order: bytes) -> None:
         """Put every event of the agent on the queue, from its start to the end of its stream."""
@@ -93,7 +109,7 @@ class AgentClient:
             if self.last_order:
                 raise HostLost("stopped before it was started")
             self.opening = True
-            channel = self._open(order)
+            channel = self._open(order, () if self._is_first else self.plan.container)
         except Problem as error:
             self.opening = False
             self.events.put(Lost(self.plan.node, str(error), error.exit_code))
@@ -119,8 +135,8 @@ class AgentClient:
         self.heard_at = time.monotonic()
         self.blocked = False
 
-    def _open(self, order: bytes) -> Channel:
-        channel = self.transport.open(bootstrap.bootstrap(self.plan.agent_python))
+    def _open(self, order: bytes, container: Sequence[str] = ()) -> Channel:
+        channel = self.transport.open((*container, *bootstrap.bootstrap(self.plan.agent_python)))
         try:
             channel.send(agent_protocol.opening(order))
         except HostLost as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import HostLost, PreflightRefused
@@ -11,16 +11,20 @@ from launcher.remote import service
 from launcher.remote.agent import agent, frames, rank_server, shim
 from launcher.run.events import (
     AskedToStop,
+    Broken,
     Closed,
     Computing,
     Event,
+    Formed,
     Frozen,
     Joined,
+    Left,
     Lost,
     Opened,
     Output,
     RankEnded,
     RankStarted,
+    Ready,
     Report,
     Stopping,
     TorchrunEnded,
@@ -71,6 +75,21 @@ def stop_order(signum: int, grace_seconds: float) -> bytes:
     return order(do="stop", signal=int(signum), grace_seconds=grace_seconds)
 
 
+def regroup_order(generation: Mapping[str, object]) -> bytes:
+    """Order the members of a generation on this host into its group; others ignore it."""
+    return order(do="regroup", generation=dict(generation))
+
+
+def again_order(local: int) -> bytes:
+    """Order the start of the command of a local rank that has ended."""
+    return order(do="again", local=local)
+
+
+def kill_order(local: int) -> bytes:
+    """Order SIGKILL for a local rank."""
+    return order(do="kill", local=local)
+
+
 def reach_order(ports: Sequence[tuple[str, int]], seconds: float) -> bytes:
     """Order a test of which hosts, as (address, port), can be reached; answered by `Unreached`."""
     return order(do="reach", ports=list(ports), seconds=seconds)
@@ -85,6 +104,10 @@ RANK_EVENTS: dict[str, type[Event]] = {
     "ended": RankEnded,
     "asked-to-stop": AskedToStop,
     "computing": Computing,
+    "ready": Ready,
+    "formed": Formed,
+    "broken": Broken,
+    "left": Left,
 }
 HOST_EVENTS: dict[str, type[Event]] = {
     "opened": Opened,

@@ -36,8 +36,20 @@ class AgentGroup:
     def start(self, limits: Limits, secrets: Environment) -> None:
         """Start every agent, each on a separate thread."""
         agent_protocol.program()  # kept: else the first threads would each pack their own
-        for client in self.clients:
+        self._limits, self._secrets = limits, secrets
+        for client in self.clients[: len(self.clients) - self.plan.spares]:
             client.start(limits, secrets)
+
+    def start_again(self, node: int) -> None:
+        """Start an agent on a host of an elastic run, the first one or another one."""
+        client = self.of(node)
+        client = AgentClient(client.transport, client.plan, self.events, is_first=False)
+        self.clients[node - self.plan.hosts[0].node] = client
+        client.start(self._limits, self._secrets)
+
+    def has_ended(self, node: int) -> bool:
+        """Return whether all events of the agent on a host, or of its clean-up, were taken."""
+        return self.of(node).has_ended and self.events.empty()
 
     def heartbeat(self, limits: Limits) -> Heartbeat:
         """Return a context in which every agent gets heartbeats, three per timeout."""
@@ -52,7 +64,8 @@ class AgentGroup:
         """Wait up to `seconds` for the threads of all agents that have confirmed the end."""
         deadline = time.monotonic() + seconds
         for client, host in zip(self.clients, hosts, strict=True):
-            client.join(max(0.0, deadline - time.monotonic()) if host.closed else 0)
+            if host.closed:
+                client.join(max(0.0, deadline - time.monotonic()))
 
     def clean_up(self, node: int) -> Swept | None:
         """Clean up after a lost agent; return the outcome at once if it had started nothing."""
@@ -76,23 +89,20 @@ class SilenceDetector:
         self._agents = agents
         self._limits = limits
         self._looked_at = time.monotonic()
-        self._heard_at = [client.heard_at for client in agents.clients]
-        self._silent = [0.0 for _ in agents.clients]
-        """By host, the seconds of listening since its last message."""
+        self._silent: dict[AgentClient, tuple[float, float]] = {}
+        """When a host was heard last, and the seconds of listening since then."""
 
     def lost(self, now: float, deadline: float | None) -> Iterator[Lost]:
         """Yield the hosts to give up on; `deadline`: when all must have confirmed their end."""
         listened = min(now - self._looked_at, _TURN_COUNTS_SECONDS)
         self._looked_at = now
         limits = self._limits
-        for place, (host, client) in enumerate(
-            zip(self._run.hosts, self._agents.clients, strict=True)
-        ):
+        for host, client in zip(self._run.hosts, self._agents.clients, strict=True):
             if host.over:
                 continue
-            silent = self._silence(place, client, listened)
+            silent = self._silence(client, listened)
             reason = ""
-            if host.opened_at is None and now - self._run.started_at > limits.start_seconds:
+            if host.opened_at is None and now - host.started_at > limits.start_seconds:
                 reason = f"no agent answered within {limits.start_seconds:g} s"
             elif host.opened_at is not None and silent > limits.lease_seconds:
                 reason = f"silent for {silent:.0f} s"
@@ -101,12 +111,10 @@ class SilenceDetector:
             if reason:
                 yield Lost(host.plan.node, reason)
 
-    def _silence(self, place: int, client: AgentClient, listened: float) -> float:
+    def _silence(self, client: AgentClient, listened: float) -> float:
         """Return for how long a host has been silent, after `listened` more seconds."""
         # A reader that waits for space on the queue is delayed by the launcher, not by its host.
-        if client.blocked or client.heard_at != self._heard_at[place]:
-            self._heard_at[place], self._silent[place] = client.heard_at, 0.0
-        else:
-            self._silent[place] += listened
-        silent = self._silent[place]
+        heard_at, silent = self._silent.get(client, (client.heard_at, 0.0))
+        silent = 0.0 if client.blocked or client.heard_at != heard_at else silent + listened
+        self._silent[client] = client.heard_at, silent
         return 0.0 if silent > self._limits.lease_seconds and client.is_unread else silent

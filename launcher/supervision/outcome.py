@@ -27,7 +27,8 @@ def result_of(
     job: Job, run: RunState, cause: Cause, log_files: LogFiles, interrupted: bool, now: float
 ) -> Result:
     """Build the final result of a run whose logs are complete."""
-    first, saved = run.ranks[0].fields, _saved_step(run)
+    first, saved = run.lead.fields, _saved_step(run)
+    host = run.plan.host(run.lead.node)
     verdict = "interrupted" if interrupted else "failed" if cause.exit_code else "done"
     return Result(
         verdict=verdict,
@@ -42,11 +43,13 @@ def result_of(
         hosts={host.plan.name: host.end_state for host in run.hosts},
         seconds=round(now - run.started_at, 3),
         report={
-            name: moved(first[name], Path(run.plan.hosts[0].folder), job.folder.path)
+            name: moved(first[name], Path(host.folder), job.folder.path)
             for name in _REPORTED
             if name in first
         },
         folder=job.folder.path,
+        leader=host.name,
+        generations=tuple(run.generations),
         saved=saved,
         resume=shlex.join(job.resume) if saved and verdict != "done" else "",
     )

@@ -14,10 +14,20 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from launcher.errors import HostLost, PreflightRefused
-from launcher.run.events import AskedToStop, Lost, PeerFailed, RankEnded, Stopping, TorchrunEnded
+from launcher.run.events import (
+    AskedToStop,
+    Broken,
+    Lost,
+    PeerFailed,
+    RankEnded,
+    Stopping,
+    TorchrunEnded,
+)
 from launcher.supervision.hangs import Hang
 
-Failure: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang
+Failure: TypeAlias = (
+    RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang | Broken
+)
 Tail: TypeAlias = Callable[[int, int | None, str], str]
 """Returns the end of the log of (node, rank or torchrun, stream)."""
 
@@ -71,7 +81,7 @@ def is_secondary(failure: Failure, tail: Tail) -> bool:
     if not isinstance(failure, RankEnded):
         return False
     text = tail(failure.node, failure.rank, "err")
-    return not _as_raised(failure, text).signal and _blames_connection(text)
+    return not as_raised(failure, text).signal and _blames_connection(text)
 
 
 def is_independent(failure: Failure, tail: Tail) -> bool:
@@ -93,7 +103,7 @@ def is_independent(failure: Failure, tail: Tail) -> bool:
             return isinstance(failure, Lost)
 
 
-def _as_raised(ended: RankEnded, tail: str) -> RankEnded:
+def as_raised(ended: RankEnded, tail: str) -> RankEnded:
     """Return the failure as an exception if a thread of gloo aborted the interpreter after it.
 
     Then only "terminate called without an active exception" follows the traceback, and the rank
@@ -125,6 +135,8 @@ def cause_of(failure: Failure, tail: Tail) -> Cause:
             return _cause_of_rank(failure, tail(failure.node, failure.rank, "err"))
         case TorchrunEnded():
             return _cause_of_torchrun(failure, tail(failure.node, None, "err"))
+        case Broken():
+            return Cause(failure.error, LOST, failure.node, failure.rank, advice=_RETRY)
         case AskedToStop():
             name = _signal_name(failure.signal)
             return Cause(f"torchrun passed on a {name}", LOST, failure.node, advice=_RETRY)
@@ -141,7 +153,7 @@ def cause_of(failure: Failure, tail: Tail) -> Cause:
 
 def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
     """Return why a rank failed, from its exit and the end of its log."""
-    ended = _as_raised(ended, tail)
+    ended = as_raised(ended, tail)
     cause = Cause("", ended.exit_code, ended.node, ended.rank)
     if ended.signal == signal.SIGKILL:
         return _killed(cause, ended.oom)

@@ -1,5 +1,7 @@
 """Supervise a run: watch all hosts at once, and stop all of them at the first failure.
 
+An elastic run goes on after losses, see `regrouping`.
+
 Threads only put what they receive on a queue. The main thread alone takes it from there, decides,
 writes and draws. Every host ends in one of three ways: its agent reports that nothing is left, a
 second agent cleans up after a lost one, or the host is listed as not verified.
@@ -26,6 +28,7 @@ from launcher.supervision.hang_detector import HangDetector
 from launcher.supervision.hangs import Hang, find_unprotected
 from launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
 from launcher.supervision.peer_updates import PeerUpdates
+from launcher.supervision.regrouping import Regrouping
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
 from launcher.supervision.signals import TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
@@ -71,6 +74,11 @@ class Supervisor:
         self.shutdown = Shutdown(self.run, agents, job.limits)
         self.silence = SilenceDetector(self.run, agents, job.limits)
         self.hangs = HangDetector(self.run, agents, job.limits)
+        self.regrouping = (
+            Regrouping(job, self.run, agents, self.failures, log_files.tail)
+            if job.elastic
+            else None
+        )
         self.signals = signals
         self.interrupted = 0
         """The first signal that asked for the end."""
@@ -107,6 +115,7 @@ class Supervisor:
         self._handle_signals()
         for lost in self.silence.lost(self.now, self.shutdown.deadline):
             self._take(lost)
+        self._regroup()
         self._report_straggler()
         self._report_unprotected()
         if not self.shutdown.ordered:
@@ -144,11 +153,18 @@ class Supervisor:
                 self.log_files.record(event)
         self.run.take(event, self.now)
         self.display.show(event)
-        self.failures.take(event, self.shutdown.ordered)
+        if not self._goes_on_after(event):
+            self.failures.take(event, self.shutdown.ordered)
         if isinstance(event, Lost):
             self._alert("lost", event.reason, event.node)
             if swept := self.agents.clean_up(event.node):
                 self.run.take(swept, self.now)
+
+    def _goes_on_after(self, event: Event) -> bool:
+        """Return whether an elastic run goes on, although another would end by this event."""
+        if self.regrouping is None or self.shutdown.ordered:
+            return False
+        return self.regrouping.take(event, self.now)
 
     def _advance_clock(self) -> None:
         """Set the time of this turn, without the time for which the launcher was suspended.
@@ -238,6 +254,15 @@ class Supervisor:
 
     def _stop(self, signum: int, grace_seconds: float) -> None:
         self.shutdown.order(signum, grace_seconds, self.now)
+
+    def _regroup(self) -> None:
+        """Replace the group of an elastic run where that is due, and show why."""
+        if self.regrouping is None or self.shutdown.ordered:
+            return
+        for notice in self.regrouping.advance(self.now):
+            self.display.note(notice.text)
+            if notice.event:
+                self._alert(notice.event, notice.text, notice.node, notice.rank)
 
     def _report_straggler(self) -> None:
         """Report which rank delays the others, once for each rank and reason."""

@@ -57,6 +57,9 @@ def main(
     agents: list[str] | None = None,
     preload: list[str] | None = None,
     on_event: list[str] | None = None,
+    elastic: bool = False,
+    spares: int = 0,
+    min_hosts: int = 1,
 ) -> int:
     Path(folder).mkdir()
     if log_bytes:  # a file that grows beyond it gets EFBIG, as it would ENOSPC
@@ -68,6 +71,8 @@ def main(
         environment=tuple((name, value) for name, value in environment or ()),
         limits=Limits(**{**SHORT, **(limits or {})}),
         on_event=tuple(on_event or ()),
+        elastic=elastic,
+        min_hosts=min_hosts,
     )
     slots = slots or [1]
     addresses = [f"127.0.0.{2 + host}" for host in range(len(slots))]
@@ -78,7 +83,7 @@ def main(
         )
         for address, count, agent in zip(addresses, slots, agents or ["python3"] * 9, strict=False)
     ]
-    plan = make_plan(job, facts, free_port(addresses[0]))
+    plan = make_plan(job, facts, free_port(addresses[0]), spares)
     if not real:
         cheap = [
             dataclasses.replace(

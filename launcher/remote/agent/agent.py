@@ -28,6 +28,7 @@ from launcher.remote.agent.cleanup import sweep
 from launcher.remote.agent.frames import Launcher
 from launcher.remote.agent.heartbeat import Heartbeat
 from launcher.remote.agent.host_watch import HostWatch
+from launcher.remote.agent.membership import Membership
 from launcher.remote.agent.output import Output
 from launcher.remote.agent.ranks import Ranks
 from launcher.remote.agent.reachability import Reachability
@@ -121,7 +122,8 @@ class Agent:
         first, processes = order["first_rank"], order["processes"]
         self.output = Output(self.selector, launcher)
         self.reports = Reports(launcher, first, processes)
-        self.ranks = Ranks(launcher, first, order["signalled_together"])
+        self.membership = Membership(launcher, first, processes) if order["elastic"] else None
+        self.ranks = Ranks(launcher, first, order["signalled_together"], self.membership)
         self.torchrun = Torchrun(order, launcher)
         self.heartbeat = Heartbeat(launcher, guard, order["lease_seconds"])
         defaults, lease_seconds = dict(order["defaults"]), order["lease_seconds"]
@@ -164,7 +166,7 @@ class Agent:
             key.data(key.fd)
         now = time.monotonic()
         if problem := self.heartbeat.problem(now):
-            self.shutdown.abandon(problem)
+            self._abandon(problem)
         if self.host.due(now):
             self.host.report(now)
             self.heartbeat.show(now, self.scratch, self.locks)
@@ -215,6 +217,8 @@ class Agent:
         self.selector.register(0, selectors.EVENT_READ, self._take_orders)
         self.ranks.open(self.selector, f"{self.scratch}/control", self.order["processes"])
         self.reports.open(self.selector, f"{self.scratch}/reports")
+        if self.membership:
+            self.membership.open(self.selector, f"{self.scratch}/membership")
         port = self.reachability.open()
         for local in range(self.order["processes"]):
             self.output.open_rank(self.scratch, local)
@@ -236,7 +240,7 @@ class Agent:
     # -- what comes in
 
     def _take_orders(self, descriptor: int) -> None:
-        """Take orders after the first: stops, calls, and heartbeats, which only have to arrive."""
+        """Take orders after the first; heartbeats only have to arrive."""
         for order in self.launcher.orders():
             if order["do"] == "stop":
                 self.shutdown.stop(order["signal"], order["grace_seconds"])
@@ -244,6 +248,12 @@ class Agent:
                 # The launcher looks for the cause of a hang: it must not wait for the next report.
                 self.host.look_for_stopped()
                 self.reachability.begin(order["ports"], order["seconds"])
+            elif order["do"] == "regroup" and self.membership:
+                self.membership.announce(order["generation"])
+            elif order["do"] == "again":
+                self.ranks.start_again(order["local"])
+            elif order["do"] == "kill":
+                self.ranks.kill(order["local"])
         if self.launcher.is_gone:
             self.selector.unregister(descriptor)  # at its end it would be ready in every turn
 
@@ -253,4 +263,10 @@ class Agent:
             if number == signal.SIGCHLD:
                 self.torchrun.reap(self.shutdown.begun)
             elif not self.order["signalled_together"]:  # else the launcher has received it as well
-                self.shutdown.abandon(f"the agent got {signal.Signals(number).name}")
+                self._abandon(f"the agent got {signal.Signals(number).name}")
+
+    def _abandon(self, reason: str) -> None:
+        """End the run on this host without an order; its ranks belong to no group any more."""
+        if self.membership and not self.shutdown.begun:
+            self.membership.end(reason)
+        self.shutdown.abandon(reason)

@@ -10,6 +10,7 @@ import signal
 import socket
 
 from launcher.remote.agent.descriptors import receive
+from launcher.remote.agent.shim import AGAIN
 from launcher.remote.agent.usage import oom_kills
 from launcher.remote.processes import look_up, send_signal
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from launcher.remote.agent.frames import Launcher
+    from launcher.remote.agent.membership import Membership
 
 
 class LocalRank:
@@ -42,11 +44,21 @@ class LocalRank:
 class Ranks:
     """The socket that shims call, and the ranks whose shims have called."""
 
-    def __init__(self, launcher: Launcher, first_rank: int, signalled_together: bool) -> None:
-        """Take whether a signal that reaches a rank reaches the launcher as well."""
+    def __init__(
+        self,
+        launcher: Launcher,
+        first_rank: int,
+        signalled_together: bool,
+        membership: Membership | None,
+    ) -> None:
+        """Take whether a signal that reaches a rank reaches the launcher as well.
+
+        `membership` is that of the ranks of an elastic run.
+        """
         self.launcher = launcher
         self.first_rank = first_rank
         self.signalled_together = signalled_together
+        self.membership = membership
         self.by_local: dict[int, LocalRank] = {}
         self.last_signal = 0  # sent to all ranks, also to those that start later
         self.killing = False  # once True, every end is the agent's doing
@@ -83,6 +95,19 @@ class Ranks:
         for rank in self:
             rank.ask_to_end(signum)
 
+    def start_again(self, local: int) -> None:
+        """Have the shim of a rank that has ended start its command again."""
+        rank = self.by_local.get(local)
+        if rank is not None and rank.ended and not self.killing:
+            with contextlib.suppress(OSError):  # the shim has died
+                rank.connection.send(AGAIN)
+
+    def kill(self, local: int) -> None:
+        """Kill a rank that does not react any more; its shim reports that."""
+        rank = self.by_local.get(local)
+        if rank is not None:
+            rank.ask_to_end(signal.SIGKILL)
+
     def _accept(self, descriptor: int) -> None:
         """Watch the connections of new shims, and take what they have sent already."""
         with contextlib.suppress(BlockingIOError):
@@ -113,6 +138,7 @@ class Ranks:
             self.by_local[local] = LocalRank(connection, message.pop("shims"), message["pid"])
             self.by_local[local].ask_to_end(self.last_signal)
         if message["event"] == "ended":
+            self._close_membership(local)
             message["told"] = self._by_us(self.by_local[local])
             self.by_local[local].ended = True
             message["oom"] = message["signal"] == signal.SIGKILL and oom_kills() > self.oom_kills
@@ -123,8 +149,14 @@ class Ranks:
         for local, rank in self.by_local.items():
             if rank.connection is connection and not rank.ended:
                 rank.ended = True
+                self._close_membership(local)
                 killed = {"code": 0, "signal": int(signal.SIGKILL), "told": self._by_us(rank)}
                 self.launcher.send_event(local, event="ended", **killed)
+
+    def _close_membership(self, local: int) -> None:
+        """Let what a rank has said of its group reach the launcher before its end does."""
+        if self.membership:
+            self.membership.close(local)
 
     def _by_us(self, rank: LocalRank) -> bool:
         """Return True if the agent has caused the end of a rank."""

@@ -31,6 +31,9 @@ TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+AGAIN = b"a"
+"""From the agent to the shim of a rank that has ended: start its command again."""
+
 
 def serve(bundle: object) -> None:
     """Run the command of the rank whose agent has this script in its private folder."""
@@ -43,15 +46,18 @@ def run(scratch: str) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     shim = Shim(scratch, int(os.environ["LOCAL_RANK"]))
-    pid, signals = shim.start_command()
-    shim.report(event="started", shims=shim.pids, pid=pid)
-    code, by = shim.watch(pid, parent, signals)
-    kill_descendants()
-    shim.report(event="ended", code=code, signal=by)
-    if code or by:  # torchrun would end the others: the launcher decides that, so wait for it
-        shim.control.recv(1)  # the agent never writes: it kills this shim, or is gone
-        shim.abandon()
-    return 0
+    while True:
+        pid, signals = shim.start_command()
+        shim.report(event="started", shims=shim.pids, pid=pid)
+        code, by = shim.watch(pid, parent, signals)
+        kill_descendants()
+        shim.report(event="ended", code=code, signal=by)
+        if not code and not by:
+            return 0
+        # torchrun would end the others. The launcher decides that: in an elastic run the rank may
+        # start again; else the agent kills this shim, or is gone.
+        if shim.control.recv(1) != AGAIN:
+            shim.abandon()
 
 
 class Shim:
@@ -61,7 +67,7 @@ class Shim:
         """Call the agent."""
         self.scratch = scratch
         self.local = local
-        self.pids = [os.getpid()]
+        self.pids: list[int] = []  # its own, and that of a parent
         self.parent: socket.socket | None = None  # of a rank that the server has forked
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(f"{scratch}/control")
@@ -73,6 +79,7 @@ class Shim:
         """
         with open(f"{self.scratch}/command.json", "rb") as file:
             command = json.loads(file.read())
+        self.pids, self.parent = [os.getpid()], None
         out, err = self._open_fifo("out"), self._open_fifo("err")
         argv, workdir = command["command"], command["workdir"]
         with open_null() as null:

@@ -1,0 +1,240 @@
+"""Which ranks of an elastic run train together: what happens to ranks in, generations out. Pure.
+
+A member is a rank of the plan, by its number. A generation is a group of members in the order of
+their ranks in it; its first member's port is where the others meet. A rank obeys the newest
+generation that it has seen, so whoever is not in there cannot speak for the group any more.
+
+    not ready ──ready──▶ waiting ──in a generation──▶ member ──left──▶ finished
+        ▲                                               │
+        └──expect (its process starts anew)── lost ◀────┘
+
+Losses interrupt the group at once, and joins wait until it is whole: then a newcomer costs the
+others no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from launcher.run.events import Broken, Formed, GroupEvent, Left, Ready
+
+LEADER_SECONDS = 1.0  # for the first member to name a port, before another one leads
+RETRY_SECONDS = 2.0  # after a broken exchange without a loss: the link may be there again
+RETRY_EVERY_SECONDS = 60.0  # an error that comes again sooner stands
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks of a generation, as it is announced to them."""
+
+    generation: int
+    members: tuple[int, ...]
+    """Member numbers, in the order of ranks."""
+    port: int
+    """Where the first member listens for the others."""
+    abort: bool
+    """A member was lost: ranks stop what they do now, not at the end of a step."""
+    reason: str
+
+
+@dataclass
+class Member:
+    """A rank, as far as groups are concerned."""
+
+    node: int
+    port: int = 0
+    """Where it listens; 0: it is not ready, or that port was used for a group."""
+    formed: Formed | None = None
+    """The newest generation that it is in."""
+    broken: Broken | None = None
+    state: str = "starting"
+    """starting, ready, lost, left; a member of the current generation is ready."""
+
+
+class Membership:
+    """The members of a run, and the newest generation of them."""
+
+    def __init__(self, members: Mapping[int, int]) -> None:
+        """Expect the first members, by the nodes that they run on."""
+        self.members = {number: Member(node) for number, node in members.items()}
+        self.current: Group | None = None
+        self._needed_at: float | None = None
+        """Since when another generation is needed."""
+        self._broken_at: float | None = None
+        """When the first exchange of the current generation failed."""
+        self._retried_at = -RETRY_EVERY_SECONDS
+
+    def take(self, event: GroupEvent, now: float) -> None:
+        """Take what a rank that lives says; what it says of an older generation is over."""
+        member = self.members[event.rank]
+        if member.state in ("lost", "left"):
+            return
+        match event:
+            case Ready():
+                member.port, member.state = event.port, "ready"
+            case Formed() if self._is_current(event):
+                member.formed = event
+            case Broken() if self._is_current(event):
+                member.broken = event
+                self._broken_at = now if self._broken_at is None else self._broken_at
+            case Left():
+                member.state = "left"
+
+    def expect(self, members: Mapping[int, int]) -> None:
+        """Expect newcomers, by node: their processes are about to start."""
+        self.members |= {number: Member(node) for number, node in members.items()}
+
+    def finish(self, number: int) -> None:
+        """Take the end of a rank with exit code 0."""
+        if self.members[number].state != "lost":
+            self.members[number].state = "left"
+
+    def lose(self, members: Iterable[int]) -> list[int]:
+        """Take the loss of members; return those that were not lost, and had not left, before."""
+        lost = [number for number in members if self.members[number].state not in ("lost", "left")]
+        for number in lost:
+            self.members[number].state = "lost"
+        return lost
+
+    def next_generation(self, now: float) -> Group | None:
+        """Return the next generation, if there is to be one and its first member has a port."""
+        members, abort, reason = self._wanted(now)
+        if not members:
+            self._needed_at = None
+            return None
+        self._needed_at = now if self._needed_at is None else self._needed_at
+        with_port = [number for number in members if self.members[number].port]
+        if not with_port:
+            return None
+        # The first member has the results so far. It names a new port at once, if it lives.
+        if with_port[0] != members[0] and now - self._needed_at < LEADER_SECONDS:
+            return None
+        members = [with_port[0], *(number for number in members if number != with_port[0])]
+        leader = self.members[members[0]]
+        before = self.current.generation if self.current else 0
+        self.current = Group(before + 1, tuple(members), leader.port, abort, reason)
+        leader.port = 0
+        self._needed_at = self._broken_at = None
+        return self.current
+
+    def _wanted(self, now: float) -> tuple[list[int], bool, str]:
+        """Return the members of the next generation, none for no other; whether to abort; why."""
+        if self.current is None:
+            first = [*self._with("starting", "ready")]
+            return (first if self._all_ready(first) else []), False, "start"
+        left = self.remaining
+        if lost := [n for n in self.current.members if self.members[n].state == "lost"]:
+            return left, True, f"lost: {', '.join(map(str, lost))}"
+        if self._may_grow and (newcomers := self._newcomers()):
+            return [*left, *newcomers], False, f"joined: {', '.join(map(str, newcomers))}"
+        if left and self._may_retry(now):
+            self._retried_at = now
+            return left, True, "an exchange failed, and no rank is lost"
+        return [], False, ""
+
+    @property
+    def remaining(self) -> list[int]:
+        """Return the members of the current generation that are neither lost nor done."""
+        members = self.current.members if self.current else ()
+        return [number for number in members if self.members[number].state == "ready"]
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all that remain of the current generation have formed its group."""
+        return all(self._has_formed(number) for number in self.remaining)
+
+    @property
+    def hosts(self) -> set[int]:
+        """Return the nodes with members that train, or are to; done ones count."""
+        members = self.current.members if self.current else self.members
+        return {
+            self.members[number].node for number in members if self.members[number].state != "lost"
+        }
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Return whether the training is done: its first rank has finished, and none trains on.
+
+        A rank that is lost after the others have finished leaves nothing undone.
+        """
+        current = self.current
+        return (
+            current is not None
+            and not self.remaining
+            and self.members[current.members[0]].state == "left"
+        )
+
+    @property
+    def is_finishing(self) -> bool:
+        """Return whether there is no group yet, or a member of it has finished its training."""
+        members = self.current.members if self.current else ()
+        return not members or any(self.members[number].state == "left" for number in members)
+
+    def is_newcomer(self, number: int) -> bool:
+        """Return whether a rank has yet to join the others."""
+        return self.current is not None and number not in self.current.members
+
+    @property
+    def formed_step(self) -> int | None:
+        """Return the step from which the current group goes on; None while it is not whole."""
+        formed = [self.members[number].formed for number in self.remaining if self.is_whole]
+        return next((event.step for event in formed if event), None)
+
+    def problem(self, now: float, seconds: float) -> Broken | None:
+        """Return why the current group cannot train: it differs, or has failed without a loss.
+
+        A loss may explain a failed exchange only `seconds` later.
+        """
+        if differing := self._differing():
+            return differing
+        if self._broken_at is None or now - self._broken_at <= seconds:
+            return None
+        broken = [self.members[number].broken for number in self.remaining]
+        return next((event for event in broken if event and self._is_current(event)), None)
+
+    def _differing(self) -> Broken | None:
+        """Return a member whose state is not that of the others."""
+        events = [self.members[number].formed for number in self.remaining]
+        formed = [event for event in events if event and self._is_current(event)]
+        for event in formed:
+            if (event.step, event.digest) != (formed[0].step, formed[0].digest):
+                text = f"its state of step {event.step} is not that of rank {formed[0].rank}"
+                return Broken(event.node, event.rank, event.generation, text)
+        return None
+
+    @property
+    def _may_grow(self) -> bool:
+        """Return whether the group is whole, works, and has not begun to finish."""
+        return not self.is_finishing and self.is_whole and self._broken_at is None
+
+    def _may_retry(self, now: float) -> bool:
+        """Return whether an exchange failed a moment ago without a loss, and not lately before."""
+        return (
+            self._broken_at is not None
+            and now - self._broken_at > RETRY_SECONDS
+            and now - self._retried_at > RETRY_EVERY_SECONDS
+        )
+
+    def _newcomers(self) -> list[int]:
+        """Return the ranks that are ready to join, of hosts of which none is still starting."""
+        in_group: Collection[int] = self.current.members if self.current else ()
+        starting = {self.members[number].node for number in self._with("starting")}
+        return [
+            number
+            for number in self._with("ready")
+            if number not in in_group and self.members[number].node not in starting
+        ]
+
+    def _with(self, *states: str) -> Iterable[int]:
+        return (number for number in sorted(self.members) if self.members[number].state in states)
+
+    def _all_ready(self, members: Iterable[int]) -> bool:
+        return all(self.members[number].state == "ready" for number in members)
+
+    def _has_formed(self, number: int) -> bool:
+        formed = self.members[number].formed
+        return formed is not None and self._is_current(formed)
+
+    def _is_current(self, event: Formed | Broken) -> bool:
+        return self.current is not None and event.generation == self.current.generation

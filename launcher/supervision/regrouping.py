@@ -1,0 +1,396 @@
+"""The losses and joins of an elastic run: what `membership` decides is carried out here.
+
+A lost rank starts again on its host. A lost host, once nothing is left running there, goes into the
+reserve, from which hosts start as long as the run has fewer than at its beginning. All of these
+join as newcomers. Whoever is lost twice before it has trained for a while is not taken again.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launcher.output.console import ranges
+from launcher.output.on_event import EventName
+from launcher.run.events import (
+    AskedToStop,
+    Broken,
+    Closed,
+    Event,
+    Formed,
+    GroupEvent,
+    Left,
+    Lost,
+    RankEnded,
+    Ready,
+    Stopping,
+    Swept,
+    TorchrunEnded,
+)
+from launcher.run.generation import Generation
+from launcher.run.job import Job
+from launcher.run.state import RunState
+from launcher.supervision.agent_protocol import again_order, kill_order, regroup_order, stop_order
+from launcher.supervision.agents import AgentGroup
+from launcher.supervision.failures import FailureLog
+from launcher.supervision.hangs import Hang
+from launcher.supervision.membership import Group, Membership
+from launcher.supervision.root_cause import LOST, Failure, Tail, as_raised, cause_of
+from rackrun.terminal import one_line
+from rackrun.units import plural
+
+LOSSES = 2
+"""In a row: then a host is not taken again."""
+LASTING_STEPS = 20  # after so many steps with the others, a loss is the first one again
+RESTART_SECONDS = 1.0  # a lost rank may be the first sign of a lost host
+SWEEP_SECONDS = 5.0  # between two attempts to reach a lost host
+UNEXPLAINED_SECONDS = 2.0  # beyond the time after which a silent host is lost
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line about a loss or a join, for people and for --on-event."""
+
+    text: str
+    event: EventName | None = None
+    node: int | None = None
+    rank: int | None = None
+
+
+class Regrouping:
+    """Keeps an elastic run going when it loses ranks, and takes in newcomers."""
+
+    def __init__(
+        self, job: Job, run: RunState, agents: AgentGroup, failures: FailureLog, tail: Tail
+    ) -> None:
+        """Expect the ranks of the first hosts; the others are the reserve."""
+        self._job = job
+        self._run = run
+        self._agents = agents
+        self._failures = failures
+        self._tail = tail
+        first = [host.plan.node for host in run.hosts if not host.in_reserve]
+        self._membership = Membership(self._ranks_of(*first))
+        self._host_count = len(first)
+        self._reserve = [host.plan.node for host in run.hosts if host.in_reserve]
+        self._dropped: set[int] = set()
+        """Nodes that were given up, whose last events say nothing new."""
+        self._starting: dict[int, float] = {}
+        """Since when hosts are on their way into the group, by node."""
+        self._joined: dict[int, int] = {}
+        """At which step the hosts of the group have joined it, by node."""
+        self._losses: Counter[int] = Counter()
+        """How often in a row a host was lost, by node."""
+        self._again_at: dict[int, float] = {}
+        """When to start lost ranks again."""
+        self._sweep_at: dict[int, float] = {}
+        """When to try again to reach lost hosts, by node."""
+        self._killed: set[int] = set()
+        """Ranks that were stopped by a signal, and killed therefore."""
+        self._notices: list[Notice] = []
+        self._lost: list[str] = []
+        """The losses since the newest generation."""
+        self._members: tuple[int, ...] = ()
+        """Of the newest generation."""
+
+    # -- what happens
+
+    def take(self, event: Event, now: float) -> bool:
+        """Take an event; return True when the run goes on, whatever else the event would mean."""
+        match event:
+            case Ready() | Formed() | Broken() | Left():
+                self._take_group_event(event, now)
+            case RankEnded():
+                return self._take_end(event, now)
+            case Lost() | Stopping() | AskedToStop() | TorchrunEnded() | Closed():
+                return self._take_host_event(event)
+            case Swept() if event.reason:
+                self._sweep_at[event.node] = now + SWEEP_SECONDS
+        return True
+
+    def _take_group_event(self, event: GroupEvent, now: float) -> None:
+        """Take what a rank says, unless its host is lost."""
+        if event.node not in self._dropped:
+            self._membership.take(event, now)
+
+    def _take_end(self, event: RankEnded, now: float) -> bool:
+        """Take the end of a rank: by a signal or with 75 it is lost, with another code it failed.
+
+        A newcomer cannot fail the others: it is lost in any case.
+        """
+        membership = self._membership
+        member = membership.members[event.rank]
+        if event.node in self._dropped or member.state == "lost":
+            return True
+        if event.exit_code == 0 or (event.signal and member.state == "left"):
+            membership.finish(event.rank)
+            return True
+        raised = as_raised(event, self._tail(event.node, event.rank, "err"))
+        is_failure = not raised.signal and raised.code != LOST
+        if is_failure and not membership.is_newcomer(event.rank):
+            return False
+        if not self._lose([event.rank], event):
+            return False
+        if self._losses[event.node] < LOSSES:
+            self._again_at[event.rank] = now + RESTART_SECONDS
+            return True
+        return self._lives(event.node) or self._lose_host(event)
+
+    def _take_host_event(
+        self, event: Lost | Stopping | AskedToStop | TorchrunEnded | Closed
+    ) -> bool:
+        """Take the loss of a host, or the end of one that was given up."""
+        ranks = self._run.ranks_of(event.node)
+        if event.node in self._dropped:
+            return True
+        if isinstance(event, TorchrunEnded | Closed) and all(rank.ended for rank in ranks):
+            return True
+        if isinstance(event, Closed):
+            return self._lose_host(Lost(event.node, "its agent ended before its ranks did"))
+        return self._lose_host(event)
+
+    # -- losses
+
+    def _lose_host(self, failure: Failure) -> bool:
+        """Give up a host; return whether the run goes on without it."""
+        node = _node_of(failure)
+        if not self._lose(self._ranks_of(node), failure):
+            return False
+        self._dropped.add(node)
+        self._starting.pop(node, None)
+        for rank in self._run.ranks_of(node):
+            rank.lost = True
+            self._again_at.pop(rank.rank, None)
+        if not isinstance(failure, Lost | Stopping):  # its agent lives, and ends what is left there
+            self._agents.of(node).stop(stop_order(signal.SIGKILL, 0))
+        return True
+
+    def _lose(self, ranks: Iterable[int], failure: Failure) -> bool:
+        """Take the loss of ranks of a host; return whether the run goes on without them.
+
+        Before the first generation, and with fewer hosts than it needs, it ends as any other run.
+        """
+        membership, node = self._membership, _node_of(failure)
+        if membership.current is None:
+            return False
+        cause, lost = cause_of(failure, self._tail), membership.lose(ranks)
+        if not lost:
+            return True
+        self._count_loss(node)
+        who = self._run.plan.host(node).name
+        who = f"rank {lost[0]} on {who}" if isinstance(failure, RankEnded) else who
+        text = f"lost {who} at step {self._step}: {one_line(cause.text)}"
+        event: EventName | None = None if isinstance(failure, Lost) else "lost"
+        self._notices.append(Notice(text, event, node, cause.rank))
+        self._lost.append(text)
+        if membership.has_succeeded:
+            return True
+        return bool(membership.remaining) and len(membership.hosts) >= self._job.min_hosts
+
+    def _count_loss(self, node: int) -> None:
+        """Count a loss in a row; several of a host at once are one."""
+        if node in self._joined:
+            has_lasted = self._step - self._joined.pop(node) >= LASTING_STEPS
+            self._losses[node] = 1 if has_lasted else self._losses[node] + 1
+        elif node in self._starting:
+            self._losses[node] += 1
+
+    # -- what is due
+
+    def advance(self, now: float) -> list[Notice]:
+        """Do what is due; return what is to be told of what has happened."""
+        self._end_stopped(now)
+        self._sweep_again(now)
+        self._reclaim()
+        self._start_newcomers(now)
+        self._give_up_late(now)
+        if (group := self._membership.next_generation(now)) is not None:
+            self._announce(group, now)
+        self._note_formed(now)
+        self._run.has_finished = self._has_finished
+        if broken := self._membership.problem(now, self._patience_seconds):
+            self._failures.add(broken, after_end=False)
+        notices, self._notices = self._notices, []
+        return notices
+
+    @property
+    def _patience_seconds(self) -> float:
+        """How long an exchange may have failed without a loss that explains it."""
+        return self._job.limits.lease_seconds + UNEXPLAINED_SECONDS
+
+    def _end_stopped(self, now: float) -> None:
+        """End ranks that have been stopped by a signal for as long as a host may be silent."""
+        for host in self._run.hosts:
+            is_late = now - host.frozen_since > self._job.limits.lease_seconds
+            if host.over or not host.frozen or not is_late:
+                continue
+            ranks = {f"rank {rank.rank}": rank.rank for rank in self._run.ranks_of(host.plan.node)}
+            if not all(name in ranks for name in host.frozen):  # torchrun, or a shim
+                names = " and ".join(host.frozen)
+                self._fail_host(Hang(host.plan.node, None, f"{names} stopped by a signal"))
+                continue
+            for number in {ranks[name] for name in host.frozen} - self._killed:
+                self._killed.add(number)
+                local = number - host.plan.first_rank
+                self._agents.of(host.plan.node).send(kill_order(local))
+
+    def _sweep_again(self, now: float) -> None:
+        """Try again to clean up hosts that could not be reached."""
+        for node in [node for node, at in self._sweep_at.items() if now > at]:
+            del self._sweep_at[node]
+            if node in self._dropped:
+                self._agents.clean_up(node)
+
+    def _reclaim(self) -> None:
+        """Put lost hosts on which nothing is left into the reserve, unless they are lost often."""
+        for node in [*self._dropped]:
+            host = self._run.host(node)
+            has_ended = (host.closed or host.swept) and self._agents.has_ended(node)
+            if has_ended and host.end_state == "clean" and self._losses[node] < LOSSES:
+                self._dropped.remove(node)
+                self._reserve.append(node)
+
+    def _start_newcomers(self, now: float) -> None:
+        """Start lost ranks again, and hosts of the reserve for those that are missing."""
+        membership = self._membership
+        if membership.is_finishing:
+            return
+        for number in [number for number, at in self._again_at.items() if now > at]:
+            if not membership.is_newcomer(number):  # the group without it is not announced yet
+                continue
+            del self._again_at[number]
+            self._killed.discard(number)
+            node = self._run.rank(number).node
+            self._run.renew_rank(number)
+            membership.expect({number: node})
+            self._starting.setdefault(node, now)
+            first = self._run.plan.host(node).first_rank
+            self._agents.of(node).send(again_order(number - first))
+        while self._reserve and sum(map(self._lives, self._nodes)) < self._host_count:
+            self._start_host(self._reserve.pop(0), now)
+
+    def _start_host(self, node: int, now: float) -> None:
+        """Start an agent and all ranks on a host of the reserve."""
+        self._run.renew(node, now)
+        self._killed -= self._ranks_of(node).keys()
+        self._membership.expect(self._ranks_of(node))
+        self._starting[node] = now
+        self._agents.start_again(node)
+        name = self._run.plan.host(node).name
+        self._notices.append(Notice(f"{name} starts, and will join"))
+
+    def _give_up_late(self, now: float) -> None:
+        """Give up hosts whose ranks do not get ready to join."""
+        limit = self._job.limits.rendezvous_seconds
+        for node in [node for node, since in self._starting.items() if now - since > limit]:
+            self._fail_host(Hang(node, None, f"not ready to join after {limit:g} s"))
+
+    def _fail_host(self, failure: Hang) -> None:
+        """Give up a host, and end the run if it cannot go on without it."""
+        if not self._lose_host(failure):
+            self._failures.add(failure, after_end=False)
+
+    # -- groups
+
+    def _announce(self, group: Group, now: float) -> None:
+        """Order a generation, and write it down."""
+        run = self._run
+        nodes = list(dict.fromkeys(run.rank(number).node for number in group.members))
+        order = regroup_order(
+            {
+                "generation": group.generation,
+                "members": group.members,
+                "master": (run.plan.host(nodes[0]).address, group.port),
+                "reason": group.reason,
+                "abort": group.abort,
+            }
+        )
+        for node in nodes:
+            self._agents.of(node).send(order)
+        for node in nodes:
+            self._joined.setdefault(node, self._step)
+        joined = [number for number in group.members if number not in self._members]
+        for number in joined:
+            self._starting.pop(run.rank(number).node, None)
+        names = self._named(joined) if run.generations else []
+        self._members = group.members
+        run.leader = group.members[0]
+        seconds = round(now - run.started_at, 3)
+        record = Generation(
+            group.generation,
+            len(group.members),
+            len(nodes),
+            seconds,
+            tuple(self._lost),
+            tuple(names),
+        )
+        run.generations.append(record)
+        self._lost = []
+
+    def _note_formed(self, now: float) -> None:
+        """Write down, once, that the newest group is whole, and from which step it goes on."""
+        newest = self._run.generations[-1] if self._run.generations else None
+        step = self._membership.formed_step
+        if newest is None or newest.step is not None or step is None:
+            return
+        newest.step = step
+        newest.regroup_seconds = round(now - self._run.started_at - newest.seconds, 3)
+        who = f"{plural(newest.ranks, 'rank')} on {plural(newest.hosts, 'host')}"
+        if newest.number > 1:
+            joined = f"{', '.join(newest.joined)} joined; " if newest.joined else ""
+            text = f"{joined}{who} go on from step {step} (generation {newest.number})"
+            self._notices.append(Notice(text, "joined" if newest.joined else None))
+
+    # -- what is known
+
+    @property
+    def _has_finished(self) -> bool:
+        """Return whether the training is done, and the ranks that did it have ended."""
+        members = self._membership.members.items()
+        finished = [number for number, member in members if member.state == "left"]
+        return self._membership.has_succeeded and all(self._has_ended(n) for n in finished)
+
+    def _has_ended(self, number: int) -> bool:
+        rank = self._run.rank(number)
+        return rank.lost or rank.ended is not None
+
+    @property
+    def _step(self) -> int:
+        """Return the furthest step that a rank has reported."""
+        return max(rank.step for rank in self._run.ranks)
+
+    @property
+    def _nodes(self) -> list[int]:
+        return [host.plan.node for host in self._run.hosts]
+
+    def _lives(self, node: int) -> bool:
+        """Return whether a rank of a host trains, starts, or is about to start again."""
+        members = self._membership.members
+        return any(
+            number in self._again_at
+            or (number in members and members[number].state in ("starting", "ready", "left"))
+            for number in self._ranks_of(node)
+        )
+
+    def _named(self, ranks: Iterable[int]) -> list[str]:
+        """Return ranks for people, host by host."""
+        by_node: dict[int, list[int]] = {}
+        for number in ranks:
+            by_node.setdefault(self._run.rank(number).node, []).append(number)
+        return [
+            f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} on {plan.name}"
+            for node, numbers in by_node.items()
+            for plan in [self._run.plan.host(node)]
+        ]
+
+    def _ranks_of(self, *nodes: int) -> dict[int, int]:
+        """Return the ranks of hosts, by number, with their nodes."""
+        return {rank.rank: node for node in nodes for rank in self._run.ranks_of(node)}
+
+
+def _node_of(failure: Failure) -> int:
+    """Return the node of a failure, which has one."""
+    assert failure.node is not None
+    return failure.node
