@@ -1,5 +1,7 @@
 """python -m convert: raw data sets become folders of shards."""
 
+from typing import NoReturn
+
 from convert.signals import while_importing
 
 
@@ -8,6 +10,13 @@ def main(args: list[str]) -> None:
     from convert.commands import read
 
     read(args).run()
+
+
+def run_script(command: str) -> NoReturn:
+    """Run one command with the given arguments: `python convert/imagenet.py SRC OUT`."""
+    from rackrun.commandline.program import run
+
+    run(lambda args: main([command, *args]))
 
 
 if __name__ == "__main__":

@@ -152,3 +152,9 @@ def _stems(class_name: str, inner: PurePosixPath) -> tuple[str, str]:
 
 def _suffixes() -> str:
     return ", ".join(IMAGE_SUFFIXES)
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("folder")

@@ -237,3 +237,9 @@ def _records(
                 findings.append(ImageDefect(where, "unlabelled"))
             else:
                 yield record._replace(label=label, split=splits[name])
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("hf")

@@ -77,3 +77,9 @@ def _file(source: Path, stem: str, dimensions: int) -> Path:
         f"{source}: no {stem}-idx{dimensions}-ubyte or {stem}-idx{dimensions}-ubyte.gz in it; give "
         "the folder with the four files of MNIST"
     )
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("mnist")

@@ -71,3 +71,9 @@ def _class_counts(source: Source, split: Split) -> str:
     if len(classes) > CLASSES_NAMED:
         return f"{min(counts):,} to {max(counts):,} samples a class"
     return ", ".join(f"{name} {count:,}" for name, count in zip(classes, counts, strict=True))
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("summary")

@@ -160,3 +160,9 @@ def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
                 yield from batch.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UsageError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("csv")

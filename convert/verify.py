@@ -206,3 +206,9 @@ def strangers(source: Source) -> Iterator[str]:
     for path in sorted(folder.iterdir()):
         if ours.fullmatch(path.name) and path.name not in listed:
             yield f"{path}: not a part of this data set"
+
+
+if __name__ == "__main__":
+    from convert.__main__ import run_script
+
+    run_script("verify")

@@ -217,6 +217,20 @@ def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text())))
 
 
+@cache
+def nodes_of_import(path: Path) -> list[ast.AST]:
+    """Return what an import of a file reads: not what it does as a program, under `__main__`.
+
+    `python convert/imagenet.py` is `convert imagenet`, whose table of commands names that file.
+    """
+    tree = ast.parse(path.read_text())
+    is_main = ast.dump(ast.parse('__name__ == "__main__"', mode="eval").body)
+    tree.body = [
+        node for node in tree.body if not isinstance(node, ast.If) or ast.dump(node.test) != is_main
+    ]
+    return list(ast.walk(tree))
+
+
 def imports(path: Path) -> set[str]:
     """Return the top-level modules a file imports, wherever in the file."""
     found: set[str] = set()
@@ -268,8 +282,9 @@ def started_packages(nodes: Iterable[ast.AST]) -> set[str]:
 def imported(path: Path) -> set[str]:
     """Return the modules of the product a file imports: also lazily, for types, or by a string."""
     is_roof = str(path.relative_to(ROOT)).startswith(ROOF)  # it is there to name them all
-    found = set() if is_roof else named_modules(nodes(path))
-    for node in nodes(path):
+    read = nodes_of_import(path)
+    found = set() if is_roof else named_modules(read)
+    for node in read:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -61,3 +61,31 @@ def test_a_first_word_that_is_no_command(words: list[str], says: str) -> None:
         read(words)
     assert str(problem.value).startswith(says)
     assert str(problem.value).endswith(" type: ./run-local convert --help")
+
+
+SCRIPTS = {
+    "catdog": "catdog",
+    "folder": "folder",
+    "hf": "hf",
+    "imagenet": "imagenet",
+    "mnist": "mnist",
+    "summary": "summary",
+    "table": "csv",
+    "verify": "verify",
+}
+
+
+@pytest.mark.parametrize("start", ["file", "module"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_each_file_is_a_script(script: str, start: str, tmp_path: Path) -> None:
+    """`python convert/imagenet.py` and `-m convert.imagenet` are the command, and fail like it."""
+    path = ROOT / "convert" / f"{script}.py"
+    as_script = [str(path)] if start == "file" else ["-m", f"convert.{script}"]
+    folders = [str(tmp_path / "none"), str(tmp_path / "out")]
+    folders = folders[: 1 if script in ("summary", "verify") else 2]
+    done, expected = (
+        subprocess.run([sys.executable, *words, *folders], cwd=ROOT, capture_output=True, text=True)
+        for words in (as_script, ["-m", "convert", SCRIPTS[script]])
+    )
+    assert done.returncode == expected.returncode != 0
+    assert done.stderr == expected.stderr and "Traceback" not in done.stderr
