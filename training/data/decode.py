@@ -138,7 +138,8 @@ class Region:
             # shifts the image by up to half a pixel of the result, always the same way.
             part = (left, top, left + box.width / shrink, top + box.height / shrink)
             image = Image.fromarray(self.pixels)
-            out[:] = image.resize(out.shape[1::-1], PILLOW_KERNELS[interpolation], part)
+            size = out.shape[1], out.shape[0]
+            out[:] = np.asarray(image.resize(size, PILLOW_KERNELS[interpolation], part))
             return
         scales = out.shape[0] * shrink / box.height, out.shape[1] * shrink / box.width
         # torch.nn.functional.interpolate calls the same kernel, but cannot write to a given place.
