@@ -76,8 +76,8 @@ class Clone:
     def commit(self) -> None:
         """Let git track what is there, as in any clone."""
         git = ("git", "-c", "user.name=test", "-c", "user.email=test", "-C", self.folder)
-        for words in (("init", "-q"), ("add", "--all"), ("commit", "-q", "-m", "A clone")):
-            subprocess.run([*git, *words], check=True, stdout=subprocess.DEVNULL)
+        for args in (("init", "-q"), ("add", "--all"), ("commit", "-q", "-m", "A clone")):
+            subprocess.run([*git, *args], check=True, stdout=subprocess.DEVNULL)
 
     @property
     def environment(self) -> dict[str, str]:

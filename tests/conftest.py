@@ -69,8 +69,8 @@ TESTS = Path(__file__).parent
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slow files first, in the order of SLOW_FIRST."""
-    places = {TESTS / name: place for place, name in enumerate(SLOW_FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    positions = {TESTS / name: index for index, name in enumerate(SLOW_FIRST)}
+    items.sort(key=lambda item: positions.get(item.path, len(positions)))
 
 
 @pytest.fixture(autouse=True)

@@ -109,12 +109,12 @@ FIRST_RUN = "./run-local catdog --data data/shards"
 def lines_of(page: Path) -> list[str]:
     """Return the commands of a page: lines after a prompt, all lines of a script."""
     text = re.sub(r"\\\n *", "", page.read_text())
-    found = []
+    result = []
     for kind, block in re.findall(r"^```(console|bash)\n(.*?)^```", text, re.M | re.S):
         prompt = "$ " if kind == "console" else ""
         lines = [line for line in block.splitlines() if line.startswith(prompt)]
-        found += [line.removeprefix(prompt) for line in lines if line[:1] != "#"]
-    return found
+        result += [line.removeprefix(prompt) for line in lines if line[:1] != "#"]
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -223,15 +223,15 @@ def read(line: str) -> None:
     line = line.replace("sbatch examples/slurm.sbatch", "rackrun node")
     ours = OURS.search(line)
     assert ours, line
-    door, *words = shlex.split(ours[0], comments=True)
-    way = words.pop(0) if door == "rackrun" else door.removeprefix("./run-")
-    if way in LAUNCHES and is_command(words):
-        way = words.pop(0)
+    door, *args = shlex.split(ours[0], comments=True)
+    way = args.pop(0) if door == "rackrun" else door.removeprefix("./run-")
+    if way in LAUNCHES and is_command(args):
+        way = args.pop(0)
     assert is_command([way]), line
     if way in LAUNCHERS or way == "rerun":
-        read_launch(way, words)
+        read_launch(way, args)
     elif way in READ:
-        READ[way](words)
+        READ[way](args)
 
 
 READ: dict[str, Callable[[list[str]], object]] = {
@@ -249,17 +249,17 @@ def read_launch(way: str, words: list[str]) -> None:
     """Read a launcher's options, those of its settings file, and those of the task."""
     settings, plain = LAUNCHERS.get(way, (SshOptions, 0))
     if way == "rerun":  # the run names its task, whose options stand last
-        words.remove(next(word for word in words if word[0] != "-"))
+        words.remove(next(text for text in words if text[0] != "-"))
         names = names_of(settings)
-        others = [n for n, word in enumerate(words) if word[:2] == "--" and word not in names]
+        others = [n for n, text in enumerate(words) if text[:2] == "--" and text not in names]
         words = [*words[: others[0]], "catdog", *words[others[0] :]] if others else words
     if name := file_in(split(words, settings, plain)[0]):
         words = with_settings(read_settings(Path(name)), words, settings, plain)
-    own, _ = split(words, settings)
-    named = {word.partition("=")[0] for word in parser.current_names(own, RENAMED)}
-    own, rest = split(words, settings, 0 if named & NO_FILE else plain)
-    parse(settings, way, own, "")
-    work = read_work(way, settings, own, rest)
+    launcher_args, _ = split(words, settings)
+    named = {text.partition("=")[0] for text in parser.current_names(launcher_args, RENAMED)}
+    launcher_args, rest = split(words, settings, 0 if named & NO_FILE else plain)
+    parse(settings, way, launcher_args, "")
+    work = read_work(way, settings, launcher_args, rest)
     if isinstance(work, TaskWork) and work.name in TASKS:
         package = PACKAGES.get(work.name, work.name)
         recipes = import_module(f"{package}.recipes").RECIPES
@@ -287,7 +287,7 @@ class Typist:
             r"convert (?:folder|imagefolder|csv|catdog|mnist) \S+ (data/\S+)", line
         ):
             shutil.rmtree(self.clone.folder / made[1], ignore_errors=True)
-        until = next((said for like, said in ENDLESS.items() if re.search(like, line)), "")
+        until = next((message for like, message in ENDLESS.items() if re.search(like, line)), "")
         code, printed = self.clone.typed(self.shortened(line), until)
         assert code in ((0, 130) if until else (0,)), f"$ {line}\n{printed}"
         if line.startswith("./run-ssh") and "--detach" in line:
@@ -311,25 +311,25 @@ class Typist:
         """Give the newest run of a task, or the newest at all, the name that is printed."""
         runs = self.clone.folder / "runs"
         (runs / name).unlink(missing_ok=True)
-        own = [path for path in sorted(runs.glob("2*")) if not path.is_symlink()]
-        trained = [path for path in own if (path / "metrics.jsonl").exists()]
+        folders = [path for path in sorted(runs.glob("2*")) if not path.is_symlink()]
+        trained = [path for path in folders if (path / "metrics.jsonl").exists()]
         of_task = [path for path in trained if path.name.endswith(f"-{task}")]
-        (runs / name).symlink_to((of_task or trained or own)[-1 if newest else 0].name)
+        (runs / name).symlink_to((of_task or trained or folders)[-1 if newest else 0].name)
 
     def is_known(self, line: str) -> bool:
         """Return whether a line trains, and another one that does the same has been typed."""
         same = re.sub(r"^rackrun (?=local|ssh)", "./run-", line)
         same = re.sub(r" --(?:sync|epochs \d+)", "", same)
-        known = same.startswith("./run-") and same in self.seen
+        expected = same.startswith("./run-") and same in self.seen
         self.seen.add(same)
-        return known
+        return expected
 
     def shortened(self, line: str) -> str:
         """Return a line that trains with settings for a test behind it."""
-        words = line.split()
-        task = next((task for task in SMALL if task in words), "")
+        args = line.split()
+        task = next((task for task in SMALL if task in args), "")
         trains = line.startswith(("./run-", "rackrun local", "rackrun ssh"))
-        asks = {"--check", "--help", "--", "convert"} & set(words)
+        asks = {"--check", "--help", "--", "convert"} & set(args)
         return f"{line} {SMALL[task]}" if task and trains and not asks else line
 
 
@@ -416,8 +416,8 @@ def test_the_python_of_the_first_page(clone: Clone) -> None:
 
 def resumed(printed: str) -> str:
     """Return the name of the folder whose checkpoint a run reports as resumed."""
-    (found,) = re.findall(r"resumed after step [1-9]\d* of .*?([^/]+)/checkpoints/", printed)
-    return str(found)
+    (matches,) = re.findall(r"resumed after step [1-9]\d* of .*?([^/]+)/checkpoints/", printed)
+    return str(matches)
 
 
 ENDLESSLY = "catdog --data data/flowers --image-size 32 --width 4 --batch-size 8 --epochs 999"

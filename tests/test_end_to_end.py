@@ -92,9 +92,9 @@ def train(shards: Path, runs: Path, *options: str | Path) -> Path:
 def test_broken_images_are_left_out_and_named(shards: Path) -> None:
     """The converter names every odd file, and leaves out those that are no images."""
     report = json.loads((shards / "report.json").read_text())
-    found = {finding["file"]: finding["done"] for finding in report["findings"]}
-    left_out = {name for name, done in found.items() if done == "left out"}
-    assert found.keys() == odd_pictures().keys()
+    names = {finding["file"]: finding["done"] for finding in report["findings"]}
+    left_out = {name for name, done in names.items() if done == "left out"}
+    assert names.keys() == odd_pictures().keys()
     assert left_out == {f"train/{name}.jpg" for name in ("cat.9001", "dog.9002", "dog.9003")}
     assert report["pictures"] == IMAGES + 4
     command("convert", "verify", shards)
@@ -106,9 +106,9 @@ def test_training_ends_with_everything(run: Path) -> None:
     assert (result["verdict"], result["codes"]) == ("done", {"0": 0, "1": 0})
     assert result["report"]["accuracy"] > 0.9
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    judged = [line for line in lines if line["kind"] == "evaluate"]
-    assert [line["epoch"] for line in judged] == list(range(1, EPOCHS + 1))
-    assert judged[-1]["top1"] == pytest.approx(result["report"]["accuracy"], abs=1e-6)
+    evaluations = [line for line in lines if line["kind"] == "evaluate"]
+    assert [line["epoch"] for line in evaluations] == list(range(1, EPOCHS + 1))
+    assert evaluations[-1]["top1"] == pytest.approx(result["report"]["accuracy"], abs=1e-6)
     assert Path(result["report"]["report"]).read_text().startswith("<!")
     assert json.loads((run / "config.json").read_text())["recipe"] == "demo"
 
@@ -117,8 +117,8 @@ def test_the_model_knows_unseen_images(run: Path, tmp_path: Path) -> None:
     """`predict` is right about more than nine in ten unseen images."""
     for name, content in images(100, seed=10_000):
         (tmp_path / Path(name).name).write_bytes(content)
-    said = json.loads(command("catdog", "predict", run / "final.pt", tmp_path, "--json").stdout)
-    right = [Path(row["image"]).name.startswith(row["class"]) for row in said]
+    text = json.loads(command("catdog", "predict", run / "final.pt", tmp_path, "--json").stdout)
+    right = [Path(row["image"]).name.startswith(row["class"]) for row in text]
     assert len(right) == 100
     assert sum(right) > 90
 

@@ -22,8 +22,8 @@ MANIFESTS = list(yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()))
 def test_a_script_is_one(path: Path) -> None:
     """`bash -n` reads it, and shellcheck finds nothing."""
     for command in (["bash", "-n"], ["shellcheck", "--shell=bash"]):
-        told = subprocess.run([*command, path], capture_output=True, text=True, check=False)
-        assert told.returncode == 0, told.stdout + told.stderr
+        output = subprocess.run([*command, path], capture_output=True, text=True, check=False)
+        assert output.returncode == 0, output.stdout + output.stderr
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_command_of_a_pod_is_understood() -> None:
         "PET_MASTER_ADDR": "catdog-node-0-0.catdog",
         "PET_MASTER_PORT": "29400",
     }
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, *command, "--dry-run", *trainer["args"]],
         env=pod,
         cwd=ROOT,
@@ -116,8 +116,8 @@ def test_the_command_of_a_pod_is_understood() -> None:
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    assert "platform: TrainJob" in told.stdout and "16 ranks" in told.stdout
+    assert output.returncode == 0, output.stderr
+    assert "platform: TrainJob" in output.stdout and "16 ranks" in output.stdout
 
 
 def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path: Path) -> None:
@@ -127,12 +127,12 @@ def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path: Path) -> No
     stand_in.chmod(0o755)
     for code, tries in (("75", 3), ("1", 1), ("0", 1)):
         log = tmp_path / f"log-{code}"
-        told = subprocess.run(
+        output = subprocess.run(
             ["bash", EXAMPLES / "ngc.sh", "catdog", "--epochs", "2"],
             env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log), "CODE": code},
             check=False,
         )
-        assert told.returncode == int(code)
+        assert output.returncode == int(code)
         lines = log.read_text().splitlines()
         assert len(lines) == tries
         assert lines[0].endswith("--auto-resume catdog --epochs 2 --data /data/shards")
@@ -146,7 +146,7 @@ def test_bcprun_starts_the_ngc_script_on_every_node(tmp_path: Path) -> None:
         stand_in = tmp_path / name
         stand_in.write_text(script)
         stand_in.chmod(0o755)
-    told = subprocess.run(
+    output = subprocess.run(
         ["bash", EXAMPLES / "ngc.sh", "bcprun", "catdog", "--model", "a 'b'; c"],
         env={
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -156,10 +156,10 @@ def test_bcprun_starts_the_ngc_script_on_every_node(tmp_path: Path) -> None:
         },
         check=False,
     )
-    assert told.returncode == 0
-    words = ["-m", "launcher", "node", "--runs", "/results/runs", "--name", "ngc", "--auto-resume"]
-    words += ["catdog", "--model", "a 'b'; c", "--data", "/data/my shards"]
-    assert [(log / node).read_text().splitlines() for node in "01"] == [words, words]
+    assert output.returncode == 0
+    args = ["-m", "launcher", "node", "--runs", "/results/runs", "--name", "ngc", "--auto-resume"]
+    args += ["catdog", "--model", "a 'b'; c", "--data", "/data/my shards"]
+    assert [(log / node).read_text().splitlines() for node in "01"] == [args, args]
 
 
 PYTHON = """#!/bin/sh

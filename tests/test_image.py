@@ -28,8 +28,8 @@ def image(daemon: None) -> Iterator[str]:  # noqa: F811
         )
     assert making.returncode == 0 == base.returncode
     given = {"BASE": "rackrun-test-base", "PACKAGES": "", "LOCK": "/dev/null"}
-    words = [word for name, value in given.items() for word in ("--build-arg", f"{name}={value}")]
-    built = docker("build", "--network", "host", *words, "--tag", "rackrun-test-image", str(ROOT))
+    args = [arg for name, value in given.items() for arg in ("--build-arg", f"{name}={value}")]
+    built = docker("build", "--network", "host", *args, "--tag", "rackrun-test-image", str(ROOT))
     assert built.returncode == 0, built.stderr.decode() + built.stdout.decode()
     yield "rackrun-test-image"
     docker("rmi", "--force", "rackrun-test-image", "rackrun-test-base")
@@ -42,28 +42,28 @@ def in_container(image: str, *words: str, **variables: str) -> subprocess.Comple
         *("run", "--rm", "--network", "host", "--read-only", "--tmpfs", "/tmp"),
         *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
         *("--volume", f"{sysconfig.get_path('purelib')}:/lent:ro"),
-        *(word for name, value in given.items() for word in ("--env", f"{name}={value}")),
+        *(arg for name, value in given.items() for arg in ("--env", f"{name}={value}")),
         *(image, *words),
     )
 
 
 def test_the_image_does_not_run_as_root(image: str) -> None:
     """Not as root, and nothing of the project is its user's to change."""
-    told = in_container(image, "sh", "-c", "id -u; touch /opt/rackrun/x 2>/dev/null || echo no")
-    assert told.stdout.split() == [b"1000", b"no"], told.stderr
+    output = in_container(image, "sh", "-c", "id -u; touch /opt/rackrun/x 2>/dev/null || echo no")
+    assert output.stdout.split() == [b"1000", b"no"], output.stderr
 
 
 def test_a_container_finds_its_place_in_a_job(image: str) -> None:
     """The image's own command line, with the variables of a platform."""
-    told = in_container(
+    output = in_container(
         *(image, "python", "-m", "launcher", "node", "--dry-run", "--json", "catdog"),
         PET_NNODES="2",
         PET_NODE_RANK="1",
         PET_MASTER_ADDR="catdog-node-0-0.catdog",
         PET_NPROC_PER_NODE="8",
     )
-    assert told.returncode == 0, told.stderr
-    plan = json.loads(told.stdout)["plan"]
+    assert output.returncode == 0, output.stderr
+    plan = json.loads(output.stdout)["plan"]
     assert plan["world_size"] == 16
     assert plan["hosts"][0]["torchrun"][0] == "/opt/venv/bin/python"
 
@@ -75,20 +75,20 @@ def test_two_containers_train_together(image: str) -> None:
         "python -m catdog demo /tmp/drawn --images 60 >&2 && exec python -m launcher node"
         f" --runs /tmp/runs catdog --data /tmp/drawn/shards --epochs 1 {' '.join(task)}"
     )
-    words = ["docker", "run", "--rm", "--network", "host", "--shm-size", "256m"]
-    words += ["--volume", f"{sysconfig.get_path('purelib')}:/lent:ro"]
+    args = ["docker", "run", "--rm", "--network", "host", "--shm-size", "256m"]
+    args += ["--volume", f"{sysconfig.get_path('purelib')}:/lent:ro"]
     nodes = []
     for node in range(2):
         given = {"MASTER_ADDR": "127.0.0.1", "NNODES": "2", "NODE_RANK": str(node)}
         given |= {"PYTHONPATH": "/opt/rackrun:/lent", "MASTER_PORT": "29617"}
-        variables = [word for name, value in given.items() for word in ("-e", f"{name}={value}")]
+        variables = [arg for name, value in given.items() for arg in ("-e", f"{name}={value}")]
         nodes.append(
             subprocess.Popen(
-                [*words, *variables, image, "sh", "-c", script],
+                [*args, *variables, image, "sh", "-c", script],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
         )
-    told = [node.communicate() for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], told
-    assert b"accuracy" in told[0][0] + told[0][1]
+    outputs = [node.communicate() for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert b"accuracy" in outputs[0][0] + outputs[0][1]

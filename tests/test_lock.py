@@ -22,16 +22,16 @@ HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 def locked(name: str) -> dict[str, list[tuple[str, str]]]:
     """Return the packages of a lock: their versions, each with where it is installed."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    result: dict[str, list[tuple[str, str]]] = {}
     for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
         if match := re.match(r"([\w.-]+)==([^ ]+)(?: ; (.*?))? \\$", line):
-            found.setdefault(match[1], []).append((match[2], match[3] or ""))
-    return found
+            result.setdefault(match[1], []).append((match[2], match[3] or ""))
+    return result
 
 
 def here(packages: dict[str, list[tuple[str, str]]], python: str) -> dict[str, str]:
     """Return the packages that a lock installs on Linux on a Python of that version."""
-    place = {
+    position = {
         "python_full_version": f"{python}.0",
         "python_version": python,
         "sys_platform": "linux",
@@ -40,7 +40,7 @@ def here(packages: dict[str, list[tuple[str, str]]], python: str) -> dict[str, s
         name: each
         for name, versions in packages.items()
         for each, where in versions
-        if not where or Marker(where).evaluate(place)
+        if not where or Marker(where).evaluate(position)
     }
 
 
@@ -60,10 +60,10 @@ def test_every_package_of_a_lock_has_a_version_and_hashes_and_nothing_else(name:
 def test_a_lock_has_one_version_of_all_that_pyproject_asks_for(python: str) -> None:
     """On each supported Python, for the project, its build and each extra; extras agree with it."""
     base = here(locked("base"), python)
-    wanted = {"base": [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]}
+    expected = {"base": [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]}
     extras = PROJECT["project"]["optional-dependencies"]
     assert set(LOCKS) <= {"base", *extras}
-    for name, needs in {**wanted, **extras}.items():
+    for name, needs in {**expected, **extras}.items():
         name = name if name in LOCKS else "dev"  # what users add is tested at dev's versions
         whole = base | here(locked(name), python)
         assert base.items() <= whole.items(), f"{name}.txt changes base.txt"
@@ -92,15 +92,15 @@ def test_every_need_is_pinned() -> None:
     project = PROJECT["project"]
     needed = [*project["dependencies"], *project["optional-dependencies"]["train"]]
     waiting = [Requirement(text) for text in needed]
-    seen = set()
+    names = set()
     while waiting:
         need = waiting.pop()
         name = canonical(need.name)
         assert name in pins, f"base.txt lacks {name}"
         assert need.specifier.contains(pins[name]), f"{name}=={pins[name]} is not {need.specifier}"
-        if (name, *need.extras) in seen or version(name) != pins[name]:
+        if (name, *need.extras) in names or version(name) != pins[name]:
             continue
-        seen.add((name, *need.extras))
+        names.add((name, *need.extras))
         for further in map(Requirement, requires(name) or []):
             extras = {"", *need.extras}
             if not further.marker or any(further.marker.evaluate({"extra": e}) for e in extras):

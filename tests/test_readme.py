@@ -57,7 +57,7 @@ ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.na
 @pytest.fixture(scope="module")
 def known() -> dict[tuple[str, ...], set[str]]:
     """Return the options in the help of each command, by the words that a page prints."""
-    options = {command: options_of(words) for command, words in ASKED.items()}
+    options = {command: options_of(args) for command, args in ASKED.items()}
     for verb in VERBS:
         for door in ("rackrun", "./run-local", "./run-ssh"):
             options[(door, *verb)] = options[verb]
@@ -65,13 +65,13 @@ def known() -> dict[tuple[str, ...], set[str]]:
 
 
 def options_of(words: list[str]) -> set[str]:
-    told = (
+    output = (
         warm.run(*words, "--help", start=warm.Launcher, cwd=ROOT)
         if words[0] == "-m"
         else subprocess.run([*words, "--help"], cwd=ROOT, capture_output=True, text=True)
     )
-    assert told.returncode == 0, told.stderr
-    return set(OPTION.findall(told.stdout))
+    assert output.returncode == 0, output.stderr
+    return set(OPTION.findall(output.stdout))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -121,15 +121,15 @@ def test_printed_commands_are_understood(
 ) -> None:
     """Every command of ours in a code block exists, and has the options that follow it."""
     for line in printed(page.read_text()):
-        words = shlex.split(line, comments=True)
-        own = words[: words.index("--")] if "--" in words else words
-        commands = [known[start] for n in range(1, 5) if (start := tuple(own[:n])) in known]
+        args = shlex.split(line, comments=True)
+        ours = args[: args.index("--")] if "--" in args else args
+        commands = [known[start] for n in range(1, 5) if (start := tuple(ours[:n])) in known]
         assert commands, f"{page.name}: no such command: {line}"
         options = {"--help"}.union(*commands)
         if line.startswith(LAUNCHERS):
-            for task in TASKS if "rerun" in own else set(TASKS) & set(own):
+            for task in TASKS if "rerun" in ours else set(TASKS) & set(ours):
                 options |= known[task,]
-        unknown = [word for word in own if OPTION.match(word) and word not in options]
+        unknown = [arg for arg in ours if OPTION.match(arg) and arg not in options]
         assert not unknown, f"{page.name}: {line}: no {unknown}"
 
 
@@ -146,8 +146,8 @@ def printed(text: str) -> list[str]:
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     blocks += re.findall(r"^ {4}(.*)$", text, re.MULTILINE)
     lines = "\n".join(blocks).splitlines()
-    found = [OURS.search(line) for line in lines if "[options]" not in line]
-    return [match.group() for match in found if match]
+    result = [OURS.search(line) for line in lines if "[options]" not in line]
+    return [match.group() for match in result if match]
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))

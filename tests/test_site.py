@@ -51,7 +51,7 @@ def test_messages_of_the_troubleshooting_page_are_printed() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     page = (ROOT / "docs/howto/troubleshooting.md").read_text()
-    messages = [" ".join(found.split()) for found in re.findall(r"\*\*`([^`]+)`\*\*", page)]
+    messages = [" ".join(matches.split()) for matches in re.findall(r"\*\*`([^`]+)`\*\*", page)]
     assert len(messages) > 20
     parts = [part.strip() for message in messages for part in message.split("…")]
     assert not [part for part in parts if part not in printed]

@@ -92,7 +92,7 @@ def test_a_third_task_trains_and_predicts(project: Path) -> None:
     assert trained.returncode == 0, trained.stderr
     (weights,) = (project / "runs").glob("*-mine/final.pt")
     (project / "image.jpg").write_bytes(drawn("toy"))
-    words = ("toy", "predict", str(weights), "image.jpg", "--json")
-    named = python(project, *launch, *words)
+    args = ("toy", "predict", str(weights), "image.jpg", "--json")
+    named = python(project, *launch, *args)
     assert named.returncode == 0, named.stderr
     assert len(json.loads(named.stdout)) == 1

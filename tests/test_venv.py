@@ -297,8 +297,8 @@ def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
 def test_only_the_locks_of_pytorch_can_be_asked_for(clone: Path, name: str) -> None:
     """A file in requirements/ of another kind is refused like a name that does not exist."""
     done = run_local(clone, BASE, {**os.environ, "RACKRUN_LOCK": name})
-    said = f"rackrun: RACKRUN_LOCK: no lock of PyTorch is called {name}; type base or cuda12\n"
-    assert (done.returncode, done.stderr) == (78, said)
+    message = f"rackrun: RACKRUN_LOCK: no lock of PyTorch is called {name}; type base or cuda12\n"
+    assert (done.returncode, done.stderr) == (78, message)
     assert not (clone / ".venv").exists()
 
 
@@ -316,9 +316,9 @@ def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     """A first use takes a fifth of pip's time on any machine."""
     small(clone)
     (tmp_path / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
-    own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    variables = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     rest = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    done = run_local(clone, tmp_path / "python3", {**rest, **own})
+    done = run_local(clone, tmp_path / "python3", {**rest, **variables})
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/braceexpand-*.dist-info/INSTALLER")
     assert by.read_text().strip() == "uv"
@@ -339,15 +339,15 @@ def test_a_uv_that_is_only_seen_in_another_environment_is_no_program_here(
     (clone / "pyproject.toml").unlink()
     (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
     (described,) = Path(sysconfig.get_path("purelib")).glob("uv-*.dist-info")
-    seen = tmp_path / "seen"
-    seen.mkdir()
-    (seen / described.name).symlink_to(described)
+    observed = tmp_path / "seen"
+    observed.mkdir()
+    (observed / described.name).symlink_to(described)
     (packages,) = clone.glob(".venv/lib/python3*/site-packages")
-    (packages / "seen.pth").write_text(f"{seen}\n")
+    (packages / "seen.pth").write_text(f"{observed}\n")
     (other / "uv").symlink_to(Path(sys.executable).parent / "uv")
     python = interpreter(other / "python3", f'exec {BASE} "$@"')
-    own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_INDEX_URL": index.as_uri()}
-    done = run_local(clone, python, own)
+    variables = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_INDEX_URL": index.as_uri()}
+    done = run_local(clone, python, variables)
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info/INSTALLER")
     assert by.read_text().strip() == "uv"
@@ -369,12 +369,12 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
         "HOME": str(tmp_path),
         "PIP_CONSTRAINT": str(tmp_path / "constraints"),
     }
-    place = sysconfig.get_path("purelib")
+    path = sysconfig.get_path("purelib")
     used = run_local(clone, warm.interpreter(), environment)
-    assert (used.returncode, used.stdout) == (0, f"{place}/torch/__init__.py 1\n"), used.stderr
+    assert (used.returncode, used.stdout) == (0, f"{path}/torch/__init__.py 1\n"), used.stderr
     assert used.stderr.splitlines() == [
         f"rackrun: using torch {version('torch')} and torchvision {version('torchvision')}"
-        f" of {place}",
+        f" of {path}",
         f"rackrun: installing the rest into {clone}/.venv;"
         " RACKRUN_OWN_TORCH=1 installs the torch of the lock",
     ]
@@ -403,12 +403,12 @@ def test_a_command_of_ones_own_needs_no_more_than_a_torch(clone: Path, tmp_path:
     (clone / "rackrun" / "__init__.py").touch()
     environment = {**WITH_UV, "PIP_INDEX_URL": "http://127.0.0.1:1/", "PYTHON": str(BASE)}
     environment["RACKRUN_OWN_COMMAND"] = "1"
-    words = ["bash", "-c", ". launcher/venv.sh; venv_python"]
-    refused = subprocess.run(words, cwd=clone, env=environment, capture_output=True, text=True)
+    args = ["bash", "-c", ". launcher/venv.sh; venv_python"]
+    refused = subprocess.run(args, cwd=clone, env=environment, capture_output=True, text=True)
     assert refused.returncode == 78 and "the installation failed" in refused.stderr
     shutil.rmtree(clone / ".venv")
-    found = {**environment, "PYTHONPATH": str(site)}
-    made = subprocess.run(words, cwd=clone, env=found, capture_output=True, text=True)
+    variables = {**environment, "PYTHONPATH": str(site)}
+    made = subprocess.run(args, cwd=clone, env=variables, capture_output=True, text=True)
     assert (made.returncode, made.stderr) == (0, f"rackrun: using torch 1.13 of {site}\n")
     asked = "import torch, rackrun; print(torch.__file__, rackrun.__file__)"
     python = [clone / ".venv" / "bin" / "python", "-P", "-c", asked]
@@ -419,14 +419,14 @@ def test_a_command_of_ones_own_needs_no_more_than_a_torch(clone: Path, tmp_path:
     old = interpreter(tmp_path / "old", 'case "$*" in *version_info*) exit 1; esac; exit 0')
     shutil.rmtree(clone / ".venv")
     kept = {**environment, "PYTHON": str(old)}
-    assert subprocess.run(words, cwd=clone, env=kept, check=False).returncode == 0
+    assert subprocess.run(args, cwd=clone, env=kept, check=False).returncode == 0
     assert not (clone / ".venv" / "bin").exists()  # the ranks use python3
 
 
 def answer(clone: Path, asked: str) -> int:
     """Run functions of venv.sh; return the exit code."""
-    words = ["bash", "-c", f"set -euo pipefail; . launcher/venv.sh; {asked}"]
-    return subprocess.run(words, cwd=clone, check=False).returncode
+    args = ["bash", "-c", f"set -euo pipefail; . launcher/venv.sh; {asked}"]
+    return subprocess.run(args, cwd=clone, check=False).returncode
 
 
 WHERE_TORCH_IS = """
@@ -482,10 +482,10 @@ def test_what_is_left_of_a_lock_needs_no_torch() -> None:
     """Of the project's own lock, with the tests' torch: neither torch nor a library of its build
     would be installed, and all that the project names besides would be."""
     lock = (ROOT / "requirements" / "base.txt").read_text()
-    found = found_torch.needed_by(found_torch.SHARED, ROOT / ".no-venv")
-    left = set(NAME.findall(found_torch.without(lock, found)))
+    result = found_torch.needed_by(found_torch.SHARED, ROOT / ".no-venv")
+    left = set(NAME.findall(found_torch.without(lock, result)))
     assert not left & {"torch", "torchvision", "triton", "numpy", "sympy", "nvidia-cublas"}
-    assert left > found_torch.FLOORS.keys() - found.keys() | {"grpcio", "bcrypt"}
+    assert left > found_torch.FLOORS.keys() - result.keys() | {"grpcio", "bcrypt"}
     assert set(NAME.findall(lock)) > left
 
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(wanted: Callable[[], T], what: str = "this happens", seconds: float = 240.0) -> T:
+def until(expected: Callable[[], T], what: str = "this happens", seconds: float = 240.0) -> T:
     """Return the first true value; AssertionError with `what` if there is none in time."""
     deadline, looked = time.monotonic() + seconds, time.thread_time()
-    while not (value := wanted()):
+    while not (value := expected()):
         assert time.monotonic() < deadline, f"after {seconds:g} s: {what}"
         time.sleep(max(0.02, 9 * (time.thread_time() - looked)))  # to look costs a tenth of a core
         looked = time.thread_time()

@@ -48,14 +48,15 @@ class Python(subprocess.Popen[str]):
     kind = "torch"
 
     def __init__(self, *words: object, **options: Any) -> None:
-        super().__init__([str(word) for word in words], **{"text": True, **options})
+        super().__init__([str(arg) for arg in words], **{"text": True, **options})
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
         """Have it forked by the server."""
         folder, environment = rest[4:6]
         pipes, session = rest[9:15], rest[20]
         streams = [
-            pipe if pipe != -1 else own for own, pipe in enumerate(pipes[i] for i in (0, 3, 5))
+            pipe if pipe != -1 else options
+            for options, pipe in enumerate(pipes[i] for i in (0, 3, 5))
         ]
         request = {
             "words": args,

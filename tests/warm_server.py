@@ -179,8 +179,8 @@ def become(request: Request, descriptors: list[int]) -> None:
 def forget_another_tree() -> None:
     """Have our modules imported anew where those of a clone, or of a host, come first."""
     packages = ("catdog", "rackrun", "shards", "training")
-    found = [importlib.machinery.PathFinder.find_spec(name) for name in packages]
-    elsewhere = [spec for spec in found if spec and f"{ROOT}{os.sep}" not in f"{spec.origin}"]
+    by_file = [importlib.machinery.PathFinder.find_spec(name) for name in packages]
+    elsewhere = [spec for spec in by_file if spec and f"{ROOT}{os.sep}" not in f"{spec.origin}"]
     if elsewhere and "training.loop" in sys.modules:
         for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
             del sys.modules[name]

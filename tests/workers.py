@@ -91,7 +91,7 @@ class Worker:
         self.connection, other = Pipe()
         self.group: Group = []
         self.config = session.config
-        self.places = {id(item): place for place, item in enumerate(session.items)}
+        self.places = {id(item): index for index, item in enumerate(session.items)}
         self.process = os.fork()
         if not self.process:
             for worker in (self, *earlier):  # or the parent's end would not be seen
@@ -121,10 +121,10 @@ class Worker:
         """Return a failure for each test that the group still held."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
         self.process = 0
-        words = f"the worker of this group of tests ended with code {code}"
+        text = f"the worker of this group of tests ended with code {code}"
         left, self.group = self.group, []
         return [
-            pytest.TestReport(item.nodeid, item.location, {}, "failed", words, "teardown")
+            pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "teardown")
             for item in left
         ]
 
@@ -141,7 +141,7 @@ def work(session: pytest.Session, number: int, connection: Connection) -> NoRetu
     try:
         become_worker(session.config, number, connection)
         for group in asked(connection):
-            items = [session.items[place] for place in group]
+            items = [session.items[position] for position in group]
             # What only these tests share ends with the last one; what the session shares stays.
             for item, following in zip(items, [*items[1:], session], strict=True):
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

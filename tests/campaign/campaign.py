@@ -166,8 +166,8 @@ class Round:
             return
         if not lines:
             yield "no last line"
-        elif (wanted := fault.names.format(victim=scene.victim)) not in lines[-1]:
-            yield f"the last line does not name {wanted}"
+        elif (expected := fault.names.format(victim=scene.victim)) not in lines[-1]:
+            yield f"the last line does not name {expected}"
 
     def _bad_files(self) -> Iterator[str]:
         return partial_checkpoints(self.runs)
@@ -195,9 +195,9 @@ class DetachedRound(Round):
         return self._look("attach")
 
     def _look(self, verb: str) -> "subprocess.Popen[str]":
-        words = {"env": self._environment(), "start_new_session": True}
+        options = {"env": self._environment(), "start_new_session": True}
         runs = ("--runs", str(self.runs)) if verb == "attach" else ()
-        return self.hosts.run_ssh(*runs, self.run, verb=(verb,), **words)
+        return self.hosts.run_ssh(*runs, self.run, verb=(verb,), **options)
 
     def _watched(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
         """Return a new `attach` if the fault has ended the first one."""
@@ -235,12 +235,12 @@ class ServedRound(Round):
             return
         for folder in folders:
             yield from (f"partial file {path.name}" for path in folder.rglob("*.partial"))
-        words = ["-m", "training", "ledger", str(folders[-1])]
-        told = subprocess.run(
-            [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False
+        args = ["-m", "training", "ledger", str(folders[-1])]
+        output = subprocess.run(
+            [sys.executable, *args], cwd=ROOT, capture_output=True, text=True, check=False
         )
-        if told.returncode:
-            yield f"the ledger: {told.stdout.strip()[-200:]} {told.stderr.strip()[-200:]}"
+        if output.returncode:
+            yield f"the ledger: {output.stdout.strip()[-200:]} {output.stderr.strip()[-200:]}"
 
 
 TRAINING = (

@@ -65,7 +65,7 @@ class ContainerRound:
         return outcome
 
     def _launch(self, *command: str) -> "subprocess.Popen[str]":
-        volumes = [word for folder in BORROWED for word in ("--volume", f"{folder}:{folder}:ro")]
+        volumes = [arg for folder in BORROWED for arg in ("--volume", f"{folder}:{folder}:ro")]
         hosts = str(self.labs.lab.write_hosts(f"python={self.labs.lab.cheap_python()}"))
         given = ("--image", self.labs.image, *volumes, *LIMITS, "--runs", str(self.runs))
         return self.labs.lab.run_ssh(*given, hosts, "--", *command)
@@ -102,16 +102,16 @@ class ContainerRound:
 
 def containers() -> list[str]:
     """Return the containers that the daemon knows."""
-    told = docker("ps", "--all", "--quiet", "--filter", "name=rackrun-")
-    return told.stdout.decode().split()
+    output = docker("ps", "--all", "--quiet", "--filter", "name=rackrun-")
+    return output.stdout.decode().split()
 
 
 def running(words: str) -> list[int]:
     """Return the processes of containers, and of `docker run`, with these words."""
-    found = []
+    result = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             line = (entry / "cmdline").read_bytes().decode(errors="replace")
             if words in line and "-m\0launcher" not in line:
-                found.append(int(entry.name))
-    return found
+                result.append(int(entry.name))
+    return result

@@ -43,14 +43,14 @@ class Scene:
 
     def all(self) -> dict[int, str]:
         """Return all processes of the run on the host of the fault."""
-        found = self.hosts.hosts[self.number - 1].processes()
-        return {pid: line for pid, line in found.items() if kind_of(pid, line) != "daemon"}
+        processes = self.hosts.hosts[self.number - 1].processes()
+        return {pid: line for pid, line in processes.items() if kind_of(pid, line) != "daemon"}
 
     def send(self, kind: str, number: int) -> None:
         """Send a signal to one process of a kind."""
-        found = self.processes(kind)
-        if found:
-            with_signal(self.chance.choice(found), signal.Signals(number))
+        processes = self.processes(kind)
+        if processes:
+            with_signal(self.chance.choice(processes), signal.Signals(number))
             self.hit = True
 
     def send_all(self, pids: Iterable[int], number: int) -> None:
@@ -61,12 +61,12 @@ class Scene:
 
 def kind_of(pid: int, line: str) -> str:
     """Return what a process of a host is: rank, loader, shim, torchrun, agent, session, daemon."""
-    words = line.split("\0")
+    args = line.split("\0")
     if line.startswith("unshare\0") or "sshd_config" in line:
         return "daemon"
     if line.startswith("sshd: "):
         return "session"
-    if words[0] == "sleep":
+    if args[0] == "sleep":
         return "loader"
     if "fake_torchrun.py" in line:
         return "torchrun"
@@ -218,8 +218,8 @@ def kill_pythons(scene: Scene) -> None:
 
 def kill_any(scene: Scene) -> None:
     """Kill any one process of the run there."""
-    found = list(scene.all())
-    scene.send_all([scene.chance.choice(found)] if found else [], signal.SIGKILL)
+    result = list(scene.all())
+    scene.send_all([scene.chance.choice(result)] if result else [], signal.SIGKILL)
 
 
 def stop_daemon(scene: Scene) -> None:
@@ -423,11 +423,11 @@ def nginx(name: str, back_seconds: float = 0.0) -> Callable[[Scene], None]:
 
     def hurt(scene: Scene) -> None:
         pids = [p for p in children(scene.launcher) if "nginx" in command_line(p)]
-        found = pids[:1] if name == "KILL" else pids
-        scene.send_all(found, signal.Signals[f"SIG{name}"])
+        processes = pids[:1] if name == "KILL" else pids
+        scene.send_all(processes, signal.Signals[f"SIG{name}"])
         if back_seconds:
             time.sleep(back_seconds)
-            scene.send_all(found, signal.SIGCONT)
+            scene.send_all(processes, signal.SIGCONT)
 
     return hurt
 

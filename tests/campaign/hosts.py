@@ -69,9 +69,9 @@ class Hosts(NetLab):
         sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "sshd"
         before = host.log.count("Server listening")
         with (host.folder / "log").open("ab") as log:
-            words = [*self.apart(number), sshd, "-D", "-e", "-f", os.fspath(config)]
+            args = [*self.apart(number), sshd, "-D", "-e", "-f", os.fspath(config)]
             streams = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            host.process = subprocess.Popen(words, **streams)  # type: ignore[call-overload]
+            host.process = subprocess.Popen(args, **streams)  # type: ignore[call-overload]
         until(lambda: host.log.count("Server listening") > before, "sshd listens", 60)
         self.plug_cable(number)
 

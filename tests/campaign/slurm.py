@@ -58,9 +58,9 @@ class SlurmRound:
         ended = self.slurm.lab.ended(job)
         code, number = map(int, ended["ExitCode"].split(":"))
         took = time.monotonic() - hurt_at
-        said = (self.folder / f"slurm-{job}.out").read_text()
+        text = (self.folder / f"slurm-{job}.out").read_text()
         outcome = Outcome(
-            self.number, self.fault, 128 + number if number else code, took, said=said
+            self.number, self.fault, 128 + number if number else code, took, said=text
         )
         outcome.violations += self._violations(outcome)
         return outcome
@@ -79,13 +79,13 @@ class SlurmRound:
         elif name == "node-power":
             self.slurm.lab.kill_node("n2")
         elif name.endswith("KILL"):
-            wanted = "campaign/rank.py" if name == "rank-KILL" else "cheap_node"
-            found = [
-                pid for pid in self._processes() if wanted in line(pid) and "srun" not in line(pid)
+            kind = "campaign/rank.py" if name == "rank-KILL" else "cheap_node"
+            processes = [
+                pid for pid in self._processes() if kind in line(pid) and "srun" not in line(pid)
             ]
-            found = [pid for pid in found if "fake_torchrun" not in line(pid)]
-            if found:
-                with_signal(self.chance.choice(found), signal.SIGKILL)
+            processes = [pid for pid in processes if "fake_torchrun" not in line(pid)]
+            if processes:
+                with_signal(self.chance.choice(processes), signal.SIGKILL)
 
     def _processes(self) -> list[int]:
         return with_variable(f"RUN_CANARY={self.canary}")

@@ -110,9 +110,9 @@ def test_two_at_once_make_one_set(made: Path, tmp_path: Path) -> None:
     """The second one waits for the first and finds everything there."""
     command = [*COMMAND, str(tmp_path), *FEW]
     both = [subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) for _ in range(2)]
-    said = [process.communicate()[0].decode() for process in both]
+    outputs = [process.communicate()[0].decode() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sum("drew 20" in text for text in said) == 1
+    assert sum("drew 20" in text for text in outputs) == 1
     assert (tmp_path / "train.zip").read_bytes() == (made / "train.zip").read_bytes()
 
 
@@ -148,10 +148,10 @@ def partial(folder: Path) -> list[Path]:
 
 def alive(group: int) -> list[str]:
     """Return the processes of a group that have not ended."""
-    found = []
+    result = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
             state, _, of_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
             if int(of_group) == group and state != "Z":
-                found.append(entry.name)
-    return found
+                result.append(entry.name)
+    return result

@@ -56,8 +56,10 @@ def test_colours_do_not_tell_the_kinds_apart() -> None:
             pixels = np.asarray(draw(kind, 0, number), np.float64) / 255
             features.append([*pixels.mean((0, 1)), *pixels.std((0, 1)), 1])
             labels.append(label)
-    known, unseen = slice(0, 150), slice(150, 200)
-    weights = np.linalg.lstsq(np.array(features)[known], np.array(labels)[known], rcond=None)[0]
+    training, unseen = slice(0, 150), slice(150, 200)
+    weights = np.linalg.lstsq(np.array(features)[training], np.array(labels)[training], rcond=None)[
+        0
+    ]
     right = np.sign(np.array(features)[unseen] @ weights) == np.array(labels)[unseen]
     assert right.mean() < 0.7
 
@@ -69,8 +71,8 @@ def test_an_archive_has_the_layout_of_kaggle(tmp_path: Path) -> None:
         names = set(archive.namelist())
         assert archive.testzip() is None
         assert archive.read("train/dog.4.jpg") == jpeg("dog", 3, 4)
-    wanted = {f"train/{kind}.{number}.jpg" for kind in ("cat", "dog") for number in range(10)}
-    assert names == wanted
+    expected = {f"train/{kind}.{number}.jpg" for kind in ("cat", "dog") for number in range(10)}
+    assert names == expected
     assert [path.name for path in tmp_path.iterdir()] == ["train.zip"]
 
 
@@ -142,8 +144,8 @@ def test_a_pen_within_a_pen() -> None:
 
 def children(parent: int) -> list[int]:
     """Return the processes whose parent this is, as Linux sees it."""
-    found = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(child) for tasks in found for child in tasks.read_text().split()]
+    processes = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(child) for tasks in processes for child in tasks.read_text().split()]
 
 
 def drawing_processes(parent: int) -> list[int]:

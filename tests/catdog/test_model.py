@@ -31,9 +31,9 @@ def test_the_reference_network_applies_one_block_four_times() -> None:
         ]
         block.register_forward_hook(lambda _, __, output: shapes.append(tuple(output.shape)))
     with torch.no_grad():
-        answers = model(torch.zeros(1, 1, 128, 128))
+        predictions = model(torch.zeros(1, 1, 128, 128))
     assert shapes == [(1, 64, 64, 64), *((1, 512, side, side) for side in (32, 16, 8, 4, 2))]
-    assert answers.shape == (1, 2)
+    assert predictions.shape == (1, 2)
 
 
 @pytest.mark.parametrize("size", [64, 100, 128])

@@ -54,8 +54,8 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
             code, error = main(["predict", *map(str, words)]), ""
         except Problem as problem:
             code, error = problem.exit_code, f"error: {problem}\n"
-        said = capsys.readouterr()
-        return Ended(code, said.out, said.err + error)
+        captured = capsys.readouterr()
+        return Ended(code, captured.out, captured.err + error)
 
     return run
 
@@ -135,10 +135,10 @@ def test_csv_has_the_likeliest_classes(
     assert command(final, photos, "--csv", table, "--top-k", "2").returncode == 65
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    answers = json.loads(command(final, photos, "--json", "--top-k", "2").stdout)
+    predictions = json.loads(command(final, photos, "--json", "--top-k", "2").stdout)
     expected = [
         (one["image"], str(rank), name, str(share))
-        for one in answers
+        for one in predictions
         if "error" not in one
         for rank, (name, share) in enumerate(one["classes"].items(), start=1)
     ]
@@ -153,8 +153,8 @@ def test_the_file_names_the_task(
 ) -> None:
     """`rackrun predict RUN IMAGE` needs no task, and takes a run folder, too."""
     code = dispatch.run(["predict", str(final.parent), str(photos / "a cat.jpg"), "--json"])
-    answers = json.loads(capsys.readouterr().out)
-    assert code == 0 and [one["image"] for one in answers] == [str(photos / "a cat.jpg")]
+    predictions = json.loads(capsys.readouterr().out)
+    assert code == 0 and [one["image"] for one in predictions] == [str(photos / "a cat.jpg")]
 
 
 def test_folders_and_patterns(command: Command, final: Path, photos: Path) -> None:
@@ -198,8 +198,8 @@ def test_a_checkpoint_of_the_run_will_do(
 ) -> None:
     """The best checkpoint is as good as final.pt, and says the same after the same step."""
     (best,) = (run_folder / "checkpoints").glob("step-*.pt")
-    answers = [json.loads(command(file, photos, "--json").stdout) for file in (final, best)]
-    assert answers[0] == answers[1]
+    predictions = [json.loads(command(file, photos, "--json").stdout) for file in (final, best)]
+    assert predictions[0] == predictions[1]
 
 
 @pytest.mark.parametrize(
@@ -284,10 +284,10 @@ def test_the_command_itself(final: Path, photos: Path) -> None:
 def test_help_does_not_wait_for_torch() -> None:
     """--help answers without importing torch."""
     command = [sys.executable, "-X", "importtime", "-m", "catdog", "predict", "--help"]
-    told = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
-    assert told.returncode == 0
-    assert "IMAGE" in told.stdout
-    assert "torch" not in told.stderr
+    output = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
+    assert output.returncode == 0
+    assert "IMAGE" in output.stdout
+    assert "torch" not in output.stderr
 
 
 def test_names_cannot_play_with_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,13 +173,13 @@ def long_run(shards: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def session(leader: int) -> dict[int, str]:
     """Return the processes that live in a session, by number: their names."""
-    found = {}
+    names = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, _, _, sid = stat(int(entry.name))
             if int(sid) == leader and state != "Z":
-                found[int(entry.name)] = (entry / "comm").read_text().strip()
-    return found
+                names[int(entry.name)] = (entry / "comm").read_text().strip()
+    return names
 
 
 def stat(pid: int) -> list[str]:

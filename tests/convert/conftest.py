@@ -60,11 +60,11 @@ def command() -> Callable[..., Command]:
     def start(*args: object, prefix: tuple[str, ...] = ()) -> Command:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         options = {"stdin": subprocess.DEVNULL, **streams, "start_new_session": True}
-        words = ("-m", "convert", *map(str, args))
+        arguments = ("-m", "convert", *map(str, args))
         if prefix:  # another program starts it
-            argv = [*prefix, sys.executable, *words]
+            argv = [*prefix, sys.executable, *arguments]
             return Command(subprocess.Popen(argv, text=True, **options))
-        return Command(warm.Python(*words, **options))
+        return Command(warm.Python(*arguments, **options))
 
     return start
 

@@ -30,7 +30,7 @@ print(*sys.modules, file=sys.stderr)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
         "folder in out --allow-left-out -1",
         "finish . --allow-left-out -1",
@@ -41,24 +41,24 @@ print(*sys.modules, file=sys.stderr)
         "imagenet in out --shards -1",
     ],
 )
-def test_no_count_is_negative(words: str) -> None:
+def test_no_count_is_negative(line: str) -> None:
     """Every command names the option, before it looks at a folder."""
-    with pytest.raises(UsageError, match=f"{words.split()[-2]}.* cannot be negative"):
-        read(words.split()).run()
+    with pytest.raises(UsageError, match=f"{line.split()[-2]}.* cannot be negative"):
+        read(line.split()).run()
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "says"),
     [
         ([], "no command given; there are: catdog, imagenet, "),
         (["foldr", "in", "out"], "foldr: no such command; did you mean folder?"),
         (["--workers", "2"], "--workers: no such command; there are: catdog, imagenet, "),
     ],
 )
-def test_a_first_word_that_is_no_command(words: list[str], says: str) -> None:
+def test_a_first_word_that_is_no_command(args: list[str], says: str) -> None:
     """What is wrong, what there is, and what to type."""
     with pytest.raises(UsageError) as problem:
-        read(words)
+        read(args)
     assert str(problem.value).startswith(says)
     assert str(problem.value).endswith(" type: ./run-local convert --help")
 
@@ -84,8 +84,8 @@ def test_each_file_is_a_script(script: str, start: str, tmp_path: Path) -> None:
     folders = [str(tmp_path / "none"), str(tmp_path / "out")]
     folders = folders[: 1 if script in ("summary", "verify") else 2]
     done, expected = (
-        subprocess.run([sys.executable, *words, *folders], cwd=ROOT, capture_output=True, text=True)
-        for words in (as_script, ["-m", "convert", SCRIPTS[script]])
+        subprocess.run([sys.executable, *args, *folders], cwd=ROOT, capture_output=True, text=True)
+        for args in (as_script, ["-m", "convert", SCRIPTS[script]])
     )
     assert done.returncode == expected.returncode != 0
     assert done.stderr == expected.stderr and "Traceback" not in done.stderr

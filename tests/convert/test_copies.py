@@ -112,11 +112,11 @@ def test_copies_in_tars_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[
     for split in ("train", "val"):
         members = [("own.jpg", drawn(split)), ("own.cls", b"0"), ("s.jpg", image), ("s.cls", b"1")]
         write_tar(tmp_path / "tars" / f"set-{split}-0.tar", members)
-    words = ["index", str(tmp_path / "tars"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    args = ["index", str(tmp_path / "tars"), "--out", str(tmp_path / "out"), "--workers", "1"]
     with pytest.raises(DataError, match=r"set-val-000000.tar/s = set-train-000000.tar/s in train"):
-        main(words)
+        main(args)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.json"]
-    main([*words, "--force", "--allow", "leaks"])
+    main([*args, "--force", "--allow", "leaks"])
     main(["verify", str(tmp_path / "out"), "--workers", "1"])
     assert capsys.readouterr().out.count("1 exact copies of images in another split: set-val-") == 2
     main(["verify", str(tmp_path / "out"), "--workers", "1", "--json"])
@@ -131,9 +131,19 @@ def test_a_collision_of_checksums_accuses_nobody(tmp_path: Path) -> None:
     images = {"a": one, "b": bytes(collision), "c": other, "d": one}
     with write_shard(tmp_path / "set-train-000000.tar") as writer:
         rows = [
-            Row(0, *place[:2], place.image_offset, len(data), 0, 1, 1, zlib.crc32(data), b"jpg")
+            Row(
+                0,
+                *position[:2],
+                position.image_offset,
+                len(data),
+                0,
+                1,
+                1,
+                zlib.crc32(data),
+                b"jpg",
+            )
             for key, data in images.items()
-            for place in [writer.add(key, 0, data, "jpg")]
+            for position in [writer.add(key, 0, data, "jpg")]
         ]
         shard = writer.close()
     packed = np.frombuffer(b"".join(PACKED_ROW.pack(*row) for row in rows), INDEX_FIELDS)

@@ -29,11 +29,11 @@ def test_class_folders_are_the_classes(tmp_path: Path, convert: Convert) -> None
     out = convert("folder", write_files(tmp_path / "my flowers", files))
     manifest = manifest_of(out)
     assert manifest.dataset == "my_flowers" and manifest.classes == ("aster", "tulip")
-    found = {sample.key: (sample.label, sample.image) for sample in everything(out)}
-    assert len(found) == 9
-    assert found["tulip_2"] == (1, files["tulip/2.jpg"])
-    (wild,) = (key for key in found if key.startswith("aster_wild_x_y-"))
-    assert found[wild] == (0, files["aster/wild/x y.png"])
+    samples = {sample.key: (sample.label, sample.image) for sample in everything(out)}
+    assert len(samples) == 9
+    assert samples["tulip_2"] == (1, files["tulip/2.jpg"])
+    (wild,) = (key for key in samples if key.startswith("aster_wild_x_y-"))
+    assert samples[wild] == (0, files["aster/wild/x y.png"])
 
 
 def test_given_splits_are_kept(tmp_path: Path, convert: Convert) -> None:
@@ -128,9 +128,9 @@ def test_links_within_the_folder_are_followed(tmp_path: Path, convert: Convert) 
     (folder / "a" / "linked.jpg").symlink_to("../b/0.jpg")
     (folder / "a" / "more").symlink_to(folder / "b", target_is_directory=True)
     out = convert("folder", folder, "--allow", "leaks")
-    found = {sample.key: sample.image for sample in everything(out)}
-    assert len(found) == 6 + 6 + 1 + 6
-    assert found["a_linked"] == found["a_more_0"] == found["b_0"]
+    samples = {sample.key: sample.image for sample in everything(out)}
+    assert len(samples) == 6 + 6 + 1 + 6
+    assert samples["a_linked"] == samples["a_more_0"] == samples["b_0"]
 
 
 def test_a_set_assembled_of_links_is_converted(tmp_path: Path, convert: Convert) -> None:

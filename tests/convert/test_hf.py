@@ -50,11 +50,11 @@ def test_splits_become_splits_and_bytes_stay(
     parts = {"train": range(6), "validation": range(6, 9), "test": range(9, 11), "extra": [11]}
     splits = {name: data.select(part) for name, part in parts.items()}
     out = convert("hf", saved(tmp_path / "trees", datasets.DatasetDict(splits)))
-    found = {each.key: (each.label, each.image) for each in everything(out)}
-    assert found == {
-        f"{name}_{place:07d}": (number % 2, IMAGES[number])
+    samples = {each.key: (each.label, each.image) for each in everything(out)}
+    assert samples == {
+        f"{name}_{index:07d}": (number % 2, IMAGES[number])
         for name, part in parts.items()
-        for place, number in enumerate(part)
+        for index, number in enumerate(part)
         if name != "extra"
     }
     manifest = manifest_of(out)

@@ -105,9 +105,9 @@ def test_tars_are_indexed_where_they_lie(
     assert tars_in(tmp_path) == before
     manifest = Manifest.parse((tmp_path / "dataset.json").read_bytes(), "")
     assert [split.name for split in manifest.splits] == ["train", "val"]
-    found = everything(tmp_path)
-    assert [sample.label for sample in found] == list(labels.values())
-    for sample, key in zip(found, labels, strict=True):
+    samples = everything(tmp_path)
+    assert [sample.label for sample in samples] == list(labels.values())
+    for sample, key in zip(samples, labels, strict=True):
         assert sample.image == drawn(
             key, format={"jpg": "JPEG"}.get(sample.extension, sample.extension.upper())
         )
@@ -138,8 +138,8 @@ def test_a_key_ends_at_the_first_dot(tmp_path: Path, other: str) -> None:
     tar = write_tar(tmp_path / "set-train-0.tar", members)
     main(["index", str(tmp_path), "--workers", "1"])
     expected = [("a", 0, drawn("a")), ("dir.v2/b", 1, drawn("dir.v2/b"))]
-    found = everything(tmp_path)
-    assert [(sample.key, sample.label, sample.image) for sample in found] == expected
+    samples = everything(tmp_path)
+    assert [(sample.key, sample.label, sample.image) for sample in samples] == expected
     with tar.open("rb") as file:
         members_read = ({**member, "__url__": ""} for member in tar_file_iterator(file))
         theirs = list(group_by_keys(members_read))
@@ -234,13 +234,13 @@ def test_exact_epochs_and_ledger_hold_for_them(tmp_path: Path) -> None:
     main(["index", str(tmp_path / "tars"), "--workers", "1"])
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = tmp_path / "run"
-    words = ("-m", "catdog", "--data", tmp_path / "tars", "--run-folder", run, "--image-size", 32)
-    words += ("--width", 4, "--epochs", 2, "--batch-size", 5, "--device", "cpu", "--workers", 0)
+    args = ("-m", "catdog", "--data", tmp_path / "tars", "--run-folder", run, "--image-size", 32)
+    args += ("--width", 4, "--epochs", 2, "--batch-size", 5, "--device", "cpu", "--workers", 0)
     options = ("--no-tensorboard", "--exact-epochs", "--ledger")
-    done = warm.run(*words, *options, cwd=tmp_path, env=environment)
+    done = warm.run(*args, *options, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    told = warm.run("-m", "training", "ledger", run, cwd=tmp_path, env=environment)
-    assert told.returncode == 0, told.stdout + told.stderr
+    output = warm.run("-m", "training", "ledger", run, cwd=tmp_path, env=environment)
+    assert output.returncode == 0, output.stdout + output.stderr
 
 
 def train_tars(folder: Path, labels: list[tuple[int, int]]) -> Path:

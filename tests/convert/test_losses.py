@@ -34,9 +34,9 @@ def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_o
     large = {kind: drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
     files = {name: large[kind] for name, kind in names("cat", "dog", count=60).items()}
     source, away = write_files(tmp_path / "set", files), tmp_path / "away"
-    words = ("folder", source, tmp_path / "out", "--shards", 10, "--size", 64, "--workers", 2)
-    words += ("--allow", "leaks")
-    running = command(*words)
+    args = ("folder", source, tmp_path / "out", "--shards", 10, "--size", 64, "--workers", 2)
+    args += ("--allow", "leaks")
+    running = command(*args)
     wait_for_a_shard(tmp_path / "out")
     running.signal_all(signal.SIGSTOP)
     source.rename(away)
@@ -46,9 +46,9 @@ def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_o
     assert code == 74 and "No such file" in line and "the same command goes on" in line
     assert not (tmp_path / "out" / "dataset.json").exists()
     shutil.copytree(away, source)
-    code, errors = command(*words).end()
+    code, errors = command(*args).end()
     assert code == 0 and "shards are there already" in errors
-    assert command(words[0], source, tmp_path / "whole", *words[3:]).end()[0] == 0
+    assert command(args[0], source, tmp_path / "whole", *args[3:]).end()[0] == 0
     assert shown(tmp_path / "out") == shown(tmp_path / "whole")
 
 
@@ -104,8 +104,8 @@ def test_the_tasks_of_an_array_job_lose_no_more(tmp_path: Path, convert: Convert
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     spoilt(source, 4)
     for task in range(2):
-        words = ("--shards", 3, "--val-shards", 1, "--task-count", 2, "--task-index", task)
-        out = convert("catdog", source, *words)
+        args = ("--shards", 3, "--val-shards", 1, "--task-count", 2, "--task-index", task)
+        out = convert("catdog", source, *args)
     with pytest.raises(DataError, match="--allow-left-out 45"):
         main(["finish", str(out)])
     main(["finish", str(out), "--allow-left-out", "45"])

@@ -172,11 +172,11 @@ def test_a_second_run_has_nothing_to_do(
     """The same command on a finished folder ends at once, leaves every file as it is, and says the
     command that trains."""
     out = convert("catdog", train_zip)
-    said = f"to train on it, type: ./run-local catdog --data {shlex.quote(str(out))}\n"
-    assert capsys.readouterr().err.endswith(said)
+    message = f"to train on it, type: ./run-local catdog --data {shlex.quote(str(out))}\n"
+    assert capsys.readouterr().err.endswith(message)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
     convert("catdog", train_zip)
-    assert capsys.readouterr().err.endswith(f"holds this data set already\n{said}")
+    assert capsys.readouterr().err.endswith(f"holds this data set already\n{message}")
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
 
 

@@ -36,12 +36,12 @@ def defect_of(data: bytes, suffix: str = ".jpg", decode: bool = False) -> str:
 )
 def test_every_format_is_known_by_its_bytes(data: bytes, extension: str) -> None:
     """Format and size come from the content; the right name is no oddity."""
-    look = inspect(data, f".{extension}")
-    assert (look.extension, look.width, look.height) == (
+    info = inspect(data, f".{extension}")
+    assert (info.extension, info.width, info.height) == (
         extension,
         *Image.open(io.BytesIO(data)).size,
     )
-    assert not look.oddities
+    assert not info.oddities
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def test_the_report_names_every_odd_file(
     assert "\x1b" not in printed
     report = json.loads((out / "report.json").read_text())
     assert report["pictures"] == 13 and report["left_out"] == 4
-    found = {each["file"]: (each["found"], each["done"]) for each in report["findings"]}
-    assert found == {
+    names = {each["file"]: (each["found"], each["done"]) for each in report["findings"]}
+    assert names == {
         "train/cat.900.jpg": ("empty", "left out"),
         "train/cat.901.jpg": ("truncated", "left out"),
         "train/cat.902.jpg": ("other format", "kept"),

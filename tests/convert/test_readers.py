@@ -64,9 +64,9 @@ def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
     """webdataset's own pipeline finds every sample, its label and its image, and decodes it."""
     manifest = Manifest.parse((folder / "dataset.json").read_bytes(), "")
     urls = [str(folder / brace_name(split)) for split in manifest.splits]
-    found = warm.run("-c", STOCK, *urls)
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout) == {
+    completed = warm.run("-c", STOCK, *urls)
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout) == {
         key: [label, extension, crc32(image), *Image.open(io.BytesIO(image)).size]
         for key, (label, extension, image) in expected(folder).items()
     }
@@ -74,19 +74,19 @@ def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
 
 def test_python_reads_them(folder: Path) -> None:
     """tarfile sees regular files in pairs, without owner and date."""
-    found: Expected = {}
+    result: Expected = {}
     for path in sorted(folder.glob("*.tar")):
         with tarfile.open(path, "r:") as tar:
             members = tar.getmembers()
             for label, image in zip(members[::2], members[1::2], strict=True):
                 key, extension = image.name.split(".")
                 assert label.name == f"{key}.cls"
-                found[key] = (int(content(tar, label)), extension, content(tar, image))
+                result[key] = (int(content(tar, label)), extension, content(tar, image))
         for member in members:
             assert member.isreg() and not member.pax_headers
             assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "", "")
             assert (member.mode, member.mtime) == (0o444, MTIME)
-    assert found == expected(folder)
+    assert result == expected(folder)
 
 
 def content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

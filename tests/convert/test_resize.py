@@ -13,10 +13,10 @@ from tests.convert.drawn import drawn
 
 
 def applied(preset: Preset, data: bytes) -> Image.Image:
-    stored, look = preset.apply(data, inspect(data, ".jpg"))
+    stored, info = preset.apply(data, inspect(data, ".jpg"))
     image = Image.open(io.BytesIO(stored))
-    assert (look.width, look.height) == image.size
-    assert look.extension == "jpg" and image.format == "JPEG"
+    assert (info.width, info.height) == image.size
+    assert info.extension == "jpg" and image.format == "JPEG"
     return image
 
 
@@ -55,9 +55,9 @@ def test_jpegs_are_baseline_with_halved_colour() -> None:
 def test_small_jpegs_keep_their_bytes() -> None:
     """An image that need not shrink is not packed again; with a quality given, it is."""
     data = drawn(4, (50, 40))
-    look = inspect(data, ".jpg")
-    assert Preset(short_side=40).apply(data, look)[0] is data
-    assert Preset(short_side=40, quality=50).apply(data, look)[0] != data
+    info = inspect(data, ".jpg")
+    assert Preset(short_side=40).apply(data, info)[0] is data
+    assert Preset(short_side=40, quality=50).apply(data, info)[0] != data
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA", "P", "1", "I;16", "LA"])

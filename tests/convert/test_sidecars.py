@@ -31,21 +31,21 @@ def by_dali(folder: Path, shard: str) -> dict[str, bytes]:
     """Return the members where the index says they are, by the definition of DALI's format v1.2."""
     head, *lines = (folder / shard).with_suffix(".idx").read_text().splitlines()
     assert head == f"v1.2 {len(lines)}"
-    data, found = (folder / shard).read_bytes(), {}
+    data, result = (folder / shard).read_bytes(), {}
     for line in lines:
-        words = iter(line.split(" "))
-        for extension, offset, size, name in zip(words, words, words, words, strict=True):
+        args = iter(line.split(" "))
+        for extension, offset, size, name in zip(args, args, args, args, strict=True):
             assert name.rpartition("/")[2].partition(".")[2] == extension
-            found[name] = data[int(offset) : int(offset) + int(size)]
-    return found
+            result[name] = data[int(offset) : int(offset) + int(size)]
+    return result
 
 
 def by_energon(folder: Path, shard: str) -> list[dict[str, bytes]]:
     """Return the samples between the offsets of the index, each read as a tar of its own."""
     packed = (folder / f"{shard}.idx").read_bytes()
-    places = struct.unpack(f"<{len(packed) // 8}Q", packed)
+    offsets = struct.unpack(f"<{len(packed) // 8}Q", packed)
     data, samples = (folder / shard).read_bytes(), []
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in zip(offsets, offsets[1:], strict=False):
         with tarfile.open(fileobj=io.BytesIO(data[start:end] + bytes(1024))) as tar:
             samples.append({each.name: tar.extractfile(each).read() for each in tar})
     return samples
@@ -107,10 +107,10 @@ def test_tars_of_other_programs_get_them(tmp_path: Path, write: Callable[[Path],
     if write is by_webdataset:
         check(tmp_path)
     for path in tars:
-        found = by_dali(tmp_path, path.name)
-        assert found == members_of(path)
+        result = by_dali(tmp_path, path.name)
+        assert result == members_of(path)
         samples = by_energon(tmp_path, path.name)
-        assert {key: data for each in samples for key, data in each.items()} == found
+        assert {key: data for each in samples for key, data in each.items()} == result
     main(["index", str(tmp_path), "--force", "--workers", "1"])
     assert not list(tmp_path.glob("*.idx"))
     assert not (tmp_path / ".nv-meta").exists()

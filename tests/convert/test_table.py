@@ -44,8 +44,8 @@ def test_rows_become_samples(tmp_path: Path, convert: Convert, write: Write) -> 
         *(("test", 4), ("train", 4), ("val", 4))
     ]
     classes = manifest.classes
-    found = {each.key: (classes[each.label], each.image) for each in everything(out)}
-    assert found == {f"img_{n}": (ROWS[n][1], FILES[f"img/{n}.jpg"]) for n in range(12)}
+    samples = {each.key: (classes[each.label], each.image) for each in everything(out)}
+    assert samples == {f"img_{n}": (ROWS[n][1], FILES[f"img/{n}.jpg"]) for n in range(12)}
 
 
 def test_numbers_are_classes_in_their_order(tmp_path: Path, convert: Convert) -> None:

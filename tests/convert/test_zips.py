@@ -40,9 +40,9 @@ def test_zip64_and_streamed_archives(tmp_path: Path) -> None:
             member.write(b"wide")
         for number in range(66_000):
             archive.writestr(zipfile.ZipInfo(f"many/{number}"), b"%d" % number)
-    found = contents(path)
-    assert len(found) == 66_001
-    assert found["wide.jpg"] == b"wide" and found["many/65999"] == b"65999"
+    content = contents(path)
+    assert len(content) == 66_001
+    assert content["wide.jpg"] == b"wide" and content["many/65999"] == b"65999"
 
 
 class Unseekable:

@@ -59,12 +59,12 @@ def targets() -> Iterator[Target]:
                 yield Target(f"tests.fuzz.{path.stem}", node.name)
 
 
-def imported(found: Sequence[Target]) -> dict[Target, Function]:
+def imported(result: Sequence[Target]) -> dict[Target, Function]:
     """Import the targets, and all that they call with the fuzzer's counters in it."""
     import atheris
 
     with atheris.instrument_imports(include=PACKAGES, enable_loader_override=False):
-        modules = {target: importlib.import_module(target.module) for target in found}
+        modules = {target: importlib.import_module(target.module) for target in result}
         bundle = importlib.import_module("launcher.transport.bundle")
     bundle._compiled = compiled  # type: ignore[attr-defined]
     return {target: getattr(module, target.name) for target, module in modules.items()}
@@ -124,18 +124,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="targets with this in their name")
     options = parser.parse_args()
-    found = [target for target in targets() if options.only in target.name]
+    actual = [target for target in targets() if options.only in target.name]
     corpus = Path(tempfile.mkdtemp(prefix="rackrun-fuzz-"))
-    functions = imported(found)
+    functions = imported(actual)
     print("| target | inputs | seconds | broken |\n|---|--:|--:|--:|", flush=True)
     total, broken = 0, 0
     rates = {}
-    for target in found:  # a first round measures how fast each of them is
+    for target in actual:  # a first round measures how fast each of them is
         corpus_of = corpus / target.place
         result = fuzz(functions[target], FIRST_ROUND, HANG_SECONDS, options.seed, corpus_of)
         rates[target] = result.inputs / max(result.seconds, 0.1)
-    for number, target in enumerate(sorted(found, key=rates.__getitem__)):
-        share = max(1, (options.inputs - total) // (len(found) - number))
+    for number, target in enumerate(sorted(actual, key=rates.__getitem__)):
+        share = max(1, (options.inputs - total) // (len(actual) - number))
         seconds = int(options.minutes * 60)
         result = fuzz(functions[target], share, seconds, options.seed, corpus / target.place)
         total, broken = total + result.inputs, broken + bool(result.failure)

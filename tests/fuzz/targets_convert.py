@@ -107,9 +107,9 @@ def fuzz_plan(data: bytes) -> None:
 
 def _inspected(data: bytes, decode: bool = False) -> None:
     with contextlib.suppress(Defect):
-        look = inspect(data, ".jpg", decode)
+        info = inspect(data, ".jpg", decode)
         if decode:
-            Preset(size=8).apply(data, look)
+            Preset(size=8).apply(data, info)
 
 
 def _refused(decode: Callable[[bytes], object], data: bytes) -> None:

@@ -50,8 +50,8 @@ def fuzz_record(data: bytes) -> None:
     reader = EntryReader()
     with contextlib.suppress(Misshapen), Replay(screen, True, fetched) as replay:
         for line in data.split(b"\n"):
-            said = shaped(parsed_json(line, MOST_BYTES), dict[str, Any])  # as conversations do
-            replay.take(reader.entry(said), b"some\nbytes")
+            message = shaped(parsed_json(line, MOST_BYTES), dict[str, Any])  # as conversations do
+            replay.take(reader.entry(message), b"some\nbytes")
 
 
 def fuzz_found(data: bytes) -> None:

@@ -55,8 +55,8 @@ def fuzz_results(data: bytes) -> None:
         ours.mkdir(parents=True)
         with one_line_at_most():
             fetch_results(Recorded(data), HOST_PLAN, "", ours)
-        found = [path for path in Path(folder).rglob("*") if not path.is_dir()]
-        assert all(path.is_relative_to(ours) for path in found)
+        paths = [path for path in Path(folder).rglob("*") if not path.is_dir()]
+        assert all(path.is_relative_to(ours) for path in paths)
         assert not {path.name for path in ours.iterdir()} & (LAUNCHER_FILES | SUPERVISOR_FILES)
         assert not list(ours.rglob(".*.partial"))
 

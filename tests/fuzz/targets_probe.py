@@ -41,9 +41,9 @@ def fuzz_probe_answer(data: bytes) -> None:
     """Fuzz any answer to any question: what is accepted can be judged and shown."""
     question = QUESTIONS[data[0] % len(QUESTIONS)] if data else "look"
     with contextlib.suppress(Misshapen):
-        answer = believed(question, parsed_json(data[1:], 1 << 20))
-        if "error" not in answer:
-            json.dumps(shown(question, answer))
+        reply = believed(question, parsed_json(data[1:], 1 << 20))
+        if "error" not in reply:
+            json.dumps(shown(question, reply))
 
 
 LOOK: dict[str, Any] = {
@@ -56,10 +56,10 @@ LOOK: dict[str, Any] = {
 }
 
 
-def shown(question: str, answer: Any) -> str:
+def shown(question: str, reply: Any) -> str:
     """Return the table of a host that has given this answer, beside an honest one."""
     honest = {"look": LOOK, "clock": {"offset": 0.0, "uncertainty": 0.0}}
-    theirs = honest if question == "clock" else {**honest, question: answer}
+    theirs = honest if question == "clock" else {**honest, question: reply}
     cluster = ClusterFacts(
         (HostFacts(Host("a"), answers=honest), HostFacts(Host("b"), answers=theirs))
     )
@@ -90,9 +90,9 @@ def fuzz_node_list(data: bytes) -> None:
 def fuzz_environment(data: bytes) -> None:
     """Fuzz the variables of any scheduler: a letter chooses one, then its value, up to a NUL."""
     environment = {
-        VARIABLES[word[0] % len(VARIABLES)]: word[1:].decode("utf-8", "surrogateescape")
-        for word in data.split(b"\0")
-        if word
+        VARIABLES[arg[0] % len(VARIABLES)]: arg[1:].decode("utf-8", "surrogateescape")
+        for arg in data.split(b"\0")
+        if arg
     }
     with contextlib.suppress(Problem):
         find_placement(environment).check()
@@ -108,9 +108,9 @@ def fuzz_data_url(data: bytes) -> None:
 
 def fuzz_command_line(data: bytes) -> None:
     """Fuzz the arguments of ./run-ssh, up to a NUL each; nothing is started."""
-    words = [word.decode("utf-8", "surrogateescape") for word in data.split(b"\0")]
+    args = [arg.decode("utf-8", "surrogateescape") for arg in data.split(b"\0")]
     with contextlib.suppress(Problem, SystemExit):  # SystemExit: --help
-        own, rest = split(words, SshOptions, 1)
-        options = parse(SshOptions, "ssh", own, SSH_HEAD)
+        launcher_args, rest = split(args, SshOptions, 1)
+        options = parse(SshOptions, "ssh", launcher_args, SSH_HEAD)
         work_of(rest)
         assert options.environment is not None and options.secrets is not None

@@ -41,12 +41,12 @@ def fuzz_selection(data: bytes) -> None:
 
 def fuzz_known_hosts(data: bytes) -> None:
     """Fuzz a known_hosts file that is asked about two hosts."""
-    known = KnownHosts([holding(data)])
+    known_hosts = KnownHosts([holding(data)])
     for host in HOSTS:
-        known.types(host.name, host.port or 22)
-        for authority in known.authorities(host.name, host.port or 22):
-            known.verdict_on(host.name, host.port or 22, authority.blob)
-        assert known.verdict_on(host.name, host.port or 22, data[-32:]).status
+        known_hosts.types(host.name, host.port or 22)
+        for authority in known_hosts.authorities(host.name, host.port or 22):
+            known_hosts.verdict_on(host.name, host.port or 22, authority.blob)
+        assert known_hosts.verdict_on(host.name, host.port or 22, data[-32:]).status
 
 
 def fuzz_host_certificate(data: bytes) -> None:

@@ -47,14 +47,14 @@ REPORT = {
 @st.composite
 def lines(draw: st.DrawFn) -> bytes:
     """Draw events and reports that are valid but for some fields."""
-    said = []
+    messages = []
     for _ in range(draw(st.integers(1, 8))):
         name = draw(st.sampled_from([*EVENTS, ""]))
         fields = {"event": name, **EVENTS[name]} if name else dict(REPORT)
         for field in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3)):
             fields[field] = draw(VALUES)
-        said.append(b"r" * (not name) + json.dumps(fields).encode())
-    return b"\n".join(said)
+        messages.append(b"r" * (not name) + json.dumps(fields).encode())
+    return b"\n".join(messages)
 
 
 def test_the_examples_name_every_event_and_field() -> None:

@@ -12,6 +12,6 @@ from tests.fuzz.fuzz import ROOT
 @pytest.mark.timeout(4 * 3600)
 def test_ten_million_inputs_break_no_decoder() -> None:
     """No traceback, no input of more than ten seconds, none of more than 4 GiB."""
-    words = [sys.executable, "-m", "tests.fuzz.fuzz", "--inputs", "10000000"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    args = [sys.executable, "-m", "tests.fuzz.fuzz", "--inputs", "10000000"]
+    done = subprocess.run(args, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

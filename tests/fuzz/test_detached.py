@@ -61,9 +61,9 @@ HAPPENED: tuple[Event, ...] = (
 
 
 def result() -> Result:
-    told = ("failed", 137, "exit code 137", "node2", 2, FOLDER / "logs/node2/rank-2.err", "")
+    output = ("failed", 137, "exit code 137", "node2", 2, FOLDER / "logs/node2/rank-2.err", "")
     return Result(
-        *told, "", {0: 0, 1: None, 2: 137}, {"node1": "clean"}, 7.5, {"final": "x"}, FOLDER
+        *output, "", {0: 0, 1: None, 2: 137}, {"node1": "clean"}, 7.5, {"final": "x"}, FOLDER
     )
 
 
@@ -124,8 +124,8 @@ LISTING = {
 def test_what_a_controller_writes_is_understood() -> None:
     """Every entry and every event that there is, and it is the event that was written down."""
     reader = EntryReader()
-    found = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
-    assert [entry for entry in found if entry in HAPPENED] == list(HAPPENED)
+    actual = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
+    assert [entry for entry in actual if entry in HAPPENED] == list(HAPPENED)
     assert {type(event).__name__ for event in HAPPENED} == {*EVENTS}
     assert parsed_answer("node1", FOUND, RunAnswer).finish is not None
     assert len(parsed_answer("node1", LISTING, RunListing).processes) == 2
@@ -193,11 +193,11 @@ def test_an_attempt_that_no_controller_would_make_is_refused(what: str) -> None:
 
 def test_an_answer_with_one_wrong_field_is_refused() -> None:
     """Each field in turn is of a type that no field has; the message names host and place."""
-    for answer, shape in ((FOUND, RunAnswer), (LISTING, RunListing)):
-        for changed, place in with_one_wrong(answer):
+    for reply, shape in ((FOUND, RunAnswer), (LISTING, RunListing)):
+        for changed, position in with_one_wrong(reply):
             with pytest.raises(HostUnreachable, match="node1: sent an invalid answer"):
                 parsed_answer("node1", changed, shape)
-            assert place
+            assert position
 
 
 def with_one_wrong(value: Any) -> list[tuple[Any, str]]:
@@ -205,17 +205,17 @@ def with_one_wrong(value: Any) -> list[tuple[Any, str]]:
     if isinstance(value, dict):
         pairs = list(value.items())
         return [
-            ({**value, key: changed}, f"{key}.{place}")
+            ({**value, key: changed}, f"{key}.{position}")
             for key, item in pairs
             if key != "report"  # free of form
-            for changed, place in with_one_wrong(item)
+            for changed, position in with_one_wrong(item)
         ]
     if isinstance(value, list) and value:
         below = enumerate(value)
         return [
-            ([*value[:n], changed, *value[n + 1 :]], f"{n}.{place}")
+            ([*value[:n], changed, *value[n + 1 :]], f"{n}.{position}")
             for n, item in below
-            for changed, place in with_one_wrong(item)
+            for changed, position in with_one_wrong(item)
         ]
     return [([[{}]], "")]
 
@@ -242,8 +242,8 @@ def mutated(draw: st.DrawFn, seeds: list[Any]) -> bytes:
         target = inner
     data = "\n".join(map(json.dumps, lines)).encode()
     if draw(st.booleans()):
-        place = draw(st.integers(0, len(data)))
-        data = data[:place] + draw(st.binary(max_size=4)) + data[place + draw(st.integers(0, 4)) :]
+        index = draw(st.integers(0, len(data)))
+        data = data[:index] + draw(st.binary(max_size=4)) + data[index + draw(st.integers(0, 4)) :]
     return data
 
 

@@ -38,8 +38,8 @@ def nearly(draw: Any, good: dict[str, Any]) -> bytes:
     """Draw JSON with some fields and some bytes exchanged."""
     changed = good | draw(some.dictionaries(some.sampled_from(sorted(good)), ANYTHING, max_size=2))
     text = json.dumps(changed, ensure_ascii=draw(some.booleans())).encode(errors="surrogatepass")
-    place = draw(some.integers(0, len(text)))
-    return text[:place] + draw(some.binary(max_size=3)) + text[place + draw(some.integers(0, 3)) :]
+    index = draw(some.integers(0, len(text)))
+    return text[:index] + draw(some.binary(max_size=3)) + text[index + draw(some.integers(0, 3)) :]
 
 
 @given(some.binary() | nearly(LINE))
@@ -66,5 +66,5 @@ def test_what_the_targets_begin_with_is_right() -> None:
     (HOME / "record.json").write_text(json.dumps(RECORD))
     from nginx.registry import read
 
-    found = read(HOME)
-    assert found is not None and found.process.pid == 1234
+    result = read(HOME)
+    assert result is not None and result.process.pid == 1234

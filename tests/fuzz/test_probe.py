@@ -26,7 +26,7 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths to all parts of a JSON value."""
     lists = enumerate(value) if isinstance(value, list) else ()
     below = value.items() if isinstance(value, dict) else lists
-    return [way, *(place for key, part in below for place in places(part, (*way, key)))]
+    return [way, *(folder for key, part in below for folder in places(part, (*way, key)))]
 
 
 def replaced(value: Any, way: tuple[Any, ...], part: Any) -> Any:
@@ -121,7 +121,7 @@ words = st.sampled_from(
     ]
 )
 lines = st.lists(words | st.text(max_size=8), max_size=8).map(
-    lambda found: "\0".join(found).encode("utf-8", "surrogatepass")
+    lambda result: "\0".join(result).encode("utf-8", "surrogatepass")
 )
 
 

@@ -46,7 +46,7 @@ MARKS += [
 
 def texts(words: Sequence[str]) -> st.SearchStrategy[bytes]:
     """Draw bytes of keywords, of punctuation, and of anything."""
-    some = st.sampled_from([word.encode() for word in [*words, *MARKS]])
+    some = st.sampled_from([text.encode() for text in [*words, *MARKS]])
     return st.lists(some | st.binary(max_size=6), max_size=30).map(b"".join)
 
 

@@ -150,10 +150,10 @@ def twenty_classes(train: int, val: int) -> SmallImageNet:
     """Return twenty classes that a small model can learn: a hue and a texture each, under noise."""
     draw = np.random.default_rng(1)
     wnids = [f"n{number:08d}" for number in draw.choice(10**8, 20, replace=False)]
-    looks = [(hue, texture) for hue in HUES for texture in TEXTURES]
+    variants = [(hue, texture) for hue in HUES for texture in TEXTURES]
     images = [
-        (wnid, number, textured(draw, *look))
-        for wnid, look in zip(wnids, looks, strict=True)
+        (wnid, number, textured(draw, *variant))
+        for wnid, variant in zip(wnids, variants, strict=True)
         for number in range(train + val)
     ]
     shown = [(wnid, data) for wnid, number, data in images if number >= train]
@@ -165,8 +165,8 @@ def twenty_classes(train: int, val: int) -> SmallImageNet:
             if number < train
         ],
         val=[
-            Original(f"ILSVRC2012_val_{place:08d}", *shown[number])
-            for place, number in enumerate(order, 1)
+            Original(f"ILSVRC2012_val_{index:08d}", *shown[number])
+            for index, number in enumerate(order, 1)
         ],
         devkit_numbers={wnid: 1 + int(n) for wnid, n in zip(wnids, numbers, strict=True)},
     )

@@ -44,10 +44,10 @@ def test_shards_hold_the_original_bytes_under_the_right_labels(
     """From the tar of tars to shards: bytes, labels, splits, one extension for all, the PNG too."""
     source, out = small_imagenet.archives(tmp_path / "raw"), tmp_path / "out"
     Imagenet(source, out, choice=PART, packing=FEW).run()
-    found = contents(out)
+    content = contents(out)
     originals = {one.stem: one for one in small_imagenet.train + small_imagenet.val}
-    assert found.keys() == originals.keys()
-    for key, sample in found.items():
+    assert content.keys() == originals.keys()
+    for key, sample in content.items():
         assert sample.image == originals[key].data
         assert small_imagenet.wnids[sample.label] == originals[key].wnid
         assert sample.extension == "jpg"
@@ -151,9 +151,9 @@ def test_the_same_command_goes_on_after_kill_9(
 ) -> None:
     """Killed before the n-th file is opened or named, it still makes every byte."""
     source, out = small_imagenet.archives(tmp_path / "raw", "gnu"), tmp_path / "out"
-    words = ("imagenet", source, out, "--shards", "3", "--workers", "2", "--subset")
+    args = ("imagenet", source, out, "--shards", "3", "--workers", "2", "--subset")
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED_AT, str(moment), *map(str, words)],
+        [sys.executable, "-c", KILLED_AT, str(moment), *map(str, args)],
         start_new_session=True, capture_output=True, check=False,
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL

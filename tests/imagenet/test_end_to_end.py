@@ -74,8 +74,8 @@ def test_twenty_classes_from_archives_to_predictions(tmp_path: Path, name: str) 
         log = tmp_path / "second.log"
         training = two_ranks(log, *options, "--run-folder", str(second), "--resume", str(first))
         assert [rank.wait() for rank in training] == [0, 0], log.read_text()
-    judged = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
-    last = [line for line in judged if line["kind"] == "evaluate"][-1]
+    evaluations = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in evaluations if line["kind"] == "evaluate"][-1]
     assert last["samples"] == 200
     assert last["top1"] > 0.8, log.read_text()
 
@@ -84,9 +84,9 @@ def test_twenty_classes_from_archives_to_predictions(tmp_path: Path, name: str) 
         (tmp_path / f"{one.stem}.jpg").write_bytes(one.data)
     names = [str(tmp_path / f"{one.stem}.jpg") for one in unseen]
     predict = ("imagenet", "predict", str(second / "final.pt"), *names, "--json")
-    answers = json.loads(command(*predict, *model * (":" in name)))
+    predictions = json.loads(command(*predict, *model * (":" in name)))
     right = [
-        answer["class"] == f"{one.wnid} {small.words(one.wnid)}"
-        for one, answer in zip(unseen, answers, strict=True)
+        prediction["class"] == f"{one.wnid} {small.words(one.wnid)}"
+        for one, prediction in zip(unseen, predictions, strict=True)
     ]
     assert sum(right) >= 16

@@ -139,13 +139,13 @@ def test_torchvisions_first_recipe_has_the_published_constants() -> None:
 @pytest.mark.parametrize("model", ["resnet18", "resnet50"])
 def test_residual_blocks_begin_as_the_identity(model: str) -> None:
     """With --zero-init-residual a branch adds nothing at first, and learns; others are refused."""
-    found = build(ImageNet(model=model, zero_init_residual=True), 10)
-    first, last = found.get_submodule("layer1.1"), found.get_submodule("layer4.1")
+    result = build(ImageNet(model=model, zero_init_residual=True), 10)
+    first, last = result.get_submodule("layer1.1"), result.get_submodule("layer4.1")
     for block in (first, last):
         features = torch.rand(2, next(block.parameters()).shape[1], 4, 4)
         assert torch.equal(block(features), features)
-    found(torch.rand(2, 3, 64, 64)).sum().backward()
-    assert all(norm.weight.grad.any() for norm in last_norms(found))  # type: ignore[union-attr]
+    result(torch.rand(2, 3, 64, 64)).sum().backward()
+    assert all(norm.weight.grad.any() for norm in last_norms(result))  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="no residual blocks of torchvision; type --no-zero-init"):
         build(ImageNet(model="vgg11_bn", zero_init_residual=True), 10)
 
@@ -174,17 +174,17 @@ def test_blur_goes_before_every_halving_but_the_first_layers() -> None:
 
 def test_nothing_is_mixed_unless_it_is_asked_for() -> None:
     """The default recipe sees images and labels as they are."""
-    images, wanted = mixed(ImageNet(), IMAGES, LABELS, 10)
-    assert images is IMAGES and wanted is LABELS
+    images, expected = mixed(ImageNet(), IMAGES, LABELS, 10)
+    assert images is IMAGES and expected is LABELS
 
 
 def test_mixup_blends_images_and_answers_alike() -> None:
     """The share of a neighbour in the pixels is its share in what is wanted."""
     torch.manual_seed(3)
-    images, wanted = mixed(ImageNet(mixup=1.0), IMAGES, LABELS, 10)
-    assert wanted.shape == (8, 10) and torch.allclose(wanted.sum(1), torch.ones(8))
+    images, expected = mixed(ImageNet(mixup=1.0), IMAGES, LABELS, 10)
+    assert expected.shape == (8, 10) and torch.allclose(expected.sum(1), torch.ones(8))
     for number in range(1, 8):
-        share = float(wanted[number, number])
+        share = float(expected[number, number])
         blend = share * number + (1 - share) * (number - 1)
         assert torch.allclose(images[number], torch.full((3, 16, 16), blend), atol=1e-4)
 
@@ -203,11 +203,11 @@ def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
     """The wanted share is the share of pixels that are left, also where the border cuts it."""
     for seed in range(30):
         torch.manual_seed(seed)
-        images, wanted = mixed(ImageNet(cutmix=1.0), IMAGES, LABELS, 10)
+        images, expected = mixed(ImageNet(cutmix=1.0), IMAGES, LABELS, 10)
         assert images.dtype == torch.uint8
         for number in range(1, 8):
             kept = float((images[number] == number).float().mean())
-            assert kept == pytest.approx(float(wanted[number, number]), abs=1e-5)
+            assert kept == pytest.approx(float(expected[number, number]), abs=1e-5)
             assert set(images[number].unique().tolist()) <= {number, number - 1}
 
 
@@ -217,9 +217,9 @@ def test_with_both_kinds_each_step_draws_one_and_repeats_it_after_a_resume() -> 
     kinds = set()
     for seed in range(12):
         torch.manual_seed(seed)
-        first, wanted = mixed(config, IMAGES, LABELS, 10)
+        first, expected = mixed(config, IMAGES, LABELS, 10)
         torch.manual_seed(seed)
         again, same = mixed(config, IMAGES, LABELS, 10)
-        assert torch.equal(first, again) and torch.equal(wanted, same)
+        assert torch.equal(first, again) and torch.equal(expected, same)
         kinds.add(first.dtype)
     assert kinds == {torch.uint8, torch.float32}

@@ -37,8 +37,8 @@ class Away:
 
     def detach(self, *args: str, **more: Any) -> str:
         """Start a run, and wait until nothing of the launcher is left."""
-        words = {"env": {"HOME": str(self.home), **more.pop("env", {})}, "cwd": self.home}
-        code, out, err = self.one.said("--detach", *SHORT, *args, **words, **more)
+        options = {"env": {"HOME": str(self.home), **more.pop("env", {})}, "cwd": self.home}
+        code, out, err = self.one.said("--detach", *SHORT, *args, **options, **more)
         assert code == 0, err
         self.run = out.strip()
         assert re.fullmatch("[0-9a-f]{8}", self.run)
@@ -49,8 +49,8 @@ class Away:
         where = home or self.home
         hosts = ("--hosts", self.hosts) if where != self.home else ()
         env = {"HOME": str(where)}
-        words = (*hosts, *args, self.run)
-        return self.one.run_ssh(*words, verb=(verb,), cwd=where, env=env)
+        arguments = (*hosts, *args, self.run)
+        return self.one.run_ssh(*arguments, verb=(verb,), cwd=where, env=env)
 
     def said(self, verb: str, *args: str, home: Path | None = None) -> tuple[int, str, str]:
         process = self.look(verb, *args, home=home)
@@ -78,7 +78,7 @@ class Away:
 
     def on(self, host: Sshd) -> dict[int, str]:
         """Return the run's processes on one host."""
-        found = {}
+        names = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 variables = (entry / "environ").read_bytes().split(b"\0")
@@ -89,9 +89,9 @@ class Away:
             except OSError:
                 continue
             if not is_dead and f"HOME={host.folder}".encode() in variables:
-                found[int(entry.name)] = line
+                names[int(entry.name)] = line
         below = children(host.process.pid)
-        return {pid: line for pid, line in found.items() if pid not in below}
+        return {pid: line for pid, line in names.items() if pid not in below}
 
     def controller(self) -> int:
         return run_manager.controller_of(self.run)

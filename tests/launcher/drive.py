@@ -185,9 +185,9 @@ class Drive:
     ) -> None:
         self.folder = folder / f"run-{time.time_ns()}"
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
-        words = {"command": list(command), "folder": str(self.folder), **options}
+        keywords = {"command": list(command), "folder": str(self.folder), **options}
         name, _, value = self.canary.partition("=")
-        launcher = ["-m", "tests.launcher.drive", json.dumps(words)]
+        launcher = ["-m", "tests.launcher.drive", json.dumps(keywords)]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL}
         streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if output is not None:
@@ -250,7 +250,7 @@ class Drive:
 
 def marked(canary: str) -> dict[int, str]:
     """Return the processes that were started with this variable."""
-    found = {}
+    names = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -262,8 +262,8 @@ def marked(canary: str) -> dict[int, str]:
         except OSError:
             continue
         if state not in "ZX":
-            found[int(entry.name)] = line
-    return found
+            names[int(entry.name)] = line
+    return names
 
 
 def break_down(number: int, frame: object) -> None:

@@ -47,8 +47,8 @@ class FakeHost(Here):
         self.rest_seconds = rest_seconds
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
-        words = (sys.executable, "-S", "-c", SAYS, self.says.hex(), str(self.rest_seconds))
-        return super().open(words)
+        args = (sys.executable, "-S", "-c", SAYS, self.says.hex(), str(self.rest_seconds))
+        return super().open(args)
 
 
 def answers(*said: bytes) -> bytes:

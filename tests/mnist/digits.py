@@ -17,23 +17,23 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     """Return images, uint8 (1797, 28, 28), and labels, in a fixed random order."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = [Image.fromarray((image * 255 / 16).astype(np.uint8)) for image in found.images]
+    result = load_digits()
+    images = [Image.fromarray((image * 255 / 16).astype(np.uint8)) for image in result.images]
     larger = [np.asarray(image.resize(SIDES, Image.Resampling.BICUBIC)) for image in images]
     order = np.random.default_rng(0).permutation(len(larger))
-    return np.stack(larger)[order], found.target[order].astype(np.uint8)
+    return np.stack(larger)[order], result.target[order].astype(np.uint8)
 
 
 def files(train: int = TRAINED_ON, test: int = TESTED_ON) -> dict[str, bytes]:
     """Return names and contents of the four files."""
     images, labels = digits()
-    found = {}
+    names = {}
     for part, first, count in (("train", 0, train), ("t10k", TRAINED_ON, test)):
         rows = slice(first, first + count)
         heads = struct.pack(">4L", 2051, count, *SIDES), struct.pack(">2L", 2049, count)
-        found[f"{part}-images-idx3-ubyte"] = heads[0] + images[rows].tobytes()
-        found[f"{part}-labels-idx1-ubyte"] = heads[1] + labels[rows].tobytes()
-    return found
+        names[f"{part}-images-idx3-ubyte"] = heads[0] + images[rows].tobytes()
+        names[f"{part}-labels-idx1-ubyte"] = heads[1] + labels[rows].tobytes()
+    return names
 
 
 def write(folder: Path, contents: dict[str, bytes], packed: bool = False) -> Path:

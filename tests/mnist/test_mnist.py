@@ -43,9 +43,9 @@ def test_every_pixel_and_label_arrives(tmp_path: Path, packed: bool) -> None:
     assert not source.manifest.report
     for split, prefix, first, count in (("train", "train", 0, 40), ("test", "t10k", 1437, 20)):
         part = source.manifest.split(split)
-        found = [s for n in range(len(part.shards)) for s in samples(source, split, n)]
-        assert len(found) == count
-        for sample in found:
+        result = [s for n in range(len(part.shards)) for s in samples(source, split, n)]
+        assert len(result) == count
+        for sample in result:
             row = first + int(sample.key.removeprefix(f"{prefix}_"))
             assert sample.label == labels[row]
             assert np.array_equal(decode(sample.image)[:, :, 0], images[row])
@@ -113,11 +113,11 @@ def test_network_and_recipe_are_the_published_ones() -> None:
 def test_two_ranks_learn_real_digits(tmp_path: Path) -> None:
     """Over 97 % of 360 unseen digits, judged on the test split, each image once over all ranks."""
     shards = convert(write(tmp_path / "raw", files()), tmp_path / "shards")
-    words = ("--data", shards, "--run-folder", tmp_path / "run", "--epochs", 6, "--lr", 0.04)
+    args = ("--data", shards, "--run-folder", tmp_path / "run", "--epochs", 6, "--lr", 0.04)
     more = ("--lr-schedule", "cosine", "--batch-size", 16, "--device", "cpu", "--workers", 0)
     job = warm.ranks(
         2,
-        *("-m", "mnist", *map(str, (*words, *more)), "--no-tensorboard"),
+        *("-m", "mnist", *map(str, (*args, *more)), "--no-tensorboard"),
         env={"PATH": os.environ["PATH"], **ENVIRONMENT},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -144,12 +144,12 @@ def two_hosts(tmp_path: Path) -> Iterator[Lab]:
 def test_the_example_before_and_after(two_hosts: Lab, tmp_path: Path) -> None:
     """The ordinary script learns on its own, and with the few lines of the page on two hosts."""
     write(tmp_path / "data" / "MNIST" / "raw", files())
-    words = (str(tmp_path / "data"), "6")
-    alone = warm.run(BEFORE, *words, env={"PATH": os.environ["PATH"], **ENVIRONMENT})
+    args = (str(tmp_path / "data"), "6")
+    alone = warm.run(BEFORE, *args, env={"PATH": os.environ["PATH"], **ENVIRONMENT})
     assert alone.returncode == 0, alone.stderr
     python = str(warm.interpreter())
     hosts = two_hosts.write_hosts(f"python={python}")
-    code, out, err = two_hosts.said(str(hosts), "--", python, str(AFTER), *words)
+    code, out, err = two_hosts.said(str(hosts), "--", python, str(AFTER), *args)
     assert code == 0, err
     for text in (alone.stdout, out):
         assert float(re.findall(r"test accuracy ([\d.]+)%", text)[0]) > 80

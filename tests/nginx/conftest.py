@@ -69,7 +69,7 @@ def image(daemon: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     binary = shutil.which("nginx", path=PATHS)
     assert binary
     listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
-    libraries = {word for word in listed.split() if word.startswith("/")}
+    libraries = {arg for arg in listed.split() if arg.startswith("/")}
     archive = tmp_path_factory.mktemp("image") / "image.tar"
     with tarfile.open(archive, "w", dereference=True) as tar:
         tar.add(binary, "usr/sbin/nginx")

@@ -58,16 +58,16 @@ def test_a_password_is_asked_for_and_never_logged(
         assert files
         assert not any(b"battery" in path.read_bytes() for path in files)
         assert not any(
-            b"battery" in words.read_bytes() for words in Path("/proc").glob("[0-9]*/cmdline")
+            b"battery" in args.read_bytes() for args in Path("/proc").glob("[0-9]*/cmdline")
         )
 
 
 def tickets(server: Server) -> bool:
     """Return whether OpenSSL's client is given a session ticket over TLS 1.2."""
-    words = ["openssl", "s_client", "-connect", f"127.0.0.1:{server.site.port}", "-tls1_2"]
-    said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
-    assert b"TLSv1.2" in said
-    return b"TLS session ticket" in said
+    args = ["openssl", "s_client", "-connect", f"127.0.0.1:{server.site.port}", "-tls1_2"]
+    text = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
+    assert b"TLSv1.2" in text
+    return b"TLS session ticket" in text
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["container", "native"])

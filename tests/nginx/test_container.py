@@ -26,13 +26,15 @@ def server(folder: Path, image: str) -> Iterator[Server]:
 
 def test_the_daemon_holds_the_container_to_exactly_this_policy(server: Server) -> None:
     """Read-only root, no capability, no way to new ones, limits, two read-only mounts, no more."""
-    words = ["docker", "container", "inspect", server.record.name]
-    seen = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)[0]
-    host = seen["HostConfig"]
+    args = ["docker", "container", "inspect", server.record.name]
+    observed = json.loads(subprocess.run(args, capture_output=True, check=True).stdout)[0]
+    host = observed["HostConfig"]
     assert {key: host[key] for key in POLICY} == POLICY
-    assert seen["Config"]["User"] == f"{server.account.uid}:{server.account.gid}"
+    assert observed["Config"]["User"] == f"{server.account.uid}:{server.account.gid}"
     assert server.account.uid in NUMBERS
-    assert {mount["Destination"]: (mount["Source"], mount["RW"]) for mount in seen["Mounts"]} == {
+    assert {
+        mount["Destination"]: (mount["Source"], mount["RW"]) for mount in observed["Mounts"]
+    } == {
         "/data": (str(server.site.folder), False),
         "/etc/rackrun": (str(server.record.home / "etc"), False),
     }
@@ -74,9 +76,9 @@ def test_inside_there_is_no_right_and_nothing_to_write_to(server: Server) -> Non
         for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
             assert int(status[kind], 16) == 0
     root = Path(f"/proc/{inside(server)[0]}/root")
-    assert [write_error(root / place / "planted") for place in ("", "data", "etc/rackrun")] == (
-        [errno.EROFS] * 3
-    )
+    assert [
+        write_error(root / position / "planted") for position in ("", "data", "etc/rackrun")
+    ] == ([errno.EROFS] * 3)
     assert write_error(root / "tmp" / "scratch") == 0
     assert not list(root.rglob("docker.sock"))
 

@@ -57,12 +57,12 @@ def test_no_byte_of_a_request_ends_the_server(
     folder: Path, keys, access: str, step: int, requests: str
 ) -> None:
     """Every byte wherever a client may put it, also without a certificate."""
-    words: list[str | Path] = ["--port", "0", "--native"]
+    args: list[str | Path] = ["--port", "0", "--native"]
     if access == "client certificates":
-        words += ["--certificate", keys.certificate, "--key", keys.key]
-        words += ["--client-ca", keys.authority]
+        args += ["--certificate", keys.certificate, "--key", keys.key]
+        args += ["--client-ca", keys.authority]
     context = ssl.create_default_context(cafile=keys.authority)
-    process, read_until = foreground(folder, *words)
+    process, read_until = foreground(folder, *args)
     port = port_of(read_until("Ctrl-C ends it"))
     for request in every_byte()[::step]:
         if access == "open":
@@ -131,16 +131,16 @@ def test_one_address_cannot_take_every_connection_past_the_firewall(
     """With the documented line others keep their connections; without it none are left."""
     page = (ROOT / "docs" / "howto" / "serve-shards.md").read_text()
     (line,) = re.findall(r"^ *(iptables .*)$", page, re.M)
-    seen = {}
+    recorded = {}
     for firewall in ("true", line):
         script = f'ip link set lo up && {firewall} && exec "$@"'
-        words = ["unshare", "--net", "sh", "-c", script, "sh", sys.executable, "-c", STARVE]
-        words += [str(folder), str(tmp_path / "nginx.conf.template")]
-        told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-        assert told.returncode == 0, told.stderr
-        seen[firewall] = json.loads(told.stdout)
-    assert seen[line] == [600, "200"]
-    assert seen["true"][1] == "closed"
+        args = ["unshare", "--net", "sh", "-c", script, "sh", sys.executable, "-c", STARVE]
+        args += [str(folder), str(tmp_path / "nginx.conf.template")]
+        output = subprocess.run(args, cwd=ROOT, capture_output=True, text=True)
+        assert output.returncode == 0, output.stderr
+        recorded[firewall] = json.loads(output.stdout)
+    assert recorded[line] == [600, "200"]
+    assert recorded["true"][1] == "closed"
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def test_logs_begin_anew_when_they_are_long(
     that was there when it was looked at."""
     with serving(Site(folder, port=0, native=native, image="" if native else image)) as server:
         log = server.traffic.log
-        seen = 0
-        while not seen or log.stat().st_size >= seen:
-            seen = log.stat().st_size
+        observed = 0
+        while not observed or log.stat().st_size >= observed:
+            observed = log.stat().st_size
             answer("127.0.0.1", server.site.port, MANY)
             server.traffic.update()
         answer("127.0.0.1", server.site.port, MANY)
@@ -208,8 +208,8 @@ def test_another_daemons_user_cannot_read_what_the_server_keeps(
     with serving(site) as server:
         etc, pid = server.record.home / "etc", server.record.process.pid
         files = [etc / "key.pem", etc / "users", Path(f"/proc/{pid}/environ")]
-        told = [subprocess.run([*AS_NOBODY, "cat", path], capture_output=True) for path in files]
-        assert all(b"Permission denied" in each.stderr for each in told), told
+        output = [subprocess.run([*AS_NOBODY, "cat", path], capture_output=True) for path in files]
+        assert all(b"Permission denied" in each.stderr for each in output), output
         assert server.account.uid in NUMBERS and not server.account.why
 
 
@@ -226,29 +226,29 @@ def test_a_folder_that_is_closed_to_others_is_served_as_its_owner_and_that_is_sa
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("", ""),
         ("--credentials", "; as your own user, because it has a key or a password to keep)"),
     ],
 )
 def test_an_ordinary_users_container_is_not_that_user(
-    folder: Path, image: str, tmp_path: Path, option: str, said: str
+    folder: Path, image: str, tmp_path: Path, option: str, message: str
 ) -> None:
     """In the host's network it could otherwise call on that user's session bus and its kin; where
     it has to be, that is said."""
     secret = folder.parent / "secret"
     secret.write_text("reader:correct horse")
     os.chown(secret, 65534, 65534)
-    words = [sys.executable, "-m", "nginx", str(folder), "--port", "0", "--detach"]
-    words += ["--image", image, *([option, str(secret)] if option else [])]
+    args = [sys.executable, "-m", "nginx", str(folder), "--port", "0", "--detach"]
+    args += ["--image", image, *([option, str(secret)] if option else [])]
     with docker_for_all():
-        told = as_nobody(folder.parent, *words)
-        assert told.returncode == 0, told.stderr
-        name = re.search(r"container ([\w-]+)", told.stdout)
-        assert name and (said or "own user") in told.stdout or not said
+        report = as_nobody(folder.parent, *args)
+        assert report.returncode == 0, report.stderr
+        name = re.search(r"container ([\w-]+)", report.stdout)
+        assert name and (message or "own user") in report.stdout or not message
         user = docker("inspect", "--format", "{{.Config.User}}", name[1]).stdout.decode().strip()
-        ended = as_nobody(folder.parent, *words[:3], "stop", str(folder))
+        ended = as_nobody(folder.parent, *args[:3], "stop", str(folder))
     assert ended.returncode == 0, ended.stderr
     assert (user == "65534:65534") is bool(option)
     assert option or int(user.partition(":")[0]) in NUMBERS
@@ -294,15 +294,15 @@ def test_a_state_file_that_is_none_of_ours_ends_and_removes_nothing() -> None:
             f'mount -t tmpfs none /run && mkdir -p {home} && printf %s "$1" >{home}/record.json'
             f' && shift && {{ "$@"; code=$?; }}; ls {home}; exit $code'
         )
-        words = ["unshare", "--mount", "sh", "-c", script, "sh", json.dumps(each)]
-        told = subprocess.run(
-            [*words, sys.executable, "-m", "nginx", "stop"],
+        args = ["unshare", "--mount", "sh", "-c", script, "sh", json.dumps(each)]
+        output = subprocess.run(
+            [*args, sys.executable, "-m", "nginx", "stop"],
             cwd=ROOT,
             capture_output=True,
             text=True,
         )
-        assert (told.returncode, told.stdout) == (65, "record.json\n")
-        assert re.fullmatch(rf"error: {home}/record.json: not as .*; end what .*\n", told.stderr)
+        assert (output.returncode, output.stdout) == (65, "record.json\n")
+        assert re.fullmatch(rf"error: {home}/record.json: not as .*; end what .*\n", output.stderr)
 
 
 def test_a_record_of_another_boot_ends_nothing() -> None:
@@ -325,8 +325,8 @@ def test_what_others_have_named_reaches_the_terminal_as_text(folder: Path, tmp_p
     """Escape sequences in a folder's name, an option or a file of secrets are shown, not obeyed."""
     name = tmp_path / "shards\x1b]0;owned\x07\x1b[2J"
     name.mkdir()
-    for words in ([name], [folder, "--address", "\x1b[2J"], [folder, "--key", name / "\x9b2J"]):
-        told = run(*words)
-        assert told.returncode in (64, 65)
-        assert told.stderr.startswith("error: ") and told.stderr.count("\n") == 1
-        assert told.stderr[:-1].isprintable(), told.stderr
+    for args in ([name], [folder, "--address", "\x1b[2J"], [folder, "--key", name / "\x9b2J"]):
+        output = run(*args)
+        assert output.returncode in (64, 65)
+        assert output.stderr.startswith("error: ") and output.stderr.count("\n") == 1
+        assert output.stderr[:-1].isprintable(), output.stderr

@@ -129,9 +129,9 @@ def test_each_request_gets_exactly_the_status_of_the_table(
 ) -> None:
     """Only GET and HEAD of shards, indexes and the manifest are answered, to our own name, in full
     or by one range."""
-    wanted = {name: expected for name, (_, expected) in REQUESTS.items()}
+    needed = {name: expected for name, (_, expected) in REQUESTS.items()}
     with serving(Site(folder, port=0, native=native, image=image)) as server:
-        assert statuses(server.site.address, server.site.port) == wanted
+        assert statuses(server.site.address, server.site.port) == needed
 
 
 LINES = TEMPLATE.read_text().splitlines()
@@ -176,8 +176,8 @@ QUANTITIES = (  # any will do as long as it is large, or only hours would show t
 def changed(line: str) -> list[str]:
     """Return the line with each of its numbers and switches changed."""
     return [
-        line[: found.start()] + other(found.group()) + line[found.end() :]
-        for found in re.finditer(r"(?<![\w$])(\d+|on|off)(?![\w$])", line)
+        line[: matches.start()] + other(matches.group()) + line[matches.end() :]
+        for matches in re.finditer(r"(?<![\w$])(\d+|on|off)(?![\w$])", line)
     ]
 
 
@@ -220,15 +220,15 @@ def test_no_change_of_a_line_can_go_unnoticed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("gone", ["", *SLOW])
+@pytest.mark.parametrize("ended", ["", *SLOW])
 def test_a_reader_may_pause_for_a_minute_and_half_a_request_may_not(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     """A pause in mid-shard loses nothing, half a request ends after 10 s; without either line
     of the configuration, nginx's own minute is seen."""
     template = tmp_path / "nginx.conf.template"
     template.write_text(
-        "\n".join(line for line in LINES if not gone or not line.strip().startswith(gone))
+        "\n".join(line for line in LINES if not ended or not line.strip().startswith(ended))
     )
     monkeypatch.setattr(site_module, "TEMPLATE", template)
     with serving(Site(folder, port=0, native=True)) as server:
@@ -237,9 +237,9 @@ def test_a_reader_may_pause_for_a_minute_and_half_a_request_may_not(
             half.sendall(b"GET /dataset.json HTTP/1.1\r\n")
             pausing.sendall(raw(f"GET {big} HTTP/1.1"))
             begun = time.monotonic()
-            assert hangs_up(half, 30) is (gone != "client_header_timeout")
+            assert hangs_up(half, 30) is (ended != "client_header_timeout")
             time.sleep(66 - (time.monotonic() - begun))
-            assert (len(_all(pausing)) > 64 << 20) is (gone != "send_timeout")
+            assert (len(_all(pausing)) > 64 << 20) is (ended != "send_timeout")
 
 
 def hangs_up(connection: socket.socket, seconds: float) -> bool:
@@ -250,12 +250,12 @@ def hangs_up(connection: socket.socket, seconds: float) -> bool:
 def test_the_whole_configuration_passes_every_look(folder: Path) -> None:
     """The looks that notice a missing line find nothing wrong with the file as it is."""
     with serving(Site(folder, port=0, native=True)) as server:
-        assert [look.__name__ for look in LOOKS if not look(server)] == []
+        assert [state.__name__ for state in LOOKS if not state(server)] == []
 
 
 def statuses_are_right(server: Server) -> bool:
-    wanted = {name: expected for name, (_, expected) in REQUESTS.items()}
-    return statuses(server.site.address, server.site.port) == wanted
+    needed = {name: expected for name, (_, expected) in REQUESTS.items()}
+    return statuses(server.site.address, server.site.port) == needed
 
 
 def a_refusal_says_no_more(server: Server) -> bool:
@@ -300,10 +300,10 @@ def requests_are_logged(server: Server) -> bool:
         for line in server.traffic.log.read_bytes().splitlines():
             if only.encode() in line and line.endswith(b"}"):
                 try:
-                    said = request_of(line)
+                    message = request_of(line)
                 except Misshapen:
                     return False
-                return (said.path, said.status, said.client) == (SHARD, "206", "127.0.0.1")
+                return (message.path, message.status, message.client) == (SHARD, "206", "127.0.0.1")
         time.sleep(0.01)
     return False
 

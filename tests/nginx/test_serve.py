@@ -138,8 +138,8 @@ def test_a_detached_server_is_listed_and_stopped_by_other_commands(
     other = port_of(run(folder, "--port", "0", "--detach", *how).stdout)
     assert str(port) in run("status").stdout
     listed = {one["url"]: one for one in json.loads(run("status", "--json").stdout)}
-    there = listed[f"http://127.0.0.1:{port}/"]
-    assert (there["folder"], there["pid"] is None) == (str(folder.resolve()), there["container"])
+    remote = listed[f"http://127.0.0.1:{port}/"]
+    assert (remote["folder"], remote["pid"] is None) == (str(folder.resolve()), remote["container"])
     again = run(folder, "--port", port, *how)
     assert again.returncode == 78
     assert f"--port {port}" in again.stderr
@@ -267,15 +267,15 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
         (Site(tmp_path / "none"), FolderError, "no such folder"),
         (Site(tmp_path / "empty"), FolderError, "./run-local convert"),
     ]
-    for site, kind, words in refused:
-        with pytest.raises(kind, match=re.escape(words)):
+    for site, kind, args in refused:
+        with pytest.raises(kind, match=re.escape(args)):
             start(site)
 
 
 def test_bad_options_end_with_64_and_one_line() -> None:
     """A misspelt option, a missing folder: a line that points to --help."""
-    for words in (["--prot", "1"], [], ["x", "--port", "many"]):
-        refused = run(*words)
+    for args in (["--prot", "1"], [], ["x", "--port", "many"]):
+        refused = run(*args)
         assert refused.returncode == 64
         assert re.fullmatch(r"error: .*--help\n", refused.stderr)
 
@@ -287,8 +287,8 @@ def without(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     def hide(*programs: str) -> list[str]:
         folders = native.PATHS.split(":")
         paths = {str(Path(folder, name)) for folder in folders for name in programs}
-        there = [path for path in sorted(paths) if Path(path).exists()]
-        mounts = "".join(f"mount --bind /dev/null {path} && " for path in there)
+        remote = [path for path in sorted(paths) if Path(path).exists()]
+        mounts = "".join(f"mount --bind /dev/null {path} && " for path in remote)
         return ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh"]
 
     yield hide
@@ -298,8 +298,8 @@ def test_without_docker_the_machines_nginx_serves_and_that_is_said(
     folder: Path, without: Callable[..., list[str]]
 ) -> None:
     """The choice is made by itself, never in silence."""
-    words = [*without("docker"), *COMMAND, str(folder), "--port", "0", "--detach"]
-    started = subprocess.run(words, capture_output=True, text=True, check=False)
+    args = [*without("docker"), *COMMAND, str(folder), "--port", "0", "--detach"]
+    started = subprocess.run(args, capture_output=True, text=True, check=False)
     assert "because no docker on this machine" in started.stdout, started.stderr
     assert run("stop", folder).returncode == 0
 
@@ -308,8 +308,8 @@ def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(
     folder: Path, without: Callable[..., list[str]]
 ) -> None:
     """Nothing is started, and the way out is typed in one line either way."""
-    words = [*without("docker", "nginx"), *COMMAND, str(folder)]
-    refused = subprocess.run(words, capture_output=True, text=True, check=False)
+    args = [*without("docker", "nginx"), *COMMAND, str(folder)]
+    refused = subprocess.run(args, capture_output=True, text=True, check=False)
     assert refused.returncode == 78
     assert refused.stderr.endswith(
         "; type sudo apt-get install docker.io, or sudo apt-get install nginx-light\n"

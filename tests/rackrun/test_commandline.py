@@ -27,7 +27,7 @@ from tests.waiting import until
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "says"),
     [
         (["./run-ssh", "--version"], f"rackrun {rackrun.__version__}\n"),
         (["./run-local", "version"], f"rackrun {rackrun.__version__}\n"),
@@ -39,7 +39,7 @@ from tests.waiting import until
     ],
 )
 def test_words_that_other_programs_have_are_understood(
-    words: list[str],
+    args: list[str],
     says: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -49,7 +49,7 @@ def test_words_that_other_programs_have_are_understood(
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):  # --help
-        assert dispatch.run(words) == 0
+        assert dispatch.run(args) == 0
     assert capsys.readouterr().out.startswith(says)
     Path("list").write_text("host 1 2 3\n")
     with pytest.raises(errors.UsageError, match="^list:1"):
@@ -76,21 +76,21 @@ def test_a_command_is_understood_behind_options(
     """They go to the command; --plain is what it does anyway; behind hosts it is put first."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
-    for words in (
+    for args in (
         ["./run-ssh", "--ssh-config", "no-such-config", "ps"],
         ["./run-local", "--plain", "status"],
         ["./run-ssh", "--accept-new", "--plain", "ps", "--runs", "elsewhere"],
         ["local", "--plain", "ps"],
     ):
-        assert dispatch.run(words) == 0
+        assert dispatch.run(args) == 0
         assert capsys.readouterr().out == "no run is known here\n"
-    for words, says in (
+    for args, says in (
         (["./run-ssh", "hosts.txt", "ps"], "comes first: ./run-ssh ps hosts.txt"),
         (["./run-local", "--nproc", "2", "convert", "folder"], "--nproc: convert has no such op"),
         (["./run-ssh", "--nproc", "2", "ps"], "--nproc: no such option.*./run-ssh ps --help"),
     ):
         with pytest.raises(errors.UsageError, match=says):
-            dispatch.run(words)
+            dispatch.run(args)
 
 
 PROGRAM = """
@@ -165,9 +165,9 @@ HELP = [(["./run-local"], 6), (["./run-ssh"], 9), (["./run-ray"], 6), (["./run-n
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize(("words", "least"), [*HELP, ([], 9)])
+@pytest.mark.parametrize(("args", "least"), [*HELP, ([], 9)])
 def test_help_shows_examples_then_groups(
-    words: list[str],
+    args: list[str],
     least: int,
     columns: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +176,7 @@ def test_help_shows_examples_then_groups(
     """Of every way to launch, and of a task; no line is wider than the terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit) as ended:
-        dispatch.run([*words, "--help"]) if words else catdog.main(["--help"])
+        dispatch.run([*args, "--help"]) if args else catdog.main(["--help"])
     assert not ended.value.code
     head, _, shown = capsys.readouterr().out.partition("\n\nExamples:\n  ")
     assert head.startswith("usage: ")
@@ -258,9 +258,9 @@ def test_ctrl_c_amid_the_making_of_a_class_is_130_too(end: str, tmp_path: Path) 
         "from rackrun.commandline import program\n"
         "dispatch.run = lambda words: exec('raise KeyboardInterrupt')\n" + end
     )
-    words = [sys.executable, "-m", "interrupted"]
+    args = [sys.executable, "-m", "interrupted"]
     where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    stopped = subprocess.run(words, **where, capture_output=True, text=True, check=False)
+    stopped = subprocess.run(args, **where, capture_output=True, text=True, check=False)
     assert (stopped.returncode, stopped.stderr) == (130, "interrupted\n")
 
 
@@ -287,14 +287,14 @@ def test_our_own_mistakes_show_their_traceback() -> None:
         "import json; from rackrun.commandline.program import run\n"
         "run(lambda args: json.loads('{'))"
     )
-    words = [sys.executable, "-c", code]
-    broken = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    args = [sys.executable, "-c", code]
+    broken = subprocess.run(args, capture_output=True, text=True, check=False, cwd=ROOT)
     assert broken.returncode == 70
     assert "Traceback" in broken.stderr and "internal error of rackrun" in broken.stderr
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
         "local catdog --data {long}",
         "local --config {long} catdog",
@@ -310,7 +310,7 @@ def test_our_own_mistakes_show_their_traceback() -> None:
     ],
 )
 def test_a_name_too_long_for_a_file_is_one_line(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Typed, or in a file that is read: the name, why, and 64 or 65; no traceback."""
     monkeypatch.chdir(tmp_path)
@@ -318,7 +318,7 @@ def test_a_name_too_long_for_a_file_is_one_line(
     Path("list.csv").write_text(f"path,label\n{long},a\n")
     Path("hosts.txt").write_text("127.0.0.1\n")
     try:
-        code = dispatch.run(words.format(long=long).split())
+        code = dispatch.run(line.format(long=long).split())
     except Exception as error:
         assert error.__traceback__
         inner = error.__traceback__.tb_next  # this test looks like code of a user
@@ -348,7 +348,7 @@ def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Pa
 
 
 @pytest.mark.parametrize(
-    ("files", "place"),
+    ("files", "location"),
     [
         (
             ["rackrun/errors.py", "/home/me/net.py", "torch/nn/modules/module.py"],
@@ -362,7 +362,7 @@ def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Pa
     ],
 )
 def test_the_innermost_place_in_the_code_of_the_user_is_found(
-    files: list[str], place: str, monkeypatch: pytest.MonkeyPatch
+    files: list[str], location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither ours nor a library's, but for a package that the user has named."""
     monkeypatch.setattr(programs, "user_packages", {"their_models"})
@@ -372,8 +372,10 @@ def test_the_innermost_place_in_the_code_of_the_user_is_found(
         f'  File "{path_of(file, packages, stdlib)}", line {line}, in run\n    x\n'
         for line, file in enumerate(files, start=1)
     )
-    found = programs.location_in_user_code(f"Traceback:\n{trace}ValueError: x\n")
-    assert found.endswith(f"{place} in run" if place else "") and bool(found) == bool(place)
+    result = programs.location_in_user_code(f"Traceback:\n{trace}ValueError: x\n")
+    assert result.endswith(f"{location} in run" if location else "") and bool(result) == bool(
+        location
+    )
 
 
 def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
@@ -413,9 +415,9 @@ def test_the_same_mistake_gives_the_same_sentence_everywhere(
     says: str,
 ) -> None:
     """convert, catdog, nginx, run-local, run-ssh and node describe it in the same words."""
-    words = mistake.format(option=option, rest=" ".join(rest)).split()
+    args = mistake.format(option=option, rest=" ".join(rest)).split()
     with pytest.raises(errors.UsageError) as caught:
-        main([*verb, *words])
+        main([*verb, *args])
     sentence, _, hint = str(caught.value).partition("; type: ")
     assert sentence == says.format(option=option)
     assert hint.startswith(prog) and hint.endswith(" --help")
@@ -424,9 +426,9 @@ def test_the_same_mistake_gives_the_same_sentence_everywhere(
 def test_options_of_other_programs_are_understood() -> None:
     """In all three ways to write them; a value that looks like one stays."""
     renamed = {"--wd": "--weight-decay"}
-    words = ["--wd", "1", "--wd=2", "--wds", "3", "wd"]
+    args = ["--wd", "1", "--wd=2", "--wds", "3", "wd"]
     ours = ["--weight-decay", "1", "--weight-decay=2", "--wds", "3", "wd"]
-    assert list(current_names(words, renamed)) == ours
+    assert list(current_names(args, renamed)) == ours
 
 
 @pytest.mark.parametrize(
@@ -452,8 +454,8 @@ def test_completion_knows_what_may_come_next(
     (tmp_path / ".rackrun" / "known" / "3fa81c02.json").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = completion.candidates(typed.split(" "))
-    assert has <= found and not lacks & found
+    result = completion.candidates(typed.split(" "))
+    assert has <= result and not lacks & result
 
 
 def rackrun_in(folder: Path) -> dict[str, str]:
@@ -479,14 +481,14 @@ def test_bash_completes_by_the_printed_script(
     )
     script = capsys.readouterr().out + asked
     assert " run-ssh " in script
-    told = subprocess.run(
+    output = subprocess.run(
         ["bash", "-c", script],
         env=rackrun_in(tmp_path),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout == "imagenet\n"
+    assert output.stdout == "imagenet\n"
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_what_torch_cannot_use_is_refused_with_what_to_install(
     build: str, driver: str, capability: str, says: str
 ) -> None:
     """By driver and architecture; what is not known is not refused."""
-    found = cuda.gpu_problem("2.15.0", build, ARCHS, driver, [capability] * 8)
-    assert (says in found) if says else (found == "")
+    result = cuda.gpu_problem("2.15.0", build, ARCHS, driver, [capability] * 8)
+    assert (says in result) if says else (result == "")
 
 
 def test_intermediate_code_runs_on_all_later_gpus() -> None:
@@ -112,6 +112,6 @@ def test_the_lock_for_this_machine(gpus: list[str] | None, lock: str, tmp_path: 
         program = tmp_path / "nvidia-smi"
         program.write_text("#!/bin/sh\n" + "".join(f"echo '{gpu}'\n" for gpu in gpus))
         program.chmod(0o755)
-    words = [sys.executable, "-P", "-S", cuda.__file__]
-    said = subprocess.run(words, env={"PATH": str(tmp_path)}, capture_output=True, check=True)
-    assert said.stdout.decode() == f"{lock}\n"
+    args = [sys.executable, "-P", "-S", cuda.__file__]
+    message = subprocess.run(args, env={"PATH": str(tmp_path)}, capture_output=True, check=True)
+    assert message.stdout.decode() == f"{lock}\n"

@@ -131,8 +131,8 @@ def test_sync_brings_the_installed_code(rackrun: Installed, lab: Lab) -> None:
 
     Its environment has what the lock asks for already, so nothing is downloaded.
     """
-    there = lab.folder / "there"
-    python = environment(there / ".rackrun" / ".venv")
+    remote = lab.folder / "there"
+    python = environment(remote / ".rackrun" / ".venv")
     python.with_name("python3").unlink()
     python.rename(python.with_name("python3"))
     python.write_text(
@@ -140,10 +140,10 @@ def test_sync_brings_the_installed_code(rackrun: Installed, lab: Lab) -> None:
         f'exec {warm.interpreter()} "$@";; esac\nexec "${{0}}3" "$@"\n'
     )
     python.chmod(0o755)
-    hosts = lab.write_hosts(f"workdir={there}")
-    words = ("ssh", "--ssh-config", lab.config, "--sync", hosts, "--", "python", "-c")
-    ended = rackrun(*words, "import training; print(training.__file__)")
+    hosts = lab.write_hosts(f"workdir={remote}")
+    args = ("ssh", "--ssh-config", lab.config, "--sync", hosts, "--", "python", "-c")
+    ended = rackrun(*args, "import training; print(training.__file__)")
     assert ended.returncode == 0, ended.stderr
-    assert f"{there}/.rackrun/training/__init__.py" in ended.stdout
+    assert f"{remote}/.rackrun/training/__init__.py" in ended.stdout
     checked = rackrun("check", "--ssh-config", lab.config, hosts, "--", "true")
     assert checked.returncode == 0, checked.stdout

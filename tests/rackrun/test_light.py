@@ -71,8 +71,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 def test_nothing_is_imported_before_a_command_can_take_a_signal() -> None:
     """`rackrun` and `python -m rackrun` import the package first: Ctrl-C then has no traceback."""
     code = "import sys; old = set(sys.modules); import rackrun; print(*set(sys.modules) - old)"
-    words = [sys.executable, "-S", "-c", code]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    args = [sys.executable, "-S", "-c", code]
+    ended = subprocess.run(args, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["rackrun"], ended.stdout
 
 

@@ -11,16 +11,16 @@ def test_a_commit_is_named_and_changes_are_seen(tmp_path: Path) -> None:
     assert git_commit(tmp_path) == ""
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
     (tmp_path / "train.py").write_text("1\n")
-    for words in (
+    for args in (
         ["init", "-q"],
         ["add", "."],
         ["commit", "-qm", "one"],
         ["tag", "-am", "x", "v1"],
     ):
-        subprocess.run([*git, *words], check=True)
-    told = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    assert git_commit(tmp_path) == told.stdout.strip()
+        subprocess.run([*git, *args], check=True)
+    output = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    assert git_commit(tmp_path) == output.stdout.strip()
     (tmp_path / "notes.txt").write_text("new")
-    assert git_commit(tmp_path) == told.stdout.strip()
+    assert git_commit(tmp_path) == output.stdout.strip()
     (tmp_path / "train.py").write_text("2\n")
-    assert git_commit(tmp_path) == told.stdout.strip() + "+dirty"
+    assert git_commit(tmp_path) == output.stdout.strip() + "+dirty"

@@ -36,8 +36,8 @@ class Message:
 def test_what_fits_is_built() -> None:
     """Lists become tuples, whole numbers floats, and nested objects their dataclasses."""
     text = '{"local": 3, "gpus": [{"used": 5}], "pair": [1, "x"], "facts": {"a": 1}, "code": null}'
-    wanted = Message(3, gpus=(Gpu(5.0),), pair=(1, "x"), facts={"a": 1})
-    assert parsed(text, Message, 1000) == wanted
+    expected = Message(3, gpus=(Gpu(5.0),), pair=(1, "x"), facts={"a": 1})
+    assert parsed(text, Message, 1000) == expected
     assert (
         len(parsed(json.dumps({"local": 1, "words": "x" * 99_999}), Message, 10**6).words) > 2**16
     )
@@ -95,10 +95,10 @@ names = st.sampled_from([*Message.__dataclass_fields__, "other"])
 def test_no_value_ends_otherwise_than_built_or_refused(value: Any) -> None:
     """Whatever is sent, nothing but Misshapen leaves."""
     try:
-        found = shaped(value, Message)
+        result = shaped(value, Message)
     except Misshapen:
         return
-    assert isinstance(found, Message)
+    assert isinstance(result, Message)
 
 
 @given(st.binary() | st.text())

@@ -15,7 +15,7 @@ from training.run.stop_requests import StopRequests
 
 
 @pytest.mark.parametrize(
-    ("words", "closed", "code"),
+    ("line", "closed", "code"),
     [
         ("convert --help", ">&-", 0),
         ("convert verify /nowhere", ">&- 2>&-", 64),
@@ -23,8 +23,8 @@ from training.run.stop_requests import StopRequests
         ("catdog --help", ">&-", 0),
     ],
 )
-def test_closed_streams_are_no_error(words: str, closed: str, code: int) -> None:
-    command = f'exec "$0" -m {words} {closed}'
+def test_closed_streams_are_no_error(line: str, closed: str, code: int) -> None:
+    command = f'exec "$0" -m {line} {closed}'
     done = subprocess.run(
         ["bash", "-c", command, sys.executable], stderr=subprocess.PIPE, text=True
     )

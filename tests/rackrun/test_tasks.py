@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("word", "recipes", "model"),
+    ("text", "recipes", "model"),
     [
         ("catdog", "catdog.recipes", "catdog.model"),
         ("classify", "training.tasks.classify.recipes", "training.tasks.classify.model"),
@@ -61,17 +61,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ],
 )
 def test_a_task_is_found_by_name_import_path_or_file(
-    folder: Path, word: str, recipes: str, model: str
+    folder: Path, text: str, recipes: str, model: str
 ) -> None:
     """In the table, announced by an installed package, or here; its code is not run."""
-    found = find_task(word)
-    assert found
-    assert (found.name, found.recipes, found.model) == (word, recipes, model)
+    result = find_task(text)
+    assert result
+    assert (result.name, result.recipes, result.model) == (text, recipes, model)
     assert not {"my_task", "pack", "flower_tasks"} & sys.modules.keys()
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("text", "says"),
     [
         ("catdgo", "did you mean catdog?"),
         ("flowres", "did you mean flowers?"),
@@ -87,10 +87,10 @@ def test_a_task_is_found_by_name_import_path_or_file(
         ("../x", "no task '../x'"),
     ],
 )
-def test_what_is_no_task_is_said_in_a_line(folder: Path, word: str, says: str) -> None:
+def test_what_is_no_task_is_said_in_a_line(folder: Path, text: str, says: str) -> None:
     """With the nearest name, if there is one."""
-    assert find_task(word) is None
-    assert says in why_no_task(word)
+    assert find_task(text) is None
+    assert says in why_no_task(text)
 
 
 def test_a_file_that_is_no_python_is_named_with_its_line(folder: Path) -> None:

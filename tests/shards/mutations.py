@@ -152,41 +152,41 @@ def sometimes(fault: Fault, dice: random.Random) -> Fault:
     """Spoil one answer, or all from one on."""
     first, always = dice.randrange(5), dice.random() < 0.3
 
-    def wrapped(answer: Answer) -> None:
-        if answer.number == first or (always and answer.number > first):
-            fault(answer)
+    def wrapped(reply: Answer) -> None:
+        if reply.number == first or (always and reply.number > first):
+            fault(reply)
         else:
-            answer.send()
+            reply.send()
 
     return wrapped
 
 
-def part_of(answer: Answer, dice: random.Random) -> bytes:
+def part_of(reply: Answer, dice: random.Random) -> bytes:
     """Return the beginning of a body; half of the time up to the end of a member."""
-    end = dice.randrange(max(len(answer.body), 1))
-    return answer.body[: end // 512 * 512 if dice.random() < 0.5 else end]
+    end = dice.randrange(max(len(reply.body), 1))
+    return reply.body[: end // 512 * 512 if dice.random() < 0.5 else end]
 
 
 def short_body(dice: random.Random) -> Fault:
-    def fault(answer: Answer) -> None:
-        answer.send(body=part_of(answer, dice))
-        answer.hang_up()
+    def fault(reply: Answer) -> None:
+        reply.send(body=part_of(reply, dice))
+        reply.hang_up()
 
     return fault
 
 
 def reset(dice: random.Random) -> Fault:
-    def fault(answer: Answer) -> None:
-        answer.send(body=part_of(answer, dice))
-        answer.reset()
+    def fault(reply: Answer) -> None:
+        reply.send(body=part_of(reply, dice))
+        reply.reset()
 
     return fault
 
 
 def stall(dice: random.Random) -> Fault:
-    def fault(answer: Answer) -> None:
-        answer.send(body=part_of(answer, dice))
-        answer.stall()
+    def fault(reply: Answer) -> None:
+        reply.send(body=part_of(reply, dice))
+        reply.stall()
 
     return fault
 
@@ -194,17 +194,17 @@ def stall(dice: random.Random) -> Fault:
 def shorter_than_it_is(dice: random.Random) -> Fault:
     """Return the fault of a proxy that announces and sends less, so that nothing seems cut."""
 
-    def fault(answer: Answer) -> None:
-        body = part_of(answer, dice)
-        answer.send(head=with_length(answer, len(body)), body=body)
+    def fault(reply: Answer) -> None:
+        body = part_of(reply, dice)
+        reply.send(head=with_length(reply, len(body)), body=body)
 
     return fault
 
 
 def longer_than_it_is(dice: random.Random) -> Fault:
-    def fault(answer: Answer) -> None:
-        answer.send(head=with_length(answer, len(answer.body) + dice.randint(1, 2000)))
-        answer.hang_up()
+    def fault(reply: Answer) -> None:
+        reply.send(head=with_length(reply, len(reply.body) + dice.randint(1, 2000)))
+        reply.hang_up()
 
     return fault
 
@@ -212,8 +212,8 @@ def longer_than_it_is(dice: random.Random) -> Fault:
 def other_bytes(dice: random.Random) -> Fault:
     """Return the fault of a right head with other bytes."""
 
-    def fault(answer: Answer) -> None:
-        answer.send(body=dice.randbytes(len(answer.body)))
+    def fault(reply: Answer) -> None:
+        reply.send(body=dice.randbytes(len(reply.body)))
 
     return fault
 
@@ -221,25 +221,25 @@ def other_bytes(dice: random.Random) -> Fault:
 def shifted(dice: random.Random) -> Fault:
     """Return the fault of a proxy that mixes up ranges: the right bytes, a block too late."""
 
-    def fault(answer: Answer) -> None:
+    def fault(reply: Answer) -> None:
         by = 512 * dice.randint(1, 4)
-        answer.send(body=answer.body[by:] + answer.body[:by])
+        reply.send(body=reply.body[by:] + reply.body[:by])
 
     return fault
 
 
 def whole_instead_of_a_part(dice: random.Random) -> Fault:
-    def fault(answer: Answer) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer.body)
-        answer.send(head=head)
+    def fault(reply: Answer) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply.body)
+        reply.send(head=head)
 
     return fault
 
 
 def page(dice: random.Random) -> Fault:
-    def fault(answer: Answer) -> None:
+    def fault(reply: Answer) -> None:
         body = b"<html>" + b"Please log in. " * dice.randint(1, 200)
-        answer.send(head=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body=body)
+        reply.send(head=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body=body)
 
     return fault
 
@@ -247,12 +247,12 @@ def page(dice: random.Random) -> Fault:
 def error(dice: random.Random) -> Fault:
     line = dice.choice(["404 Not Found", "403 Forbidden", "500 Oops", "503 Busy", "429 Slower"])
     head = f"HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n".encode()
-    return lambda answer: answer.send(head=head, body=b"")
+    return lambda reply: reply.send(head=head, body=b"")
 
 
-def with_length(answer: Answer, length: int) -> bytes:
-    return answer.head.replace(
-        b"Content-Length: %d" % len(answer.body), b"Content-Length: %d" % length
+def with_length(reply: Answer, length: int) -> bytes:
+    return reply.head.replace(
+        b"Content-Length: %d" % len(reply.body), b"Content-Length: %d" % length
     )
 
 

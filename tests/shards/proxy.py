@@ -55,9 +55,9 @@ class HangUp(Exception):
 Fault = Callable[[Answer], None]
 
 
-def pass_on(answer: Answer) -> None:
+def pass_on(reply: Answer) -> None:
     """Change nothing."""
-    answer.send()
+    reply.send()
 
 
 class Proxy:

@@ -46,8 +46,8 @@ def everything(source: Source) -> list[Sample]:
 def asked_for(proxy: Proxy) -> Counter[str]:
     """Return how often each file was requested, the manifest left out."""
     lines = (request.decode() for request in proxy.requests)
-    found = (re.search(r"GET /(\S+) .*Range: bytes=(\S+)", line, re.DOTALL) for line in lines)
-    return Counter(f"{each[1]} {each[2]}" for each in found if each and "json" not in each[1])
+    result = (re.search(r"GET /(\S+) .*Range: bytes=(\S+)", line, re.DOTALL) for line in lines)
+    return Counter(f"{each[1]} {each[2]}" for each in result if each and "json" not in each[1])
 
 
 def test_the_second_epoch_fetches_nothing(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def count_right(work: tuple[Source, Tiny, int]) -> int:
     numbers = [0, 1]
     random.Random(seed).shuffle(numbers)
     return sum(
-        found == wanted
+        result == expected
         for number in numbers
-        for found, wanted in zip(
+        for result, expected in zip(
             samples(source, "train", number), large.samples[number], strict=True
         )
     )
@@ -129,12 +129,12 @@ def test_a_process_that_is_killed_leaves_nothing_wrong(
 def stop_at(proxy: Proxy, number: int) -> None:
     """Let the answer to that request and all later ones stop in the middle."""
 
-    def fault(answer: Answer) -> None:
-        if answer.number < number:
-            answer.send()
+    def fault(reply: Answer) -> None:
+        if reply.number < number:
+            reply.send()
         else:
-            answer.send(body=answer.body[: len(answer.body) // 2])
-            answer.stall()
+            reply.send(body=reply.body[: len(reply.body) // 2])
+            reply.stall()
 
     proxy.fault = fault
 
@@ -275,7 +275,7 @@ def test_wrong_bytes_are_not_kept(large: Tiny, large_proxy: Proxy, tmp_path: Pat
     """A server that heals is believed again; a lie is not repeated by the cache."""
     source = cached(large_proxy.url, tmp_path)
     source.index("train")
-    large_proxy.fault = lambda answer: answer.send(body=bytes(len(answer.body)))
+    large_proxy.fault = lambda reply: reply.send(body=bytes(len(reply.body)))
     with pytest.raises(DataError, match="is damaged"):
         everything(source)
     large_proxy.fault = Answer.send

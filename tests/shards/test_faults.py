@@ -45,23 +45,23 @@ def by_portions(source: Source, number: int) -> list[Sample]:
     rows = source.index("train")
     rows = rows[rows["shard"] == number]
     shard = source.manifest.split("train").shards[number]
-    wanted = [(shard, rows[first : first + 3]) for first in range(0, len(rows), 3)]
-    return [sample for portion in portions(source, wanted) for sample in portion]
+    expected = [(shard, rows[first : first + 3]) for first in range(0, len(rows), 3)]
+    return [sample for portion in portions(source, expected) for sample in portion]
 
 
-def whole(found: list[Sample]) -> list[Sample]:
-    return [sample for sample in found if not sample.fault]
+def whole(result: list[Sample]) -> list[Sample]:
+    return [sample for sample in result if not sample.fault]
 
 
 def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opened: Source) -> None:
     """By whole shards and by ranges; each fault names shard and byte; the order stays."""
     damage(fresh, 1, [3, 7])
-    found = by_portions(opened, 1)
-    assert [number for number, sample in enumerate(found) if sample.fault] == [3, 7]
-    assert whole(found) == [
+    result = by_portions(opened, 1)
+    assert [number for number, sample in enumerate(result) if sample.fault] == [3, 7]
+    assert whole(result) == [
         sample for number, sample in enumerate(fresh.samples[1]) if number not in (3, 7)
     ]
-    assert "tiny-train-000001.tar: the image at byte" in str(found[3].fault)
+    assert "tiny-train-000001.tar: the image at byte" in str(result[3].fault)
     rows = opened.index("train")[12:16]
     near = neighbours(opened, opened.manifest.split("train").shards[1], rows)
     assert [bool(sample.fault) for sample in near] == [False, True, False, False]
@@ -85,10 +85,10 @@ def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh: Tiny) -> No
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     source = FolderSource(str(fresh.folder))
-    found = by_portions(source, 2)
-    assert len(found) == 10
-    assert 2 < len(whole(found)) < 8
-    assert all(sample.fault for sample in found[len(whole(found)) :])
+    result = by_portions(source, 2)
+    assert len(result) == 10
+    assert 2 < len(whole(result)) < 8
+    assert all(sample.fault for sample in result[len(whole(result)) :])
     shard = source.manifest.split("train").shards[2]
     assert all(sample.fault for sample in neighbours(source, shard, source.index("train")[28:]))
 

@@ -45,12 +45,12 @@ def everything(source: Source) -> list[Sample]:
 
 def once(fault: Fault, at: int = 2) -> Fault:
     """Spoil one answer only: by default that to the first request for a shard."""
-    return lambda answer: fault(answer) if answer.number == at else answer.send()
+    return lambda reply: fault(reply) if reply.number == at else reply.send()
 
 
 def always(fault: Fault) -> Fault:
     """Spoil every answer but those of the manifest and the index."""
-    return lambda answer: fault(answer) if answer.number > 1 else answer.send()
+    return lambda reply: fault(reply) if reply.number > 1 else reply.send()
 
 
 def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: Server) -> None:
@@ -73,47 +73,47 @@ def test_connections_are_kept(server: Server) -> None:
     assert len(connections) == 1
 
 
-def cut(answer: Answer) -> None:
-    answer.send(body=answer.body[:700])
-    answer.hang_up()
+def cut(reply: Answer) -> None:
+    reply.send(body=reply.body[:700])
+    reply.hang_up()
 
 
-def cut_by_reset(answer: Answer) -> None:
-    answer.send(body=answer.body[:700])
-    answer.reset()
+def cut_by_reset(reply: Answer) -> None:
+    reply.send(body=reply.body[:700])
+    reply.reset()
 
 
-def cut_in_the_head(answer: Answer) -> None:
-    answer.send(head=answer.head[:20], body=b"")
-    answer.hang_up()
+def cut_in_the_head(reply: Answer) -> None:
+    reply.send(head=reply.head[:20], body=b"")
+    reply.hang_up()
 
 
-def no_answer(answer: Answer) -> None:
-    answer.hang_up()
+def no_answer(reply: Answer) -> None:
+    reply.hang_up()
 
 
-def stalled(answer: Answer) -> None:
-    answer.send(body=answer.body[:700])
-    answer.stall()
+def stalled(reply: Answer) -> None:
+    reply.send(body=reply.body[:700])
+    reply.stall()
 
 
-def silent(answer: Answer) -> None:
-    answer.stall()
+def silent(reply: Answer) -> None:
+    reply.stall()
 
 
-def drip(answer: Answer) -> None:
+def drip(reply: Answer) -> None:
     """Send a byte now and then, so that no single wait is ever long."""
-    answer.client.sendall(answer.head)
-    for place in range(len(answer.body)):
-        if answer.closing.wait(0.02):
+    reply.client.sendall(reply.head)
+    for position in range(len(reply.body)):
+        if reply.closing.wait(0.02):
             break
-        answer.client.sendall(answer.body[place : place + 1])
+        reply.client.sendall(reply.body[position : position + 1])
 
 
 def status(line: str, *fields: str) -> Fault:
     """Return the fault of another status."""
     head = "\r\n".join([f"HTTP/1.1 {line}", *fields, "Content-Length: 5", "", ""]).encode()
-    return lambda answer: answer.send(head=head, body=b"sorry")
+    return lambda reply: reply.send(head=head, body=b"sorry")
 
 
 PASSING = {
@@ -124,7 +124,7 @@ PASSING = {
     "stalled": stalled,
     "silent": silent,
     "slower than a modem": drip,
-    "not HTTP": lambda answer: answer.send(head=b"hello\r\n\r\n", body=b""),
+    "not HTTP": lambda reply: reply.send(head=b"hello\r\n\r\n", body=b""),
     "500": status("500 Internal Server Error"),
     "502": status("502 Bad Gateway"),
     "503": status("503 Service Unavailable", "Retry-After: 0"),
@@ -156,9 +156,9 @@ def test_a_server_that_stays_in_trouble_is_given_up(proxy: Proxy, fault: Fault) 
 def test_a_server_may_close_after_every_answer(large: Tiny, large_proxy: Proxy) -> None:
     """Kept connections are a favour, no right."""
 
-    def close(answer: Answer) -> None:
-        answer.send(head=answer.head.replace(b"keep-alive", b"close"))
-        answer.hang_up()
+    def close(reply: Answer) -> None:
+        reply.send(head=reply.head.replace(b"keep-alive", b"close"))
+        reply.hang_up()
 
     large_proxy.fault = close
     source = HttpSource(large_proxy.url, SHORT)
@@ -171,9 +171,9 @@ def test_a_reader_may_pause_longer_than_a_server_may(tiny: Tiny, server: Server)
     source = HttpSource(server.url, replace(SHORT, stall_seconds=0.1, total_seconds=0.3))
     shard = source.manifest.split("train").shards[0]
     blocks = source.stream(shard)
-    found = next(blocks)
+    result = next(blocks)
     time.sleep(0.5)
-    assert found + b"".join(blocks) == (tiny.folder / shard.name).read_bytes()
+    assert result + b"".join(blocks) == (tiny.folder / shard.name).read_bytes()
 
 
 def test_a_shard_that_was_never_whole_is_never_trusted(fresh: Tiny) -> None:
@@ -250,7 +250,7 @@ def test_a_long_outage_is_reported(
 ) -> None:
     """One line says why nothing happens; a hiccup is only counted."""
     source = HttpSource(proxy.url, replace(SHORT, total_seconds=10))
-    proxy.fault = lambda answer: answer.reset() if 1 < answer.number < 6 else answer.send()
+    proxy.fault = lambda reply: reply.reset() if 1 < reply.number < 6 else reply.send()
     with caplog.at_level(logging.WARNING):
         everything(source)
     assert [record.message.partition(": byte 0: ")[0] for record in caplog.records] == [
@@ -258,23 +258,23 @@ def test_a_long_outage_is_reported(
     ]
 
 
-def page(answer: Answer) -> None:
+def page(reply: Answer) -> None:
     body = b"<html>Please log in</html>"
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 26\r\n\r\n"
-    answer.send(head=head, body=body)
+    reply.send(head=head, body=body)
 
 
-def whole(answer: Answer) -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer.body)
-    answer.send(head=head)
+def whole(reply: Answer) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply.body)
+    reply.send(head=head)
 
 
 def field(name: str, value: str) -> Fault:
     """Return the fault of another value in a header field."""
 
-    def fault(answer: Answer) -> None:
+    def fault(reply: Answer) -> None:
         line = re.compile(rf"(?i)\r\n{name}: [^\r]*".encode())
-        answer.send(head=line.sub(b"", answer.head)[:-2] + f"{name}: {value}\r\n\r\n".encode())
+        reply.send(head=line.sub(b"", reply.head)[:-2] + f"{name}: {value}\r\n\r\n".encode())
 
     return fault
 
@@ -318,14 +318,14 @@ WRONG = {
 }
 
 
-def endless(answer: Answer) -> None:
+def endless(reply: Answer) -> None:
     """Send no length, and zeros behind the range for as long as the client takes them."""
-    head = re.sub(rb"(?i)\r\n(content-length|connection): [^\r]*", b"", answer.head)
-    answer.send(head=head)
+    head = re.sub(rb"(?i)\r\n(content-length|connection): [^\r]*", b"", reply.head)
+    reply.send(head=head)
     with contextlib.suppress(OSError):
         for _ in range(1024):
-            answer.send(head=b"", body=bytes(1 << 20))
-    answer.hang_up()
+            reply.send(head=b"", body=bytes(1 << 20))
+    reply.hang_up()
 
 
 def test_what_a_server_sends_behind_a_range_is_not_read(tiny: Tiny, proxy: Proxy) -> None:
@@ -336,17 +336,17 @@ def test_what_a_server_sends_behind_a_range_is_not_read(tiny: Tiny, proxy: Proxy
     assert source.server.troubles == 0
 
 
-@pytest.mark.parametrize(("fault", "words"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("fault", "text"), WRONG.values(), ids=WRONG)
 def test_an_answer_that_cannot_be_right_ends_the_reading(
-    proxy: Proxy, fault: Fault, words: str
+    proxy: Proxy, fault: Fault, text: str
 ) -> None:
     """When it comes twice, with URL, byte, status and what to do; nothing wrong is handed out."""
     source = HttpSource(proxy.url, replace(SHORT, total_seconds=60))
     proxy.fault = always(fault)
-    with pytest.raises(DataError, match=re.escape(words)) as seen:
+    with pytest.raises(DataError, match=re.escape(text)) as observed:
         everything(source)
-    assert f"{proxy.url}tiny-train-000000.tar: byte 0: " in str(seen.value)
-    assert str(seen.value).isprintable() and len(str(seen.value)) < 500
+    assert f"{proxy.url}tiny-train-000000.tar: byte 0: " in str(observed.value)
+    assert str(observed.value).isprintable() and len(str(observed.value)) < 500
     assert len([line for line in proxy.requests if b"000000.tar" in line]) <= 5
 
 
@@ -362,10 +362,10 @@ def test_a_wrong_answer_is_asked_for_once_more(tiny: Tiny, proxy: Proxy, fault: 
     assert source.read(shard, 700, 900) == (tiny.folder / shard.name).read_bytes()[700:1600]
 
 
-def flipped(answer: Answer) -> None:
-    body = bytearray(answer.body)
+def flipped(reply: Answer) -> None:
+    body = bytearray(reply.body)
     body[len(body) // 2] ^= 4
-    answer.send(body=bytes(body))
+    reply.send(body=bytes(body))
 
 
 @pytest.mark.parametrize("request_number", [0, 1, 2, 3, 4])
@@ -378,8 +378,8 @@ def test_a_bit_that_flips_on_the_way_costs_one_more_request(
     proxy.requests.clear()
     source = HttpSource(proxy.url, SHORT)
     shards, rows = source.manifest.split("train").shards, source.index("train")
-    wanted = [(shard, rows[rows["shard"] == number]) for number, shard in enumerate(shards)]
-    assert [each for part in portions(source, wanted) for each in part] == tiny.all
+    expected = [(shard, rows[rows["shard"] == number]) for number, shard in enumerate(shards)]
+    assert [each for part in portions(source, expected) for each in part] == tiny.all
     assert 6 <= len(proxy.requests) <= 8
 
 
@@ -391,9 +391,9 @@ def test_blanks_around_a_value_are_no_part_of_it(tiny: Tiny, proxy: Proxy) -> No
     assert source.server.troubles == 0
 
 
-def trailing_blanks(answer: Answer) -> None:
-    line, *fields = answer.head.split(b"\r\n")[:-2]
-    answer.send(head=b"\r\n".join([line, *(each + b" \t" for each in fields), b"", b""]))
+def trailing_blanks(reply: Answer) -> None:
+    line, *fields = reply.head.split(b"\r\n")[:-2]
+    reply.send(head=b"\r\n".join([line, *(each + b" \t" for each in fields), b"", b""]))
 
 
 def test_a_redirect_on_the_same_server_is_followed(tiny: Tiny, proxy: Proxy) -> None:
@@ -428,8 +428,8 @@ def test_two_files_under_one_name_are_noticed_without_if_range(proxy: Proxy) -> 
 def test_other_bytes_at_the_right_place_are_found_by_the_digests(proxy: Proxy) -> None:
     """What HTTP cannot show, the checksums do, with the shard's name."""
 
-    def other(answer: Answer) -> None:
-        answer.send(body=bytes(reversed(answer.body)))
+    def other(reply: Answer) -> None:
+        reply.send(body=bytes(reversed(reply.body)))
 
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = always(other)
@@ -453,11 +453,11 @@ def test_a_worker_that_starts_during_a_restart_waits_as_long_as_its_parent(tiny:
     _ = HttpSource(first.url, timeouts).manifest
     first.stop()
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        found = pool.apply_async(read_all, [HttpSource(first.url, timeouts)])
-        found.wait(0.5)
-        assert not found.ready()
+        result = pool.apply_async(read_all, [HttpSource(first.url, timeouts)])
+        result.wait(0.5)
+        assert not result.ready()
         with serving(first.site):
-            assert found.get() == tiny.all
+            assert result.get() == tiny.all
 
 
 def test_a_server_may_go_away_and_come_back(tiny: Tiny) -> None:
@@ -501,9 +501,9 @@ def test_half_a_url_is_refused(location: str) -> None:
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     """URLs end up in logs and process lists; the message shows the other way."""
-    with pytest.raises(UsageError, match=f"type: export {variables.CREDENTIALS}=FILE") as seen:
+    with pytest.raises(UsageError, match=f"type: export {variables.CREDENTIALS}=FILE") as observed:
         open_source("https://reader:battery@host/")
-    assert "battery" not in str(seen.value)
+    assert "battery" not in str(observed.value)
 
 
 def test_a_source_travels_to_other_processes(tiny: Tiny, server: Server) -> None:
@@ -514,8 +514,8 @@ def test_a_source_travels_to_other_processes(tiny: Tiny, server: Server) -> None
     source.read(shard, 0, 512)
     fork = multiprocessing.get_context("fork")
     with fork.Pool(2) as pool:
-        found = pool.map(read_all, [source, source])
-    assert found == [tiny.all, tiny.all]
+        result = pool.map(read_all, [source, source])
+    assert result == [tiny.all, tiny.all]
     assert source.read(shard, 0, 3) == (tiny.folder / shard.name).read_bytes()[:3]
 
 
@@ -594,17 +594,17 @@ def test_three_restarts_of_the_server_cost_no_sample_and_hardly_a_byte(large: Ti
             until(partial(reached, done, quarter * len(large.all) // 2))
             server.stop()
             server = start(server.site)
-        found = hosts.get()
+        result = hosts.get()
     server.stop()
     planned = sum(path.stat().st_size for path in large.folder.iterdir())
-    for samples_, received, troubles in found:
+    for samples_, received, troubles in result:
         assert samples_ == large.all
         assert troubles > 0
         assert planned < received < 1.03 * planned
 
 
-def reached(value: "Synchronized[int]", wanted: int) -> bool:
-    return value.value >= wanted
+def reached(value: "Synchronized[int]", expected: int) -> bool:
+    return value.value >= expected
 
 
 def begin_epoch(value: "Synchronized[int]") -> None:
@@ -625,11 +625,11 @@ def begin_epoch(value: "Synchronized[int]") -> None:
 def read_slowly(url: str) -> tuple[list[Sample], int, int]:
     """Read everything at the pace of training; return samples, received bytes and errors."""
     source = HttpSource(url)
-    found = []
+    result = []
     for number in range(2):
         for sample in samples(source, "train", number):
-            found.append(sample)
+            result.append(sample)
             with done.get_lock():
                 done.value += 1
             time.sleep(0.01)
-    return found, received, source.server.troubles
+    return result, received, source.server.troubles

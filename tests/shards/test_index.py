@@ -120,11 +120,11 @@ def test_every_flipped_bit_of_a_manifest_is_found(tiny: Tiny) -> None:
     """Also in the names of classes, which no other digest covers."""
     text = (tiny.folder / "dataset.json").read_bytes()
     manifest = Manifest.parse(text, "here")
-    for place in range(8 * len(text)):
+    for position in range(8 * len(text)):
         flipped = bytearray(text)
-        flipped[place // 8] ^= 1 << place % 8
+        flipped[position // 8] ^= 1 << position % 8
         with contextlib.suppress(DataError):
-            assert Manifest.parse(bytes(flipped), "here") == manifest, place
+            assert Manifest.parse(bytes(flipped), "here") == manifest, position
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,10 @@ def test_a_manifest_that_cannot_be_is_refused(
 ) -> None:
     """Missing fields, paths for names, sums that do not come out: one line that says where."""
     manifest = json.loads((tiny.folder / "dataset.json").read_bytes())
-    place: Any = manifest
+    position: Any = manifest
     for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
+        position = position[step]
+    position[path[-1]] = value
     with pytest.raises(DataError, match=f"here: not a data set manifest: .*({says})"):
         Manifest.parse(json.dumps(manifest).encode(), "here")
 

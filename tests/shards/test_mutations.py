@@ -40,7 +40,7 @@ def rackrun(url: str, tiny: Tiny) -> list[Sample]:
 
 def by_hand(url: str, tiny: Tiny) -> list[Sample]:
     """Read a shard with Python's own HTTP client and tar reader."""
-    found = []
+    result = []
     for path in sorted(tiny.folder.glob("*.tar")):
         data = urllib.request.urlopen(url + path.name, timeout=1).read()
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -50,8 +50,8 @@ def by_hand(url: str, tiny: Tiny) -> list[Sample]:
             key, _, extension = name.partition(".")
             if extension == "jpg":
                 label = int(contents.get(f"{key}.cls", b"-1"))
-                found.append(Sample(key, image, extension, label))
-    return found
+                result.append(Sample(key, image, extension, label))
+    return result
 
 
 def webdataset(url: str, tiny: Tiny) -> list[Sample]:
@@ -71,14 +71,14 @@ def judge(reader: Reader, url: str, tiny: Tiny) -> str:
     """Return the outcome of reading everything."""
     try:
         with at_most(HANG_SECONDS):
-            found = reader(url, tiny)
+            result = reader(url, tiny)
     except HungError:
         return HANGS
     except DataError as error:
         return NAMED if "tiny-train" in str(error) or "dataset.json" in str(error) else NAMELESS
     except Exception as error:  # whatever a stock reader throws counts as noticed
         return NAMED if "tiny-train" in str(error) else NAMELESS
-    return RIGHT if found == tiny.all else SILENT
+    return RIGHT if result == tiny.all else SILENT
 
 
 class HungError(BaseException):
@@ -116,12 +116,12 @@ def outcomes(reader: Reader, mutations: list[Mutation]) -> list[Outcome]:
 
 def in_one_lab(work: tuple[Reader, list[Mutation]]) -> list[Outcome]:
     reader, mutations = work
-    found = []
-    with lab() as here:
+    result = []
+    with lab() as this_lab:
         for mutation in mutations:
-            with here.spoilt(mutation) as url:
-                found.append((mutation.kind, judge(reader, url, here.tiny)))
-    return found
+            with this_lab.spoilt(mutation) as url:
+                result.append((mutation.kind, judge(reader, url, this_lab.tiny)))
+    return result
 
 
 def test_no_mutation_gets_through(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,12 +151,12 @@ def test_how_stock_webdataset_fares(capsys: pytest.CaptureFixture[str]) -> None:
 
 def table(scores: dict[str, list[Outcome]]) -> str:
     """Return a table of outcomes by kind of mutation, with a column for each reader."""
-    kinds = list(dict.fromkeys(kind for found in scores.values() for kind, _ in found))
+    kinds = list(dict.fromkeys(kind for result in scores.values() for kind, _ in result))
     lines = ["", f"{'':24}" + "".join(f"{name:40}" for name in scores)]
     for kind in [*kinds, "all"]:
         cells = (
-            Counter(outcome for each, outcome in found if kind in (each, "all"))
-            for found in scores.values()
+            Counter(outcome for each, outcome in result if kind in (each, "all"))
+            for result in scores.values()
         )
         texts = (", ".join(f"{count} {what}" for what, count in cell.items()) for cell in cells)
         lines.append(f"{kind:24}" + "".join(f"{text:40}" for text in texts))

@@ -95,12 +95,12 @@ def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny: T
     source = open_source(str(tiny.folder))
     whole = source.index("train").copy()
     processes = multiprocessing.get_context("spawn")
-    answers = processes.SimpleQueue()
-    child = processes.Process(target=_tell_what_is_known, args=(source, answers))
+    replies = processes.SimpleQueue()
+    child = processes.Process(target=_tell_what_is_known, args=(source, replies))
     shutil.move(tiny.folder, tiny.folder.with_name("moved"))
     try:
         child.start()
-        classes, index, memory = answers.get()
+        classes, index, memory = replies.get()
         child.join()
         assert (classes, memory) == (source.manifest.classes, _memory_of(source.index("train")))
         assert np.array_equal(index, whole) and np.array_equal(source.index("train"), whole)
@@ -164,11 +164,11 @@ def test_what_is_not_there_is_named(tiny: Tiny, tmp_path: Path) -> None:
         open_source(str(tiny.folder)).index("test")
 
 
-@pytest.mark.parametrize("gone", ["tiny-train.index.npy", FIRST])
-def test_a_missing_file_is_a_data_error(gone: str, fresh: Tiny) -> None:
+@pytest.mark.parametrize("ended", ["tiny-train.index.npy", FIRST])
+def test_a_missing_file_is_a_data_error(ended: str, fresh: Tiny) -> None:
     """A file that the manifest promises and that is not there is named."""
-    (fresh.folder / gone).unlink()
-    with pytest.raises(DataError, match=f"{gone}: cannot be read: No such file") as problem:
+    (fresh.folder / ended).unlink()
+    with pytest.raises(DataError, match=f"{ended}: cannot be read: No such file") as problem:
         everything(fresh.folder)
     assert isinstance(problem.value, Problem) and problem.value.exit_code == 65
 

@@ -38,17 +38,17 @@ def test_samples_come_back_through_tarfile(
     """Any bytes of any length; the places that the writer reports are those in the file."""
     path = tmp_path_factory.getbasetemp() / "a-train-000000.tar"
     with write_shard(path) as writer:
-        places = [writer.add(key, label, image, "jpg") for key, label, image in samples]
+        positions = [writer.add(key, label, image, "jpg") for key, label, image in samples]
         shard = writer.close()
     data = path.read_bytes()
     assert (shard.samples, shard.bytes) == (len(samples), len(data))
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         members = {member.name: member for member in tar.getmembers()}
-    for (key, label, image), place in zip(samples, places, strict=True):
-        assert members[f"{key}.jpg"].offset_data == place.image_offset
-        assert members[f"{key}.cls"].offset == place.offset
-        assert data[place.image_offset :][: len(image)] == image
-        assert data[place.offset + 512 :][: len(str(label))] == str(label).encode()
+    for (key, label, image), position in zip(samples, positions, strict=True):
+        assert members[f"{key}.jpg"].offset_data == position.image_offset
+        assert members[f"{key}.cls"].offset == position.offset
+        assert data[position.image_offset :][: len(image)] == image
+        assert data[position.offset + 512 :][: len(str(label))] == str(label).encode()
 
 
 def test_an_error_inside_leaves_nothing(tmp_path: Path) -> None:

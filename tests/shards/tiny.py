@@ -34,7 +34,7 @@ def write_tiny(
     made, entries, rows = [], [], []
     for number in range(shards):
         name = shard_name("tiny", "train", number)
-        inside = [_sample(dice, f"s{number}_{place}", size) for place in range(samples)]
+        inside = [_sample(dice, f"s{number}_{location}", size) for location in range(samples)]
         with write_shard(folder / name) as writer:
             for sample in inside:
                 position = writer.add(sample.key, sample.label, sample.image, sample.extension)

@@ -157,13 +157,13 @@ class SlurmLab:
         """Submit a job from a folder; return its number."""
         given = [f"{name}={value}" for name, value in variables.items()]
         exported = ",".join(["ALL", *given])
-        told = self.run("sbatch", "--parsable", f"--export={exported}", *words, folder=folder)
-        return told.split(";")[0]
+        output = self.run("sbatch", "--parsable", f"--export={exported}", *words, folder=folder)
+        return output.split(";")[0]
 
     def job(self, number: str) -> Mapping[str, str]:
         """Return what Slurm reports about a job."""
-        told = self.run("scontrol", "--oneliner", "show", "job", number).splitlines()[0]
-        return dict(word.partition("=")[::2] for word in told.split())
+        output = self.run("scontrol", "--oneliner", "show", "job", number).splitlines()[0]
+        return dict(arg.partition("=")[::2] for arg in output.split())
 
     def ended(self, number: str) -> Mapping[str, str]:
         """Wait for the job's end; return what Slurm reports about it."""
@@ -186,29 +186,29 @@ def free_ports(count: int) -> int:
 
 def with_variable(pair: str) -> list[int]:
     """Return the processes that have this variable."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and pair.encode() in (entry / "environ").read_bytes().split(
                 b"\0"
             ):
-                found.append(int(entry.name))
+                result.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 def below(root: int) -> list[int]:
     """Return the descendants of a process."""
-    found = []
+    result = []
     for task in Path(f"/proc/{root}/task").glob("*/children"):
         try:
-            children = [int(word) for word in task.read_text().split()]
+            children = [int(arg) for arg in task.read_text().split()]
         except OSError:
             continue
         for child in children:
-            found += [child, *below(child)]
-    return found
+            result += [child, *below(child)]
+    return result
 
 
 def end(pid: int) -> None:

@@ -29,7 +29,7 @@ def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> 
         launch = [python, "-m", "launcher", "ssh", "--slurm"]
         launch += ["--ssh-config", str(lab.config), "--ignore-check", "machine"]
         launch += ["--python", python, "--", "python", "-c", SAY]
-        told = subprocess.run(
+        output = subprocess.run(
             ["salloc", "--nodes=2", "--nodelist=n[1-2]", *launch],
             env={**slurm.environment, "PYTHONPATH": str(ROOT)},
             cwd=tmp_path,
@@ -40,15 +40,15 @@ def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> 
         )
     finally:
         lab.stop()
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "n1:0 | rank 0 of 2" in told.stdout
-    assert "n2:1 | rank 1 of 2" in told.stdout
+    assert output.returncode == 0, output.stdout + output.stderr
+    assert "n1:0 | rank 0 of 2" in output.stdout
+    assert "n2:1 | rank 1 of 2" in output.stdout
 
 
 def test_outside_of_an_allocation_there_is_a_command_to_type(tmp_path: Path) -> None:
     """64, and `salloc`."""
-    words = ("-m", "launcher", "ssh", "--slurm", "--", "true")
+    args = ("-m", "launcher", "ssh", "--slurm", "--", "true")
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
-    told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=ours)
-    assert told.returncode == 64
-    assert "type: salloc --nodes=2 ./run-ssh --slurm" in told.stderr
+    output = warm.run(*args, start=warm.Launcher, cwd=tmp_path, env=ours)
+    assert output.returncode == 64
+    assert "type: salloc --nodes=2 ./run-ssh --slurm" in output.stderr

@@ -69,8 +69,8 @@ def test_a_job_of_two_nodes_trains_to_the_end(slurm: SlurmLab, home: Path) -> No
     ours = {"RACKRUN": str(home / "clone"), "PYTHONPATH": str(ROOT)}
     job = train(slurm, home, "--epochs", "2", **ours)
     ended = slurm.ended(job)
-    said = output(home, job)
-    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
+    log = output(home, job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), log
     (run,) = runs(home)
     assert run.name.endswith(f"-rackrun-{job}")
     results = [
@@ -79,7 +79,7 @@ def test_a_job_of_two_nodes_trains_to_the_end(slurm: SlurmLab, home: Path) -> No
     assert [result["codes"] for result in results] == [{"0": 0}, {"1": 0}]
     assert all(list(result["hosts"].values()) == ["clean"] for result in results)
     assert json.loads((run / "plan.json").read_text())["world_size"] == 2
-    assert "serving" in said and "http://127.0.0.2:" in said
+    assert "serving" in log and "http://127.0.0.2:" in log
     assert (run / "final.pt").exists()
     assert {path.name for path in (run / "logs").iterdir()} == {"n1", "n2"}
 
@@ -136,24 +136,24 @@ def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm: SlurmLab, home: 
         ended = slurm.ended(job)
     finally:
         slurm.start_node("n2")
-    said = output(home, job)
-    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
+    log = output(home, job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), log
     assert ended["NodeList"] != "n[1-2]"
     first, *_, last = runs(home)
     saved = checkpoints(first)[-1]
-    assert f"resumed after step {saved} of" in said
+    assert f"resumed after step {saved} of" in log
     epoch_steps, rest = divmod(checkpoints(last)[-1], EPOCHS)
     assert rest == 0 and saved % epoch_steps, "the node died in mid-epoch"
-    assert said.count(f"0 | epoch {EPOCHS}/{EPOCHS} ") == 1
+    assert log.count(f"0 | epoch {EPOCHS}/{EPOCHS} ") == 1
     assert (last / "final.pt").exists()
     until(lambda: slurm.idle() == 3)
 
 
 def test_four_tasks_convert_to_the_bytes_of_one(slurm: SlurmLab, home: Path, drawn: Path) -> None:
     """An array job of four, whose first task has the folder closed, and a conversion without."""
-    words = ("catdog", "data/train.zip", "shards", "--workers", "1")
+    args = ("catdog", "data/train.zip", "shards", "--workers", "1")
     job = slurm.submit(
-        home, "--array=0-3", "--nodes=1", "--cpus-per-task=1", SCRIPT, *words, RACKRUN=str(ROOT)
+        home, "--array=0-3", "--nodes=1", "--cpus-per-task=1", SCRIPT, *args, RACKRUN=str(ROOT)
     )
     closing = until(lambda: re.search(r"Submitted batch job (\d+)", output(home, f"{job}_0")))[1]
     ended = slurm.ended(closing)
@@ -171,7 +171,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_slurm_would_take_the_example(slurm: SlurmLab, home: Path) -> None:
     """`sbatch --test-only` finds nothing wrong with its options."""
-    told = subprocess.run(
+    completed = subprocess.run(
         ["sbatch", "--test-only", SCRIPT],
         env=slurm.environment,
         cwd=home,
@@ -179,5 +179,5 @@ def test_slurm_would_take_the_example(slurm: SlurmLab, home: Path) -> None:
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    assert "to start at" in told.stderr
+    assert completed.returncode == 0, completed.stderr
+    assert "to start at" in completed.stderr

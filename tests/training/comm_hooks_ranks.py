@@ -35,8 +35,8 @@ def trained(gradients: str, rank: int) -> tuple[float, torch.Tensor]:
     assert bool(why_not_join(model, torch.optim.SGD(net.parameters()))) == (gradients != "float32")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = []
-    for (inputs, wanted), _ in zip(batches(rank), range(STEPS), strict=False):
-        loss = nn.functional.cross_entropy(model(inputs), wanted)
+    for (inputs, expected), _ in zip(batches(rank), range(STEPS), strict=False):
+        loss = nn.functional.cross_entropy(model(inputs), expected)
         torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
@@ -50,9 +50,9 @@ def main() -> None:
     rank = dist.get_rank()
     results = {name: trained(name, rank) for name in ("float32", "bfloat16", "powersgd")}
     for name, (loss, weights) in results.items():
-        seen = [torch.empty_like(weights) for _ in range(2)]
-        dist.all_gather(seen, weights)
-        assert torch.equal(*seen), name
+        observed = [torch.empty_like(weights) for _ in range(2)]
+        dist.all_gather(observed, weights)
+        assert torch.equal(*observed), name
         apart = float((weights - results["float32"][1]).norm() / results["float32"][1].norm())
         if rank == 0:
             sys.stdout.write(f"{name} {loss:.6f} {apart:.6f}\n")

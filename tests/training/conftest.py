@@ -97,9 +97,9 @@ def pack(
             for _ in range(size):
                 key, label = f"{split}_{number:05d}", turns[number % len(turns)]
                 image = broken.get(key) or draw(label, seed=number + 10_000 * (split == "val"))
-                place = writer.add(key, label, image, "jpg")
+                position = writer.add(key, label, image, "jpg")
                 crc = zlib.crc32(image)
-                rows.append(Row(shard, *place, len(image), label, SIDE, SIDE, crc, b"jpg"))
+                rows.append(Row(shard, *position, len(image), label, SIDE, SIDE, crc, b"jpg"))
                 number += 1
             shards.append(writer.close())
     data = serialise_index(pack_rows(rows))

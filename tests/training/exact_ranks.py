@@ -232,10 +232,10 @@ def equal_on_all(ranks: Ranks, state: dict[str, Any]) -> bool:
     return len({bytes(d) for d in ranks.all_gather(np.frombuffer(digest(state), np.uint8))}) == 1
 
 
-def far(found: dict[str, Any], expected: dict[str, Any]) -> float:
+def far(result: dict[str, Any], expected: dict[str, Any]) -> float:
     """Return the largest difference of two states, relative to its tensor's largest number."""
     worst, others = 0.0, dict(tensors(expected))
-    for name, value in tensors(found):
+    for name, value in tensors(result):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             scale = max(float(others[name].abs().max()), 1e-12)
             worst = max(worst, float((value - others[name]).abs().max()) / scale)
@@ -345,8 +345,8 @@ def a_sharded_optimizer_takes_the_even_way(ranks: Ranks) -> None:
         patch.object(begin, "TrainingState", Sharded),
         patch.object(states, "make_optimizer", sharded),
     ):
-        found = ran(settings(49, "sharded"), ranks)
-    assert far({"model": found["model"]}, {"model": expected["model"]}) < 1e-9
+        result = ran(settings(49, "sharded"), ranks)
+    assert far({"model": result["model"]}, {"model": expected["model"]}) < 1e-9
 
 
 def damaged_images_leave_no_rank_waiting(ranks: Ranks) -> None:

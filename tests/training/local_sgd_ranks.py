@@ -43,19 +43,19 @@ def weights(state: TrainingState) -> torch.Tensor:
 def alike(state: TrainingState) -> bool:
     """Return whether both ranks have the same weights, momenta and average, bit for bit."""
     packed = torch.tensor(list(checkpoint.pack(state.state_dict())), dtype=torch.uint8)
-    seen = [torch.empty_like(packed) for _ in range(2)]
-    dist.all_gather(seen, packed)
-    return torch.equal(*seen)
+    observed = [torch.empty_like(packed) for _ in range(2)]
+    dist.all_gather(observed, packed)
+    return torch.equal(*observed)
 
 
 def ranks_are_alike_after_an_epoch(config: Config, ranks: Ranks, folder: Path) -> None:
     """Weights, momenta and the average, for plain, adaptive and layer-wise optimisers."""
     for optimizer in ("sgd", "adamw"):
-        own = replace(
+        ours = replace(
             config, local_sgd_steps=4, optimizer=optimizer, lr=0.01, grad_accum_steps=2,
             run_folder=str(folder / optimizer),
         )  # fmt: skip
-        code, state = trained(own, ranks, Halves(ranks))
+        code, state = trained(ours, ranks, Halves(ranks))
         assert code == 0 and alike(state), optimizer
 
 
@@ -91,11 +91,11 @@ def in_between_ranks_go_ways_of_their_own(config: Config, ranks: Ranks, folder: 
 
 def a_stop_between_two_meetings_loses_nothing(config: Config, ranks: Ranks, folder: Path) -> None:
     """Ranks meet before they save, so that the one file is the state of both."""
-    own = replace(config, local_sgd_steps=4, run_folder=str(folder / "stopped"))
-    code, state = trained(own, ranks, Halves(ranks, signalled=(1, 8)))
+    ours = replace(config, local_sgd_steps=4, run_folder=str(folder / "stopped"))
+    code, state = trained(ours, ranks, Halves(ranks, signalled=(1, 8)))
     assert code == 128 + signal.SIGTERM and state.step == 9 and alike(state)
     saved = RunFiles(folder / "stopped").checkpoint(9)
-    again = replace(own, run_folder=str(folder / "again"), resume=str(saved))
+    again = replace(ours, run_folder=str(folder / "again"), resume=str(saved))
     code, state = trained(again, ranks, Halves(ranks))
     assert code == 0 and state.step == 12 and alike(state)
 

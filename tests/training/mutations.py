@@ -83,9 +83,9 @@ def _alone_at_once(right: Function) -> Function:
 
 def _own_momenta(right: Function) -> Function:
     def hand_over(state: Any, ranks: Any, source: int) -> None:
-        own = deepcopy(state.optimizer.state_dict())
+        ours = deepcopy(state.optimizer.state_dict())
         right(state, ranks, source)
-        state.optimizer.load_state_dict(own)
+        state.optimizer.load_state_dict(ours)
 
     return hand_over
 

@@ -99,8 +99,8 @@ def trained(model: nn.Module, parts: Parts, recipe: Recipe) -> Trained:
         together = len(by_rank) // len(learners)
         total = 0.0
         for number, learner in enumerate(learners):
-            own = [part for rank in by_rank[number * together :][:together] for part in rank]
-            loss, gradient = loss_and_gradient(model, learner.weights, own, recipe)
+            options = [part for rank in by_rank[number * together :][:together] for part in rank]
+            loss, gradient = loss_and_gradient(model, learner.weights, options, recipe)
             total += loss
             share = len(learners) / recipe.batch  # a step with fewer samples is a smaller one
             learn(learner, {name: one * share for name, one in gradient.items()}, step, recipe)
@@ -228,9 +228,9 @@ def losses(outputs: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> torc
     spread = (1 - recipe.smoothing) * targets + recipe.smoothing / recipe.classes
     if recipe.loss == "ce":
         return -(weights * spread * log_odds(outputs)).sum(1)
-    wanted = (spread > recipe.threshold).double() if recipe.threshold else spread
+    expected = (spread > recipe.threshold).double() if recipe.threshold else spread
     likely = 1 / (1 + (-outputs).exp())
-    binary = -(wanted * likely.log() + (1 - wanted) * (1 - likely).log())
+    binary = -(expected * likely.log() + (1 - expected) * (1 - likely).log())
     return (targets * weights).sum(1) * binary.mean(1)
 
 
@@ -263,6 +263,6 @@ def judged(model: nn.Module, weights: Weights, samples: Samples) -> tuple[float,
     outputs = sum(answers(model, weights, one).detach() for one in (images, images.flip(3))) / 2
     loss = -float(log_odds(outputs)[range(len(labels)), labels].mean())
     order = outputs.argsort(1, descending=True).tolist()
-    places = [line.index(label) for line, label in zip(order, labels.tolist(), strict=True)]
-    first, five = (sum(place < count for place in places) / len(places) for count in (1, 5))
+    positions = [line.index(label) for line, label in zip(order, labels.tolist(), strict=True)]
+    first, five = (sum(folder < count for folder in positions) / len(positions) for count in (1, 5))
     return loss, first, five

@@ -223,19 +223,19 @@ def far_from_reference(folder: Path, world: int, recipe: Recipe) -> float:
     lines = [json.loads(line) for line in RunFiles(folder).metrics.read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     last = [line for line in lines if line["kind"] == "evaluate"][-1]
-    found = [last[name] for name in ("loss", "top1", "top5")]
-    judged = reference.judged(model(), expected.average, VALIDATION)
+    by_file = [last[name] for name in ("loss", "top1", "top5")]
+    evaluations = reference.judged(model(), expected.average, VALIDATION)
     return max(
         *(far(state["model"][name], one) for name, one in expected.weights.items()),
         *(far(state["average"][name], one) for name, one in expected.average.items()),
         far(torch.tensor(losses), torch.tensor(expected.losses)),
-        *(abs(one - two) / two for one, two in zip(found, judged, strict=True)),
+        *(abs(one - two) / two for one, two in zip(by_file, evaluations, strict=True)),
     )
 
 
-def far(found: torch.Tensor, expected: torch.Tensor) -> float:
+def far(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest number."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    return float((result - expected).abs().max() / expected.abs().max())
 
 
 def all_end_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> None:
@@ -244,8 +244,8 @@ def all_end_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> No
     A scaled loss is summed over parts and ranks, unscaled and clipped, and no rank skips alone;
     ranks without a sample in a step miss nothing of it; ranks that step alone agree.
     """
-    found = {name: distance(ranks, folder / name, name) for name in OF_RANKS}
-    assert max(found.values()) < EQUAL, found
+    by_file = {name: distance(ranks, folder / name, name) for name in OF_RANKS}
+    assert max(by_file.values()) < EQUAL, by_file
 
 
 def the_mutations_are_noticed(config: Config, ranks: Ranks, folder: Path) -> None:

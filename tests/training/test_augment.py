@@ -53,10 +53,10 @@ def test_options_reach_the_images_of_every_task() -> None:
     for name in TASKS:
         package = PACKAGES.get(name, name)
         settings = import_module(f"{package}.recipes").RECIPES["default"](**chosen)
-        found = import_module(f"{package}.model").TASK.transforms(settings, 0)
-        assert found.vertical_flip and found.augmix == 3
-        assert (found.color_jitter, found.erase) == (0.3, 0.2)
-        assert found.flip == (name != "mnist")
+        result = import_module(f"{package}.model").TASK.transforms(settings, 0)
+        assert result.vertical_flip and result.augmix == 3
+        assert (result.color_jitter, result.erase) == (0.3, 0.2)
+        assert result.flip == (name != "mnist")
 
 
 def test_a_vertical_flip_turns_half_of_the_images_upside_down() -> None:
@@ -111,8 +111,8 @@ def test_evaluation_sees_images_as_they_are() -> None:
         for recipe in (TorchvisionV2, ImageNet)
     )
     assert np.array_equal(one, other)
-    seen = {changed.for_training(data, np.random.default_rng(n)).tobytes() for n in range(20)}
-    assert len(seen) == 20
+    recorded = {changed.for_training(data, np.random.default_rng(n)).tobytes() for n in range(20)}
+    assert len(recorded) == 20
     assert not plain.trivial_augment and not plain.erase
 
 
@@ -152,15 +152,15 @@ def test_ranks_have_a_copy_each_of_the_same_images(shapes: Path) -> None:
         data=str(shapes), image_size=16, batch_size=16, aug_repeats=4, workers=0, crop_area=1.0,
         device="cpu",
     )  # fmt: skip
-    seen, exact = [], []
+    observed, exact = [], []
     for rank in (0, 1):
         ranks = Ranks(rank, 2, rank, 2, torch.device("cpu"))
         data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 10)
         images = next(data.training(3)).images
         either = (min(one.numpy().tobytes(), one.flip(2).numpy().tobytes()) for one in images)
-        seen.append(Counter(either))
+        observed.append(Counter(either))
         exact.append(images.clone())
-    assert seen[0] == seen[1] and set(seen[0].values()) == {2}
+    assert observed[0] == observed[1] and set(observed[0].values()) == {2}
     assert not torch.equal(*exact)
 
 

@@ -37,9 +37,9 @@ def content(step: int) -> checkpoint.Content:
 def test_what_was_written_is_read(folder: RunFiles) -> None:
     """Tensors and plain data come back as they were."""
     checkpoint.write(folder.final, {"a": torch.arange(5), "b": {"c": [1, "two", None]}})
-    found = checkpoint.read(folder.final)
-    assert torch.equal(found["a"], torch.arange(5))
-    assert found["b"] == {"c": [1, "two", None]}
+    result = checkpoint.read(folder.final)
+    assert torch.equal(result["a"], torch.arange(5))
+    assert result["b"] == {"c": [1, "two", None]}
     assert torch.load(folder.final, weights_only=True)["b"] == {"c": [1, "two", None]}
 
 
@@ -47,8 +47,10 @@ def test_ckpt_2_every_flipped_byte_is_found(folder: RunFiles) -> None:
     """One flipped byte anywhere makes a file damaged; torch alone would load most of them."""
     checkpoint.write(folder.final, content(3))
     good = folder.final.read_bytes()
-    for place in range(0, len(good), 7):
-        folder.final.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+    for position in range(0, len(good), 7):
+        folder.final.write_bytes(
+            good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :]
+        )
         with pytest.raises(SaveError, match=r"final\.pt: (damaged|cut short)"):
             checkpoint.read(folder.final)
 
@@ -100,10 +102,10 @@ def test_the_newest_whole_one_is_taken_and_the_others_are_named(
     folder.checkpoint(3).write_bytes(damaged)
     path, _ = resume.requested_checkpoint(str(folder.path), "catdog")
     assert path == folder.checkpoint(2)
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
-    assert "step-00000004.pt: cut short" in said[0]
-    assert "step-00000003.pt: damaged" in said[1]
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2
+    assert "step-00000004.pt: cut short" in errors[0]
+    assert "step-00000003.pt: damaged" in errors[1]
 
 
 def test_when_none_is_whole_nothing_starts(folder: RunFiles) -> None:
@@ -173,7 +175,7 @@ def saved(about: checkpoint.Content, model: nn.Module, data: str = "dd", **chang
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "says"),
+    ("local", "remote", "says"),
     [
         ((described(seed=1), SMALL), (described(seed=2), SMALL), "--seed 1 here, 2 in the"),
         (
@@ -215,15 +217,15 @@ def saved(about: checkpoint.Content, model: nn.Module, data: str = "dd", **chang
     ],
 )
 def test_ckpt_3_what_cannot_be_continued_is_refused_in_words_of_options(
-    here: Any, there: Any, says: str
+    local: Any, remote: Any, says: str
 ) -> None:
     """Each difference that matters is named as it is typed, and no consequence of it."""
-    about, model, *data = here
+    about, model, *data = local
     names = ("data", "batch")
-    found = saved(*there[:2], **dict(zip(names, there[2:], strict=False)))
-    wanted = saved(about, model, *data)["identity"]
+    result = saved(*remote[:2], **dict(zip(names, remote[2:], strict=False)))
+    expected = saved(about, model, *data)["identity"]
     with pytest.raises(SaveError, match=says):
-        compatibility.check(wanted, about, found, Path("step.pt"))
+        compatibility.check(expected, about, result, Path("step.pt"))
 
 
 def test_what_is_no_checkpoint_is_refused() -> None:
@@ -234,9 +236,9 @@ def test_what_is_no_checkpoint_is_refused() -> None:
 
 def test_settings_that_changed_are_named() -> None:
     """What a run may change, all but places, files and logs."""
-    there = described(lr=0.1, epochs=2, data="a", workers=3, log_every_steps=7)
-    here = as_plain(DemoRecipe(lr=0.01, width=64, data="b", resume="x", run_folder="y"))
-    changes = compatibility.changes(here, there).split("; ")
+    remote = described(lr=0.1, epochs=2, data="a", workers=3, log_every_steps=7)
+    local = as_plain(DemoRecipe(lr=0.01, width=64, data="b", resume="x", run_folder="y"))
+    changes = compatibility.changes(local, remote).split("; ")
     assert "--lr 0.01 here, 0.1 in the checkpoint" in changes
     assert "--epochs 10 here, 2 in the checkpoint" in changes
     assert "--recipe demo here, default in the checkpoint" in changes
@@ -247,8 +249,8 @@ def test_another_number_of_loader_workers_is_named_where_it_changes_the_order() 
     """Also one that follows from the cores of a host."""
     assert "4 loader workers here, 2 in the checkpoint" in compatibility.order(4, {"lanes": 2})
     assert compatibility.order(4, {"lanes": 2}).endswith("type --workers 2")
-    for here, there in ((2, 2), (0, 2), (4, 0), (4, None)):
-        assert compatibility.order(here, {"lanes": there}) == ""
+    for local, remote in ((2, 2), (0, 2), (4, 0), (4, None)):
+        assert compatibility.order(local, {"lanes": remote}) == ""
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:

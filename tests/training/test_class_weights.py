@@ -72,5 +72,5 @@ def test_balanced_classes_are_drawn_equally_often(
     drawn = Counter[int]()
     for batch in islice(opened.training(0), epochs * opened.epoch_steps):
         drawn.update(batch.labels.tolist())
-    found = [drawn[label] / epochs for label in range(3)]
-    assert found == (list(shares) if exact else pytest.approx(shares, rel=0.15))
+    result = [drawn[label] / epochs for label in range(3)]
+    assert result == (list(shares) if exact else pytest.approx(shares, rel=0.15))

@@ -107,7 +107,7 @@ def check(task: str, *words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "words", "says"),
+    ("task", "line", "says"),
     [
         (
             "classify",
@@ -140,13 +140,13 @@ def check(task: str, *words: str) -> None:
         ("mnist", "--momentum 0.5 --nesterov", ""),
     ],
 )
-def test_an_option_without_effect_is_refused(task: str, words: str, says: str) -> None:
+def test_an_option_without_effect_is_refused(task: str, line: str, says: str) -> None:
     """Every option that was typed and changes nothing is named, with what to type."""
     if not says:
-        check(task, *words.split())
+        check(task, *line.split())
         return
     with pytest.raises(UsageError, match=re.escape(says)):
-        check(task, *words.split())
+        check(task, *line.split())
 
 
 @pytest.mark.parametrize("task", ["catdog", "classify", "imagenet", "mnist"])

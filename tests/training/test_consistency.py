@@ -41,16 +41,16 @@ def met(second: dict[str, str], code: Path) -> list[tuple[int, str]]:
         )
         for rank, (more, where) in enumerate((({}, ROOT), (second, code)))
     ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    return [(rank.returncode, words) for rank, words in zip(ranks, said, strict=True)]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    return [(rank.returncode, args) for rank, args in zip(ranks, outputs, strict=True)]
 
 
 def test_ranks_of_one_run_and_one_code_train(tmp_path: Path) -> None:
     """The same code in another folder, as on another host, is the same code."""
     for package in ("training", "shards"):
         shutil.copytree(ROOT / package, tmp_path / package)
-    for code, said in met({}, tmp_path):
-        assert (code, said.splitlines()[-1]) == (0, "trains"), said
+    for code, message in met({}, tmp_path):
+        assert (code, message.splitlines()[-1]) == (0, "trains"), message
 
 
 @pytest.mark.parametrize("what", ["run", "code"])
@@ -63,5 +63,5 @@ def test_a_stranger_among_the_ranks_ends_them_all(tmp_path: Path, what: str) -> 
             file.write("# yesterday's\n")
     ended = met({"RACKRUN_RUN_ID": "other"} if what == "run" else {}, tmp_path)
     assert [code for code, _ in ended] == [{"run": 75, "code": 78}[what]] * 2
-    words = {"run": "rank 1 belongs to another run", "code": "the code of rank 1 is not that"}
-    assert all(words[what] in said for _, said in ended)
+    options = {"run": "rank 1 belongs to another run", "code": "the code of rank 1 is not that"}
+    assert all(options[what] in message for _, message in ended)

@@ -43,8 +43,8 @@ def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
 ) -> None:
     """An epoch without ten images, each named with its shard; the default ends at the first."""
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    words = {"data": str(damaged), "image_size": 16, "batch_size": 8, "workers": 0}
-    lenient = CatDog(**words, exact_epochs=exact, bad_samples="quarantine")  # type: ignore[arg-type]
+    options = {"data": str(damaged), "image_size": 16, "batch_size": 8, "workers": 0}
+    lenient = CatDog(**options, exact_epochs=exact, bad_samples="quarantine")  # type: ignore[arg-type]
     data = open_data(
         lenient, alone, partial(TASK.transforms, lenient), TASK.name, TASK.synthetic_classes
     )
@@ -55,10 +55,10 @@ def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
     if exact:
         assert left_out == 10
         assert sum(len(batch.labels) for batch in batches) == 190
-    strict = CatDog(**words, exact_epochs=exact)  # type: ignore[arg-type]
+    strict = CatDog(**options, exact_epochs=exact)  # type: ignore[arg-type]
     data = open_data(
         strict, alone, partial(TASK.transforms, strict), TASK.name, TASK.synthetic_classes
     )
-    with pytest.raises(DataError, match="shapes-train-00000.*the image .* damaged") as seen:
+    with pytest.raises(DataError, match="shapes-train-00000.*the image .* damaged") as observed:
         list(islice(data.training(0), 10 * data.epoch_steps))
-    assert str(seen.value).count(str(damaged)) == str(seen.value).count(".tar") == 1
+    assert str(observed.value).count(str(damaged)) == str(observed.value).count(".tar") == 1

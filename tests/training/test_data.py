@@ -50,8 +50,8 @@ def fingerprints(batches: Iterator[Batch]) -> list[bytes]:
 def every_validation_picture(shapes: Path) -> list[bytes]:
     config = settings(shapes)
     prepare = TASK.transforms(config, 0).for_evaluation
-    found = rows_of(open_source(str(shapes)), "val", range(37))
-    pictures = [prepare(sample.image).transpose(2, 0, 1) for _, sample in found]
+    result = rows_of(open_source(str(shapes)), "val", range(37))
+    pictures = [prepare(sample.image).transpose(2, 0, 1) for _, sample in result]
     assert len({picture.tobytes() for picture in pictures}) == 37
     return [picture.tobytes() for picture in pictures]
 
@@ -73,8 +73,10 @@ def test_validation_has_every_sample_once_with_any_number_of_workers(
 ) -> None:
     """Workers share a rank's batches; more of them than batches is fine."""
     config = settings(shapes, workers=workers, batch_size=16)
-    seen = [one for rank in range(2) for one in fingerprints(walk(config, rank, 2).evaluation())]
-    assert seen == every_validation_picture
+    observed = [
+        one for rank in range(2) for one in fingerprints(walk(config, rank, 2).evaluation())
+    ]
+    assert observed == every_validation_picture
 
 
 def test_a_batch_is_what_the_model_expects(shapes: Path) -> None:
@@ -95,7 +97,8 @@ def test_training_sees_the_same_images_wherever_it_starts(shapes: Path, workers:
     for start in (1, 5, 7, 10):
         part = islice(walk(config).training(start), 12 - start)
         assert all(
-            torch.equal(batch.images, seen) for batch, seen in zip(part, whole[start:], strict=True)
+            torch.equal(batch.images, observed)
+            for batch, observed in zip(part, whole[start:], strict=True)
         )
 
 
@@ -203,8 +206,8 @@ def test_quarantine_leaves_a_broken_image_out_and_counts_it(
     batches = list(data.evaluation())
     assert sum(len(batch.labels) for batch in batches) == 35
     assert sum(batch.skipped for batch in batches) == 2
-    said = capfd.readouterr().err
-    assert "left out: shapes-val-000000.tar: val_00002" in said
+    errors = capfd.readouterr().err
+    assert "left out: shapes-val-000000.tar: val_00002" in errors
     training = list(islice(data.training(0), 10))
     assert {len(batch.labels) for batch in training} == {8}
     assert sum(batch.skipped for batch in training) > 20
@@ -278,9 +281,9 @@ class CountedSource(FolderSource):
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
         """Yield each range in turn, and count its bytes."""
-        for wanted in ranges:
-            self.bytes_read += wanted[-1]
-            yield self.read(*wanted)
+        for expected in ranges:
+            self.bytes_read += expected[-1]
+            yield self.read(*expected)
 
 
 @dataclass(frozen=True)
@@ -303,7 +306,7 @@ def test_no_byte_is_read_that_is_not_used(
     config = settings(shapes, batch_size=6, shuffle_buffer=20, aug_repeats=copies)
     source, noted = CountedSource(str(shapes)), NotedTransforms(size=1, short_side=1)
     stored = open_source(str(shapes))
-    in_order = [found.sample.image for found in rows_of(stored, "train", range(200))]
+    in_order = [result.sample.image for result in rows_of(stored, "train", range(200))]
     rows = {image: row for row, image in enumerate(in_order)}
     lengths = stored.index("train")["length"]
     plan = DataPlan(config, source, lambda epoch: noted, world - 1, world, steps, lanes=2)

@@ -147,8 +147,8 @@ def test_a_crop_at_a_lower_resolution_is_not_shifted() -> None:
         for offset in range(8):
             box = Box(40 + offset, 40 + offset, 1000, 1000)
             cut = crop(data, lambda width, height, box=box: box, 32).resized(32)
-            wanted = np.asarray(torchvision_crop(reference(data), box, 32)).astype(float)
-            assert abs((cut - wanted).mean()) < 0.5, offset  # moved to a whole pixel: 1.4
+            expected = np.asarray(torchvision_crop(reference(data), box, 32)).astype(float)
+            assert abs((cut - expected).mean()) < 0.5, offset  # moved to a whole pixel: 1.4
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -161,8 +161,8 @@ def test_the_centre_is_that_of_resize_and_centre_crop(kind: str, interpolation: 
     for seed, size in enumerate([(375, 500), (500, 333), (97, 101), (200, 80), (73, 73)]):
         data = JPEGS[kind](photograph(seed, *size))
         ours = crop(data, whole, 73).centre(73, 64, interpolation)
-        found = difference(ours, stock(reference(data)))
-        assert found < (SAME if min(size) < 4 * 73 else SIMILAR), size
+        result = difference(ours, stock(reference(data)))
+        assert result < (SAME if min(size) < 4 * 73 else SIMILAR), size
 
 
 def test_a_crop_is_resized_into_its_place() -> None:

@@ -23,7 +23,7 @@ def test_each_two_hosts_meet_once_and_none_is_in_two_pairs(hosts: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "named"),
+    ("result", "named"),
     [
         (Measured(EVEN, 9.0), []),
         (Measured({**EVEN, (1, 3): 2.0}), ["slow links: b and d, 2 Gbit/s, usual 10"]),
@@ -39,9 +39,9 @@ def test_each_two_hosts_meet_once_and_none_is_in_two_pairs(hosts: int) -> None:
         (Measured(data={0: 900.0, 1: 910.0, 3: 30.0}), ["slow data: d, 30 MB/s, usual 900"]),
     ],
 )
-def test_the_slow_link_gpu_or_disk_is_named(found: Measured, named: list[str]) -> None:
+def test_the_slow_link_gpu_or_disk_is_named(result: Measured, named: list[str]) -> None:
     """By less than half of the median; a host when all of its links are slow."""
-    lines = report(found, NAMES)
+    lines = report(result, NAMES)
     assert [line for line in lines if line.startswith("slow ")] == named
     assert (lines[-1] == "nothing is slower than half of the others") == (not named)
 

@@ -116,7 +116,7 @@ POWERSGD = f"{LACKS}, and --grad-compression powersgd rules out float16 (--preci
 
 
 @pytest.mark.parametrize(
-    ("major", "others", "compression", "precision", "said"),
+    ("major", "others", "compression", "precision", "message"),
     [
         (9, 0, "float32", "bf16", ""),
         (8, 0, "powersgd", "bf16", ""),
@@ -132,7 +132,7 @@ def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
     others: int,
     compression: Literal["float32", "powersgd"],
     precision: str,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compute capability 7 only emulates bfloat16, 6 has no fast float16; a line about either."""
@@ -145,7 +145,7 @@ def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
     config = CatDog(synthetic=True, grad_compression=compression)
     ranks = replace(ALONE, device=torch.device("cuda", 0))
     compute = set_up(config, ranks)
-    assert (compute.precision, compute.remark(config)) == (precision, said)
+    assert (compute.precision, compute.remark(config)) == (precision, message)
     assert set_up(replace(config, precision="bf16"), ranks).autocast_dtype == torch.bfloat16
     as_asked = replace(config, precision="tf32")
     assert set_up(as_asked, ranks).precision == ("tf32" if major >= 8 else "fp32")

@@ -133,7 +133,7 @@ def test_ranks_train_like_one_process(ranks: int, cases: tuple[str, ...], folder
     """On data that divide by nothing, N ranks end with one process's weights (in float64), all of
     them with the same bits in every tensor of the state; known mistakes are seen as such."""
     results = ended(started(ranks, folder, *cases))
-    assert [code for code, _ in results] == [0] * ranks, "\n".join(words for _, words in results)
+    assert [code for code, _ in results] == [0] * ranks, "\n".join(args for _, args in results)
     _, output = results[0]
     assert [f"holds: {case}" in output for case in cases] == [True] * len(cases), output
 
@@ -258,12 +258,12 @@ def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
     from catdog.model import TASK
     from catdog.recipes import RECIPES
 
-    words = [
+    arguments = [
         "--data", str(data), "--run-folder", str(run), "--image-size", "16", "--width", "4",
         "--epochs", "2", "--batch-size", "9", "--device", "cpu", "--workers", "0",
         "--no-tensorboard", "--ema-decay", "0.9", *args,
     ]  # fmt: skip
-    assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
+    assert loop.run(TASK, from_command_line(RECIPES, "test", arguments)) == 0
     weights: dict[str, torch.Tensor] = checkpoint.read(RunFiles(run).final)["model"]
     return weights
 
@@ -305,8 +305,8 @@ def test_chosen_samples_are_all_that_is_trained_on(
 ) -> None:
     """A class, and the first samples of it: in both modes nothing else is even read, and a run
     goes on in the middle of an epoch with the same bits."""
-    words = ["--only-classes", "box", "--max-train-samples", "20", "--save-minutes", "1e-9"]
-    words += ["--keep-checkpoints", "99", *([mode] if mode == "--exact-epochs" else [])]
+    args = ["--only-classes", "box", "--max-train-samples", "20", "--save-minutes", "1e-9"]
+    args += ["--keep-checkpoints", "99", *([mode] if mode == "--exact-epochs" else [])]
     read: list[int] = []
 
     def noted(pool: SamplePool, row: int, samples: int) -> dict[int, StoredSample]:
@@ -315,16 +315,16 @@ def test_chosen_samples_are_all_that_is_trained_on(
 
     whole_read = SamplePool.read
     monkeypatch.setattr(SamplePool, "read", noted)
-    whole = trained_alone(folder / "61", tmp_path / "whole", *words)
+    whole = trained_alone(folder / "61", tmp_path / "whole", *args)
     assert set(read) <= set(range(1, 41, 2))
     assert mode != "--exact-epochs" or set(read) == set(range(1, 41, 2))
     origin = RunFiles(tmp_path / "whole").checkpoint(1)
-    went_on = trained_alone(folder / "61", tmp_path / "on", *words, "--resume", str(origin))
+    went_on = trained_alone(folder / "61", tmp_path / "on", *args, "--resume", str(origin))
     assert same(whole, went_on)
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("args", "complaint"),
     [
         (["--ledger"], "--ledger needs --exact-epochs"),
         (["--exact-epochs", "--steps-per-epoch", "9"], "how many steps an epoch has"),
@@ -335,8 +335,8 @@ def test_chosen_samples_are_all_that_is_trained_on(
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(
-    words: list[str], complaint: str, folder: Path, tmp_path: Path
+    args: list[str], complaint: str, folder: Path, tmp_path: Path
 ) -> None:
     """Wrong settings of exact epochs and of the choice of samples name themselves."""
     with pytest.raises(UsageError, match=re.escape(complaint)):
-        trained_alone(folder / "61", tmp_path / "never", *words)
+        trained_alone(folder / "61", tmp_path / "never", *args)

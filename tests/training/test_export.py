@@ -39,8 +39,8 @@ def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("program", [["-P", "-S", "rackrun/__main__.py"], ["-m", "training"]])
 def test_nothing_but_the_result_is_printed(program: list[str], final: Path, tmp_path: Path) -> None:
     """What the export imports would print its leaks in the interpreter's shutdown."""
-    words = [sys.executable, *program, "export", str(final), str(tmp_path / "model.pt2")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    args = [sys.executable, *program, "export", str(final), str(tmp_path / "model.pt2")]
+    done = subprocess.run(args, cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stderr, done.stdout.count("\n")) == ("", 1)
 
 
@@ -50,8 +50,8 @@ def images(count: int) -> torch.Tensor:
 
 def expected(final: Path, count: int) -> torch.Tensor:
     with torch.no_grad():
-        answers: torch.Tensor = load_of_any_task(final).model(images(count))
-    return answers
+        predictions: torch.Tensor = load_of_any_task(final).model(images(count))
+    return predictions
 
 
 def test_safetensors_hold_every_weight(final: Path, tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_onnx_answers_as_the_model_does(final: Path, tmp_path: Path) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"images": images(5).numpy()})
-    np.testing.assert_allclose(found, expected(final, 5).numpy(), atol=1e-5)
+    (result,) = session.run(None, {"images": images(5).numpy()})
+    np.testing.assert_allclose(result, expected(final, 5).numpy(), atol=1e-5)
     kept = session.get_modelmeta().custom_metadata_map
     assert json.loads(kept["classes"]) == CLASSES
     assert json.loads(kept["preparation"])["size"] == 24

@@ -81,7 +81,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     with served(tmp_path / "www") as (address, asked):
         weights_url = f"{address}/{name}"
-        words = [
+        args = [
             *("--data", data / "shards", "--model", "densenet121", "--weights", weights_url),
             *("--image-size", 32, "--batch-size", 7, "--epochs", 12, "--head-epochs", 1),
             *("--head-lr", 1e-2, "--lr", 2e-3, "--plateau-epochs", 1, "--patience", 2),
@@ -89,15 +89,15 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
             *("--run-folder", folder.path),
         ]  # fmt: skip
         job = warm.ranks(
-            2, "-m", "training", "classify", *words,
+            2, "-m", "training", "classify", *args,
             env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        said = "".join(rank.communicate()[0] for rank in job)
-    assert [rank.returncode for rank in job] == [0, 0], said
+        outputs = "".join(rank.communicate()[0] for rank in job)
+    assert [rank.returncode for rank in job] == [0, 0], outputs
     assert asked == [f"/{name}"]
-    assert f"checkpoints/{name}; earlier names; the last layer (classifier.weight" in said
-    ended = re.search(r"ends after epoch (\d+): 2 evaluations without a better one", said)
-    assert ended and 3 <= int(ended[1]) < 12, said
+    assert f"checkpoints/{name}; earlier names; the last layer (classifier.weight" in outputs
+    ended = re.search(r"ends after epoch (\d+): 2 evaluations without a better one", outputs)
+    assert ended and 3 <= int(ended[1]) < 12, outputs
 
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     rates = {math.ceil(line["epoch"]): line["rate"] for line in lines if line["kind"] == "train"}
@@ -135,9 +135,9 @@ def test_a_resume_in_any_stage_goes_on_bit_for_bit(
     assert loop.run(TASK, settings(shapes, whole, **STAGED)) == 0
     saved = checkpoint.steps_in(whole / "checkpoints")
     assert 4 <= len(saved) < 24, "no early end: choose another rate"
-    for place in (0, len(saved) // 2, -1):
-        folder = tmp_path / f"from {saved[place].stem}"
-        resumed = settings(shapes, folder, resume=str(saved[place]), **STAGED)
+    for position in (0, len(saved) // 2, -1):
+        folder = tmp_path / f"from {saved[position].stem}"
+        resumed = settings(shapes, folder, resume=str(saved[position]), **STAGED)
         assert loop.run(TASK, resumed) == 0
         assert same_weights(whole, folder)
         assert f"ends after epoch {len(saved)}: 2 evaluations" in capsys.readouterr().out
@@ -147,17 +147,17 @@ def test_what_evaluations_decide_needs_a_split(make_shards: Any, tmp_path: Path)
     """What was chosen is refused before the first step, by a check of data on this machine and by a
     rank; a recipe's defaults adapt, with a line."""
     data = make_shards(train=(40,), val=())
-    for words, options in (
+    for args, options in (
         (["--patience", "2"], {"patience": 2}),
         (["--lr-schedule", "plateau"], {"lr_schedule": "plateau"}),
         (["--final", "best"], {"final": "best"}),
         (["--eval-flip"], {"eval_flip": True}),
     ):
-        refused = f"{' '.join(words)} has no effect: {data} has no split 'val' to evaluate; leave"
+        refused = f"{' '.join(args)} has no effect: {data} has no split 'val' to evaluate; leave"
         with pytest.raises(UsageError, match=re.escape(refused)):
             loop.run(TASK, settings(data, tmp_path, **options))
         with pytest.raises(UsageError, match=re.escape(refused)):
-            run_command("catdog", "test", ["check", "--data", str(data), *words])
+            run_command("catdog", "test", ["check", "--data", str(data), *args])
 
 
 def test_defaults_that_need_a_split_adapt(
@@ -165,22 +165,22 @@ def test_defaults_that_need_a_split_adapt(
 ) -> None:
     """classify on shards without a validation split trains, and says what it does without."""
     data, run = make_shards(train=(20,), val=()), tmp_path / "run"
-    words = [
+    args = [
         *("--data", str(data), "--model", "squeezenet1_1", "--weights", "", "--epochs", "1"),
         *("--image-size", "32", "--batch-size", "20", "--workers", "0", "--device", "cpu"),
     ]
-    assert run_command("classify", "test", ["check", *words]) == 0
-    assert run_command("classify", "test", [*words, "--run-folder", str(run)]) == 0
-    said = capsys.readouterr().out
+    assert run_command("classify", "test", ["check", *args]) == 0
+    assert run_command("classify", "test", [*args, "--run-folder", str(run)]) == 0
+    errors = capsys.readouterr().out
     adapted = "--patience 0 --lr-schedule cosine --final last"
-    assert f"has no split 'val': trains without evaluation, with {adapted}" in said
+    assert f"has no split 'val': trains without evaluation, with {adapted}" in errors
     config = json.loads((run / "config.json").read_text())
     assert (config["patience"], config["lr_schedule"], config["final"]) == (0, "cosine", "last")
     assert (run / "final.pt").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "lines"),
+    ("args", "lines"),
     [
         (
             ("--weights", "", "--epochs", "1"),
@@ -211,7 +211,7 @@ def test_the_first_lines_name_the_stages(
     make_shards: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
+    args: tuple[str, ...],
     lines: list[str],
 ) -> None:
     """Before step 1: which layers train, in which epochs, at which rate, from which weights; and
@@ -219,7 +219,7 @@ def test_the_first_lines_name_the_stages(
     data = make_shards(train=(9,), val=(4,), classes=3, labels=(0, 0, 1))
     weights = tmp_path / "weights.pt"
     torch.save(models.squeezenet1_1(num_classes=3).state_dict(), weights)
-    named = [word.format(weights=weights) for word in words]
+    named = [arg.format(weights=weights) for arg in args]
     typed = [
         *("--data", str(data), "--model", "squeezenet1_1", "--image-size", "32", *named),
         *("--batch-size", "9", "--workers", "0", "--device", "cpu"),

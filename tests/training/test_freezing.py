@@ -133,10 +133,10 @@ def test_what_evaluations_came_to_survives_a_restart() -> None:
     assert other.exhausted
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["the model's own", "none of its own"])
-def test_dropout_comes_before_the_last_layer(own: bool) -> None:
+@pytest.mark.parametrize("is_ours", [True, False], ids=["the model's own", "none of its own"])
+def test_dropout_comes_before_the_last_layer(is_ours: bool) -> None:
     """In training mode only; names of weights stay."""
-    layers = [nn.Flatten(), nn.Dropout(0.1)][: 1 + own]
+    layers = [nn.Flatten(), nn.Dropout(0.1)][: 1 + is_ours]
     model = nn.Sequential(*layers, nn.Linear(1000, 1000, bias=False))
     names = list(model.state_dict())
     assert list(with_dropout(model, 0.75, 1000).state_dict()) == names
@@ -162,9 +162,9 @@ def test_stochastic_depth_leaves_out_branches_of_late_blocks() -> None:
         norm.training, norm.track_running_stats = True, False
         kept.append(float((norm(images)[:, 0] != 0).float().mean()))
     assert kept == pytest.approx([1, 0.8, 0.6, 0.4], abs=0.05)
-    own = nn.Sequential(*(StochasticDepth(0.1, "row") for _ in range(3)))
-    with_stochastic_depth(own, 0.5)
-    assert [module.p for module in own] == [0.0, 0.25, 0.5]
+    ours = nn.Sequential(*(StochasticDepth(0.1, "row") for _ in range(3)))
+    with_stochastic_depth(ours, 0.5)
+    assert [module.p for module in ours] == [0.0, 0.25, 0.5]
     with pytest.raises(
         UsageError, match="--stochastic-depth 0.5: the model has no residual blocks"
     ):

@@ -58,9 +58,9 @@ def test_a_part_that_there_is_not_is_named() -> None:
 @pytest.mark.long
 def test_all_but_copies_run_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     """Every other part measures something, on shards and drawings that it makes."""
-    words = ("--images", "40", "--epochs", "1")
-    only = [word for part in gpu.PARTS if part != "rates" for word in ("--only", part)]
-    gpu.main([*TINY, *words, *only])
+    args = ("--images", "40", "--epochs", "1")
+    only = [arg for part in gpu.PARTS if part != "rates" for arg in ("--only", part)]
+    gpu.main([*TINY, *args, *only])
     printed = capsys.readouterr().out
     assert "backward" in printed and "GFLOP per image" in printed
     assert re.search(r"convolution\S* +[\d.]+ +[\d.]+%", printed)

@@ -113,10 +113,10 @@ def test_what_the_gpu_cannot_decode_is_decoded_by_the_worker(kind: str) -> None:
     transforms = Transforms(SIDE, crop_area=0.08)
     if kind.startswith("gray"):
         transforms = replace(transforms, channels=1, mean=(0.5,), deviation=(0.5,))
-    place = np.zeros(transforms.training_shape, np.uint8)
-    crop = preparing(transforms, on_gpu=True)(data, np.random.default_rng(5)).fill(place)
+    position = np.zeros(transforms.training_shape, np.uint8)
+    crop = preparing(transforms, on_gpu=True)(data, np.random.default_rng(5)).fill(position)
     assert crop is None
-    assert np.array_equal(place, transforms.for_training(data, np.random.default_rng(5)))
+    assert np.array_equal(position, transforms.for_training(data, np.random.default_rng(5)))
 
 
 def test_a_jpeg_cut_short_is_left_to_the_worker_which_refuses_it() -> None:
@@ -129,8 +129,8 @@ def test_a_jpeg_cut_short_is_left_to_the_worker_which_refuses_it() -> None:
 def batch_of(*datas: bytes) -> Batch:
     """Return a batch whose images are left to the GPU, as workers leave them."""
     images, left = torch.zeros((len(datas), SIDE, SIDE, 3), dtype=torch.uint8), []
-    for number, (place, data) in enumerate(zip(images.numpy(), datas, strict=True)):
-        crop = preparing(CROPS, on_gpu=True)(data, np.random.default_rng(number)).fill(place)
+    for number, (index, data) in enumerate(zip(images.numpy(), datas, strict=True)):
+        crop = preparing(CROPS, on_gpu=True)(data, np.random.default_rng(number)).fill(index)
         assert crop is not None
         left.append(LeftToGpu(number, f"shard-0.tar: image {number}", crop))
     return Batch(images.permute(0, 3, 1, 2), torch.arange(len(datas)), left=left)
@@ -188,7 +188,7 @@ def test_bicubic_pixels_do_not_wrap_around() -> None:
 
 def test_jpegs_are_decoded_before_a_batch_is_handed_over() -> None:
     """Once each, while the batch before it is in use, and only where there are some."""
-    seen: list[int] = []
+    calls: list[int] = []
 
     def given() -> Iterator[Batch]:
         for number in range(4):
@@ -196,8 +196,8 @@ def test_jpegs_are_decoded_before_a_batch_is_handed_over() -> None:
             left = [LeftToGpu(number, "", JpegCrop(0, Box(0, 0, 1, 1), False))] if number else []
             yield Batch(images, torch.zeros(1), left=left)
 
-    batches = on_device(given(), CPU, lambda batch, images: seen.append(batch.left[0].batch_index))
-    assert [list(seen) for _ in batches] == [[1], [1, 2], [1, 2, 3], [1, 2, 3]]
+    batches = on_device(given(), CPU, lambda batch, images: calls.append(batch.left[0].batch_index))
+    assert [list(calls) for _ in batches] == [[1], [1, 2], [1, 2, 3], [1, 2, 3]]
 
 
 @pytest.fixture
@@ -205,10 +205,10 @@ def chosen(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """Choose on a machine whose GPU is the CPU, with a decoder of another speed."""
 
     def choose(
-        wanted: str, by_worker: float, by_gpu: float, others: int = 0, **options: object
+        expected: str, by_worker: float, by_gpu: float, others: int = 0, **options: object
     ) -> tuple[bool, str]:
         """Take seconds for all 37 images in one worker, and for those left to the GPU."""
-        config = settings(photographs, gpu_decode=wanted, workers=4)
+        config = settings(photographs, gpu_decode=expected, workers=4)
         taken = iter((by_worker, by_gpu))
 
         def seconds(work: Callable[[], object]) -> float:

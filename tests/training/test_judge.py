@@ -70,7 +70,7 @@ def answers_by_hand(final: Path, data: Path, flip: bool) -> tuple[Answers, list[
     """Return the answers to all validation samples one by one, their labels and keys."""
     trained = load_of_any_task(final)
     source = open_source(str(data))
-    found, labels, keys = [], [], []
+    result, labels, keys = [], [], []
     for number in range(len(source.manifest.split("val").shards)):
         for sample in samples(source, "val", number):
             pixels = trained.transforms.for_evaluation(sample.image)
@@ -78,10 +78,10 @@ def answers_by_hand(final: Path, data: Path, flip: bool) -> tuple[Answers, list[
             images = torch.stack([torch.tensor(view.copy()) for view in views]).permute(0, 3, 1, 2)
             with torch.no_grad():
                 outputs = trained.model(trained.transforms.normalised(images))
-            found.append(outputs.double().mean(0).numpy())
+            result.append(outputs.double().mean(0).numpy())
             labels.append(sample.label)
             keys.append(sample.key)
-    return np.array(found), labels, keys
+    return np.array(result), labels, keys
 
 
 def by_hand(outputs: Answers, labels: list[int]) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def by_hand(outputs: Answers, labels: list[int]) -> dict[str, Any]:
     confusion = [[0] * 3 for _ in range(3)]
     bins: dict[int, list[tuple[float, bool]]] = {}
     loss = 0.0
-    for answer, label in zip(outputs, labels, strict=True):
-        shares = [math.exp(each) / sum(map(math.exp, answer)) for each in answer]
+    for reply, label in zip(outputs, labels, strict=True):
+        shares = [math.exp(each) / sum(map(math.exp, reply)) for each in reply]
         predicted = shares.index(max(shares))
         confusion[label][predicted] += 1
         loss -= math.log(shares[label])
@@ -118,13 +118,13 @@ def test_calibration_bins_are_closed_above() -> None:
     labels = torch.from_numpy((random.random(len(confidence)) > confidence**2).astype(np.int64))
     tally = Tally(2, CPU)
     tally.add(shares.log(), Batch(torch.zeros(len(labels), 3, 1, 1), labels))
-    judged = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["disc", "box"])
+    evaluations = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["disc", "box"])
 
     right = labels.numpy() == 0
     members = [(confidence > m / 15) & (confidence <= (m + 1) / 15) for m in range(15)]
     gaps = [abs((right[each] - confidence[each]).sum()) for each in members]
-    assert [each.samples for each in judged.bins] == [int(each.sum()) for each in members]
-    assert judged.calibration_error == pytest.approx(sum(gaps) / len(labels), abs=1e-9)
+    assert [each.samples for each in evaluations.bins] == [int(each.sum()) for each in members]
+    assert evaluations.calibration_error == pytest.approx(sum(gaps) / len(labels), abs=1e-9)
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -135,9 +135,9 @@ def test_all_measures_are_those_of_their_definitions(
     outputs, labels, keys = answers_by_hand(final, three, flip)
     expected = by_hand(outputs, labels)
     table = tmp_path / "all.csv"
-    found = evaluate(final.parent, three, "--csv", table, *(["--flip"] if flip else []))
-    assert {name: found[name] for name in expected} == expected
-    for number, score in enumerate(found["classes"]):
+    result = evaluate(final.parent, three, "--csv", table, *(["--flip"] if flip else []))
+    assert {name: result[name] for name in expected} == expected
+    for number, score in enumerate(result["classes"]):
         row, column = expected["confusion"][number], np.array(expected["confusion"])[:, number]
         assert (score["samples"], score["right"]) == (sum(row), row[number])
         assert score["accuracy"] == row[number] / sum(row)
@@ -157,18 +157,22 @@ def test_a_table_computed_on_paper() -> None:
     labels = torch.tensor([0, 1, 1, 0])
     tally.add(shares[:3].log(), Batch(torch.empty(3), labels[:3]))
     tally.add(shares[3:].log(), Batch(torch.empty(1), labels[3:], skipped=2))
-    judged = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["a", "b"])
-    assert judged.confusion == [[2, 0], [1, 1]]
-    assert (judged.counts.samples, judged.counts.top1, judged.counts.skipped) == (4, 3, 2)
-    assert judged.counts.loss == pytest.approx(-math.log(0.9 * 0.1 * 0.6 * 0.5), rel=1e-6)
-    assert [(each.samples, each.accuracy) for each in judged.bins if each.samples] == [
+    evaluations = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["a", "b"])
+    assert evaluations.confusion == [[2, 0], [1, 1]]
+    assert (evaluations.counts.samples, evaluations.counts.top1, evaluations.counts.skipped) == (
+        4,
+        3,
+        2,
+    )
+    assert evaluations.counts.loss == pytest.approx(-math.log(0.9 * 0.1 * 0.6 * 0.5), rel=1e-6)
+    assert [(each.samples, each.accuracy) for each in evaluations.bins if each.samples] == [
         (1, 1.0),  # 0.5
         (1, 1.0),  # 0.6 = 9/15, which closes its bin
         (2, 0.5),  # 0.9 twice, right once
     ]
-    assert judged.bins[8].samples == 1
-    assert judged.calibration_error == pytest.approx((0.5 + 0.4 + 2 * 0.4) / 4)
-    assert judged.confusions(5) == [(1, "b", "a")]
+    assert evaluations.bins[8].samples == 1
+    assert evaluations.calibration_error == pytest.approx((0.5 + 0.4 + 2 * 0.4) / 4)
+    assert evaluations.confusions(5) == [(1, "b", "a")]
 
 
 def test_two_ranks_count_what_one_does(
@@ -176,9 +180,9 @@ def test_two_ranks_count_what_one_does(
 ) -> None:
     """Under torchrun the ranks share the samples; numbers and CSV are those of one process."""
     alone = evaluate(final, three, "--csv", tmp_path / "one.csv")
-    words = ("-m", "training", "evaluate", final, three, *ALONE, "--json")
-    words = (*words, "--csv", tmp_path / "two.csv")
-    ranks = warm.ranks(2, *words, stdout=subprocess.PIPE, cwd=warm.ROOT, env=dict(os.environ))
+    args = ("-m", "training", "evaluate", final, three, *ALONE, "--json")
+    args = (*args, "--csv", tmp_path / "two.csv")
+    ranks = warm.ranks(2, *args, stdout=subprocess.PIPE, cwd=warm.ROOT, env=dict(os.environ))
     first, second = [without_gloo(rank.communicate(timeout=300)[0]) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert second == ""
@@ -195,7 +199,7 @@ def test_two_ranks_count_what_one_does(
 
 
 @pytest.mark.parametrize(
-    ("words", "problem", "what"),
+    ("args", "problem", "what"),
     [
         (["{final}", "{two}"], UsageError, "only in the model: cross"),
         (["{final}", "{three}", "--split", "test"], UsageError, "type --split with one of: train"),
@@ -205,12 +209,12 @@ def test_two_ranks_count_what_one_does(
     ],
 )
 def test_what_does_not_fit_is_refused(
-    final: Path, three: Path, shapes: Path, words: list[str], problem: type[Problem], what: str
+    final: Path, three: Path, shapes: Path, args: list[str], problem: type[Problem], what: str
 ) -> None:
     """Other classes, an empty split, a missing folder: each a sentence that says what to type."""
-    places = {"final": final, "three": three, "two": shapes}
+    positions = {"final": final, "three": three, "two": shapes}
     with pytest.raises(problem, match=what):
-        main([*(word.format(**places) for word in words), *ALONE])
+        main([*(arg.format(**positions) for arg in args), *ALONE])
 
 
 def test_tables_for_people(final: Path, three: Path, capsys: pytest.CaptureFixture[str]) -> None:

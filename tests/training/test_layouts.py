@@ -42,8 +42,8 @@ def loaded(model: nn.Module, path: Path, content: Any, classes: int = 2) -> str:
 
 
 def same(model: nn.Module, weights: Tensors, but: str = "nothing") -> bool:
-    own = model.state_dict()
-    return all(torch.equal(own[name], weights[name]) for name in own if not name.startswith(but))
+    ours = model.state_dict()
+    return all(torch.equal(ours[name], weights[name]) for name in ours if not name.startswith(but))
 
 
 def below(prefix: str, weights: Tensors) -> Tensors:
@@ -51,7 +51,7 @@ def below(prefix: str, weights: Tensors) -> Tensors:
 
 
 @pytest.mark.parametrize(
-    ("wrapped", "said"),
+    ("wrapped", "message"),
     [
         (lambda w: {"state_dict": w, "epoch": 3}, ""),
         (lambda w: {"model": below("module.", w), "optimizer": {}}, ""),
@@ -70,11 +70,13 @@ def below(prefix: str, weights: Tensors) -> Tensors:
     ],
     ids=["timm", "DDP", "EMA", "timm's EMA", "Lightning", "MoCo", "no counts", "no head"],
 )  # fmt: skip
-def test_wrappers_are_opened(tmp_path: Path, wrapped: Callable[[Tensors], Any], said: str) -> None:
+def test_wrappers_are_opened(
+    tmp_path: Path, wrapped: Callable[[Tensors], Any], message: str
+) -> None:
     """Whatever stands around the weights or before their names; averages go before weights."""
     weights, model = Small().state_dict(), Small()
-    assert loaded(model, tmp_path / "w.pth", wrapped(weights)) == said
-    assert same(model, weights, "fc" if "afresh" in said else "nothing")
+    assert loaded(model, tmp_path / "w.pth", wrapped(weights)) == message
+    assert same(model, weights, "fc" if "afresh" in message else "nothing")
 
 
 def test_safetensors_are_read(tmp_path: Path) -> None:
@@ -96,8 +98,8 @@ def test_densenet_is_read_as_it_is_published(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "features.denseblock1.denselayer1.norm.1.weight" in old
     model = models.DenseNet(8, (2, 2), 16, num_classes=2)
-    said = loaded(model, tmp_path / "w.pth", old)
-    assert said == (
+    message = loaded(model, tmp_path / "w.pth", old)
+    assert message == (
         "; earlier names; the last layer (classifier.weight, classifier.bias)"
         " has 2 classes instead of 1000 and starts afresh"
     )
@@ -106,11 +108,11 @@ def test_densenet_is_read_as_it_is_published(tmp_path: Path) -> None:
 
 def test_an_auxiliary_head_of_inception_is_left_out() -> None:
     """It has another name than those of GoogLeNet; what is not below it stays."""
-    own = {"Conv2d_1a_3x3.bn.weight": torch.ones(2), "fc.bias": torch.ones(3)}
+    variables = {"Conv2d_1a_3x3.bn.weight": torch.ones(2), "fc.bias": torch.ones(3)}
     head = {"AuxLogits.conv0.bn.weight": torch.zeros(2), "AuxLogits.fc.bias": torch.zeros(3)}
-    found, notes = adapted(own | head, own)
+    result, notes = adapted(variables | head, variables)
     assert notes == ["auxiliary heads left out"]
-    assert list(found) == list(own)
+    assert list(result) == list(variables)
 
 
 def test_images_are_normalised_as_published_weights_need_them() -> None:
@@ -124,17 +126,17 @@ def test_images_are_normalised_as_published_weights_need_them() -> None:
             expected = turned[name]._transform_input(
                 SimpleNamespace(transform_input=True), expected
             )
-        own = normalised_for(name, Transforms(32))
-        found = normalize(pixels, list(own.mean), list(own.deviation))
-        torch.testing.assert_close(found, expected, msg=name)
+        ours = normalised_for(name, Transforms(32))
+        result = normalize(pixels, list(ours.mean), list(ours.deviation))
+        torch.testing.assert_close(result, expected, msg=name)
 
 
 def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:
     """GoogLeNet is published with two heads that only its training needs."""
     published = models.googlenet(num_classes=10, init_weights=False).state_dict()
     model = torchvision_model("googlenet", 10, 64)
-    said = loaded(model, tmp_path / "w.pth", published)
-    assert said == "; auxiliary heads left out"
+    message = loaded(model, tmp_path / "w.pth", published)
+    assert message == "; auxiliary heads left out"
     assert same(model, published)
 
 
@@ -160,8 +162,8 @@ def test_position_embeddings_are_interpolated(tmp_path: Path) -> None:
         for name, one in published.items()
     }
     model = vit(96)
-    said = loaded(model, tmp_path / "w.pth", old)
-    assert said == "; earlier names; position embeddings interpolated from 4 x 4 to 6 x 6"
+    message = loaded(model, tmp_path / "w.pth", old)
+    assert message == "; earlier names; position embeddings interpolated from 4 x 4 to 6 x 6"
     expected = interpolate_embeddings(96, 16, dict(published))["encoder.pos_embedding"]
     torch.testing.assert_close(model.state_dict()["encoder.pos_embedding"], expected)
     assert same(model, published | {"encoder.pos_embedding": expected})
@@ -178,8 +180,8 @@ def test_relative_biases_are_interpolated(tmp_path: Path) -> None:
     across = torch.linspace(-1, 1, 7).repeat(7, 1)
     old.state_dict()[name][:] = torch.stack([across, across.T], dim=2).view(49, 2)
     indices = model.state_dict()["features.1.0.attn.relative_position_index"].clone()
-    said = loaded(model, tmp_path / "w.pth", old.state_dict())
-    assert said == "; relative biases interpolated from 7 x 7 to 11 x 11"
+    message = loaded(model, tmp_path / "w.pth", old.state_dict())
+    assert message == "; relative biases interpolated from 7 x 7 to 11 x 11"
     table = model.state_dict()[name].view(11, 11, 2)
     assert torch.equal(model.state_dict()["features.1.0.attn.relative_position_index"], indices)
     assert float(table[0, 0, 0]) == pytest.approx(-1) == float(table[5, 0, 0])

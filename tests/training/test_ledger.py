@@ -87,10 +87,10 @@ def test_pages_survive_the_way_to_other_nodes(tmp_path: Path) -> None:
     pages = [page(0, EPOCH), page(3, EPOCH)]
     for interval in pages:
         ledger.save(tmp_path, interval)
-    ledger.save(there := tmp_path / "there", page(6, EPOCH))
+    ledger.save(remote := tmp_path / "there", page(6, EPOCH))
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    ledger.Ledger(there, alone, True, SAMPLES, STEPS).go_on(3, tmp_path, 0)
-    (kept,) = there.iterdir()
+    ledger.Ledger(remote, alone, True, SAMPLES, STEPS).go_on(3, tmp_path, 0)
+    (kept,) = remote.iterdir()
     assert kept.read_bytes() == (tmp_path / kept.name).read_bytes()
     assert kept.name == ledger.page_name(pages[0])
     (tmp_path / ledger.page_name(pages[1])).write_bytes(b"PK\3\4 but no more")
@@ -165,14 +165,14 @@ MakeShards = Callable[..., Path]
 @pytest.fixture
 def weighted(make_shards: MakeShards, tmp_path: Path) -> Path:
     """Return a run on a mixture of two folders: one class twice, the other every other epoch."""
-    words = [
+    args = [
         "--data", str(make_shards(train=(11, 2), val=(2, 2))),
         "--extra-data", f"{make_shards(train=(7,), val=(2, 2))}=0.5", "--class-weights",
         "disc=2,box=0.5", "--run-folder", str(tmp_path), "--image-size", "16", "--width", "4",
         "--epochs", "3", "--batch-size", "5", "--device", "cpu", "--workers", "0",
         "--no-tensorboard", "--exact-epochs", "--ledger",
     ]  # fmt: skip
-    assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
+    assert loop.run(TASK, from_command_line(RECIPES, "test", args)) == 0
     return tmp_path
 
 
@@ -199,17 +199,17 @@ def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> Non
     pages = sorted((weighted / "ledger").glob("*.npz"))
     pages[0].unlink()
     command = ("-m", "training", "ledger", weighted)
-    told = warm.run(*command)
-    assert told.returncode == 65
-    assert "not in the ledger" in told.stdout
+    output = warm.run(*command)
+    assert output.returncode == 65
+    assert "not in the ledger" in output.stdout
     assert re.search(
-        r"\n  missing: row \d+ is train_\d{5} in shapes-train-\d{6}.tar\n", told.stdout
+        r"\n  missing: row \d+ is train_\d{5} in shapes-train-\d{6}.tar\n", output.stdout
     )
-    assert told.stderr == f"error: {weighted}: 1 of 3 epochs are not exact\n"
+    assert output.stderr == f"error: {weighted}: 1 of 3 epochs are not exact\n"
     for path in pages[1:]:
         path.unlink()
-    told = warm.run(*command)
-    assert told.returncode == 64 and "train with --exact-epochs --ledger" in told.stderr
+    output = warm.run(*command)
+    assert output.returncode == 64 and "train with --exact-epochs --ledger" in output.stderr
 
 
 @contextlib.contextmanager
@@ -230,12 +230,12 @@ def test_a_run_that_was_served_is_judged_with_the_folder(
     """Its URL is dead by then: --data says where the same data are; others are refused."""
     run = tmp_path / "run"
     with served(make_shards(train=(11, 2), val=(2, 2))) as (data, server):
-        words = [
+        args = [
             "--data", server.url, "--run-folder", str(run), "--image-size", "16", "--width", "4",
             "--epochs", "1", "--batch-size", "5", "--device", "cpu", "--workers", "0",
             "--no-tensorboard", "--exact-epochs", "--ledger", "--only-classes", "disc",
         ]  # fmt: skip
-        assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
+        assert loop.run(TASK, from_command_line(RECIPES, "test", args)) == 0
     with pytest.raises(DataError, match="Connection refused.*; where the data are .*--data FOLDER"):
         main(["ledger", str(run)])
     capsys.readouterr()

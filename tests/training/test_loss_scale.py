@@ -39,8 +39,8 @@ def test_overflows_are_skipped_and_all_else_is_as_without_a_scale(
     """Neither weights nor momenta move, by loops over weights or in one kernel; a clipped norm is
     that of the gradients without their scale."""
     scale, plain = LossScale(CPU, True), LossScale(CPU, False)
-    found = stepped(scale, [1, float("inf"), 2, float("nan"), 3], clip, fused)
-    assert found == stepped(plain, [1, 2, 3], clip, fused)
+    result = stepped(scale, [1, float("inf"), 2, float("nan"), 3], clip, fused)
+    assert result == stepped(plain, [1, 2, 3], clip, fused)
     assert scale.take() == Scaling(2**14, 2) and scale.take() == Scaling(2**14, 0)
     assert plain.take() is None and plain.state_dict() == {}
 

@@ -105,8 +105,8 @@ def test_weights_that_timm_publishes_are_found_on_the_host(
     assert "has 5 classes instead of 1000 and starts afresh" in line
     block = "blocks.0.attn.qkv.weight"
     assert torch.equal(model.state_dict()[block], published.state_dict()[block])
-    found = normalised_for("timm:test_vit", Transforms(96))
-    assert (found.mean, found.deviation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    result = normalised_for("timm:test_vit", Transforms(96))
+    assert (result.mean, result.deviation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def test_a_users_model_is_trained_and_predicts(folder: Path) -> None:
@@ -114,11 +114,11 @@ def test_a_users_model_is_trained_and_predicts(folder: Path) -> None:
     options = "--synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --image-size 32"
     rest = "--device cpu --workers 0 --no-tensorboard --model own_models:Net --run-folder run"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = ("-m", "training", "classify")
-    trained = warm.run(*words, *options.split(), *rest.split(), cwd=folder, env=env)
+    args = ("-m", "training", "classify")
+    trained = warm.run(*args, *options.split(), *rest.split(), cwd=folder, env=env)
     assert trained.returncode == 0, trained.stderr
     (folder / "image.jpg").write_bytes(drawn("own"))
-    ask = (*words, "predict", "run/final.pt", "image.jpg", "--json")
+    ask = (*args, "predict", "run/final.pt", "image.jpg", "--json")
     refused = warm.run(*ask, cwd=folder, env=env)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (74, 1), refused.stderr
     assert "type --model own_models:Net" in refused.stderr

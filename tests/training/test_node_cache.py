@@ -36,8 +36,8 @@ def test_what_one_run_has_read_the_next_one_does_not_fetch(
     """Over HTTP only the manifest is asked for again, for training and for validation."""
     shapes.chmod(0o755)
     with serving(Site(shapes, port=0, native=True)) as server:
-        words = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
-        config = CatDog(**words, cache=str(tmp_path), exact_epochs=exact)  # type: ignore[arg-type]
+        options = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
+        config = CatDog(**options, cache=str(tmp_path), exact_epochs=exact)  # type: ignore[arg-type]
         read_everything(config)
         before = asked_for(server)
         assert set(before) > {"/dataset.json", "/shapes-train.index.npy"}
@@ -66,8 +66,8 @@ def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> 
                     assert stopped.wait(60)
                     servers.enter_context(serving(server.site))
 
-        words = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
-        data = opened(CatDog(**words))  # type: ignore[arg-type]
+        options = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
+        data = opened(CatDog(**options))  # type: ignore[arg-type]
         expected = [batch.labels.tolist() for batch in islice(data.training(0), 100)]
         progress = Progress()
         batches = waits_reported(data.training(0), progress, 0.1)
@@ -111,10 +111,10 @@ def test_readers_of_a_pool_share_one_manifest_and_one_index(
     parse = Manifest.parse
     monkeypatch.setattr(metadata, "parse_index", counted)
     monkeypatch.setattr(Manifest, "parse", parsed)
-    words = {"data": str(shapes), "image_size": 16, "batch_size": 8, "workers": 0}
+    options = {"data": str(shapes), "image_size": 16, "batch_size": 8, "workers": 0}
     for _ in range(2):
         read.clear()
-        config = CatDog(**words, cache=str(tmp_path), exact_epochs=True)  # type: ignore[arg-type]
+        config = CatDog(**options, cache=str(tmp_path), exact_epochs=True)  # type: ignore[arg-type]
         data = opened(config)
         assert len(list(islice(data.training(0), 3 * data.epoch_steps))) > 10
         assert read["index"] == 1

@@ -103,9 +103,9 @@ def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFiles:
     """Return an undisturbed run of this many ranks."""
     port = str(free_port("127.0.0.1"))
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    words = (warm.interpreter(), "-m", "catdog", "--data", shapes, "--run-folder", run, *OPTIONS)
+    args = (warm.interpreter(), "-m", "catdog", "--data", shapes, "--run-folder", run, *OPTIONS)
     job = [
-        subprocess.Popen(words, env={**os.environ, **ONE_THREAD, **world, "RANK": str(rank)})
+        subprocess.Popen(args, env={**os.environ, **ONE_THREAD, **world, "RANK": str(rank)})
         for rank in range(ranks)
     ]
     assert [rank.wait(SECONDS) for rank in job] == [0] * ranks
@@ -113,8 +113,8 @@ def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFiles:
 
 
 def weights(run: RunFiles) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = checkpoint.read(run.final)["model"]
-    return found
+    result: dict[str, torch.Tensor] = checkpoint.read(run.final)["model"]
+    return result
 
 
 def test_a_spare_takes_over(net: Callable[[int], NetLab], shapes: Path, tmp_path: Path) -> None:

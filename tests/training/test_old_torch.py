@@ -23,16 +23,16 @@ def test_all_holds_on_the_torch_for_old_gpus(tmp_path: Path) -> None:
     exact = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "--requirement", lock)
     subprocess.run([uv, "venv", "--quiet", "--python", BASE, tmp_path / "old"], check=True)
     subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *exact], check=True)
-    (own,) = (tmp_path / "old").glob("lib/python3*/site-packages")
+    (folders,) = (tmp_path / "old").glob("lib/python3*/site-packages")
     ours = sysconfig.get_path("purelib")
-    (own / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    (folders / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
     archs = "import torch; print(torch.__version__, torch._C._cuda_getArchFlags())"
-    said = subprocess.run([python, "-c", archs], capture_output=True, text=True, check=True).stdout
-    assert said.startswith("2.10.") and "sm_70" in said
-    words = ("-q", "-m", "not long", "-p", "no:cacheprovider", "--basetemp", tmp_path / "tests")
+    text = subprocess.run([python, "-c", archs], capture_output=True, text=True, check=True).stdout
+    assert text.startswith("2.10.") and "sm_70" in text
+    args = ("-q", "-m", "not long", "-p", "no:cacheprovider", "--basetemp", tmp_path / "tests")
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [python, "-m", "pytest", "tests/training", *words],
+        [python, "-m", "pytest", "tests/training", *args],
         cwd=ROOT,
         env=environment,
         capture_output=True,

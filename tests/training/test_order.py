@@ -280,12 +280,12 @@ def test_the_order_stays_what_it_was() -> None:
     assert order.rows[:8].tolist() == [31, 339, 95, 197, 6, 336, 315, 309]
     index = index_of(512 * (1 + np.arange(60_000) % 97), np.arange(60_000) // 700)
     twice = np.concatenate([np.arange(60_000), np.arange(0, 60_000, 3)])
-    found = [
+    samples = [
         orders.shuffled(index, range(60_000), 5, 1, 1024),
         orders.shuffled(index, twice, 5, 2, 3000),
         orders.resampled(index, range(60_000), 5, 3, 100, 99),
     ]
-    sums = [zlib.crc32(order.rows.tobytes()) for order in found]
+    sums = [zlib.crc32(order.rows.tobytes()) for order in samples]
     assert sums == [2948029754, 2636225220, 1968713849]
 
 
@@ -337,9 +337,9 @@ def test_weights_are_kept_exactly(weights: dict[int, float], samples: int) -> No
         assert rows.size == mixed.samples
         np.add.at(counts, rows, 1)
     for label in set(labels.tolist()):
-        seen, size = counts[labels == label], (labels == label).sum()
-        assert seen.sum() == 6 * round(weights.get(label, 1) * size)
-        assert seen.max() - seen.min() <= 1
+        observed, size = counts[labels == label], (labels == label).sum()
+        assert observed.sum() == 6 * round(weights.get(label, 1) * size)
+        assert observed.max() - observed.min() <= 1
 
 
 def test_copies_of_a_sample_keep_apart() -> None:

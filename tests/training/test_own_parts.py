@@ -102,12 +102,12 @@ def test_an_exception_in_an_own_model_names_its_line_and_is_no_error_of_ours(
     """Exit code 1, the traceback, then file, line and exception in one line."""
     (tmp_path / "failing_net.py").write_text(FAILING_NET)
     options = "--weights= --synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --device cpu"
-    words = ("-m", "training", "catdog", "--model", "failing_net:Net", *options.split())
-    ended = warm.run(*words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    args = ("-m", "training", "catdog", "--model", "failing_net:Net", *options.split())
+    ended = warm.run(*args, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert ended.returncode == 1, ended.stderr
     assert "Traceback (most recent call last):" in ended.stderr
-    place = f"error: {tmp_path / 'failing_net.py'}:11 in forward: RuntimeError: "
-    assert ended.stderr.splitlines()[-1].startswith(place), ended.stderr
+    path = f"error: {tmp_path / 'failing_net.py'}:11 in forward: RuntimeError: "
+    assert ended.stderr.splitlines()[-1].startswith(path), ended.stderr
     assert "internal error" not in ended.stderr
 
 
@@ -115,13 +115,13 @@ def test_the_example_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Model, optimizer and schedule from the example: its state is in the checkpoint."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     name = "examples.own_parts"
-    own = ("--model", f"{name}:Net", "--optimizer", f"{name}:Lion", "--lr-schedule")
+    args = ("--model", f"{name}:Net", "--optimizer", f"{name}:Lion", "--lr-schedule")
     options = "--weights= --synthetic --epochs 2 --steps-per-epoch 2 --batch-size 2 --lr 0.01"
     rest = "--image-size 32 --head-epochs 0 --patience 0 --device cpu --no-tensorboard"
-    words = ("-m", "training", "classify", *own, f"{name}:triangle", *options.split())
-    words = (*words, *rest.split())
+    arguments = ("-m", "training", "classify", *args, f"{name}:triangle", *options.split())
+    arguments = (*arguments, *rest.split())
     for more in (("whole",), ("resumed", "--resume", "whole/checkpoints/step-00000002.pt")):
-        ended = warm.run(*words, "--run-folder", *more, cwd=tmp_path, env=env)
+        ended = warm.run(*arguments, "--run-folder", *more, cwd=tmp_path, env=env)
         assert ended.returncode == 0, ended.stderr
     one, other = (checkpoint.read(tmp_path / run / "final.pt") for run in ("whole", "resumed"))
     assert one["model"].keys() == other["model"].keys()

@@ -31,19 +31,17 @@ def test_the_example_trains_on_two_ranks_predicts_and_is_evaluated(
     (tmp_path / "tasks").mkdir()
     shutil.copy(EXAMPLE, tmp_path / "tasks")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = ("-m", "training", "tasks/own_task.py")
+    args = ("-m", "training", "tasks/own_task.py")
     data = str(make_shards(classes=3))
     options = "--width 5 --epochs 1 --batch-size 20 --device cpu --workers 1 --no-tensorboard"
-    train = (*words, "--data", data, *options.split(), "--run-folder", "run")
+    train = (*args, "--data", data, *options.split(), "--run-folder", "run")
     for rank in warm.ranks(2, *train, env=env, cwd=tmp_path):
         assert rank.wait() == 0
     resolved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (resolved["width"], resolved["task"]) == (5, "own_task")
 
     (tmp_path / "image.jpg").write_bytes(drawn("own"))
-    named = warm.run(
-        *words, "predict", "run/final.pt", "image.jpg", "--json", cwd=tmp_path, env=env
-    )
+    named = warm.run(*args, "predict", "run/final.pt", "image.jpg", "--json", cwd=tmp_path, env=env)
     assert len(json.loads(named.stdout)[0]["classes"]) == 3, named.stderr
 
     ask = ("-m", "training", "evaluate", "run", data, *ALONE, "--json")
@@ -51,8 +49,8 @@ def test_the_example_trains_on_two_ranks_predicts_and_is_evaluated(
     assert refused.returncode == 74
     assert "weights of own_task; known: catdog" in refused.stderr
     assert "type --task ./my_task.py" in refused.stderr
-    judged = warm.run(*ask, "--task", "tasks/own_task.py", cwd=tmp_path, env=env)
-    assert json.loads(judged.stdout)["samples"] == 37, judged.stderr
+    evaluations = warm.run(*ask, "--task", "tasks/own_task.py", cwd=tmp_path, env=env)
+    assert json.loads(evaluations.stdout)["samples"] == 37, evaluations.stderr
 
 
 def test_the_page_shows_the_example() -> None:
@@ -116,10 +114,10 @@ def test_a_mistake_in_a_task_is_one_line(
     text = EXAMPLE.read_text()
     assert right in text
     (tmp_path / "mine.py").write_text(text.replace(right, wrong) + two)
-    words = f"--data {make_shards(classes=3)} --epochs 1 --batch-size 20 --run-folder run"
-    words += f" --no-tensorboard {' '.join(ALONE)}"
+    line = f"--data {make_shards(classes=3)} --epochs 1 --batch-size 20 --run-folder run"
+    line += f" --no-tensorboard {' '.join(ALONE)}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = warm.run("-m", "training", "./mine.py", *words.split(), cwd=tmp_path, env=env)
+    done = warm.run("-m", "training", "./mine.py", *line.split(), cwd=tmp_path, env=env)
     assert done.returncode == 64
     assert re.search(f"^error: .*{says}", done.stderr, re.MULTILINE), done.stderr
     assert "Traceback" not in done.stderr

@@ -51,7 +51,7 @@ for Made in (Net,): ...
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("line", "says"),
     [
         ("--model my:Nett", "no class or function Nett in my; did you mean my:Net?"),
         ("--model myy:Net", "did you mean my:Net?"),
@@ -86,7 +86,7 @@ for Made in (Net,): ...
     ],
 )
 def test_what_sources_show_to_be_absent_is_refused(
-    words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What may be made while a module is imported, or be on hosts only, waits for the ranks."""
     (tmp_path / "package").mkdir()
@@ -96,7 +96,7 @@ def test_what_sources_show_to_be_absent_is_refused(
     ):
         (tmp_path / file).write_text(source)
     monkeypatch.chdir(tmp_path)
-    typed = (*words.split(), *(() if "--synthetic" in words else ("--data", "http://host/shards")))
+    typed = (*line.split(), *(() if "--synthetic" in line else ("--data", "http://host/shards")))
     if not says:
         assert check(*typed) == 0
         return
@@ -105,7 +105,7 @@ def test_what_sources_show_to_be_absent_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "says"),
     [
         (("--only-classes", "disc,dgo"), "no class 'dgo': there are "),
         (("--class-weights", "disc=2,dgo=1"), "no class 'dgo'"),
@@ -114,12 +114,12 @@ def test_what_sources_show_to_be_absent_is_refused(
     ],
 )
 def test_classes_are_held_against_the_data(
-    words: tuple[str, str], says: str, make_shards: MakeShards
+    args: tuple[str, str], says: str, make_shards: MakeShards
 ) -> None:
     """A folder on this machine is checked for its classes; other data wait for the ranks."""
     data = make_shards(train=(4, 2), val=(2, 2))
     other = make_shards(train=(4, 2), val=(2, 2), classes=3)
-    option, value = words
+    option, value = args
     typed = (option, value.format(other=other))
     with pytest.raises(UsageError, match=says):
         check(*typed, "--data", str(data))
@@ -128,7 +128,7 @@ def test_classes_are_held_against_the_data(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("line", "says"),
     [
         ("--width 32", "not a run to resume: --width 32 here, 16 in the checkpoint"),
         ("--model densenet121 --seed 1", "--seed 1 here, 0 in the checkpoint; --model densenet121"),
@@ -139,7 +139,7 @@ def test_classes_are_held_against_the_data(
     ],
 )
 def test_a_run_is_resumed_with_what_it_was(
-    words: str, says: str, make_shards: MakeShards, tmp_path: Path
+    line: str, says: str, make_shards: MakeShards, tmp_path: Path
 ) -> None:
     """Another width or data set are found in its config.json; rates may change."""
     data, other = make_shards(train=(4, 2)), make_shards(train=(4, 2), classes=3)
@@ -148,7 +148,7 @@ def test_a_run_is_resumed_with_what_it_was(
     settings = as_plain(CatDog(width=16, data=str(data)))
     digest = open_source(str(data)).manifest.digest
     (run / "config.json").write_text(json.dumps({**settings, "data_sha256": digest}))
-    as_typed = words.format(other=other).split()
+    as_typed = line.format(other=other).split()
     width = () if "--model" in as_typed else ("--width", "16")  # of the task's own model
     mine = ("--data", str(data), *width, *as_typed)
     for resume in (run, run / "checkpoints" / "step-00000002.pt"):
@@ -163,9 +163,9 @@ def test_a_run_is_resumed_with_what_it_was(
 
 def test_a_check_imports_no_torch() -> None:
     """It runs while hosts are reached, and must not be what is waited for."""
-    words = ["--model", "resnet51", "--data", "x"]
+    args = ["--model", "resnet51", "--data", "x"]
     ended = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "training", "catdog", "check", *words],
+        [sys.executable, "-X", "importtime", "-m", "training", "catdog", "check", *args],
         capture_output=True,
         text=True,
     )

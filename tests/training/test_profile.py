@@ -114,7 +114,7 @@ def test_a_rare_exchange_costs_its_share_of_a_step(monkeypatch: pytest.MonkeyPat
     state = TrainingState(TASK.model(SMALL, 1000), SMALL)
     rare = PeriodicExchange(lambda: time.sleep(0.02), 4)
     monkeypatch.setattr(GradientSync, "periodic_exchange", rare)
-    words = (
+    args = (
         state,
         GradientSync(SMALL, ALONE, state, 5),
         TASK.transforms(SMALL, 0),
@@ -122,7 +122,7 @@ def test_a_rare_exchange_costs_its_share_of_a_step(monkeypatch: pytest.MonkeyPat
         ALONE,
         data.training(0),
     )
-    assert 0.005 <= measure(*words).typical.exchange < 0.5
+    assert 0.005 <= measure(*args).typical.exchange < 0.5
 
 
 def test_memory_traffic_is_what_operations_read_and_write() -> None:

@@ -112,10 +112,10 @@ def test_what_is_damaged_is_refused(home: Path, tmp_path: Path) -> None:
 def test_without_a_network_the_error_says_what_to_bring_where(home: Path) -> None:
     """Address, host and path: to be copied by hand."""
     url = f"http://127.0.0.1:{free_port('127.0.0.1')}/net-01234567.pth"
-    with pytest.raises(SaveError, match=r"download .* \(\[Errno 111\] ") as seen:
+    with pytest.raises(SaveError, match=r"download .* \(\[Errno 111\] ") as observed:
         weights_file(url, "", ALONE)
-    assert url in str(seen.value) and f"bring that file to {home}/net-01234567.pth" in str(
-        seen.value
+    assert url in str(observed.value) and f"bring that file to {home}/net-01234567.pth" in str(
+        observed.value
     )
     with pytest.raises(UsageError, match="ends with no digest"):
         bring("http://127.0.0.1/net.pth", home / "net.pth")

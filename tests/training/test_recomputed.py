@@ -33,18 +33,18 @@ def test_a_step_is_the_same_and_keeps_less(name: str) -> None:
     """Loss, gradients, dropout and the statistics of norms to the bit, also in a copy (EMA)."""
     torch.manual_seed(3)
     plain = named_model(name, 4, 32)
-    found = with_recomputed_blocks(copy.deepcopy(plain), True)
-    found = copy.deepcopy(found)
+    result = with_recomputed_blocks(copy.deepcopy(plain), True)
+    result = copy.deepcopy(result)
     images = torch.rand(3, 3, 64, 64)
-    (loss, whole), (same_loss, less) = stepped(plain, images), stepped(found, images)
+    (loss, whole), (same_loss, less) = stepped(plain, images), stepped(result, images)
     assert same_loss == loss
     assert less < 0.6 * whole
-    for one, other in zip(plain.parameters(), found.parameters(), strict=True):
+    for one, other in zip(plain.parameters(), result.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
         assert torch.equal(one.grad, other.grad)
-    for one, other in zip(plain.buffers(), found.buffers(), strict=True):
+    for one, other in zip(plain.buffers(), result.buffers(), strict=True):
         assert torch.equal(one, other)
-    assert list(plain.state_dict()) == list(found.state_dict())
+    assert list(plain.state_dict()) == list(result.state_dict())
 
 
 class Keyed(nn.Module):
@@ -56,8 +56,8 @@ class Keyed(nn.Module):
             self.layers = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU())
 
         def forward(self, images: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.layers(images) * scale
-            return found
+            result: torch.Tensor = self.layers(images) * scale
+            return result
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,12 +74,12 @@ def test_blocks_may_take_keywords() -> None:
     """What comes by name has a gradient, too; and so without any gradient."""
     torch.manual_seed(3)
     plain = Keyed()
-    found = with_recomputed_blocks(copy.deepcopy(plain), True)
-    (loss, whole), (same_loss, less) = (stepped(one, torch.ones(99, 8)) for one in (plain, found))
-    assert (same_loss, found.scale.grad) == (loss, plain.scale.grad)
+    result = with_recomputed_blocks(copy.deepcopy(plain), True)
+    (loss, whole), (same_loss, less) = (stepped(one, torch.ones(99, 8)) for one in (plain, result))
+    assert (same_loss, result.scale.grad) == (loss, plain.scale.grad)
     assert less < 0.6 * whole
     with torch.no_grad():
-        assert torch.equal(found(torch.ones(2, 8)), plain(torch.ones(2, 8)))
+        assert torch.equal(result(torch.ones(2, 8)), plain(torch.ones(2, 8)))
 
 
 def test_a_model_without_blocks_is_refused() -> None:

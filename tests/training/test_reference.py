@@ -33,15 +33,15 @@ def test_a_compiled_run_ends_like_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"), [(3, ()), pytest.param(2, ("mutated",), marks=pytest.mark.long)]
+    ("ranks", "args"), [(3, ()), pytest.param(2, ("mutated",), marks=pytest.mark.long)]
 )
 def test_several_ranks_end_like_the_reference(
-    ranks: int, words: tuple[str, ...], tmp_path: Path
+    ranks: int, args: tuple[str, ...], tmp_path: Path
 ) -> None:
     """So do several, each with its own chance; and they notice what is wrong on several only."""
-    held = said("reference_ranks.py", tmp_path, *words, ranks=ranks)
+    held = said("reference_ranks.py", tmp_path, *args, ranks=ranks)
     assert "holds: all_end_like_the_reference" in held
-    assert ("holds: the_mutations_are_noticed" in held) == bool(words)
+    assert ("holds: the_mutations_are_noticed" in held) == bool(args)
 
 
 @pytest.mark.long

@@ -69,8 +69,8 @@ def data(make_shards: MakeShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def typed(words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Return the exit code of a local launch, and what it says."""
-    own, _, task = words.rpartition(";")
-    line = [*own.split(), *task.split(), "--data", str(data)]
+    options, _, task = words.rpartition(";")
+    line = [*options.split(), *task.split(), "--data", str(data)]
     try:
         code = run(["./run-local", *line])
     except SystemExit as end:
@@ -114,9 +114,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "says"), REFUSED)
+@pytest.mark.parametrize(("line", "says"), REFUSED)
 def test_a_launch_here_is_refused_before_there_is_a_run_folder(
-    words: str,
+    line: str,
     says: str,
     data: Path,
     capsys: pytest.CaptureFixture[str],
@@ -125,10 +125,10 @@ def test_a_launch_here_is_refused_before_there_is_a_run_folder(
     """One line says what is wrong, and nothing is started."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     before = sorted(Path("runs").iterdir())
-    code, said = typed(words.format(earlier=EARLIER), data, capsys)
+    code, message = typed(line.format(earlier=EARLIER), data, capsys)
     assert code == 64
-    assert says.format(folder=Path.cwd()) in said
-    assert said.count("\n") == 1
+    assert says.format(folder=Path.cwd()) in message
+    assert message.count("\n") == 1
     assert sorted(Path("runs").iterdir()) == before
 
 
@@ -139,16 +139,16 @@ def test_a_module_that_hides_one_of_ours_is_refused(
     """Ranks would run it in place of the training; a script of that name is nobody's trouble."""
     Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text("")
-    code, said = typed("catdog --epochs 1", data, capsys)
+    code, message = typed("catdog --epochs 1", data, capsys)
     assert code == 64
     package = name.partition("/")[0].removesuffix(".py")
-    assert f"{name}: ranks would import it in place of rackrun's own {package}; rename" in said
+    assert f"{name}: ranks would import it in place of rackrun's own {package}; rename" in message
     assert len(list(Path("runs").iterdir())) == 2
     assert run(["./run-local", "--dry-run", "--", "python", name]) == 0
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
         "catdog --eval-split val",
         "--nproc 2; catdog --batch-size 4 --resume {earlier}",
@@ -167,11 +167,11 @@ def test_a_module_that_hides_one_of_ours_is_refused(
     ],
 )
 def test_what_may_be_right_is_not_refused(
-    words: str, data: Path, capsys: pytest.CaptureFixture[str]
+    line: str, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Settings that fit the run, whole files, code whose source leaves it open."""
-    own, _, task = words.format(earlier=EARLIER).rpartition(";")
-    assert typed(f"--dry-run {own};{task}", data, capsys) == (0, "")
+    options, _, task = line.format(earlier=EARLIER).rpartition(";")
+    assert typed(f"--dry-run {options};{task}", data, capsys) == (0, "")
 
 
 def test_weights_are_judged_as_torch_does(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_weights_are_judged_as_torch_does(tmp_path: Path) -> None:
 def test_damaged_shards_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A manifest that cannot be read ends a launch as it would end a rank, with 65."""
     (data / "dataset.json").write_text("{")
-    code, said = typed("catdog", data, capsys)
-    assert (code, "dataset.json" in said, said.count("\n")) == (65, True, 1)
+    code, message = typed("catdog", data, capsys)
+    assert (code, "dataset.json" in message, message.count("\n")) == (65, True, 1)
     assert [path.name for path in Path("runs").iterdir() if path.is_symlink()] == []
 
 
@@ -200,5 +200,5 @@ def test_a_manifest_without_training_samples_is_refused(
     whole = open_source(str(data)).manifest
     only = replace(whole, splits=(whole.split("val"),))
     (data / "dataset.json").write_bytes(only.serialise())
-    code, said = typed("catdog", data, capsys)
-    assert (code, "no samples in the split 'train'; there are in: val" in said) == (64, True)
+    code, message = typed("catdog", data, capsys)
+    assert (code, "no samples in the split 'train'; there are in: val" in message) == (64, True)

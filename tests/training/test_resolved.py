@@ -80,11 +80,11 @@ def test_a_run_says_what_runs_where(
 ) -> None:
     """Ranks, hosts, GPUs, versions, data, model and folder come first, and fit a terminal."""
     monkeypatch.setenv("RACKRUN_RUN_ID", "3fa81c02" + 24 * "0")
-    said = lines(facts, Path("/runs/20260101-000000-imagenet"))
-    text = "; ".join(said)
+    message = lines(facts, Path("/runs/20260101-000000-imagenet"))
+    text = "; ".join(message)
     for line in expected:
         assert line in text
-    assert all(len(line) <= 68 for line in said), said
+    assert all(len(line) <= 68 for line in message), message
 
 
 def test_a_line_breaks_between_facts_only() -> None:

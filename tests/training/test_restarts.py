@@ -72,6 +72,6 @@ def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
     ended(training)
     total += sent(server)
     server.stop()
-    told = warm.run("-m", "training", "ledger", tmp_path / "run", cwd=ROOT)
-    assert told.stdout == (f"epoch 1: {PICTURES} samples on 2 ranks; each as often as planned\n")
+    output = warm.run("-m", "training", "ledger", tmp_path / "run", cwd=ROOT)
+    assert output.stdout == (f"epoch 1: {PICTURES} samples on 2 ranks; each as often as planned\n")
     assert 0.97 * planned < total < 1.03 * planned

@@ -49,8 +49,8 @@ def test_a_batch_is_its_samples_each_prepared_alone(shapes: Path, workers: int) 
         assert batch.rows is not None and len(batch.rows) == data.samples_in(step)
         made = [image.permute(1, 2, 0).numpy().tobytes() for image in batch.images]
         assert made == [
-            alone(row, epoch, within * config.batch_size + place)
-            for place, row in enumerate(batch.rows.tolist())
+            alone(row, epoch, within * config.batch_size + index)
+            for index, row in enumerate(batch.rows.tolist())
         ]
         assert batch.labels.tolist() == pool.index["label"][batch.rows].tolist()
         if before:
@@ -97,8 +97,8 @@ def test_no_batch_that_is_held_is_overwritten() -> None:
 class Cudart:
     """Stands for the CUDA runtime of a machine without one; notes what it is asked for."""
 
-    def __init__(self, answer: int) -> None:
-        self.answer = answer
+    def __init__(self, reply: int) -> None:
+        self.answer = reply
         self.asked: list[tuple[str, int]] = []
 
     def cudaHostRegister(self, address: int, length: int, flags: int) -> int:  # noqa: N802

@@ -14,25 +14,25 @@ def times(hosts: int) -> np.ndarray:
 @pytest.mark.parametrize("hosts", [3, 4, 9])
 def test_a_host_that_sends_slowly_is_found_by_its_neighbours(hosts: int) -> None:
     """Both get its blocks late; they themselves are not blamed."""
-    seen = times(hosts)
-    seen[2 % hosts, 0] = seen[0, 1] = 0.041
-    found = slowest_host(seen)
-    assert found.rank == 1
-    assert found.times == pytest.approx(4.1, rel=0.05)
+    observed = times(hosts)
+    observed[2 % hosts, 0] = observed[0, 1] = 0.041
+    result = slowest_host(observed)
+    assert result.rank == 1
+    assert result.times == pytest.approx(4.1, rel=0.05)
 
 
 @pytest.mark.parametrize("hosts", [3, 4, 9])
 def test_a_host_that_receives_slowly_is_found(hosts: int) -> None:
     """It alone gets both blocks late."""
-    seen = times(hosts)
-    seen[0] = 0.09, 0.08
-    found = slowest_host(seen)
-    assert found.rank == 0
-    assert found.times == pytest.approx(8, rel=0.05)
+    observed = times(hosts)
+    observed[0] = 0.09, 0.08
+    result = slowest_host(observed)
+    assert result.rank == 0
+    assert result.times == pytest.approx(8, rel=0.05)
 
 
 def test_one_slow_block_names_no_host() -> None:
     """A hiccup on one way, or one bad cable between two switches, is no host's."""
-    seen = times(4)
-    seen[2, 0] = 0.5
-    assert slowest_host(seen).times < WORTH_NAMING
+    observed = times(4)
+    observed[2, 0] = 0.5
+    assert slowest_host(observed).times < WORTH_NAMING

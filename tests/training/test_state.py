@@ -131,16 +131,16 @@ def test_lamb_takes_a_step_as_long_as_the_weights() -> None:
         ([3.0, 4.0], 0.0, [1.0, -1.0], 1.0),
         ([0.0, 0.0], 0.5, [1.0, -1.0], 1.0),
     ):
-        state, found = lamb(weight, weight_decay=decay)
-        found.grad = torch.tensor([[2.0, -7.0]], dtype=torch.float64)
+        state, result = lamb(weight, weight_decay=decay)
+        result.grad = torch.tensor([[2.0, -7.0]], dtype=torch.float64)
         state.advance()
         moved = [one - 0.1 * trust * by for one, by in zip(weight, update, strict=True)]
-        assert found[0].tolist() == pytest.approx(moved, abs=1e-6)
+        assert result[0].tolist() == pytest.approx(moved, abs=1e-6)
 
 
 def test_lamb_follows_the_published_algorithm() -> None:
     """You et al., algorithm 2, typed out for some steps; after a restart it goes on with them."""
-    state, found = lamb([3.0, -4.0], weight_decay=0.02)
+    state, result = lamb([3.0, -4.0], weight_decay=0.02)
     weight, mean, square = [torch.tensor([[3.0, -4.0]], dtype=torch.float64)] + [
         torch.zeros(1, 2, dtype=torch.float64) for _ in range(2)
     ]
@@ -151,14 +151,14 @@ def test_lamb_follows_the_published_algorithm() -> None:
         ratio = mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-6)
         update = ratio + 0.02 * weight
         weight = weight - 0.1 * weight.norm() / update.norm() * update
-        found.grad = gradient
+        result.grad = gradient
         state.advance()
         if step == 3:
             saved = checkpoint.unpack(checkpoint.pack(state.state_dict()))
-            state, found = lamb([0.0, 0.0], weight_decay=0.02)
+            state, result = lamb([0.0, 0.0], weight_decay=0.02)
             state.load_state_dict(saved)
             state.set_lr(0.1)
-    torch.testing.assert_close(found.detach(), weight, rtol=1e-12, atol=0)
+    torch.testing.assert_close(result.detach(), weight, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -174,8 +174,8 @@ def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(
     state.load_state_dict(fused.state_dict())
     assert [group["fused"] for group in state.optimizer.param_groups] == [None, None]
     for one, other in zip(fused.model.parameters(), state.model.parameters(), strict=True):
-        here, there = state.optimizer.state[other], fused.optimizer.state[one]
-        assert all(torch.equal(here[name], there[name]) for name in there)
+        local, remote = state.optimizer.state[other], fused.optimizer.state[one]
+        assert all(torch.equal(local[name], remote[name]) for name in remote)
     stepped(state, 1)
 
 
@@ -226,9 +226,9 @@ def test_the_average_moves_every_few_steps() -> None:
 def test_the_best_epoch_is_known() -> None:
     """An epoch is the best when its evaluation is at least as good as all before."""
     state = TrainingState(net(), Config())
-    found = [
+    samples = [
         state.finish_epoch(Counts(top1=right, samples=10) if right is not None else None)
         for right in (5, 4, None, 5, 6)
     ]
-    assert found == [True, False, False, True, True]
+    assert samples == [True, False, False, True, True]
     assert (state.epoch, state.accuracy, state.best) == (5, 0.6, 0.6)

@@ -25,33 +25,33 @@ def late(seen: np.ndarray, rank: int, part: int, seconds: float, every: int = 1)
 @pytest.mark.parametrize(("part", "why"), [(0, "data"), (1, "compute")])
 def test_a_rank_that_is_always_late_is_named_with_the_reason(part: int, why: str) -> None:
     """Seven ranks wait 12 ms a step for the eighth; what it takes stands beside the others'."""
-    seen = times(8)
-    late(seen, 5, part, 0.012)
-    found = straggler_in(seen)
-    assert (found.rank, found.why) == (5, why)
-    assert found.waited == pytest.approx(0.012, abs=1e-3)
-    assert found.rank_seconds - found.others_seconds == pytest.approx(0.012, abs=1e-3)
-    assert found.network == pytest.approx(0.003, abs=1e-3)
-    assert "the others wait for rank 5 " in found.text() and f"its {why} takes" in found.text()
+    observed = times(8)
+    late(observed, 5, part, 0.012)
+    result = straggler_in(observed)
+    assert (result.rank, result.why) == (5, why)
+    assert result.waited == pytest.approx(0.012, abs=1e-3)
+    assert result.rank_seconds - result.others_seconds == pytest.approx(0.012, abs=1e-3)
+    assert result.network == pytest.approx(0.003, abs=1e-3)
+    assert "the others wait for rank 5 " in result.text() and f"its {why} takes" in result.text()
 
 
 def test_a_rank_that_is_late_now_and_then_is_found_among_others() -> None:
     """Means over steps hide one that stalls for half a second in every fiftieth step; this not."""
-    seen = times(4)
-    late(seen, 2, 0, 0.5, every=50)
-    late(seen, 1, 1, 0.002, every=3)
-    found = straggler_in(seen)
-    assert (found.rank, found.why) == (2, "data")
-    assert found.waited == pytest.approx(0.01, rel=0.1)
+    observed = times(4)
+    late(observed, 2, 0, 0.5, every=50)
+    late(observed, 1, 1, 0.002, every=3)
+    result = straggler_in(observed)
+    assert (result.rank, result.why) == (2, "data")
+    assert result.waited == pytest.approx(0.01, rel=0.1)
 
 
 def test_a_slow_network_names_no_rank() -> None:
     """Where all ranks wait, none is named."""
-    seen = times(4)
-    seen[:, :, 2] += 0.05
-    found = straggler_in(seen)
-    assert found.text().startswith("last 100 steps: network-bound: ")
-    assert "rank" not in found.text()
+    observed = times(4)
+    observed[:, :, 2] += 0.05
+    result = straggler_in(observed)
+    assert result.text().startswith("last 100 steps: network-bound: ")
+    assert "rank" not in result.text()
 
 
 def test_ranks_that_keep_step_are_no_news() -> None:
@@ -63,12 +63,12 @@ def test_ranks_that_keep_step_are_no_news() -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
     """Return the lines about stragglers of two real ranks, by the phase in which rank 1 sleeps."""
     folder = tmp_path_factory.mktemp("waits")
-    words = said("straggler_ranks.py", folder)
+    args = said("straggler_ranks.py", folder)
     reports = {}
     for path in folder.glob("*/metrics.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         reports[path.parent.name] = [line for line in lines if line["kind"] == "waits"]
-    return {**reports, "said": [{"text": words}]}
+    return {**reports, "said": [{"text": args}]}
 
 
 @pytest.mark.parametrize("why", ["data", "compute"])

@@ -78,9 +78,9 @@ def test_any_box_has_the_pixels_of_the_whole_file(
     across, down = 1 + int(place[0] * (width - 1)), 1 + int(place[1] * (height - 1))
     box = Box(int(place[2] * (width - across)), int(place[3] * (height - down)), across, down)
     expected = decoder.crop(data, lambda *_: box, side)
-    found = decoder.crop(with_tiles, lambda *_: box, side)
-    assert found.shrink == expected.shrink
-    assert np.array_equal(found.pixels, expected.pixels)
+    result = decoder.crop(with_tiles, lambda *_: box, side)
+    assert result.shrink == expected.shrink
+    assert np.array_equal(result.pixels, expected.pixels)
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "4:2:2", "4:4:0"])
@@ -90,9 +90,9 @@ def test_a_box_at_every_border_between_tiles_has_its_colours(kind: str) -> None:
     whole = decoder.decode(data)
     for edge in range(100, 164):
         for box in (Box(edge, 90, 30, 20), Box(90, edge, 20, 30), Box(edge - 40, 90, 40, 20)):
-            found = decoder.crop(with_tiles, lambda *_, box=box: box, 1000).pixels
+            result = decoder.crop(with_tiles, lambda *_, box=box: box, 1000).pixels
             rows, columns = slice(box.top, box.top + box.height), box.left + np.arange(box.width)
-            assert np.array_equal(found, whole[rows, columns]), box
+            assert np.array_equal(result, whole[rows, columns]), box
 
 
 def test_only_tiles_under_the_box_reach_the_decoder() -> None:
@@ -174,8 +174,8 @@ def test_a_wrong_list_changes_no_pixel(spoil: Callable[[bytearray, Frame], None]
     data = bytearray(whole)
     spoil(data, frame_of(whole))
     box = Box(130, 100, 50, 50)
-    found = decoder.crop(bytes(data), lambda *_: box, 1000).pixels
-    assert np.array_equal(found, decoder.crop(plain, lambda *_: box, 1000).pixels)
+    result = decoder.crop(bytes(data), lambda *_: box, 1000).pixels
+    assert np.array_equal(result, decoder.crop(plain, lambda *_: box, 1000).pixels)
 
 
 def test_damage_within_a_tile_leads_to_the_whole_file() -> None:
@@ -194,8 +194,8 @@ def test_damage_within_a_tile_leads_to_the_whole_file() -> None:
     box = Box(130, 100, 50, 50)
     shortened = decoder._turbo(data, frame, 154, 1)
     assert shortened is not None
-    found = decoder.crop(data, lambda *_: box, 1000).pixels
-    assert np.array_equal(found, shortened[100:150, 130:180])
+    result = decoder.crop(data, lambda *_: box, 1000).pixels
+    assert np.array_equal(result, shortened[100:150, 130:180])
 
 
 @pytest.fixture(scope="module")
@@ -258,16 +258,16 @@ def test_an_exact_epoch_has_the_rows_and_images_of_the_originals(
             exact_epochs=True,
         )  # fmt: skip
 
-    ranks, own = Ranks(0, 1, 0, 1, torch.device("cpu")), config(with_tiles)
-    data = open_data(own, ranks, partial(TASK.transforms, own), TASK.name, 2)
-    transforms, pool = TASK.transforms(own, 0), training_pool(config(plain))
-    seen = list[int]()
+    ranks, options = Ranks(0, 1, 0, 1, torch.device("cpu")), config(with_tiles)
+    data = open_data(options, ranks, partial(TASK.transforms, options), TASK.name, 2)
+    transforms, pool = TASK.transforms(options, 0), training_pool(config(plain))
+    calls = list[int]()
     for batch in islice(data.training(0), data.epoch_steps):
         assert batch.rows is not None
         for image, row in zip(batch.images, batch.rows.tolist(), strict=True):
-            random = np.random.default_rng((own.seed, 0, len(seen)))
+            random = np.random.default_rng((options.seed, 0, len(calls)))
             original = pool.read(row, 1)[row].sample.image
             expected = transforms.for_training(original, random)
             assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
-            seen.append(row)
-    assert sorted(seen) == list(range(len(pool.index)))
+            calls.append(row)
+    assert sorted(calls) == list(range(len(pool.index)))

@@ -85,12 +85,12 @@ def test_two_trackers_get_a_run_and_what_goes_on_from_it(
     assert steps == [5, 10, 15, 20]
     checked = warm.run("-c", MLFLOW, first, cwd=Path.cwd(), env={**os.environ})
     assert checked.returncode == 0, checked.stderr
-    told = json.loads(checked.stdout)
-    assert told["steps"] == steps
-    assert told["params"]["epochs"] == "1"
-    assert told["tags"]["mlflow.source.git.commit"] == "feed" * 10
-    assert told["tags"]["rackrun.run_id"] == "0123abcd"
-    assert (told["status"], told["report"]) == ("FINISHED", True)
+    output = json.loads(checked.stdout)
+    assert output["steps"] == steps
+    assert output["params"]["epochs"] == "1"
+    assert output["tags"]["mlflow.source.git.commit"] == "feed" * 10
+    assert output["tags"]["rackrun.run_id"] == "0123abcd"
+    assert (output["status"], output["report"]) == ("FINISHED", True)
     assert read_sent(first, "mlflow").id == read_sent(second, "mlflow").id
     offline = [*first.glob("wandb/offline-run-*/*.wandb"), *second.glob("wandb/offline*/*.wandb")]
     assert len({path.name for path in offline}) == 1 and len(offline) == 2
@@ -104,35 +104,41 @@ def test_what_was_sent_names_no_place_of_its_own(tmp_path: Path) -> None:
     """The file may be a host's: a server that it names would get the user's password for theirs."""
     runs = tmp_path / "my runs"
     run, files = runs / "20260102-030405-b", "mlruns"
-    own = (run / files).as_uri()
+    options = (run / files).as_uri()
     beside = (runs / "20260102-030405-a" / files).as_uri()
-    assert files_of(run, Sent(), files) == own
+    assert files_of(run, Sent(), files) == options
     assert files_of(run, Sent("1", beside), files) == beside
     elsewhere = [(tmp_path / "a" / files).as_uri(), f"{runs.as_uri()}/../{files}", "file://h/x/y"]
     elsewhere += [f"{runs.as_uri()}/%2e%2e/{files}", f"{beside}?x", "file:", "file:///etc/cron.d"]
-    for place in elsewhere:
-        assert files_of(run, Sent("1", place), files) == own
-    for place in ("http://evil.example/", "databricks://x", "FILE:///x", "sqlite:////x.db", "\x1b"):
+    for position in elsewhere:
+        assert files_of(run, Sent("1", position), files) == options
+    for position in (
+        "http://evil.example/",
+        "databricks://x",
+        "FILE:///x",
+        "sqlite:////x.db",
+        "\x1b",
+    ):
         with pytest.raises(UsageError, match="the run was sent to") as refused:
-            files_of(run, Sent("1", place), files)
+            files_of(run, Sent("1", position), files)
         assert str(refused.value).isprintable()
 
 
 def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: Path) -> None:
     """Its file stays with it: sent from here, a run is a new one, with all of its steps."""
-    there, here = a_run(tmp_path / "there"), tmp_path / "here"
-    here.mkdir()
+    remote, local = a_run(tmp_path / "there"), tmp_path / "here"
+    local.mkdir()
     for name in ("wandb", "mlflow"):
-        write_sent(there, name, Sent("another-run", steps={"train": 10**6}))
-    place = Here()
-    fetch_results(place, plan(there), "", here)
-    place.gone()
-    sent = warm.run("-m", "training", "track", "wandb", here, env={**os.environ})
+        write_sent(remote, name, Sent("another-run", steps={"train": 10**6}))
+    transport = Here()
+    fetch_results(transport, plan(remote), "", local)
+    transport.gone()
+    sent = warm.run("-m", "training", "track", "wandb", local, env={**os.environ})
     assert sent.returncode == 0, sent.stderr
-    assert read_sent(here, "wandb").id not in ("", "another-run")
-    (offline,) = here.glob("wandb/offline-run-*/*.wandb")
+    assert read_sent(local, "wandb").id not in ("", "another-run")
+    (offline,) = local.glob("wandb/offline-run-*/*.wandb")
     assert [step for step in wandb_records(offline) if isinstance(step, int)] == [5, 10]
-    assert not (here / "tracker-mlflow.json").exists()
+    assert not (local / "tracker-mlflow.json").exists()
 
 
 @pytest.mark.parametrize("below", ["figures", "../20260102-030405-b"])
@@ -164,23 +170,23 @@ def test_wandb_obeys_no_settings_in_the_folder_of_a_run(below: str, tmp_path: Pa
 
 def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) -> None:
     """In there stands where their artifacts lie, which could be any place."""
-    there, here = a_run(tmp_path / "there"), tmp_path / "here"
-    here.mkdir()
+    remote, local = a_run(tmp_path / "there"), tmp_path / "here"
+    local.mkdir()
     client = "import sys, mlflow; mlflow.MlflowClient(sys.argv[1]).create_experiment"
-    words = ("catdog", (tmp_path / "elsewhere").as_uri())
-    made = warm.run("-c", f"{client}{words}", (there / "mlruns").as_uri(), env=FILES)
+    args = ("catdog", (tmp_path / "elsewhere").as_uri())
+    made = warm.run("-c", f"{client}{args}", (remote / "mlruns").as_uri(), env=FILES)
     assert made.returncode == 0, made.stderr
-    place = Here()
-    fetch_results(place, plan(there), "", here)
-    place.gone()
-    sent = warm.run("-m", "training", "track", "mlflow", here, env={**os.environ})
+    transport = Here()
+    fetch_results(transport, plan(remote), "", local)
+    transport.gone()
+    sent = warm.run("-m", "training", "track", "mlflow", local, env={**os.environ})
     assert sent.returncode == UsageError.exit_code
-    assert f"{here}/mlruns: came with the results of a host; look at it as it is" in sent.stderr
+    assert f"{local}/mlruns: came with the results of a host; look at it as it is" in sent.stderr
     assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "begins", "size", "said"),
+    ("name", "begins", "size", "message"),
     [
         ("config.json", b"", 1 << 40, "not the settings of a run: longer than 33554432 bytes"),
         ("config.json", b"[]", 2, "not the settings of a run: it: not an object"),
@@ -190,7 +196,7 @@ def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) 
     ],
 )
 def test_what_a_host_has_made_large_or_damaged_is_one_line(
-    name: str, begins: bytes, size: int, said: str, tmp_path: Path
+    name: str, begins: bytes, size: int, message: str, tmp_path: Path
 ) -> None:
     """On a shared disk ranks write these files: a terabyte of zeros is not read into memory."""
     run = a_run(tmp_path / "run")
@@ -199,7 +205,7 @@ def test_what_a_host_has_made_large_or_damaged_is_one_line(
     sent = warm.run("-m", "training", "track", "wandb", run, env={**os.environ})
     assert sent.returncode == DataError.exit_code
     (line,) = sent.stderr.splitlines()
-    assert line.startswith(f"error: {run / name}: {said}")
+    assert line.startswith(f"error: {run / name}: {message}")
 
 
 def test_a_file_of_many_pieces_is_read_line_by_line(tmp_path: Path) -> None:
@@ -213,19 +219,19 @@ def test_a_file_of_many_pieces_is_read_line_by_line(tmp_path: Path) -> None:
     reader = MetricsReader(path)
     assert reader.next_lines() == []
     path.write_bytes(data[:-9])
-    found = list(chain.from_iterable(iter(reader.next_lines, [])))
-    assert found == lines[:-1] and len(data) > 2 * PIECE_BYTES
+    result = list(chain.from_iterable(iter(reader.next_lines, [])))
+    assert result == lines[:-1] and len(data) > 2 * PIECE_BYTES
     path.write_bytes(data)
     assert reader.next_lines() == lines[-1:] and reader.next_lines() == []
 
 
 def test_the_summary_of_pieces_is_that_of_all_lines() -> None:
     """The last accuracy, and the best before or in the newest lines."""
-    judged = [{"kind": "evaluate", "top1": top1} for top1 in (0.5, 0.9, 0.7, 0.8)]
+    evaluations = [{"kind": "evaluate", "top1": top1} for top1 in (0.5, 0.9, 0.7, 0.8)]
     result = dict[str, float]()
-    for line in (*judged, {"kind": "train"}):
+    for line in (*evaluations, {"kind": "train"}):
         result = summary([line], result)
-    assert result == summary(judged, {}) == {"accuracy": 0.8, "best": 0.9}
+    assert result == summary(evaluations, {}) == {"accuracy": 0.8, "best": 0.9}
     assert summary([], {}) == {}
 
 
@@ -233,12 +239,12 @@ def test_another_server_gets_all_steps(tmp_path: Path) -> None:
     """What one of them has says nothing of another."""
     run = a_run(tmp_path / "run")
     for server in (tmp_path / "run" / "mlruns", tmp_path / "mlruns"):
-        words = {**os.environ, "MLFLOW_TRACKING_URI": server.as_uri()}
-        sent = warm.run("-m", "training", "track", "mlflow", run, env=words)
+        options = {**os.environ, "MLFLOW_TRACKING_URI": server.as_uri()}
+        sent = warm.run("-m", "training", "track", "mlflow", run, env=options)
         assert sent.returncode == 0, sent.stderr
         assert "2 new lines of metrics.jsonl sent to mlflow" in sent.stderr
-        told = json.loads(warm.run("-c", MLFLOW, server.parent, env=words).stdout)
-        assert told["steps"] == [5, 10]
+        output = json.loads(warm.run("-c", MLFLOW, server.parent, env=options).stdout)
+        assert output["steps"] == [5, 10]
 
 
 FILES = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -272,15 +278,15 @@ def wandb_records(path: Path) -> Iterator[Any]:
     """Yield the steps of the lines in wandb's file, and the names of files in its artifacts."""
     from wandb.proto import wandb_internal_pb2 as messages
 
-    data, place, whole = path.read_bytes(), HEADER, b""
-    while place < len(data):
-        left = BLOCK - place % BLOCK
+    data, folder, whole = path.read_bytes(), HEADER, b""
+    while folder < len(data):
+        left = BLOCK - folder % BLOCK
         if left < HEADER:
-            place += left
+            folder += left
             continue
-        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        whole += data[place + HEADER : place + HEADER + size]
-        place += HEADER + size
+        size, kind = int.from_bytes(data[folder + 4 : folder + 6], "little"), data[folder + 6]
+        whole += data[folder + HEADER : folder + HEADER + size]
+        folder += HEADER + size
         if kind in (1, 4):  # a record, or its last part
             record = messages.Record.FromString(whole)
             whole = b""
@@ -321,9 +327,9 @@ def test_a_tracker_that_hangs_costs_a_moment_at_the_end(
     monkeypatch.setenv("WANDB_BASE_URL", deaf)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     assert loop.run(TASK, settings(shapes, tmp_path / "run", epochs=1, track="wandb")) == 0
-    said = capfd.readouterr().out
+    errors = capfd.readouterr().out
     later = f"./run-local track wandb {tmp_path / 'run'}"
-    assert f"--track wandb: did not end in time; to send the rest later, type: {later}\n" in said
+    assert f"--track wandb: did not end in time; to send the rest later, type: {later}\n" in errors
     assert (tmp_path / "run" / "final.pt").exists()
 
 
@@ -361,8 +367,8 @@ def test_a_tracker_that_fails_is_one_line(
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     later = warm.run("-m", "training", "track", "mlflow", run, env={**os.environ})
     assert later.returncode == 0, later.stderr
-    told = json.loads(warm.run("-c", MLFLOW, run, env={**os.environ}).stdout)
-    assert (told["steps"], told["status"], told["report"]) == ([5, 10], "FINISHED", True)
+    output = json.loads(warm.run("-c", MLFLOW, run, env={**os.environ}).stdout)
+    assert (output["steps"], output["status"], output["report"]) == ([5, 10], "FINISHED", True)
 
 
 def test_what_is_not_installed_or_no_tracker_is_one_line() -> None:

@@ -38,9 +38,9 @@ def test_images_are_normalised_colour_by_colour(channels: int, pictures: int) ->
         1, -1, 1, 1
     )
     for layout in (images, images.contiguous()):
-        found = transforms.normalised(layout)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, expected)
+        result = transforms.normalised(layout)
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result, expected)
 
 
 def test_models_see_the_normalisation_of_their_published_weights() -> None:
@@ -110,10 +110,10 @@ def test_training_crops_and_mirrors_by_chance_and_can_be_repeated() -> None:
     """The same random numbers give the same crop; without crops only the mirror is left."""
     data = jpeg(120, 80)
     transforms = Transforms(size=24, crop_area=0.5)
-    seen = [transforms.for_training(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3)]
-    assert np.array_equal(seen[0], seen[1])
-    assert not np.array_equal(seen[0], seen[2])
-    assert all(pixels.shape == (24, 24, 3) for pixels in seen)
+    observed = [transforms.for_training(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3)]
+    assert np.array_equal(observed[0], observed[1])
+    assert not np.array_equal(observed[0], observed[2])
+    assert all(pixels.shape == (24, 24, 3) for pixels in observed)
     plain = Transforms(size=24)
     whole = plain.for_evaluation(data)
     chances = [plain.for_training(data, np.random.default_rng(seed)) for seed in range(20)]

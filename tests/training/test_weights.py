@@ -93,8 +93,8 @@ def test_a_last_layer_of_another_size_starts_afresh(tmp_path: Path) -> None:
     old, new = net(1000), net(2)
     torch.save(old.state_dict(), tmp_path / "w.pth")
     fresh = new.state_dict()["2.weight"].clone()
-    said = load_weights(new, tmp_path / "w.pth", 2)
-    assert "(2.weight, 2.bias) has 2 classes instead of 1000 and starts afresh" in said
+    message = load_weights(new, tmp_path / "w.pth", 2)
+    assert "(2.weight, 2.bias) has 2 classes instead of 1000 and starts afresh" in message
     assert torch.equal(new.state_dict()["2.weight"], fresh)
     assert torch.equal(new.state_dict()["0.weight"], old.state_dict()["0.weight"])
 
@@ -148,10 +148,10 @@ def test_a_file_of_another_kind_is_named_in_our_own_words(
     """No traceback, and not torch's advice to let the code in it run."""
     path = tmp_path / "weights"
     path.write_bytes(data)
-    with pytest.raises(SaveError) as seen:
+    with pytest.raises(SaveError) as observed:
         load_weights(net(2), path, 2)
-    assert says in str(seen.value) and str(path) in str(seen.value)
-    assert "weights_only" not in str(seen.value)
+    assert says in str(observed.value) and str(path) in str(observed.value)
+    assert "weights_only" not in str(observed.value)
 
 
 def test_a_table_that_holds_itself_has_no_weights(tmp_path: Path) -> None:
@@ -180,6 +180,6 @@ def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> No
 def test_names_of_tensors_cannot_play_with_the_terminal(tmp_path: Path) -> None:
     """They are shown in the differences, cleaned and cut."""
     torch.save({"\x1b]0;owned\x07" + "x" * 9999: torch.zeros(1)}, tmp_path / "w.pth")
-    with pytest.raises(SaveError, match="\u241b]0;owned\u2407x+ is") as seen:
+    with pytest.raises(SaveError, match="\u241b]0;owned\u2407x+ is") as observed:
         load_weights(net(2), tmp_path / "w.pth", 2)
-    assert str(seen.value).isprintable() and len(str(seen.value)) < 3000
+    assert str(observed.value).isprintable() and len(str(observed.value)) < 3000

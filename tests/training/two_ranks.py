@@ -119,12 +119,12 @@ def two_ranks_train_like_one(config: Config, ranks: Ranks, folder: Path) -> None
         assert ran(one, alone, Halves(alone)) == 0
     assert ran(replace(config, run_folder=str(folder / "two")), ranks, Halves(ranks)) == 0
     if ranks.first:
-        expected, found = weights(folder / "one"), weights(folder / "two")
+        expected, result = weights(folder / "one"), weights(folder / "two")
         for name in expected:
-            torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(result[name], expected[name], rtol=1e-4, atol=1e-6)
         assert curve(folder / "two") == pytest.approx(curve(folder / "one"), rel=1e-4)
         start = model(config, CLASSES).state_dict()
-        assert not torch.allclose(found["0.weight"], start["0.weight"], atol=1e-3)
+        assert not torch.allclose(result["0.weight"], start["0.weight"], atol=1e-3)
 
 
 def a_signal_to_one_rank_stops_both_at_one_step(config: Config, ranks: Ranks, folder: Path) -> None:
@@ -137,8 +137,8 @@ def a_signal_to_one_rank_stops_both_at_one_step(config: Config, ranks: Ranks, fo
     went_on = replace(config, run_folder=str(folder / "went-on"), resume=str(saved))
     assert ran(went_on, ranks, Halves(ranks)) == 0
     if ranks.first:
-        expected, found = weights(folder / "two"), weights(folder / "went-on")
-        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        expected, result = weights(folder / "two"), weights(folder / "went-on")
+        assert all(torch.equal(expected[name], result[name]) for name in expected)
 
 
 class Late(Halves):
@@ -207,11 +207,11 @@ def no_step_waits_for_requests(config: Config, ranks: Ranks, folder: Path) -> No
         events.append("asks" if named.get("async_op") else "waits")
         return all_reduce(*given, **named)
 
-    own = replace(
+    ours = replace(
         config, run_folder=str(folder / "ahead"), epochs=1, grad_accum_steps=1, log_every_steps=1000
     )
     with patch.object(dist, "all_reduce", noted):
-        assert ran(own, ranks, Behind(ranks, folder), replace(TASK, model=watched)) == 0
+        assert ran(ours, ranks, Behind(ranks, folder), replace(TASK, model=watched)) == 0
     first = events.index("step")
     steps = events[first : first + 2 * Halves.epoch_steps - 1]
     assert steps == ["step", "asks"] * (Halves.epoch_steps - 1) + ["step"]
@@ -233,15 +233,15 @@ def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
     assert ranks.broadcast_bytes(None if ranks.first else b"from 1", source=1) == b"from 1"
     numbers = np.arange(3 * ranks.rank, dtype=np.int32)
     for to in ((0,), (1,), (0, 1), ()):
-        found = ranks.gather(numbers, [0, 3], to)
-        assert (found is not None) == (ranks.rank in to)
-        assert found is None or (found.dtype, found.tolist()) == (np.int32, [0, 1, 2])
+        result = ranks.gather(numbers, [0, 3], to)
+        assert (result is not None) == (ranks.rank in to)
+        assert result is None or (result.dtype, result.tolist()) == (np.int32, [0, 1, 2])
     norm = nn.BatchNorm2d(2)
     norm(torch.full((2, 2, 4, 4), float(ranks.rank)) + torch.rand(2, 2, 4, 4))
     ranks.broadcast_buffers(norm)
-    seen = [torch.zeros(2), torch.zeros(2)]
-    dist.all_gather(seen, norm.running_mean)
-    assert torch.equal(*seen)
+    observed = [torch.zeros(2), torch.zeros(2)]
+    dist.all_gather(observed, norm.running_mean)
+    assert torch.equal(*observed)
 
 
 def norms_share_their_mean_and_get_their_own_back(
@@ -251,9 +251,9 @@ def norms_share_their_mean_and_get_their_own_back(
     but not from another number of ranks, or from something else."""
     norm = nn.BatchNorm2d(2)
     norm(torch.rand(4, 2, 4, 4) * (1 + ranks.rank) + 10 * ranks.rank)
-    own = torch.cat([norm.running_mean, norm.running_var])
+    ours = torch.cat([norm.running_mean, norm.running_var])
     gathered = ranks.gather_statistics(norm)
-    assert gathered is not None and torch.equal(gathered[ranks.rank], own)
+    assert gathered is not None and torch.equal(gathered[ranks.rank], ours)
     assert (gathered[0] != gathered[1]).all()
     ranks.share_statistics(norm)
     shared = torch.cat([norm.running_mean, norm.running_var])
@@ -263,17 +263,17 @@ def norms_share_their_mean_and_get_their_own_back(
         ranks.restore_statistics(norm, strange)
         assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), shared)
     ranks.restore_statistics(norm, gathered)
-    assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), own)
+    assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), ours)
 
 
 def nodes_that_share_a_disk_write_once(config: Config, ranks: Ranks, folder: Path) -> None:
     """Each rank on a node of its own: in one folder the first of them writes, in two both do."""
     node = replace(ranks, local_rank=0, local_world=1)
-    shared, own = RunFiles(folder / "shared"), RunFiles(folder / f"own-{ranks.rank}")
+    shared, options = RunFiles(folder / "shared"), RunFiles(folder / f"own-{ranks.rank}")
     assert writes_to(shared, node) == ranks.first
-    assert writes_to(own, node)
+    assert writes_to(options, node)
     assert ranks.all_reduce_max(0) == 0
-    assert not [*shared.checkpoints.iterdir(), *own.checkpoints.iterdir()]
+    assert not [*shared.checkpoints.iterdir(), *options.checkpoints.iterdir()]
 
 
 if __name__ == "__main__":

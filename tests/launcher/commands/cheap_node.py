@@ -13,7 +13,7 @@ from tests.launcher.drive import FAKE
 
 def cheap(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
     plan = make_plan(job, hosts, port)
-    there = [
+    remote = [
         dataclasses.replace(
             host,
             torchrun=(*FAKE, *host.torchrun[3:]),
@@ -21,7 +21,7 @@ def cheap(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
         )
         for host in plan.hosts
     ]
-    return dataclasses.replace(plan, hosts=tuple(there))
+    return dataclasses.replace(plan, hosts=tuple(remote))
 
 
 node.make_plan = cheap  # type: ignore[attr-defined]

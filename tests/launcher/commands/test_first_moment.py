@@ -80,8 +80,8 @@ def test_closed_streams_are_no_error(tmp_path: Path) -> None:
         runs = tmp_path / str(number)
         script = f'exec "$0" "$@" {closed}'
         python = ("--python", str(warm.interpreter()))  # of torchrun, not of the launcher
-        words = [*DOOR, "local", *python, "--runs", str(runs), "--", "echo", "said"]
-        running.append((runs, subprocess.Popen(["bash", "-c", script, *words], cwd=tmp_path)))
+        args = [*DOOR, "local", *python, "--runs", str(runs), "--", "echo", "said"]
+        running.append((runs, subprocess.Popen(["bash", "-c", script, *args], cwd=tmp_path)))
     for runs, process in running:
         assert process.wait() == 0
         (log,) = runs.glob("2*/logs/*/rank-0.out")

@@ -60,12 +60,12 @@ def test_each_rank_returns_a_value_of_the_declared_shape(lab: Labs) -> None:
         (one.folder / name / "own_function.py").write_text(MODULE)
     python = one.cheap_python()
     hosts = [f"python={python} workdir={one.folder}/there-{n} slots=2" for n in (1, 2)]
-    there = {"hosts": str(one.write_hosts(*hosts)), "ssh_config": str(one.config), "plain": True}
+    options = {"hosts": str(one.write_hosts(*hosts)), "ssh_config": str(one.config), "plain": True}
     code = (
         "from launcher import launch\n"
         "from rackrun.errors import Problem\n"
         "from own_function import fails, lies, train\n"
-        f"ended = launch(train, 10, **{there!r})\n"
+        f"ended = launch(train, 10, **{options!r})\n"
         "print('got', ended.verdict, [ended.returned[rank] for rank in range(4)])\n"
         f"here = {{'nproc': 2, 'python': {str(python)!r}, 'plain': True}}\n"
         "print('got', launch('own_function:train', 2, **here).returned)\n"
@@ -91,18 +91,18 @@ def test_a_host_gives_back_only_what_its_own_ranks_returned(tmp_path: Path) -> N
     for name, size in (("rank-0", 3), ("rank-2", 3), ("rank-3", 1_000_001), ("other", 3)):
         (tmp_path / "there" / "returned" / f"{name}.json").write_bytes(b"1" * size)
     host = replace(plan(tmp_path / "there"), first_rank=2, processes=2)
-    place = Here()
-    fetch_returned(place, host, "", tmp_path / "here")
-    place.gone()
+    transport = Here()
+    fetch_returned(transport, host, "", tmp_path / "here")
+    transport.gone()
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["rank-2.json"]
 
 
 def test_what_ranks_cannot_import_is_refused() -> None:
     """A function of a notebook, a lambda, one with arguments bound; arguments that are no JSON."""
-    here = function_call([top_level, 1, "two"])
-    assert here
-    assert (here.name, here.words[-1]) == ("top_level", '[1, "two"]')
-    assert here.target.endswith("test_function_calls:top_level")
+    local = function_call([top_level, 1, "two"])
+    assert local
+    assert (local.name, local.words[-1]) == ("top_level", '[1, "two"]')
+    assert local.target.endswith("test_function_calls:top_level")
     assert function_call(["catdog", "--epochs", "2"]) is None
     unknown = [lambda: 1, partial(print, 1), Answer(True, 1.0).__eq__]
     for function in unknown:

@@ -41,15 +41,15 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
 
 def answer(typed: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Return the exit code of a command line without quotes, and what it says on the terminal."""
-    command, *words = typed.split()
+    command, *args = typed.split()
     try:
-        code = COMMANDS[command](words) or 0
+        code = COMMANDS[command](args) or 0
     except SystemExit as end:
         code = int(end.code or 0)
     except Exception as error:
         code = report(error, clean_lines)
-    said = capsys.readouterr()
-    return code, said.out + said.err
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
 
 
 @pytest.fixture(autouse=True)
@@ -101,10 +101,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_host_file(content: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The line, the column, and how it is written: before any host is contacted."""
     Path("mine.txt").write_text(content)
-    code, said = answer("./run-ssh mine.txt -- true", capsys)
+    code, message = answer("./run-ssh mine.txt -- true", capsys)
     assert code == 64
-    assert f"error: mine.txt:{says.partition(':')[0]}" in said or "error: mine.txt:1:" in said
-    assert says in said
+    assert f"error: mine.txt:{says.partition(':')[0]}" in message or "error: mine.txt:1:" in message
+    assert says in message
 
 
 USAGE = [
@@ -231,9 +231,9 @@ def test_a_command_line(
 ) -> None:
     """One line, code 64, and nothing is made or contacted."""
     before = sorted(folder.rglob("*"))
-    code, said = answer(typed, capsys)
-    assert says in said
-    assert (code, said.count("\n")) == (64, 1), said
+    code, message = answer(typed, capsys)
+    assert says in message
+    assert (code, message.count("\n")) == (64, 1), message
     assert sorted(folder.rglob("*")) == before
 
 
@@ -255,9 +255,9 @@ def test_a_failure_that_is_no_mistake_in_the_words(
     typed: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the machine or the data refuse has an exit code of its own, and no traceback."""
-    code, said = answer(typed, capsys)
-    assert says in said
-    assert "Traceback" not in said
+    code, message = answer(typed, capsys)
+    assert says in message
+    assert "Traceback" not in message
     assert code == expected
 
 
@@ -324,16 +324,16 @@ def test_a_host_that_does_not_fit(
     one: Lab, settings: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line of the host file that is well-formed and invalid: named before the start."""
-    code, said = launched(one, "--dry-run HOSTS -- true", capsys, settings)
-    assert says in said
+    code, message = launched(one, "--dry-run HOSTS -- true", capsys, settings)
+    assert says in message
     assert code == expected
 
 
 def test_a_host_without_torch(one: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """The interpreter is named, and both ways out."""
     bare = one.cheap_python(torch="", name="bare")
-    code, said = launched(one, "--dry-run HOSTS -- true", capsys, f"python={bare}")
-    assert f"{bare} has no torch; install the same on all hosts, or let --sync" in said
+    code, message = launched(one, "--dry-run HOSTS -- true", capsys, f"python={bare}")
+    assert f"{bare} has no torch; install the same on all hosts, or let --sync" in message
     assert code == 78
 
 
@@ -356,10 +356,10 @@ def test_a_key_that_opens_nothing(
     before = one.config.read_text()
     one.config.write_text(before.replace(str(one.key), str(folder / key)))
     try:
-        code, said = launched(one, "--dry-run HOSTS -- true", capsys)
+        code, message = launched(one, "--dry-run HOSTS -- true", capsys)
     finally:
         one.config.write_text(before)
-    assert says in said
+    assert says in message
     assert code == 77
 
 
@@ -367,15 +367,15 @@ def test_a_key_that_opens_nothing(
 def test_a_host_key(one: Lab, changed: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown: the fingerprint and what to type; changed: said loudly, also with --accept-new."""
     first = one.hosts[0]
-    known = f"{first.known_as} {one.hosts[1].public_key}\n" if changed else ""
-    one.known_hosts.write_text(known)
+    known_hosts = f"{first.known_as} {one.hosts[1].public_key}\n" if changed else ""
+    one.known_hosts.write_text(known_hosts)
     try:
         accept = "--accept-new " * changed
-        code, said = launched(one, f"{accept}--dry-run HOSTS -- true", capsys)
+        code, message = launched(one, f"{accept}--dry-run HOSTS -- true", capsys)
     finally:
         one.trust()
-    assert ("has CHANGED" if changed else "--accept-new") in said
-    assert ("ssh-keygen" if changed else "SHA256:") in said
+    assert ("has CHANGED" if changed else "--accept-new") in message
+    assert ("ssh-keygen" if changed else "SHA256:") in message
     assert code == 77
 
 
@@ -383,36 +383,36 @@ def test_what_sync_would_bring_is_no_reason_to_refuse(
     one: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without --sync other code is named; with it, --check and --dry-run look past it."""
-    for words in (["init", "-q"], ["add", "train.py"]):
-        subprocess.run(["git", "-C", folder, *words], check=True)
-    there = f" workdir={one.folder}"
-    code, said = launched(one, "--dry-run HOSTS -- true", capsys, there)
-    assert "code: train.py is missing; copy it from here with --sync" in said
+    for args in (["init", "-q"], ["add", "train.py"]):
+        subprocess.run(["git", "-C", folder, *args], check=True)
+    remote = f" workdir={one.folder}"
+    code, message = launched(one, "--dry-run HOSTS -- true", capsys, remote)
+    assert "code: train.py is missing; copy it from here with --sync" in message
     assert code == 78
-    for look in ("--check", "--dry-run"):
-        code, said = launched(one, f"--sync {look} HOSTS -- true", capsys, f"{there}/none")
-        assert code == 0, said
-    assert "hosts.txt" not in said
+    for option in ("--check", "--dry-run"):
+        code, message = launched(one, f"--sync {option} HOSTS -- true", capsys, f"{remote}/none")
+        assert code == 0, message
+    assert "hosts.txt" not in message
 
 
 def test_a_look_without_a_task_asks_for_no_data(
     one: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--check is green on a fresh clone, and --dry-run shows the demo, which it does not make."""
-    code, said = launched(one, "--check HOSTS", capsys)
-    assert code == 0, said
-    assert "shards" not in said
-    code, said = launched(one, "--dry-run HOSTS", capsys)
-    assert code == 0, said
-    assert f"catdog --recipe demo --data {folder}/data/demo/shards" in said
+    code, message = launched(one, "--check HOSTS", capsys)
+    assert code == 0, message
+    assert "shards" not in message
+    code, message = launched(one, "--dry-run HOSTS", capsys)
+    assert code == 0, message
+    assert f"catdog --recipe demo --data {folder}/data/demo/shards" in message
     assert not (folder / "data").exists()
 
 
 def test_data_that_no_host_has(one: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder, the host, and how to make one."""
-    code, said = launched(one, "--dry-run HOSTS catdog --data nodata", capsys)
-    assert "no shards at " in said
-    assert "type: ./run-local convert --help" in said
+    code, message = launched(one, "--dry-run HOSTS catdog --data nodata", capsys)
+    assert "no shards at " in message
+    assert "type: ./run-local convert --help" in message
     assert code == 65
 
 
@@ -421,15 +421,15 @@ def test_a_host_or_a_port_that_is_taken(one: Lab, capsys: pytest.CaptureFixture[
     first = one.hosts[0]
     with socket.create_server((first.address, 0)) as taken:
         port = taken.getsockname()[1]
-        code, said = launched(one, f"--port {port} --dry-run HOSTS -- true", capsys)
-    assert f"cannot listen there: port {port}: Address already in use" in said
+        code, message = launched(one, f"--port {port} --dry-run HOSTS -- true", capsys)
+    assert f"cannot listen there: port {port}: Address already in use" in message
     assert code == 78
     path = f"/tmp/rackrun-{first.address}-{first.port}.lock"
     with os.fdopen(lock(path, shared=False)):
-        code, said = launched(one, "--dry-run HOSTS -- true", capsys)
-    assert "in use by another run: " in said
+        code, message = launched(one, "--dry-run HOSTS -- true", capsys)
+    assert "in use by another run: " in message
     assert code == 78
-    code, said = launched(one, "--image no/such:image --dry-run HOSTS -- true", capsys)
-    assert "image: " in said
-    assert "docker" in said
+    code, message = launched(one, "--image no/such:image --dry-run HOSTS -- true", capsys)
+    assert "image: " in message
+    assert "docker" in message
     assert code == 78

@@ -148,9 +148,9 @@ def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes: Nodes) -> N
     """Slots 2, 1 and 4 that no scheduler knows together: seven ranks, each of them once."""
     for node, slots in enumerate((2, 1, 4)):
         nodes.start(node, 3, "--nproc", str(slots), *python(SAY))
-    told = ends(nodes.started)
-    assert [code for code, _, _ in told] == [0, 0, 0], told
-    lines = [line.split(" | ")[1] for _, out, _ in told for line in out.splitlines()]
+    endings = ends(nodes.started)
+    assert [code for code, _, _ in endings] == [0, 0, 0], endings
+    lines = [line.split(" | ")[1] for _, out, _ in endings for line in out.splitlines()]
     assert sorted(lines) == [f"{rank} 7 {nodes.run}" for rank in range(7)]
     results = [json.loads(path.read_text()) for path in sorted(nodes.run.glob("result*.json"))]
     assert sorted(rank for result in results for rank in result["codes"]) == list("0123456")
@@ -162,10 +162,10 @@ def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes: Nodes) -> N
 )
 def test_all_nodes_end_with_the_first_true_cause(nodes: Nodes, script: str) -> None:
     """An exception on one node: the same code everywhere, and its words; nothing is left."""
-    told = ends(nodes.start_all(3, *python(script)))
-    assert [code for code, _, _ in told] == [1, 1, 1]
-    for _, _, own in told:
-        assert "ValueError: label 7, there are 2 classes" in own.splitlines()[-1], own
+    endings = ends(nodes.start_all(3, *python(script)))
+    assert [code for code, _, _ in endings] == [1, 1, 1]
+    for _, _, options in endings:
+        assert "ValueError: label 7, there are 2 classes" in options.splitlines()[-1], options
     assert not nodes.left()
 
 
@@ -184,9 +184,9 @@ def test_a_signal_to_one_node_lets_all_of_them_save(
     processes = nodes.start_all(2, *python(SAVE))
     ready(nodes, 2)
     processes[1].send_signal(signum)
-    told = ends(processes)
-    assert [ended[0] for ended in told] == [code, code], told
-    assert all("saved" in out for _, out, _ in told)
+    endings = ends(processes)
+    assert [ended[0] for ended in endings] == [code, code], endings
+    assert all("saved" in out for _, out, _ in endings)
     assert not nodes.left()
 
 
@@ -197,9 +197,9 @@ def test_a_signal_to_every_process_does_no_harm(nodes: Nodes) -> None:
     launchers = {process.pid for process in processes}  # forked: their environment has no mark
     for pid in {*nodes.left(), *launchers}:
         os.kill(pid, signal.SIGUSR1)
-    told = ends(processes)
-    assert [ended[0] for ended in told] == [75, 75], told
-    assert all("saved" in out for _, out, _ in told)
+    endings = ends(processes)
+    assert [ended[0] for ended in endings] == [75, 75], endings
+    assert all("saved" in out for _, out, _ in endings)
     assert not nodes.left()
 
 
@@ -208,23 +208,23 @@ def test_a_launcher_that_is_killed_ends_the_others(nodes: Nodes) -> None:
     processes = nodes.start_all(3, *python(SAVE))
     ready(nodes, 3)
     processes[1].kill()
-    told = ends(processes)
-    assert [told[0][0], told[2][0]] == [75, 75]
-    assert "its launcher is gone" in told[0][2].splitlines()[-1]
+    endings = ends(processes)
+    assert [endings[0][0], endings[2][0]] == [75, 75]
+    assert "its launcher is gone" in endings[0][2].splitlines()[-1]
     until(lambda: not nodes.left())
 
 
 @pytest.mark.parametrize("phase, code", [("save", 0), ("train", 75)])
 def test_nodes_wait_for_a_rank_of_another_node(nodes: Nodes, phase: str, code: int) -> None:
     """While one saves, those who wait for it do not hang; while all train, they do."""
-    told = ends(nodes.start_all(2, "--hang-seconds", "1", *python(STAND_STILL, phase)))
-    assert [ended[0] for ended in told] == [code, code], told
+    endings = ends(nodes.start_all(2, "--hang-seconds", "1", *python(STAND_STILL, phase)))
+    assert [ended[0] for ended in endings] == [code, code], endings
     if code:
-        assert "no progress" in told[1][2]
+        assert "no progress" in endings[1][2]
 
 
 @pytest.mark.parametrize(
-    "node, master, words",
+    "node, master, line",
     [
         (1, "127.0.0.1", "does not answer"),
         (1, "no-such-host.invalid", "does not resolve"),
@@ -232,13 +232,13 @@ def test_nodes_wait_for_a_rank_of_another_node(nodes: Nodes, phase: str, code: i
     ],
 )
 def test_who_does_not_come_is_named_after_the_limit(
-    nodes: Nodes, node: int, master: str, words: str
+    nodes: Nodes, node: int, master: str, line: str
 ) -> None:
     """No answer, no name, no other node: 69, and nothing was started."""
     process = nodes.start(node, 2, "--wait-seconds", "1", "--master", master, *python(SAY))
-    ((code, _, own),) = ends([process])
+    ((code, _, errors),) = ends([process])
     assert code == 69
-    assert words in own and "Traceback" not in own
+    assert line in errors and "Traceback" not in errors
     assert not nodes.folder.exists()
 
 
@@ -247,14 +247,14 @@ def test_nodes_that_contradict_each_other_all_end(nodes: Nodes) -> None:
     first = nodes.start(0, 3, *python(SAY))
     nodes.start(1, 3, *python(SAY))
     nodes.start(1, 3, *python(SAY))
-    told = ends(nodes.started)
-    assert [code for code, _, _ in told] == [64, 64, 64], told
-    assert "both say that they are node 1" in told[0][2]
+    endings = ends(nodes.started)
+    assert [code for code, _, _ in endings] == [64, 64, 64], endings
+    assert "both say that they are node 1" in endings[0][2]
     first = nodes.start(0, 2, *python(SAY))
     other = nodes.start(1, 3, *python(SAY))
-    told = ends([first, other])
-    assert [code for code, _, _ in told] == [64, 64], told
-    assert "is node 1 of 3, but node 0 is one of 2" in told[0][2]
+    endings = ends([first, other])
+    assert [code for code, _, _ in endings] == [64, 64], endings
+    assert "is node 1 of 3, but node 0 is one of 2" in endings[0][2]
 
 
 def test_strangers_at_the_port_change_nothing(nodes: Nodes) -> None:
@@ -278,21 +278,21 @@ def connected(port: int) -> socket.socket | None:
 def test_a_port_that_is_taken_is_said(nodes: Nodes) -> None:
     """78, and the option that chooses another one."""
     with socket.create_server(("127.0.0.1", nodes.port)):
-        ((code, _, own),) = ends([nodes.start(0, 2, *python(SAY))])
+        ((code, _, errors),) = ends([nodes.start(0, 2, *python(SAY))])
     assert code == 78
-    assert f"port {nodes.port} of this node" in own and "type: --port N" in own
+    assert f"port {nodes.port} of this node" in errors and "type: --port N" in errors
 
 
 def test_nodes_whose_ranks_report_nothing_leave_each_other_in_peace(nodes: Nodes) -> None:
     """A command that only runs is no news: hello, what was agreed, how long to wait, the end."""
     first = nodes.start(0, 2, *python("import time; time.sleep(1)"))
-    said: list[bytes] = []
+    lines: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=overhear, args=(listener, nodes.port, said), daemon=True).start()
+        threading.Thread(target=overhear, args=(listener, nodes.port, lines), daemon=True).start()
         port = ("--port", str(listener.getsockname()[1]))
         second = nodes.start(1, 2, *port, *python("import time; time.sleep(1)"))
         assert [code for code, _, _ in ends([first, second])] == [0, 0]
-    assert 2 < b"".join(said).count(b"\n") < 10, said
+    assert 2 < b"".join(lines).count(b"\n") < 10, lines
 
 
 def overhear(listener: socket.socket, port: int, said: list[bytes]) -> None:
@@ -317,8 +317,8 @@ def test_a_signal_after_the_end_changes_nothing(nodes: Nodes) -> None:
     process = nodes.start(0, 1, *python(SAY_MUCH))
     until(lambda: list(nodes.folder.glob("2*/result.json")))
     process.send_signal(signal.SIGUSR1)
-    ((code, out, own),) = ends([process])
-    assert (code, len(out)) == (0, 1_000_000), own
+    ((code, out, errors),) = ends([process])
+    assert (code, len(out)) == (0, 1_000_000), errors
 
 
 @pytest.fixture
@@ -347,17 +347,17 @@ def test_two_nodes_really_train_and_go_on(nodes: Nodes, shards: Path) -> None:
     task += ["--epochs", "40", "--save-every-epochs", "20"]
 
     def train() -> list[subprocess.Popen[str]]:
-        words = ("--name", "job-7", "--auto-resume", *task)
-        return [nodes.start(node, 2, *words, program="launcher node") for node in range(2)]
+        args = ("--name", "job-7", "--auto-resume", *task)
+        return [nodes.start(node, 2, *args, program="launcher node") for node in range(2)]
 
     processes = train()
     until(lambda: list(nodes.folder.glob("*-job-7/metrics.jsonl")))
     processes[1].send_signal(signal.SIGUSR1)
-    told = ends(processes)
-    assert [code for code, _, _ in told] == [75, 75], told
+    endings = ends(processes)
+    assert [code for code, _, _ in endings] == [75, 75], endings
     time.sleep(1)  # the names of run folders count seconds
-    told = ends(train())
-    assert [code for code, _, _ in told] == [0, 0], told
+    endings = ends(train())
+    assert [code for code, _, _ in endings] == [0, 0], endings
     first, second = sorted(nodes.folder.glob("2*"))
     command = json.loads((second / "plan.json").read_text())["hosts"][0]["command"]
     assert command[-2:] == ["--resume", str(first)]

@@ -62,9 +62,11 @@ def test_values_from_python_are_what_the_command_line_makes_of_them() -> None:
 
 def test_other_launchers_options_are_understood() -> None:
     """Scripts for torchrun go on, typed and from Python."""
-    own, rest = split(["--nproc-per-node", "2", "--master_port=29500", "catdog"], NodeOptions)
-    assert (own, rest) == (["--nproc-per-node", "2", "--master_port=29500"], ["catdog"])
-    options = parse(NodeOptions, "node", own, "")
+    launcher_args, rest = split(
+        ["--nproc-per-node", "2", "--master_port=29500", "catdog"], NodeOptions
+    )
+    assert (launcher_args, rest) == (["--nproc-per-node", "2", "--master_port=29500"], ["catdog"])
+    options = parse(NodeOptions, "node", launcher_args, "")
     assert (options.nproc, options.port) == (2, 29500)
     assert from_names(LocalOptions, {"nproc_per_node": 3}).nproc == 3
 
@@ -118,7 +120,7 @@ def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "says"),
     [
         (("catdog",), "catdog is a task; the host file comes first: ./run-ssh hosts.txt catdog"),
         (("--plain", "catdog", "--epochs", "2"), "./run-ssh --plain hosts.txt catdog"),
@@ -130,11 +132,11 @@ def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
         (("--check", "hosts.txt", "catdog", "--epohcs", "2"), "did you mean --epochs?"),
     ],
 )
-def test_what_is_typed_wrong_is_one_line(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_what_is_typed_wrong_is_one_line(args: tuple[str, ...], says: str, tmp_path: Path) -> None:
     """Code 64, and what to type; no host is there to be asked."""
     (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
     ended = warm.run(
-        *("-m", "launcher", "ssh", *words),
+        *("-m", "launcher", "ssh", *args),
         start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -172,9 +174,9 @@ def test_a_url_that_no_rank_could_read_is_refused(
 ) -> None:
     """64, before anything is written or asked; a password is not repeated."""
     *others, last = form
-    words = [*others, last + url] if last.endswith("=") else [*form, url]
+    args = [*others, last + url] if last.endswith("=") else [*form, url]
     with pytest.raises(UsageError) as caught:
-        work_of(["catdog", *words, "--data", "http://127.0.0.1:8080/"])
+        work_of(["catdog", *args, "--data", "http://127.0.0.1:8080/"])
     assert says in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -190,9 +192,9 @@ def test_a_password_in_a_url_is_written_nowhere(way: str, tmp_path: Path) -> Non
     """Neither printed by --dry-run, nor in a plan, nor in a rank's command line: 64, one line."""
     (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
     hosts = ["hosts.txt"] * (way == "ssh")
-    words = ["--dry-run", *hosts, "catdog", "--data", "http://user:hunter2@127.0.0.1/"]
+    args = ["--dry-run", *hosts, "catdog", "--data", "http://user:hunter2@127.0.0.1/"]
     ended = warm.run(
-        *("-m", "launcher", way, *words),
+        *("-m", "launcher", way, *args),
         start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -230,21 +232,21 @@ def test_type_checkers_know_the_options_of_launch() -> None:
 def test_type_checkers_know_what_programs_may_import() -> None:
     """The stub has what `rackrun` hands out, from the same modules, and each package its marker."""
     stub = ast.parse((ROOT / "rackrun" / "__init__.pyi").read_text())
-    told = {
+    expected = {
         alias.asname: f"{node.module}.{alias.name}"
         for node in ast.walk(stub)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
     assert "load_model = load_of_any_task" in map(ast.unparse, stub.body)  # a name of another kind
-    told["load_model"] = told.pop("load_of_any_task")
+    expected["load_model"] = expected.pop("load_of_any_task")
     meant = {"report": "rackrun.reports.report"}
-    for name, place in rackrun.PUBLIC.items():
-        module, _, original = place.partition(":")
+    for name, position in rackrun.PUBLIC.items():
+        module, _, original = position.partition(":")
         meant[name] = f"{module}.{original or name}"
-    assert told == meant
+    assert expected == meant
     marked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for package in {place.partition(".")[0] for place in told.values()}:
+    for package in {position.partition(".")[0] for position in expected.values()}:
         assert (ROOT / package / "py.typed").exists(), package
         assert "py.typed" in marked["package-data"][package], package
 
@@ -299,9 +301,9 @@ def test_an_option_without_effect_is_refused_by_name(
     typed: str, refusal: str, accepted: str
 ) -> None:
     """A launch would go on as if it had not been typed; what the message says to type is taken."""
-    way, *words = typed.split()
+    way, *args = typed.split()
     with pytest.raises(UsageError, match=re.escape(refusal)):
-        parse(CLASSES[way], way, words)
+        parse(CLASSES[way], way, args)
     assert parse(CLASSES[way], way, accepted.split())
 
 

@@ -96,5 +96,5 @@ def test_who_is_late_by_more_than_a_tenth_is_named_with_the_part(
 ) -> None:
     """Medians count: a single step of a second names no rank."""
     once = [(1.0, 0.1)] + [(0.02, 0.1)] * 10
-    found = straggler({0: once, 1: [second] * 11, 2: once}, dict.fromkeys(range(3), "gpu01"))
-    assert (found.rank, found.why) == (1, why) if found else not why
+    result = straggler({0: once, 1: [second] * 11, 2: once}, dict.fromkeys(range(3), "gpu01"))
+    assert (result.rank, result.why) == (1, why) if result else not why

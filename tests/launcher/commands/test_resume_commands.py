@@ -48,9 +48,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
     monkeypatch.setattr(local_run, "start", here)
     monkeypatch.setattr(ssh_run, "start", there)
     monkeypatch.setattr(ray, "prepared", on_ray)
-    with pytest.raises(Asked) as found:
+    with pytest.raises(Asked) as raised:
         dispatch.run(shlex.split(line.removeprefix("rackrun ")))
-    return found.value
+    return raised.value
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_it_asks_for_the_same_and_the_run(
     run = str(first.jobs.runs / RUN)
     printed = shlex.join(first.jobs.resume_command(RUN))
     assert printed.split()[0] == line.split()[0]
-    told = Ending(
+    report = Ending(
         *("interrupted", 130, "", None, None, None, "", "", {}, {}, 1.0, {}, f"/there/{RUN}", 7)
     )
-    assert resume_command(first.jobs.resume_command(""), told) == printed
+    assert resume_command(first.jobs.resume_command(""), report) == printed
     again = asked(monkeypatch, printed)
     options = (*without(first.work.options, "--resume"), "--resume", run)
     assert again.work == TaskWork(first.work.task, options)

@@ -52,18 +52,18 @@ def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
 def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
     """Text and JSON of --dry-run name what a real run then writes as its plan; nothing is made."""
     python = ("--python", str(warm.interpreter()))
-    words = (*python, "--nproc", "2", "--env", "A='x y'", "--", "python", "-c", "print('$HOME')")
-    dry = json.loads(local("--dry-run", "--json", *words, cwd=tmp_path).stdout)
+    args = (*python, "--nproc", "2", "--env", "A='x y'", "--", "python", "-c", "print('$HOME')")
+    dry = json.loads(local("--dry-run", "--json", *args, cwd=tmp_path).stdout)
     assert not (tmp_path / "runs").exists()
-    text = local("--dry-run", *words, cwd=tmp_path).stdout
+    text = local("--dry-run", *args, cwd=tmp_path).stdout
     assert "torchrun: " in text
     assert "print('\"'\"'$HOME'\"'\"')" in text
-    assert local(*words, cwd=tmp_path).returncode == 0
+    assert local(*args, cwd=tmp_path).returncode == 0
     (folder,) = (tmp_path / "runs").glob("2*")
     real = json.loads((folder / "plan.json").read_text())
 
     def port(plan: dict) -> str:
-        return next(word for word in plan["hosts"][0]["torchrun"] if "master-port" in word)
+        return next(name for name in plan["hosts"][0]["torchrun"] if "master-port" in name)
 
     aligned = json.dumps(dry).replace(dry["run_id"], real["run_id"]).replace(port(dry), port(real))
     aligned = aligned.replace(Path(dry["hosts"][0]["folder"]).name, folder.name)
@@ -71,7 +71,7 @@ def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "says"),
     [
         (["horses"], "no task 'horses'; there are: "),
         (["--"], "-- needs a command"),
@@ -86,19 +86,19 @@ def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
         (["--lease-seconds", "0", "--", "true"], "--lease-seconds"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(words: list[str], says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_meant_is_one_line(args: list[str], says: str, tmp_path: Path) -> None:
     """Bad usage: one line that says what to type, code 64, no traceback, nothing made."""
-    ended = local(*words, cwd=tmp_path)
+    ended = local(*args, cwd=tmp_path)
     assert ended.returncode == 64
     assert says in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [("--help",), ("catdog", "--help")])
-def test_help_imports_no_torch(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("args", [("--help",), ("catdog", "--help")])
+def test_help_imports_no_torch(args: tuple[str, ...]) -> None:
     """Help of the launcher and of a task starts without what only ranks need."""
-    ended = local(*words, PYTHONPROFILEIMPORTTIME="1")
+    ended = local(*args, PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == 0
     assert "usage: " in ended.stdout
     assert " torch\n" not in ended.stderr
@@ -113,9 +113,9 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as broken:
-        words = [sys.executable, "-m", "launcher", "local", "--help"]
+        args = [sys.executable, "-m", "launcher", "local", "--help"]
         ended = subprocess.run(
-            words, cwd=ROOT, env=BUFFERED, stdout=broken, stderr=subprocess.PIPE, check=False
+            args, cwd=ROOT, env=BUFFERED, stdout=broken, stderr=subprocess.PIPE, check=False
         )
     assert (ended.returncode, ended.stderr) == (141, b"")
 
@@ -185,7 +185,7 @@ def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "says"),
     [
         (["--synthetic", "--sink", "5"], "--sink: no such option"),
         (["--synthetic", "--model", "resnet51"], "--model resnet51: no such model"),
@@ -194,10 +194,10 @@ def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path: Path) -> None
     ],
 )
 def test_a_dry_run_refuses_what_a_launch_refuses(
-    tmp_path: Path, words: list[str], says: str
+    tmp_path: Path, args: list[str], says: str
 ) -> None:
     """With the same line and exit code: nothing is printed that would not run."""
-    words = ["catdog", *words, "--device", "cpu"]
-    launched, dry = (local(*way, *words, cwd=tmp_path) for way in ([], ["--dry-run"]))
+    args = ["catdog", *args, "--device", "cpu"]
+    launched, dry = (local(*way, *args, cwd=tmp_path) for way in ([], ["--dry-run"]))
     assert says in launched.stderr
     assert (dry.returncode, dry.stdout, dry.stderr) == (64, "", launched.stderr)

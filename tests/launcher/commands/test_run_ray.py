@@ -34,30 +34,30 @@ sys.stdin.read()
 cluster.shutdown()
 """
     command = [sys.executable, "-W", "ignore", "-c", script]
-    known = {"RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": ""}
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": ""}
     # Workers kept ready, 2 s of a core each, are of no use: our actors' environment is another.
-    known |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+    variables |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
     for _ in range(3):  # Ray gives its own processes 30 s, which a busy machine may not keep
         with subprocess.Popen(
             command,
-            env={**os.environ, **known},
+            env={**os.environ, **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         ) as process:
             assert process.stdin and process.stdout
-            if found := process.stdout.readline().strip():
-                yield found
+            if actual := process.stdout.readline().strip():
+                yield actual
                 return
     raise AssertionError("Ray does not start")
 
 
 def start(address: str, folder: Path, *words: str, canary: str = "") -> subprocess.Popen[str]:
     """Start `./run-ray` as a user does, on hosts that are one machine."""
-    known = ["--ignore-check", "machine", "--python", warm.interpreter()]
+    options = ["--ignore-check", "machine", "--python", warm.interpreter()]
     return warm.Launcher(
-        *("-m", "launcher", "ray", "--address", address, *known, *words),
+        *("-m", "launcher", "ray", "--address", address, *options, *words),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "RUN_CANARY": canary},
         stdin=subprocess.DEVNULL,
@@ -85,8 +85,8 @@ def test_two_nodes_train_two_ranks(
     import nbformat
 
     notebook = nbformat.read(ROOT / "notebooks" / "ray-demo.ipynb", 4)
-    known = {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    for name, value in known.items():
+    variables = {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
@@ -144,8 +144,8 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
 ) -> None:
     """Ray ends its actors, and the agents end what they started."""
     canary = str(uuid.uuid4())
-    words = ["--env", "RUN_CANARY", "--", "python", "-c", "import time; time.sleep(1000)"]
-    run = start(address, tmp_path, *words, canary=canary)
+    args = ["--env", "RUN_CANARY", "--", "python", "-c", "import time; time.sleep(1000)"]
+    run = start(address, tmp_path, *args, canary=canary)
 
     def ranks() -> list[str]:
         lines = marked(f"RUN_CANARY={canary}").values()
@@ -190,9 +190,9 @@ with cluster(sys.argv[1]) as (hosts, places):
 
 def test_a_node_that_is_frozen_holds_up_no_other(address: str) -> None:
     """What is sent to it waits there, in order; a node that is gone is said at the next word."""
-    told = warm.run("-c", FROZEN, address, start=warm.Launcher, cwd=ROOT)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.splitlines()[-1].startswith("Ray: ")
+    output = warm.run("-c", FROZEN, address, start=warm.Launcher, cwd=ROOT)
+    assert output.returncode == 0, output.stderr
+    assert output.stdout.splitlines()[-1].startswith("Ray: ")
 
 
 def test_a_cluster_of_another_version_is_named_with_what_to_install(
@@ -200,13 +200,13 @@ def test_a_cluster_of_another_version_is_named_with_what_to_install(
 ) -> None:
     """78, both versions, and the command; nothing of Ray's own traceback."""
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = ("-c", OTHER_RAY, "--address", address, "--", "true")
-    told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=ours)
-    assert told.returncode == 78, told.stderr
+    args = ("-c", OTHER_RAY, "--address", address, "--", "true")
+    output = warm.run(*args, start=warm.Launcher, cwd=tmp_path, env=ours)
+    assert output.returncode == 78, output.stderr
     assert re.fullmatch(
         r"error: the cluster runs Ray 2\.\S+ with Python \S+, and here is Ray 2\.1\.0 with Python"
         r" \S+; type, with that Python: python -m pip install 'ray==2\.\S+'\n",
-        told.stderr,
+        output.stderr,
     )
 
 

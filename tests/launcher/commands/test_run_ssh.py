@@ -45,15 +45,15 @@ def of_the_run(one: Lab) -> dict[int, str]:
     plan = json.loads((run_folder(one) / "plan.json").read_text())
     mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
     below = {pid for host in one.hosts for pid in children(host.process.pid)}
-    found = {}
+    names = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             marked = mark in (entry / "environ").read_bytes().split(b"\0")
             if marked or int(entry.name) in below:
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace")
+                names[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-    return {pid: line for pid, line in found.items() if line}
+    return {pid: line for pid, line in names.items() if line}
 
 
 def started(one: Lab, ranks: int) -> dict[int, str]:
@@ -101,7 +101,7 @@ def test_real_torchrun_makes_one_world_of_uneven_hosts(lab: Labs) -> None:
 def test_what_dry_run_shows_is_what_runs(lab: Labs) -> None:
     """The plan of --dry-run --json is the plan of the run, but for its id, time and port."""
     one = lab(2)
-    words = (
+    args = (
         "--env",
         "A=b c",
         cheap_hosts(one, "slots=2 env=HERE=1", "slots=2"),
@@ -109,10 +109,10 @@ def test_what_dry_run_shows_is_what_runs(lab: Labs) -> None:
         "true",
         "x y",
     )
-    code, out, err = one.said("--dry-run", "--json", *words)
+    code, out, err = one.said("--dry-run", "--json", *args)
     assert code == 0, err
     assert not (one.folder / "runs").exists()
-    code, _, err = one.said(*words)
+    code, _, err = one.said(*args)
     assert code == 0, err
     ran = (run_folder(one) / "plan.json").read_text()
 
@@ -120,8 +120,8 @@ def test_what_dry_run_shows_is_what_runs(lab: Labs) -> None:
         plan = json.loads(text)
         port = plan["hosts"][0]["torchrun"][7].partition("=")[2]
         folder = plan["hosts"][0]["folder"]
-        for word in (plan["run_id"], port, folder):
-            text = text.replace(word, "")
+        for name in (plan["run_id"], port, folder):
+            text = text.replace(name, "")
         return json.dumps(json.loads(text))
 
     assert bare(out) == bare(ran)
@@ -139,8 +139,8 @@ def test_hosts_and_slots_can_be_left_out(lab: Labs) -> None:
     show = ("--", "sh", "-c", "echo $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
     code, out, err = one.said("--include", "127.0.0.4:3,1,127.0.0.2:0,2", hosts, *show)
     assert code == 0, err
-    said = "".join(path.read_text() for path in run_folder(one).glob("logs/*/*.out"))
-    assert sorted(said.splitlines()) == [
+    text = "".join(path.read_text() for path in run_folder(one).glob("logs/*/*.out"))
+    assert sorted(text.splitlines()) == [
         "0 of 4 sees 0,2",
         "1 of 4 sees 0,2",
         "2 of 4 sees 1,3",
@@ -177,8 +177,8 @@ def test_python_programs_launch_on_hosts_as_well(lab: Labs) -> None:
         "assert dict(result.codes) == {0: 0, 1: 3}, result\n"
         "assert result.hosts == {'127.0.0.2': 'clean', '127.0.0.3': 'clean'}\n"
     )
-    told = warm.run("-c", program, start=warm.Launcher, cwd=one.folder)
-    assert told.returncode == 0, told.stderr
+    output = warm.run("-c", program, start=warm.Launcher, cwd=one.folder)
+    assert output.returncode == 0, output.stderr
 
 
 # -- runs that end badly ------------------------------------------------------------------------
@@ -333,11 +333,11 @@ def test_whatever_dies_nothing_is_left_on_any_host(
     """
     part, name = fault.split()
     one = lab(2, APART)
-    words = ("--", sys.executable, "-c", CODE)
-    other = decoy(one.hosts[-1], words[1:])
+    args = ("--", sys.executable, "-c", CODE)
+    other = decoy(one.hosts[-1], args[1:])
     before = [set(host.processes()) for host in one.hosts]
     hosts = cheap_hosts(one)
-    process = one.run_ssh(*SHORT, "--hang-seconds", str(HANG_SECONDS), hosts, *words)
+    process = one.run_ssh(*SHORT, "--hang-seconds", str(HANG_SECONDS), hosts, *args)
 
     def born() -> list[dict[int, str]]:
         pairs = zip(one.hosts, before, strict=True)
@@ -387,14 +387,14 @@ def test_a_master_port_that_is_taken_in_between_is_changed_once(lab: Labs, alway
     first = f"{one.folder}/first-attempt"
     name_it = f'id=$(echo "$*" | grep -o "rdzv-id=[0-9a-f]*"); ln -s "$id" {first} 2> /dev/null; '
     taken = "{ " if always else f'{name_it}test "$(readlink {first})" != "$id" || {{ '
-    said = "echo 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1; }; "
-    python.write_text(text.replace("shift 2; exec", f"{taken}{said}shift 2; exec"))
+    message = "echo 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1; }; "
+    python.write_text(text.replace("shift 2; exec", f"{taken}{message}shift 2; exec"))
     code, _, err = one.said(*SHORT, hosts, "--", "true")
     folders = sorted((one.folder / "runs").glob("2*"))
     assert len(folders) == 2
     ports = {
-        next(word for word in json.loads((folder / "plan.json").read_text())["hosts"][0]["torchrun"]
-             if word.startswith("--master-port="))
+        next(name for name in json.loads((folder / "plan.json").read_text())["hosts"][0]["torchrun"]
+             if name.startswith("--master-port="))
         for folder in folders
     }  # fmt: skip
     assert len(ports) == 2
@@ -419,8 +419,8 @@ def test_ctrl_c_twice_stops_at_once(lab: Labs) -> None:
     """The second Ctrl-C does not wait for ranks that want to save: 130, and every host is clean."""
     one = lab(2)
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(999)"
-    words = ("--lease-seconds", "5", "--checkpoint-seconds", "60", cheap_hosts(one))
-    process = one.run_ssh(*words, "--", sys.executable, "-c", stubborn)
+    args = ("--lease-seconds", "5", "--checkpoint-seconds", "60", cheap_hosts(one))
+    process = one.run_ssh(*args, "--", sys.executable, "-c", stubborn)
     started(one, 2)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
@@ -499,7 +499,7 @@ def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "says"),
     [
         (("none.txt",), "none.txt: No such file"),
         (("--ignore-check", "nothing", "hosts.txt"), "no such check; there are: python"),
@@ -509,11 +509,11 @@ def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
         (("--env", "A", "hosts.txt", "--", "true"), "--env A"),
     ],
 )
-def test_bad_usage_is_one_line_and_64(lab: Labs, words: tuple[str, ...], says: str) -> None:
+def test_bad_usage_is_one_line_and_64(lab: Labs, args: tuple[str, ...], says: str) -> None:
     """Whatever is mistyped, the message says what, and nothing is contacted."""
     one = lab(1)
     cheap_hosts(one)
-    code, out, err = one.said(*words)
+    code, out, err = one.said(*args)
     assert (code, out) == (64, "")
     assert says in err
     assert "Traceback" not in err
@@ -526,23 +526,25 @@ def test_help_is_there_at_once_without_fabric_or_torch() -> None:
         "try:\n    main(['ssh', '--help'])\nexcept SystemExit:\n    pass\n"
         "assert not {'torch', 'fabric', 'paramiko', 'numpy'} & set(sys.modules)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--accept-new" in told.stdout
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "--accept-new" in output.stdout
 
 
 @pytest.mark.parametrize(
-    ("words", "prog"),
+    ("args", "prog"),
     [(["check"], "rackrun check"), (["./run-ssh", "--check"], "./run-ssh --check")],
 )
-def test_check_has_a_help_of_its_own(words: list[str], prog: str) -> None:
+def test_check_has_a_help_of_its_own(args: list[str], prog: str) -> None:
     """Usage, examples and the hint below a mistake are those of `check`, not of `ssh`."""
-    command = [sys.executable, "-m", "rackrun", *words]
+    command = [sys.executable, "-m", "rackrun", *args]
     wide = {**os.environ, "COLUMNS": "120"}
-    told = subprocess.run([*command, "--help"], env=wide, capture_output=True, text=True).stdout
-    usage, _, about, *_ = told.splitlines()
+    output = subprocess.run([*command, "--help"], env=wide, capture_output=True, text=True).stdout
+    usage, _, about, *_ = output.splitlines()
     assert usage == f"usage: {prog} [options] HOSTS [TASK [task options]]"
     assert about.startswith("Check the hosts")
-    examples = told.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+    examples = output.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
     assert examples and all(line.startswith(f"  {prog} ") for line in examples)
     wrong = subprocess.run([*command, "--dee", "hosts.txt"], capture_output=True, text=True)
     assert wrong.returncode == 64 and wrong.stderr.endswith(f"type: {prog} --help\n")
@@ -573,7 +575,7 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(lab: Labs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "says"),
     [
         (("--secret", "TOKEN=x"), "a command line is no secret"),
         (
@@ -582,12 +584,10 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(lab: Labs) -> None:
         ),
     ],
 )
-def test_a_secret_is_named_and_taken_from_here(
-    lab: Labs, words: tuple[str, ...], says: str
-) -> None:
+def test_a_secret_is_named_and_taken_from_here(lab: Labs, args: tuple[str, ...], says: str) -> None:
     """A value on the command line is refused, and so is a name that has none."""
     one = lab(1)
-    code, _, err = one.said(*words, cheap_hosts(one), "--", "true")
+    code, _, err = one.said(*args, cheap_hosts(one), "--", "true")
     assert code == 64
     assert says in err
 
@@ -620,8 +620,8 @@ def test_of_launches_at_the_same_time_exactly_one_runs(lab: Labs) -> None:
     for offset in (0.0, 0.0, 0.5, 2.0, 5.0):
         time.sleep(max(0.0, offset - (time.monotonic() - began[0]) if began else 0.0))
         began.append(time.monotonic())
-        words = ("--name", f"launch-{len(began)}", hosts, *command)
-        processes.append(one.run_ssh(*SHORT, *words))
+        args = ("--name", f"launch-{len(began)}", hosts, *command)
+        processes.append(one.run_ssh(*SHORT, *args))
     waiting = set(range(5))
     while len(waiting) > 1:
         for number in [number for number in waiting if processes[number].poll() is not None]:
@@ -629,15 +629,17 @@ def test_of_launches_at_the_same_time_exactly_one_runs(lab: Labs) -> None:
             waiting.remove(number)
         time.sleep(0.02)
     end.touch()
-    said = [process.communicate()[1] for process in processes]
+    outputs = [process.communicate()[1] for process in processes]
     codes = [process.returncode for process in processes]
-    assert sorted(codes) == [0, 78, 78, 78, 78], said
+    assert sorted(codes) == [0, 78, 78, 78, 78], outputs
     winner = codes.index(0)
     assert winner < 3, "whoever comes when a run goes on is refused"
     for number in {0, 1, 2, 3, 4} - {winner}:
         assert took[number] < BUSY * 5.0
-        seen = "in use by another run" in said[number]  # by the preflight, or later by its agent
-        assert seen or "another run holds this host" in said[number]
+        observed = (
+            "in use by another run" in outputs[number]
+        )  # by the preflight, or later by its agent
+        assert observed or "another run holds this host" in outputs[number]
     (folder,) = (one.folder / "runs").glob(f"2*-launch-{winner + 1}")
     ended = json.loads((folder / "result.json").read_text())
     assert ended["verdict"] == "done"
@@ -652,8 +654,8 @@ def test_runs_on_different_gpus_of_a_host_share_it(lab: Labs) -> None:
     started(one, 1)
     code, _, err = one.said("--include", "127.0.0.2:1", hosts, "--", "true")
     assert code == 0, err
-    for words in (("--include", "127.0.0.2:0,1"), ()):
-        code, _, err = one.said(*words, hosts, "--", "true")
+    for args in (("--include", "127.0.0.2:0,1"), ()):
+        code, _, err = one.said(*args, hosts, "--", "true")
         assert code == 78
         assert "in use by another run" in err
     first.send_signal(signal.SIGINT)

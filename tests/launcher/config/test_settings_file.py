@@ -57,7 +57,7 @@ def merged(
 
 
 @pytest.mark.parametrize(
-    ("typed", "own", "rest"),
+    ("typed", "ours", "rest"),
     [
         (
             (),
@@ -82,19 +82,19 @@ def merged(
     ],
 )
 def test_the_command_line_wins_over_the_file(
-    tmp_path: Path, typed: tuple[str, ...], own: list[str], rest: list[str]
+    tmp_path: Path, typed: tuple[str, ...], ours: list[str], rest: list[str]
 ) -> None:
     """Also for lists and switches; a host file that is not typed is the file's."""
-    words = merged(written(tmp_path), *typed, settings=SshOptions, words=1)
+    args = merged(written(tmp_path), *typed, settings=SshOptions, words=1)
     count = 0 if "-H" in typed else 1
-    assert split(words, SshOptions, count) == (own, rest)
+    assert split(args, SshOptions, count) == (ours, rest)
 
 
 def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path: Path) -> None:
     """`--no-wait` negates --wait; --no-serve is an option of its own."""
     path = written(tmp_path, "[launcher]\nwait = true\nplain = true\nserve = true\n")
-    own, _ = split(merged(path, "--no-wait", settings=SshOptions, words=1), SshOptions, 1)
-    options = parse(SshOptions, "ssh", own, "")
+    launcher_args, _ = split(merged(path, "--no-wait", settings=SshOptions, words=1), SshOptions, 1)
+    options = parse(SshOptions, "ssh", launcher_args, "")
     assert (options.wait, options.plain, options.serving.serve) == (False, True, True)
     options = parse(SshOptions, "ssh", ["--no-serve", "--plain", "--no-plain", "--wait"], "")
     assert (options.wait, options.plain, options.serving.no_serve) == (True, False, True)
@@ -128,11 +128,11 @@ def test_a_mistake_in_a_file_is_named_with_file_and_key(
 def test_what_the_task_does_not_know_is_named_with_file_and_key(tmp_path: Path) -> None:
     """The task itself says so, before anything is started; what was typed is not the file's."""
     path = written(tmp_path, "[catdog]\nepohcs = 3\n[launcher]\nnproc = -2\n")
-    for words, says in (
+    for args, says in (
         (("--nproc", "1"), "catdog.epohcs: --epohcs: no such option; did you mean --epochs?"),
         ((), "run.toml: launcher.nproc: --nproc -2: cannot start fewer than one process"),
     ):  # fmt: skip
-        command = ("-m", "launcher", "local", "--config", path, *words)
+        command = ("-m", "launcher", "local", "--config", path, *args)
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         ended = warm.run(*command, start=warm.Launcher, cwd=tmp_path, env=env)
         assert (ended.returncode, says in ended.stderr) == (64, True), ended.stderr
@@ -155,16 +155,16 @@ def test_what_is_written_is_read_again(table: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("--epochs", "2", "--lr", "0.1", "--synthetic", "--no-flip"),
         ("--workers", "-1", "--lr=1e-3", "--data", "/a b/'c'\"d\"", "--seed", "007"),
         ("--recipe=demo", "--class-weights", "cat=2,dog=0.5", "--resume", ""),
     ],
 )
-def test_options_of_a_task_survive_the_file(words: tuple[str, ...]) -> None:
+def test_options_of_a_task_survive_the_file(args: tuple[str, ...]) -> None:
     """As a table and back they are the same options with the same values."""
-    table = options_of(words)
+    table = options_of(args)
     again = tomllib.loads(toml_of({}, {"catdog": table}))["catdog"]
     assert options_of(tuple(words_of(again))) == table
 
@@ -189,8 +189,10 @@ def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(
         },
         "catdog": {"epochs": 2, "lr": 0.1},
     }  # fmt: skip
-    own, rest = split(merged(written(tmp_path, text), settings=SshOptions, words=1), SshOptions, 1)
-    assert parse(SshOptions, "ssh", own, "") == options
+    this_job, rest = split(
+        merged(written(tmp_path, text), settings=SshOptions, words=1), SshOptions, 1
+    )
+    assert parse(SshOptions, "ssh", this_job, "") == options
     assert work_of(rest) == TaskWork("catdog", ("--epochs=2", "--lr=0.1"))
     command = Command(("python", "x.py", "--epochs", "3"))
     again = written(tmp_path, settings_text("local", LocalOptions(), command))
@@ -291,12 +293,12 @@ def test_an_option_that_no_launcher_has_is_not_put_behind_a_command(
 def test_a_run_over_ssh_is_started_again_from_its_folder(lab: Callable[[int], Lab]) -> None:
     """Settings lie in the run folder, readable by its owner alone; the new run does the same."""
     two = lab(2)
-    words = ("--python", str(two.cheap_python()), "--name", "night", "--secret", "TOKEN")
+    args = ("--python", str(two.cheap_python()), "--name", "night", "--secret", "TOKEN")
     script = "import os; print('token', len(os.environ['TOKEN']))"
     env = {"TOKEN": "hunter2hunter2"}
     hosts = str(two.write_hosts("slots=1"))
-    said = two.said(*words, hosts, "--", sys.executable, "-c", script, env=env)
-    assert said[0] == 0, said
+    message = two.said(*args, hosts, "--", sys.executable, "-c", script, env=env)
+    assert message[0] == 0, message
     (folder,) = two.folder.glob("runs/2*-night")
     assert (folder / "run.toml").stat().st_mode & 0o777 == 0o600
     assert not [
@@ -305,7 +307,7 @@ def test_a_run_over_ssh_is_started_again_from_its_folder(lab: Callable[[int], La
     config = ("--ssh-config", str(two.config))
     again = two.launcher("rerun", "night", *config, "--name", "day", env=env)
     out, err = again.communicate(timeout=120)
-    assert (again.returncode, out.count("token 14")) == (0, said[1].count("token 14")), err
+    assert (again.returncode, out.count("token 14")) == (0, message[1].count("token 14")), err
     (second,) = two.folder.glob("runs/2*-day")
     plans = [json.loads((run / "plan.json").read_text()) for run in (folder, second)]
     assert plans[0]["hosts"][1]["command"] == plans[1]["hosts"][1]["command"]

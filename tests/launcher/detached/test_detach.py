@@ -85,9 +85,9 @@ def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(
     away: Away,
 ) -> None:
     """Two attached at once, a late one and one after the end show the same bytes."""
-    words = ["--detach", *SHORT, away.hosts, *counting(60, 0.1)]
+    args = ["--detach", *SHORT, away.hosts, *counting(60, 0.1)]
     env = {"HOME": str(away.home)}
-    started = away.one.run_ssh(*words, env=env, cwd=away.home, start_new_session=True)
+    started = away.one.run_ssh(*args, env=env, cwd=away.home, start_new_session=True)
     assert started.stdout is not None
     away.run = started.stdout.readline().strip()
     with suppress(ProcessLookupError):  # it may have ended by itself
@@ -172,9 +172,9 @@ def test_code_and_cause_of_a_failure_are_reported_later(away: Away) -> None:
     script = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(999)"
     away.detach(away.hosts, "--", sys.executable, "-c", script)
     away.wait_until_clean(60)
-    told = away.status()
-    assert (told["exit_code"], told["verdict"]) == (7, "failed")
-    assert [host["state"] for host in told["hosts"]] == ["stopped"] * 3
+    status = away.status()
+    assert (status["exit_code"], status["verdict"]) == (7, "failed")
+    assert [host["state"] for host in status["hosts"]] == ["stopped"] * 3
     code, _, err = away.said("attach", home=away.machine("second"))
     assert code == 7
     assert "failed: rank 1 on 127.0.0.3: exit code 7" in err.splitlines()[-1]
@@ -266,9 +266,9 @@ def test_no_host_outlives_the_controller(away: Away, how: signal.Signals) -> Non
         until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
         os.kill(controller, signal.SIGKILL)
     away.wait_until_clean(30)
-    told = away.status()
-    assert not told["controller"]["alive"]
-    assert [host["state"] for host in told["hosts"]] == ["stopped"] * 3
+    status = away.status()
+    assert not status["controller"]["alive"]
+    assert [host["state"] for host in status["hosts"]] == ["stopped"] * 3
     code, _, err = away.said("attach")
     if how == signal.SIGTERM:
         assert code == 143
@@ -313,9 +313,9 @@ def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
     _, err = attached.communicate(timeout=60)
     assert (attached.returncode, "the connection broke; the run continues" in err) == (75, True)
     away.one.hosts[2].stop()  # its sshd: the run does not need that
-    told = away.status()
-    assert [host["state"] for host in told["hosts"]] == ["running", "running", "not reached"]
-    assert "refuses connections" in told["hosts"][2]["error"]
+    status = away.status()
+    assert [host["state"] for host in status["hosts"]] == ["running", "running", "not reached"]
+    assert "refuses connections" in status["hosts"][2]["error"]
     code, _, err = away.said("stop")
     assert (code, "2 of 3 hosts clean" in err) == (75, True)
     away.wait_until_clean(5)
@@ -329,8 +329,8 @@ def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
 def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Away) -> None:
     """Killed as soon as there is a controller, --detach leaves neither it nor a relay, at once:
     an orphaned controller waits for no relay."""
-    words = ["--detach", *SHORT, away.hosts, "--", sys.executable, "-c", WAIT]
-    process = away.one.run_ssh(*words, env={"HOME": str(away.home)}, cwd=away.home)
+    args = ["--detach", *SHORT, away.hosts, "--", sys.executable, "-c", WAIT]
+    process = away.one.run_ssh(*args, env={"HOME": str(away.home)}, cwd=away.home)
 
     def kept() -> bool:
         return any("launcher.detached.controller" in line for line in away.processes().values())
@@ -351,17 +351,17 @@ def test_an_orphaned_controller_awaits_no_host(
 ) -> None:
     """The launcher goes while the hosts are awaited: controller and port are gone at once."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    run, here = os.urandom(4).hex(), Here("here")
+    run, transport = os.urandom(4).hex(), Here("here")
     hosts = [Host("127.0.0.1"), Host("127.0.0.2")]
     awaits = {"address": "127.0.0.1", "key": new_key(run), "words": ["word"]}
     order = {**order_of(Command(("true",)), resolved(HostOptions()), hosts), "run": run, **awaits}
-    talk = RpcClient(here, run_manager)
-    start_controller(talk, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
-    talk.order("ready")
+    client = RpcClient(transport, run_manager)
+    start_controller(client, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
+    client.order("ready")
     assert run_manager.controller_of(run)
-    talk.close()
+    client.close()
     until(lambda: not run_manager.controller_of(run), "the controller is gone", 60)
-    for channel in here.opened:
+    for channel in transport.opened:
         drain(channel)
     assert not list((tmp_path / ".rackrun").iterdir())
 
@@ -375,8 +375,8 @@ def test_nothing_is_left_of_a_run_whose_controller_cannot_start(away: Away) -> N
     broken.write_text(f'#!/bin/sh\n{refuse}\nexec {away.one.cheap_python()} "$@"\n')
     broken.chmod(0o755)
     hosts = str(away.one.write_hosts(f"python={broken} workdir={away.work} slots=1"))
-    words = ("--detach", "--include", "127.0.0.2", hosts, "--", "true")
-    code, _, err = away.one.said(*words, env={"HOME": str(away.home)}, cwd=away.home)
+    args = ("--detach", "--include", "127.0.0.2", hosts, "--", "true")
+    code, _, err = away.one.said(*args, env={"HOME": str(away.home)}, cwd=away.home)
     assert (code, err) == (
         78,
         "error: 127.0.0.2: no detached run could be started: a broken Python\n",
@@ -401,9 +401,9 @@ def test_status_shows_what_really_runs(away: Away) -> None:
     away.wait_for_ranks(3)
     second = away.machine("second")
     until(lambda: away.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
-    told = away.status(second)
-    assert told["controller"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
-    for host in told["hosts"]:
+    status = away.status(second)
+    assert status["controller"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
+    for host in status["hosts"]:
         roles = [process["role"] for process in host["processes"]]  # all hosts share one /proc
         assert sorted({*roles} - {"controller", "relay"}) == ["agent", "rank", "shim", "torchrun"]
         assert roles.count("relay") == 4  # and a carrier for each agent
@@ -469,8 +469,8 @@ def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(away: Away) 
     """Neither controller nor relays listen; --secret reaches the ranks and no file or command."""
     script = "import os, time; print(len(os.environ['CANARY']), flush=True); time.sleep(999)"
     secret = "canary-" + os.urandom(8).hex()
-    words = ("--secret", "CANARY", away.hosts, "--", sys.executable, "-c", script)
-    away.detach(*words, env={"CANARY": secret})
+    args = ("--secret", "CANARY", away.hosts, "--", sys.executable, "-c", script)
+    away.detach(*args, env={"CANARY": secret})
     away.wait_for_ranks(3)
     assert away.controller() in away.processes()
     assert not {line for line in away.processes().values() if secret in line}
@@ -537,8 +537,8 @@ def test_only_relays_of_the_run_are_accepted() -> None:
         gathered = pool.submit(gate.gather, ["host"], ["word"], 30)
         with pytest.raises(OSError, match="certificate"):
             call(tls(new_key("two"), server=False), gate.address, gate.port, "word")
-        for word in ("wrong", "word"):
-            call(tls(key, server=False), gate.address, gate.port, word).close()
+        for text in ("wrong", "word"):
+            call(tls(key, server=False), gate.address, gate.port, text).close()
         (transport,) = gathered.result()
     assert transport.name == "host"
     transport.close()
@@ -556,20 +556,20 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
 ) -> None:
     """`python=` of hosts.txt leads to the run manager, and its interpreter to the agent."""
     monkeypatch.setenv("PATH", "/nowhere")
-    run, here = os.urandom(4).hex(), Here("here")
+    run, transport = os.urandom(4).hex(), Here("here")
     host = Host("127.0.0.1", python=sys.executable)
     scratch = f"/tmp/rackrun-{run}{'0' * 24}-0"
-    known = {"RACKRUN_RUN_ID": run, "RACKRUN_REPORTS": f"{scratch}/reports"}
+    variables = {"RACKRUN_RUN_ID": run, "RACKRUN_REPORTS": f"{scratch}/reports"}
     wait = [sys.executable, "-c", WAIT]
-    with subprocess.Popen(wait, env=known, stdout=subprocess.DEVNULL) as left:
+    with subprocess.Popen(wait, env=variables, stdout=subprocess.DEVNULL) as left:
         try:
-            looked = _status_of(run, (host, here))
+            looked = _status_of(run, (host, transport))
             assert [process.pid for process in looked.processes] == [left.pid]
             _clean_up(run, looked)
             assert left.wait(10) == -signal.SIGKILL
         finally:
             left.kill()
-    for channel in here.opened:
+    for channel in transport.opened:
         if not channel.complaints.closed:
             drain(channel)
 
@@ -599,11 +599,11 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
             started = processes.identity(inner)[1]
             spaces = (Path(f"/proc/{pid}/ns/pid").readlink() for pid in (inner, "self"))
             space, beside = map(str, spaces)
-            told = {(1, 0, space): [], (1, started, beside): [], (1, started, space): [inner]}
-            for (pid, since, where), agents in told.items():
+            expected = {(1, 0, space): [], (1, started, beside): [], (1, started, space): [inner]}
+            for (pid, since, where), agents in expected.items():
                 (scratch / "agent.pid").write_text(json.dumps([pid, since, 1, since, where]))
-                found = run_manager.processes(run)["processes"]
-                assert [process["pid"] for process in found] == agents
+                pids = run_manager.processes(run)["processes"]
+                assert [process["pid"] for process in pids] == agents
         finally:
             outer.kill()
             shutil.rmtree(scratch)
@@ -614,9 +614,9 @@ def test_a_mark_that_cannot_be_looked_for_is_removed(
 ) -> None:
     """Whether two folders are one is asked with a file in them, which never stays."""
     monkeypatch.setenv("PATH", "/nowhere")
-    there = DetachedRun("", None, (), Host("127.0.0.1"), "", transport=LocalTransport("localhost"))
+    hosts = DetachedRun("", None, (), Host("127.0.0.1"), "", transport=LocalTransport("localhost"))
     with pytest.raises(HostUnreachable):
-        results.is_same(there, tmp_path, tmp_path)
+        results.is_same(hosts, tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -666,5 +666,5 @@ def test_records_of_runs_are_whole_and_expire(
     assert {path.stem for path in (tmp_path / "known").iterdir()} == {"4567", "89ab"}
     for other in ({"name": "a", "rack": 7}, {"name": 5}, {"label": "a"}, "a"):  # damage
         (tmp_path / "known" / "cdef.json").write_text(json.dumps({"hosts": [other]}))
-        found = runs_here.recorded_runs()
-        assert {run for run in found if known_runs.hosts_of(found[run])} == {"4567", "89ab"}
+        runs = runs_here.recorded_runs()
+        assert {run for run in runs if known_runs.hosts_of(runs[run])} == {"4567", "89ab"}

@@ -54,8 +54,8 @@ def hang(away: Away, *hosts: int) -> None:
 
 def ended(*processes: "subprocess.Popen[str]") -> list[tuple[int, str]]:
     """Wait for all; return the exit code and messages of each."""
-    said = [process.communicate(timeout=120) for process in processes]
-    return [(p.returncode, "".join(words)) for p, words in zip(processes, said, strict=True)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    return [(p.returncode, "".join(args)) for p, args in zip(processes, outputs, strict=True)]
 
 
 SILENT = r"does not answer within \d+ s; is its home directory on a disk that is down\?"
@@ -68,11 +68,11 @@ def test_a_home_that_does_not_answer_delays_nothing(away: Away) -> None:
     away.wait_for_ranks(3)
     hang(away, 0, 2)
     verbs = ("status", "logs", "attach", "stop")
-    for verb, (code, words) in zip(verbs, ended(*map(away.look, verbs)), strict=True):
-        assert code == 69, (verb, words)
-        assert re.search(SILENT, words), (verb, words)
-        assert ("127.0.0.4  not reached" in words) == (verb == "status"), (verb, words)
-        assert (f"./run-ssh stop --force {away.run}" in words) == (verb == "stop"), (verb, words)
+    for verb, (code, args) in zip(verbs, ended(*map(away.look, verbs)), strict=True):
+        assert code == 69, (verb, args)
+        assert re.search(SILENT, args), (verb, args)
+        assert ("127.0.0.4  not reached" in args) == (verb == "status"), (verb, args)
+        assert (f"./run-ssh stop --force {away.run}" in args) == (verb == "stop"), (verb, args)
     (away.one.hosts[0].folder / ".bashrc").unlink()
     code, _, err = away.said("stop")
     assert code == 75

@@ -23,9 +23,9 @@ time.sleep(999)
 
 
 def starting(away: Away, seconds: str, *command: str) -> "subprocess.Popen[str]":
-    words = ("--detach", "--detach-seconds", seconds, away.hosts, "--", *command)
+    args = ("--detach", "--detach-seconds", seconds, away.hosts, "--", *command)
     env = {"HOME": str(away.home)}
-    process = away.one.run_ssh(*words, env=env, cwd=away.home)
+    process = away.one.run_ssh(*args, env=env, cwd=away.home)
     assert process.stdout is not None
     away.run = process.stdout.readline().strip()
     return process
@@ -45,8 +45,8 @@ def test_it_waits_for_the_first_step_of_the_last_rank(away: Away) -> None:
 def steps(away: Away) -> list[dict[str, int]]:
     """Return the newest step of every rank, by host, as the controller has recorded it."""
     state = away.state / "state.json"
-    told = json.loads(state.read_text()) if state.exists() else {"hosts": []}
-    return [host["steps"] for host in told["hosts"]]
+    report = json.loads(state.read_text()) if state.exists() else {"hosts": []}
+    return [host["steps"] for host in report["hosts"]]
 
 
 def test_what_ends_the_run_before_is_shown_with_its_code(away: Away) -> None:

@@ -100,8 +100,8 @@ def project(taken: TakenOver) -> Iterator[Path]:
     """Yield the user's working tree, whose runs/ holds a run of their own."""
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@here"]
     (taken.home / "model.py").write_text("x = 1\n")
-    for words in (["init", "-q"], ["add", "model.py"], ["commit", "-qm", "mine"]):
-        subprocess.run([*git, *words], cwd=taken.home, check=True, stdout=subprocess.DEVNULL)
+    for args in (["init", "-q"], ["add", "model.py"], ["commit", "-qm", "mine"]):
+        subprocess.run([*git, *args], cwd=taken.home, check=True, stdout=subprocess.DEVNULL)
     mine = taken.home / "runs" / "20260101-000000-mine"
     mine.mkdir(parents=True)
     for name in ("final.pt", "plan.json"):

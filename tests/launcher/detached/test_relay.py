@@ -110,8 +110,8 @@ def test_who_was_taken_is_no_stranger_any_more(monkeypatch: pytest.MonkeyPatch) 
             super().put(item)
             closed.wait(20)
 
-    own = SimpleNamespace(SimpleQueue=Slow, Empty=queue.Empty)
-    monkeypatch.setattr(relay, "queue", own)
+    ours = SimpleNamespace(SimpleQueue=Slow, Empty=queue.Empty)
+    monkeypatch.setattr(relay, "queue", ours)
     transport, control = met()
     closed.set()
     monkeypatch.setattr(relay, "CARRIER_SECONDS", 0.1)
@@ -146,8 +146,8 @@ def test_the_key_of_a_run_is_in_no_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert tls(KEY, server=True).get_ca_certs()
     descriptor = memory_file("mark")
     try:
-        place = Path(f"/proc/self/fd/{descriptor}").readlink()
-        assert str(place) == "/memfd:mark (deleted)"
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        assert str(path) == "/memfd:mark (deleted)"
         assert not os.get_inheritable(descriptor)
     finally:
         os.close(descriptor)

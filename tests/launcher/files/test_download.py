@@ -27,10 +27,10 @@ EVENTS = "events.out.tfevents.1767323045.host-1.4711.0"
 
 
 def plan(folder: Path) -> HostPlan:
-    words = {"torchrun": (), "command": (), "environment": (), "defaults": (), "locks": ()}
+    options = {"torchrun": (), "command": (), "environment": (), "defaults": (), "locks": ()}
     return HostPlan(
         *("fake", 0, "127.0.0.1", 0, 1),
-        **words,
+        **options,
         workdir=str(folder),
         folder=str(folder),
         scratch="",
@@ -56,8 +56,8 @@ def test_results_come_back_from_the_first_host(lab: Labs) -> None:
         "    (out / 'of-rank-1.txt').write_text('')\n"
     )
     hosts = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
-    words = (str(one.write_hosts(*hosts)), "--", sys.executable, "-c", script)
-    code, _, err = one.said(*words)
+    args = (str(one.write_hosts(*hosts)), "--", sys.executable, "-c", script)
+    code, _, err = one.said(*args)
     assert code == 0, err
     assert "3 files came back from 127.0.0.2" in err
     assert err.splitlines()[-1].startswith("rackrun: done")
@@ -128,13 +128,13 @@ def test_a_silent_host_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.M
         service.MARKER,
         service.MARKER + answers(listing, b'{"size": 9}') + b"half",
     ):
-        host, said = FakeHost(says + b" ", rest_seconds=600.0), list[str]()
+        host, lines = FakeHost(says + b" ", rest_seconds=600.0), list[str]()
         began = time.monotonic()
         with pytest.raises(Problem, match="fake: has gone silent"):
-            fetch_results(host, plan(tmp_path), "", tmp_path, say=said.append)
+            fetch_results(host, plan(tmp_path), "", tmp_path, say=lines.append)
         assert time.monotonic() - began < 30
         assert list(tmp_path.iterdir()) == []
-        assert (said == ["waiting for the results of fake"]) == (says == service.MARKER)
+        assert (lines == ["waiting for the results of fake"]) == (says == service.MARKER)
         host.gone()
 
 
@@ -180,12 +180,12 @@ BROKEN = {
 @pytest.mark.parametrize("lie", [*LIES, *BROKEN])
 def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: Path) -> None:
     """Wrong paths, types, sizes, numbers, broken answers: a Problem, and no file."""
-    there = tmp_path / "runs" / "run"
-    there.mkdir(parents=True)
-    said = answers(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
-    host = FakeHost(service.MARKER + said)
+    remote = tmp_path / "runs" / "run"
+    remote.mkdir(parents=True)
+    data = answers(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
+    host = FakeHost(service.MARKER + data)
     with pytest.raises(Problem) as error:
-        fetch_results(host, plan(there), "", there)
+        fetch_results(host, plan(remote), "", remote)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 400
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -202,19 +202,19 @@ ONLY_HERE += ("tracker-wandb.json", "Tracker-MLflow.JSON")
 def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> None:
     """Neither settings, which `rerun` would run here, nor a page for our browser, nor the id of
     another run of a tracker, which `track` would continue."""
-    said = answers(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
-    host = Recorded(said + answers(b"{}", b"{}"))
+    data = answers(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
+    host = Recorded(data + answers(b"{}", b"{}"))
     with pytest.raises(Problem, match="a file that is not a host's is offered"):
         fetch_results(host, plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
     if path in ONLY_HERE:  # nor the controller of a detached run, which writes the others
-        host.left = service.MARKER + said
+        host.left = service.MARKER + data
         with pytest.raises(Problem, match="a file that is not a host's is offered"):
             fetch_results(host, plan(tmp_path), "", tmp_path, ())
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         answers(b'{"size": -5}'),
         answers(b'{"size": "x"}'),
@@ -223,9 +223,9 @@ def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> Non
         answers(b'{"size": 3}') + b"abc" + answers(b"5"),
     ],
 )
-def test_a_file_that_comes_wrong_leaves_nothing(said: bytes, tmp_path: Path) -> None:
+def test_a_file_that_comes_wrong_leaves_nothing(data: bytes, tmp_path: Path) -> None:
     """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
-    host = FakeHost(service.MARKER + answers(b'{"files": {"a.txt": 3}}') + said)
+    host = FakeHost(service.MARKER + answers(b'{"files": {"a.txt": 3}}') + data)
     with pytest.raises(Problem):
         fetch_results(host, plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -258,27 +258,27 @@ def test_a_good_run_stays_good_whatever_its_host_says_of_results(lab: Labs) -> N
 
 def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path) -> None:
     """Names of any kind and links: what can come comes, byte for byte; the rest is named."""
-    there, here = tmp_path / "there", tmp_path / "here"
-    (there / "deep" / "er").mkdir(parents=True)
-    here.mkdir()
+    remote, local = tmp_path / "there", tmp_path / "here"
+    (remote / "deep" / "er").mkdir(parents=True)
+    local.mkdir()
     for number in range(500):
-        (there / "deep" / f"file {number}.txt").write_bytes(bytes([number % 256]) * number)
-    (there / "deep" / "er" / "größe.pt").write_bytes(os.urandom(700_000))
-    (there / "bad\nname").touch()
-    (there / "latin-\udce9").touch()
-    (there / "link").symlink_to("/etc/passwd")
-    (there / "plan.json").write_text('{"run_id": "another"}')
-    os.mkfifo(there / "fifo")
-    place = Here()
-    found = fetch_results(place, plan(there), "mine", here, kept=("plan.json",))
-    assert len(found.files) == 501
-    for path in found.files:
-        assert (here / path).read_bytes() == (there / path).read_bytes()
-    assert str(found).startswith("501 files came back from fake; still on fake, in ")
-    assert str(found).endswith(": 2 with odd names")
-    (there / "plan.json").write_text('{"run_id": "mine"}')
-    assert str(fetch_results(place, plan(there), "mine", here)) == ""
-    place.gone()
+        (remote / "deep" / f"file {number}.txt").write_bytes(bytes([number % 256]) * number)
+    (remote / "deep" / "er" / "größe.pt").write_bytes(os.urandom(700_000))
+    (remote / "bad\nname").touch()
+    (remote / "latin-\udce9").touch()
+    (remote / "link").symlink_to("/etc/passwd")
+    (remote / "plan.json").write_text('{"run_id": "another"}')
+    os.mkfifo(remote / "fifo")
+    transport = Here()
+    content = fetch_results(transport, plan(remote), "mine", local, kept=("plan.json",))
+    assert len(content.files) == 501
+    for path in content.files:
+        assert (local / path).read_bytes() == (remote / path).read_bytes()
+    assert str(content).startswith("501 files came back from fake; still on fake, in ")
+    assert str(content).endswith(": 2 with odd names")
+    (remote / "plan.json").write_text('{"run_id": "mine"}')
+    assert str(fetch_results(transport, plan(remote), "mine", local)) == ""
+    transport.gone()
 
 
 LEFT = (
@@ -302,17 +302,17 @@ TAKEN += ("mlruns/1/meta.yaml", "mlruns/1/2/metrics/train/loss", "mlruns/1/2/par
 
 def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path: Path) -> None:
     """HOST-3: names and kinds are an allow-list; the rest stays on the host, and is named."""
-    there, here = tmp_path / "there", tmp_path / "here"
-    here.mkdir()
+    remote, local = tmp_path / "there", tmp_path / "here"
+    local.mkdir()
     for path in (*LEFT, *TAKEN):
-        (there / path).parent.mkdir(parents=True, exist_ok=True)
-        (there / path).write_text(path)
-        (there / path).chmod(0o777)
+        (remote / path).parent.mkdir(parents=True, exist_ok=True)
+        (remote / path).write_text(path)
+        (remote / path).chmod(0o777)
     host = Here()
-    fetched = fetch_results(host, plan(there), "", here)
+    fetched = fetch_results(host, plan(remote), "", local)
     host.gone()
-    files = [path for path in here.rglob("*") if path.is_file()]
-    assert sorted(path.relative_to(here).as_posix() for path in files) == sorted(TAKEN)
+    files = [path for path in local.rglob("*") if path.is_file()]
+    assert sorted(path.relative_to(local).as_posix() for path in files) == sorted(TAKEN)
     assert not any(os.access(path, os.X_OK) or path.stat().st_mode & 0o111 for path in files)
     left = f"{len(LEFT)} of kinds that are not fetched (.env, .envrc, .git/config and"
     assert left in str(fetched)
@@ -320,18 +320,18 @@ def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path: Path
 
 def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path: Path) -> None:
     """One without rights, and one that vanished since the listing: the others come."""
-    there = tmp_path / "there"
-    there.mkdir()
-    (there / "a").write_text("a")
-    (there / "z").write_text("z")
-    order = {"do": "send", "folder": str(there), "paths": ["a", "gone", "../a", "z"]}
+    remote = tmp_path / "there"
+    remote.mkdir()
+    (remote / "a").write_text("a")
+    (remote / "z").write_text("z")
+    order = {"do": "send", "folder": str(remote), "paths": ["a", "gone", "../a", "z"]}
     text = json.dumps(order).encode()
     program = "import sys; from launcher.remote import transfer; transfer.serve(b'')"
     done = subprocess.run(
         [sys.executable, "-c", program], input=b"%d\n%s" % (len(text), text), capture_output=True
     )
-    said = done.stdout.removeprefix(service.MARKER)
-    gone = b'{"error": "gone: No such file or directory"}'
+    output = done.stdout.removeprefix(service.MARKER)
+    ended = b'{"error": "gone: No such file or directory"}'
     above = b'{"error": "../a: is not the name of a file below the folder"}'
     whole = [answers(b'{"size": 1}') + name + answers(b"{}") for name in (b"a", b"z")]
-    assert said == whole[0] + answers(gone, above) + whole[1] + answers(b"{}")
+    assert output == whole[0] + answers(ended, above) + whole[1] + answers(b"{}")

@@ -32,10 +32,10 @@ def readable(folder: Path) -> list[str]:
         "for path in pathlib.Path(sys.argv[1]).rglob('*'):\n"
         "    if path.is_file() and os.access(path, os.R_OK): print(path.name)\n"
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-S", "-c", program, str(folder)], capture_output=True, text=True
     )
-    return sorted(told.stdout.split())
+    return sorted(output.stdout.split())
 
 
 @pytest.fixture
@@ -52,30 +52,30 @@ def passable() -> Iterator[Lab]:
 
 def test_runs_are_private_unless_shared(passable: Lab) -> None:
     """Logs, weights, metrics are private on both sides; --share opens all but the plan."""
-    one, here = passable, passable.folder / "here"
-    for folder in (here, one.folder / "there"):
+    one, local_folder = passable, passable.folder / "here"
+    for folder in (local_folder, one.folder / "there"):
         folder.mkdir()
-    local("--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=here)
+    local("--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)
     hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
-    words = (hosts, "--", sys.executable, "-c", WRITES)
-    assert one.said("--env", "KEY=hunter2", *words)[0] == 0
-    places = (here / "runs", one.folder / "runs", one.folder / "there" / "runs")
-    for runs in places:
+    args = (hosts, "--", sys.executable, "-c", WRITES)
+    assert one.said("--env", "KEY=hunter2", *args)[0] == 0
+    folders = (local_folder / "runs", one.folder / "runs", one.folder / "there" / "runs")
+    for runs in folders:
         assert readable(runs) == []
         assert [oct(run.stat().st_mode & 0o777) for run in runs.glob("2*")] == ["0o700"]
-    local("--share", "--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=here)
-    assert one.said("--share", *words)[0] == 0
-    for runs in places:
+    local("--share", "--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)
+    assert one.said("--share", *args)[0] == 0
+    for runs in folders:
         assert "final.pt" in readable(runs)
         assert "plan.json" not in readable(runs)
-    for plan in (here / "runs").glob("2*/plan.json"):
+    for plan in (local_folder / "runs").glob("2*/plan.json"):
         assert "hunter2" in plan.read_text()
         assert plan.stat().st_mode & 0o777 == 0o600
 
 
 def test_torchrun_leaves_nothing_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
     """Its files for errors of ranks go with the agent's own; good runs and bad ones."""
-    there = tmp_path / "tmp"
-    there.mkdir()
-    local("--nproc", "2", "--", "true", cwd=tmp_path, TMPDIR=str(there))
-    assert [path.name for path in there.rglob("*")] == []
+    remote = tmp_path / "tmp"
+    remote.mkdir()
+    local("--nproc", "2", "--", "true", cwd=tmp_path, TMPDIR=str(remote))
+    assert [path.name for path in remote.rglob("*")] == []

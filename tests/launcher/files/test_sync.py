@@ -70,11 +70,11 @@ def test_sync_brings_the_tree_and_later_only_what_changed(lab: Labs) -> None:
     assert "hello from the tree" in out
     assert "127.0.0.2: 5 files brought" in err or "127.0.0.2: 5 of 5 files brought" in err
     for number in (1, 2):
-        there = one.folder / f"there-{number}"
-        assert (there / "link").readlink() == Path("train.py")
-        assert os.access(there / "run.sh", os.X_OK)
-        assert not (there / "ignored").exists()
-        (there / "mine").write_text("a file of the host")
+        remote = one.folder / f"there-{number}"
+        assert (remote / "link").readlink() == Path("train.py")
+        assert os.access(remote / "run.sh", os.X_OK)
+        assert not (remote / "ignored").exists()
+        (remote / "mine").write_text("a file of the host")
     (source / "package" / "words.py").write_text("HELLO = 'hello again'\n")
     (source / "run.sh").unlink()
     code, _, err = launch(one)
@@ -85,9 +85,9 @@ def test_sync_brings_the_tree_and_later_only_what_changed(lab: Labs) -> None:
     assert "hello again" in out
     assert "1 of 1 files" in err
     for number in (1, 2):
-        there = one.folder / f"there-{number}"
-        assert not (there / "run.sh").exists()
-        assert (there / "mine").exists()
+        remote = one.folder / f"there-{number}"
+        assert not (remote / "run.sh").exists()
+        assert (remote / "mine").exists()
     code, _, err = launch(one, "--sync")
     assert code == 0
     assert "brought" not in err
@@ -112,8 +112,8 @@ def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
     one = lab(2)
     script = checkout(one) / "launcher" / "venv.sh"
     made = f"mkdir -p .venv/bin; ln -sf {one.cheap_python()} .venv/bin/python"
-    said = "echo 2 of 2, torch $RACKRUN_OWN_TORCH, lock $RACKRUN_LOCK, own $RACKRUN_OWN_COMMAND"
-    script.write_text(f"venv_python() {{ echo installing 1 of 2; {made}; {said}; }}\n")
+    message = "echo 2 of 2, torch $RACKRUN_OWN_TORCH, lock $RACKRUN_LOCK, own $RACKRUN_OWN_COMMAND"
+    script.write_text(f"venv_python() {{ echo installing 1 of 2; {made}; {message}; }}\n")
     chosen = {"RACKRUN_OWN_TORCH": "yes", "RACKRUN_LOCK": "cuda12"}
     code, _, err = launch(one, "--sync", named=False, before=("env",), env=chosen)
     assert code == 0, err
@@ -139,8 +139,8 @@ def test_hosts_without_an_index_install_from_wheels_that_are_brought(lab: Labs) 
     (installed,) = (one.folder / "there-1").glob(".venv/lib/*/site-packages/only_here*")
     assert installed.name == "only_here-1.dist-info"
     for chosen, lock in (({}, "base.txt"), ({"RACKRUN_LOCK": "cuda12"}, "cuda12.txt")):
-        words = ("--sync", "--sync-wheels", str(one.folder))
-        code, _, err = launch(one, *words, named=False, env=chosen)
+        args = ("--sync", "--sync-wheels", str(one.folder))
+        code, _, err = launch(one, *args, named=False, env=chosen)
         assert code == 64 and "holds no wheel; type: python3 -m pip download" in err
         assert f"-r requirements/{lock} -d {one.folder}" in err
 
@@ -217,36 +217,36 @@ def test_what_may_be_executed_here_may_be_there(lab: Labs) -> None:
     code, _, err = launch(one, "--sync")
     assert code == 0, err
     assert "2 of 2 files brought" in err
-    there = one.folder / "there-1"
-    assert os.access(there / "train.py", os.X_OK)
-    assert not (there / "run.sh").stat().st_mode & 0o111
+    remote = one.folder / "there-1"
+    assert os.access(remote / "train.py", os.X_OK)
+    assert not (remote / "run.sh").stat().st_mode & 0o111
     (source / "run.sh").unlink()
     code, _, err = launch(one, "--sync")
     assert code == 0, err
     assert "brought" not in err
-    assert not (there / "run.sh").exists()
+    assert not (remote / "run.sh").exists()
 
 
 def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
     """Files take their place together: half a stream, or one file that fails, leaves the old."""
-    there = tmp_path / "there"
-    (there / "b").mkdir(parents=True)
-    (there / "a").write_text("old")
-    words = {"root": str(there), "paths": ["a", "b"]}
+    remote = tmp_path / "there"
+    (remote / "b").mkdir(parents=True)
+    (remote / "a").write_text("old")
+    options = {"root": str(remote), "paths": ["a", "b"]}
     for name, end in (("c", b""), ("a/x", b"\n")):
-        talk = RpcClient(LocalTransport("here"), transfer)
-        channel = talk._channel
+        client = RpcClient(LocalTransport("here"), transfer)
+        channel = client._channel
         assert isinstance(channel, LocalChannel)
-        talk.order("unpack", **words)
+        client.order("unpack", **options)
         headers = [{"path": path, "size": 3, "mode": 0o644, "link": False} for path in ("a", name)]
-        talk.send(b"".join(json.dumps(header).encode() + b"\nnew" for header in headers) + end)
+        client.send(b"".join(json.dumps(header).encode() + b"\nnew" for header in headers) + end)
         if not end:
             channel.stream.shutdown(socket.SHUT_WR)
-        assert ("error" in talk.answer()) == bool(end)
+        assert ("error" in client.answer()) == bool(end)
         channel.close()
         drain(channel)
-        assert (there / "a").read_text() == "old"
-        assert {path.name for path in there.iterdir()} == {"a", "b"}
+        assert (remote / "a").read_text() == "old"
+        assert {path.name for path in remote.iterdir()} == {"a", "b"}
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:
@@ -283,14 +283,14 @@ def test_private_files_stay_here_unless_they_are_asked_for_by_name(lab: Labs) ->
     assert "rackrun: left out: closed/notes.txt, conf/.env, mine.txt and 1 more: private" in err
     assert "type --sync-untracked closed/notes.txt" in err
     assert "warning: nested/ is a git repository of its own" in err
-    there = one.folder / "there-1"
-    assert (there / "plain.txt").exists()
-    assert not any((there / name).exists() for name in SECRETS)
-    wanted = ("--sync-untracked", "*.key", "--sync-untracked", "closed")
-    code, _, err = launch(one, "--sync", *wanted)
+    remote = one.folder / "there-1"
+    assert (remote / "plain.txt").exists()
+    assert not any((remote / name).exists() for name in SECRETS)
+    expected = ("--sync-untracked", "*.key", "--sync-untracked", "closed")
+    code, _, err = launch(one, "--sync", *expected)
     assert code == 0, err
     came = {
-        name: (there / name).stat().st_mode & 0o777 for name in SECRETS if (there / name).exists()
+        name: (remote / name).stat().st_mode & 0o777 for name in SECRETS if (remote / name).exists()
     }
     assert came == {"server.key": 0o644, "closed/notes.txt": 0o600}
     code, _, err = launch(one, "--sync", "--sync-untracked", "none.key")
@@ -305,37 +305,37 @@ def test_modes_of_files_are_no_wider_there_than_here(lab: Labs) -> None:
     source = project(one)
     modes = {"train.py": 0o600, "run.sh": 0o700, "package/words.py": 0o664, ".gitignore": 0o640}
     hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
-    words = ("--sync", hosts, "--", "true")
-    assert one.said(*words, cwd=source)[0] == 0
+    args = ("--sync", hosts, "--", "true")
+    assert one.said(*args, cwd=source)[0] == 0
     for name, mode in modes.items():
         (source / name).chmod(mode)
-    there = one.folder / "there"
-    assert there.joinpath("train.py").stat().st_mode & 0o777 == 0o644
-    code, _, err = one.said(*words, cwd=source)
+    remote = one.folder / "there"
+    assert remote.joinpath("train.py").stat().st_mode & 0o777 == 0o644
+    code, _, err = one.said(*args, cwd=source)
     assert code == 0, err
     assert "2 of 2 files brought" in err
-    found = {name: (there / name).stat().st_mode & 0o777 for name in ("train.py", "run.sh")}
-    assert found == {"train.py": 0o600, "run.sh": 0o700}
-    shutil.rmtree(there)
-    assert one.said(*words, cwd=source)[0] == 0
-    found = {name: (there / name).stat().st_mode & 0o777 for name in modes}
-    assert found == {**modes, "package/words.py": 0o644}
+    by_file = {name: (remote / name).stat().st_mode & 0o777 for name in ("train.py", "run.sh")}
+    assert by_file == {"train.py": 0o600, "run.sh": 0o700}
+    shutil.rmtree(remote)
+    assert one.said(*args, cwd=source)[0] == 0
+    by_file = {name: (remote / name).stat().st_mode & 0o777 for name in modes}
+    assert by_file == {**modes, "package/words.py": 0o644}
 
 
-def brought(there: Path, files: dict[str, str]) -> tuple[list[str], Here]:
+def brought(remote: Path, files: dict[str, str]) -> tuple[list[str], Here]:
     """Upload files to a folder of this machine; return the messages and the transport."""
-    source = there.parent / "source"
+    source = remote.parent / "source"
     for name, text in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     code = with_files(WorkingTree(source, {}), list(files), print)
-    said: list[str] = []
-    place = Here()
+    lines: list[str] = []
+    transport = Here()
     try:
-        upload_code(code, [Destination(place, str(there))], said.append)
+        upload_code(code, [Destination(transport, str(remote))], lines.append)
     finally:
-        place.gone()
-    return said, place
+        transport.gone()
+    return lines, transport
 
 
 def test_an_image_needs_no_environment_on_its_host(
@@ -345,10 +345,10 @@ def test_an_image_needs_no_environment_on_its_host(
     made: list[str] = []
     monkeypatch.setattr(sync, "_make_environment", lambda client, root, *args: made.append(root))
     for image in (False, True):
-        place = Here()
+        transport = Here()
         code = WorkingTree(tmp_path, {})
-        upload_code(code, [Destination(place, str(tmp_path / "there"), image=image)], print)
-        place.gone()
+        upload_code(code, [Destination(transport, str(tmp_path / "there"), image=image)], print)
+        transport.gone()
     assert len(made) == 1
 
 
@@ -368,17 +368,17 @@ def test_an_image_needs_no_environment_on_its_host(
 )
 def test_what_a_host_lists_as_brought_leads_nowhere_else(tmp_path: Path, manifest: str) -> None:
     """Paths out of the folder, through links, and lists that are none: nothing is removed there."""
-    there, outside = tmp_path / "there", tmp_path / "outside.txt"
-    there.mkdir()
+    remote, outside = tmp_path / "there", tmp_path / "outside.txt"
+    remote.mkdir()
     outside.write_text("not ours")
-    (there / "link").symlink_to(tmp_path)
-    (there / ".rackrun-files").write_text(manifest.replace("{}", str(tmp_path)))
+    (remote / "link").symlink_to(tmp_path)
+    (remote / ".rackrun-files").write_text(manifest.replace("{}", str(tmp_path)))
     try:
-        brought(there, {"a": "new"})
+        brought(remote, {"a": "new"})
     except PreflightRefused as error:
         assert ".rackrun-files" in str(error)
         assert str(error).isprintable()
-        assert not (there / "a").exists()
+        assert not (remote / "a").exists()
     else:
         assert manifest == '["link/outside.txt"]'
     assert outside.read_text() == "not ours"
@@ -387,31 +387,31 @@ def test_what_a_host_lists_as_brought_leads_nowhere_else(tmp_path: Path, manifes
 @pytest.mark.parametrize("trap", ["package", "package/deep", ".rackrun-files", "a"])
 def test_links_of_a_host_are_not_written_through(tmp_path: Path, trap: str) -> None:
     """A link where a folder should be is named; one where a file should be is replaced."""
-    there, outside = tmp_path / "there", tmp_path / "outside"
+    remote, outside = tmp_path / "there", tmp_path / "outside"
     outside.mkdir()
     (outside / "a").write_text("not ours")
-    (there / trap).parent.mkdir(parents=True)
-    (there / trap).symlink_to(outside / "a" if trap == "a" else outside)
+    (remote / trap).parent.mkdir(parents=True)
+    (remote / trap).symlink_to(outside / "a" if trap == "a" else outside)
     files = {"a": "new", "package/deep/words.py": "HELLO = 1"}
     if trap in ("package", "package/deep"):
         with pytest.raises(PreflightRefused, match="package/deep/words.py: a link or a file is"):
-            brought(there, files)
+            brought(remote, files)
     elif trap == ".rackrun-files":
         with pytest.raises(PreflightRefused, match=r"\.rackrun-files"):
-            brought(there, files)
+            brought(remote, files)
     else:
-        brought(there, files)
-        assert (there / "a").read_text() == "new"
-        assert not (there / "a").is_symlink()
+        brought(remote, files)
+        assert (remote / "a").read_text() == "new"
+        assert not (remote / "a").is_symlink()
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"a": "not ours"}
-    assert not list(there.glob(".rackrun-incoming-*"))
+    assert not list(remote.glob(".rackrun-incoming-*"))
 
 
 ROOTED = {"root": "/x", "paths": [], "gone": 0}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "value",
     [
         {**ROOTED, "paths": ["../../.ssh/id_ed25519"]},
         {**ROOTED, "paths": ["/etc/shadow"]},
@@ -426,10 +426,10 @@ ROOTED = {"root": "/x", "paths": [], "gone": 0}
         [],
     ],
 )
-def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
+def test_a_host_is_sent_nothing_but_code(tmp_path: Path, value: object) -> None:
     """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
     (tmp_path / "a").write_text("code")
-    host = FakeHost(service.MARKER + answers(json.dumps(said).encode()))
+    host = FakeHost(service.MARKER + answers(json.dumps(value).encode()))
     code = with_files(WorkingTree(tmp_path, {}), ["a"], print)
     with pytest.raises(Problem, match="^fake: ") as error:
         upload_code(code, [Destination(host, "x")], print)
@@ -441,8 +441,8 @@ def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
 def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     """Its lines are clean; one that is no line ends it."""
     lines = [{"said": "\x1b]0;PWNED\x07 1 of 2"}, {"said": 5}]
-    said = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
-    host, heard = FakeHost(service.MARKER + answers(*said)), list[str]()
+    data = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
+    host, heard = FakeHost(service.MARKER + answers(*data)), list[str]()
     code = with_files(WorkingTree(tmp_path, {}), [], print)
     with pytest.raises(Problem, match="^fake: sent an invalid answer"):
         upload_code(code, [Destination(host, "x")], heard.append)
@@ -467,32 +467,32 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
 
 def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> None:
     """All hosts get the code of one moment, or none of it."""
-    there = tmp_path / "there"
-    brought(there, {"a": "old"})
+    remote = tmp_path / "there"
+    brought(remote, {"a": "old"})
     source = tmp_path / "source"
     (source / "a").write_text("new")
     code = with_files(WorkingTree(source, {}), ["a"], print)
     (source / "a").write_text("newer")
-    place = Here()
+    transport = Here()
     with pytest.raises(PreflightRefused, match="a has changed while it was brought; type it once"):
-        upload_code(code, [Destination(place, str(there))], print)
-    place.gone()
-    assert (there / "a").read_text() == "old"
+        upload_code(code, [Destination(transport, str(remote))], print)
+    transport.gone()
+    assert (remote / "a").read_text() == "old"
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
     """What does not fit there is said with its path; nothing is exchanged, and nothing stays."""
-    there = tmp_path / "there"
-    there.mkdir()
-    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", os.fspath(there)]
+    remote = tmp_path / "there"
+    remote.mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", os.fspath(remote)]
     assert os.geteuid() == 0, "mounts need root; type: sudo ./run-tests"
     subprocess.run(small, check=True)
     try:
         with pytest.raises(PreflightRefused, match="deep/b: No space left on device"):
-            brought(there, {"a": "x", "deep/b": "x" * 500_000})
-        assert list(there.iterdir()) == []
+            brought(remote, {"a": "x", "deep/b": "x" * 500_000})
+        assert list(remote.iterdir()) == []
     finally:
-        subprocess.run(["umount", there], check=True)
+        subprocess.run(["umount", remote], check=True)
 
 
 def test_a_task_of_ones_own_is_brought_or_refused(lab: Labs) -> None:
@@ -507,17 +507,17 @@ def test_a_task_of_ones_own_is_brought_or_refused(lab: Labs) -> None:
         )
     (source / ".gitignore").write_text("mine\n")
     host = f"python={one.cheap_python(trains=True)} workdir={one.folder}/there"
-    words = ("--sync", str(one.write_hosts(host)), "mine", "--synthetic", "--epochs")
-    code, _, err = one.said(*words, "none", cwd=source)
+    args = ("--sync", str(one.write_hosts(host)), "mine", "--synthetic", "--epochs")
+    code, _, err = one.said(*args, "none", cwd=source)
     assert (code, "error: --epochs none: not a number; type: " in err) == (64, True), err
-    code, _, err = one.said(*words, "1", cwd=source)
+    code, _, err = one.said(*args, "1", cwd=source)
     assert (code, "as git ignores it; type: git add -f mine/model.py" in err) == (64, True), err
     (source / ".gitignore").write_text("")
-    one.said(*words, "1", cwd=source)
+    one.said(*args, "1", cwd=source)
     assert (one.folder / "there" / "mine" / "model.py").exists()
 
     bare = one.write_hosts(f"workdir={one.folder}/there")
     env = {"PYTHONPATH": str(one.folder)}
-    words = ("--sync", str(bare), "elsewhere", "--synthetic")
-    code, _, err = one.said(*words, cwd=source, env=env)
+    args = ("--sync", str(bare), "elsewhere", "--synthetic")
+    code, _, err = one.said(*args, cwd=source, env=env)
     assert (code, "which is what hosts get; put it there, or install" in err) == (64, True), err

@@ -56,14 +56,14 @@ def test_a_log_that_grows_is_no_code(tmp_path: Path) -> None:
     """`./run-ssh --sync ... | tee train.log` in the working tree: left out, unless asked for."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "model.py").touch()
-    said: list[str] = []
+    lines: list[str] = []
     with subprocess.Popen(["tee", tmp_path / "train.log"], stdin=subprocess.PIPE) as tee:
         until((tmp_path / "train.log").exists, "tee has opened its file", 20)
-        code = working_tree(tmp_path, said.append)
+        code = working_tree(tmp_path, lines.append)
         assert code is not None
-        assert list(with_untracked(code, [], said.append).files) == ["model.py"]
-        assert said == ["left out: train.log: a program is writing it; put it into .gitignore"]
-        asked = with_untracked(code, ["train.log"], said.append)
+        assert list(with_untracked(code, [], lines.append).files) == ["model.py"]
+        assert lines == ["left out: train.log: a program is writing it; put it into .gitignore"]
+        asked = with_untracked(code, ["train.log"], lines.append)
         assert list(asked.files) == ["model.py", "train.log"]
         assert tee.stdin is not None
         tee.stdin.close()
@@ -80,8 +80,8 @@ def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "big")]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    digest, peak = told.split()
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    digest, peak = output.split()
     with (tmp_path / "big").open("rb") as file:
         assert digest == hashlib.file_digest(file, "sha256").hexdigest()
     assert int(peak) / 1024 < 75
@@ -111,9 +111,9 @@ def git(folder: Path, *words: str) -> None:
 def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(lab: Labs) -> None:
     """Runs, hosts.txt, logs that grow: a second launch, --sync and --max-restarts go on."""
     one = lab(2)
-    source, words = own_repository(one)
+    source, args = own_repository(one)
     (source / "new.py").touch()
-    code, _, err = one.said(*words, "pass", cwd=source)
+    code, _, err = one.said(*args, "pass", cwd=source)
     assert code == 0, err
     assert "warning: git does not track new.py: " in err
     assert "type: git add new.py" in err
@@ -124,15 +124,15 @@ def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(lab: Labs) -
             log.flush()
             more = {"stdout": log, "stderr": log}
             fails = "raise SystemExit(3)" if options == ("--max-restarts", "1") else "pass"
-            launcher = one.run_ssh(*options, *words, fails, cwd=source, **more)
+            launcher = one.run_ssh(*options, *args, fails, cwd=source, **more)
             code = launcher.wait(timeout=120)
-        said = (source / "train.log").read_text()
-        assert code == (3 if options == ("--max-restarts", "1") else 0), said
-        assert ("restart 1 of 1" in said) == (options == ("--max-restarts", "1"))
-        assert "left out" not in said
+        text = (source / "train.log").read_text()
+        assert code == (3 if options == ("--max-restarts", "1") else 0), text
+        assert ("restart 1 of 1" in text) == (options == ("--max-restarts", "1"))
+        assert "left out" not in text
         assert not (one.folder / "there-1" / "train.log").exists()
-    told = subprocess.run(["git", "-C", source, "status", "--porcelain"], capture_output=True)
-    assert told.stdout.decode() == " M hosts.txt\n?? train.log\n"
+    output = subprocess.run(["git", "-C", source, "status", "--porcelain"], capture_output=True)
+    assert output.stdout.decode() == " M hosts.txt\n?? train.log\n"
 
 
 RANK_1 = "runs/2*/logs/*/rank-1.out"
@@ -163,17 +163,17 @@ def edited_meanwhile(one: Lab, source: Path, words: list[str]) -> str:
 def test_an_edit_while_a_run_goes_on_keeps_its_restarts(lab: Labs) -> None:
     """Hosts are held to the code of the first attempt; where they share our folder, it is said."""
     one = lab(2)
-    source, words = own_repository(one)
-    err = edited_meanwhile(one, source, words)
+    source, args = own_repository(one)
+    err = edited_meanwhile(one, source, args)
     assert "rackrun: restart 1 of 1" in err
     assert "left out" not in err
-    code, _, err = one.said(*words, "pass", cwd=source)
+    code, _, err = one.said(*args, "pass", cwd=source)
     assert code == 78, "another launch is held to the code of now"
     assert "code: model.py; copy it from here with --sync" in err
     git(source, "checkout", "-q", "model.py")
     lines = [f"python={one.cheap_python()} workdir={source}"] * 2
     (source / "hosts.txt").write_text(one.write_hosts(*lines).read_text())
-    err = edited_meanwhile(one, source, words)
+    err = edited_meanwhile(one, source, args)
     assert "rackrun: restart 1 of 1" in err
     assert "left out" not in err
     assert "warning: 127.0.0.2, 127.0.0.3: code: model.py" in err
@@ -182,10 +182,10 @@ def test_an_edit_while_a_run_goes_on_keeps_its_restarts(lab: Labs) -> None:
 def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(lab: Labs) -> None:
     """The code of one host changed, and only there: the attempt after goes on without it."""
     one = lab(2)
-    source, words = own_repository(one)
+    source, args = own_repository(one)
     mark = one.folder / "edited"
     options = ("--max-restarts", "1", "--min-hosts", "1")
-    launcher = one.run_ssh(*options, *words, EDIT.format(str(mark)), cwd=source)
+    launcher = one.run_ssh(*options, *args, EDIT.format(str(mark)), cwd=source)
     until(lambda: any(source.glob(RANK_1)), "it runs", 60)
     (one.folder / "there-2" / "model.py").write_text("x = 3\n")
     mark.touch()

@@ -166,9 +166,9 @@ def test_a_torchrun_that_the_kernel_kills_for_memory_is_named_so(
 ) -> None:
     """It outgrows its memory cgroup: the agent sees what killed it."""
     code = f"import os; open('{cramped}/cgroup.procs', 'w').write(str(os.getpid()));"
-    words = [sys.executable, "-c", f"{code} b'x' * 300_000_000"]
+    args = [sys.executable, "-c", f"{code} b'x' * 300_000_000"]
     launcher = HeardEvents()
-    torchrun = Torchrun({"torchrun": words, "defaults": (), "environment": ()}, launcher)
+    torchrun = Torchrun({"torchrun": args, "defaults": (), "environment": ()}, launcher)
     with selectors.DefaultSelector() as selector:
         torchrun.start(AgentOutput(selector, launcher))
         until(lambda: torchrun.reap(asked_to_end=False) or not torchrun.alive)
@@ -206,8 +206,8 @@ def test_a_rank_that_left_too_early_is_named_beside_the_one_that_lost_it(tmp_pat
     )
     drive = ended(tmp_path, code, slots=[1, 1])
     assert (drive.code, drive.result["rank"]) == (1, 1)
-    words = "Connection closed by peer; rank 0 on 127.0.0.2 had ended with 0"
-    assert drive.result["cause"] == f"ConnectionResetError: {words}"
+    text = "Connection closed by peer; rank 0 on 127.0.0.2 had ended with 0"
+    assert drive.result["cause"] == f"ConnectionResetError: {text}"
 
 
 def test_sigterm_is_called_by_its_name(tmp_path: Path) -> None:

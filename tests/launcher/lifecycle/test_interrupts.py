@@ -54,8 +54,8 @@ def test_a_run_that_has_a_plan_gets_a_result(lab: Labs) -> None:
 def test_twice_with_a_host_that_is_cut_off(pair: NetLab) -> None:
     """130 in time, the other host clean; the line to type looks at the host when it is back."""
     home = {"HOME": str(pair.folder / "home")}
-    words = ("--lease-seconds", "15", "--checkpoint-seconds", "60", cheap_hosts(pair), *WAIT)
-    process = pair.run_ssh(*words, env=home)
+    args = ("--lease-seconds", "15", "--checkpoint-seconds", "60", cheap_hosts(pair), *WAIT)
+    process = pair.run_ssh(*args, env=home)
     started(pair, 2)
     pair.pull_cable(2)
     err, took = interrupted_twice(process)
@@ -159,10 +159,10 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
     printed = result(one)["resume"]
     shown = "".join(terminal.text().split())  # a blank at the end of a row is not to be seen
     assert f"tocontinue,type:{''.join(printed.split())}" in shown
-    program, *words = shlex.split(printed)
+    program, *args = shlex.split(printed)
     (first,) = (one.folder / "runs").glob("*-a_b")
-    assert (program, words[-1]) == ("./run-ssh", str(first))
-    again = one.launcher(*words, "--lr", "0.5", cwd=ROOT)
+    assert (program, args[-1]) == ("./run-ssh", str(first))
+    again = one.launcher(*args, "--lr", "0.5", cwd=ROOT)
     assert again.stdout is not None
     lines = iter(again.stdout.readline, "")
     resumed = next(line for line in lines if line.startswith("resumed"))

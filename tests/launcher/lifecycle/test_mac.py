@@ -42,12 +42,12 @@ command(["./run-ssh", *sys.argv[3:]])
 
 def names_on(platform: str, stub: Path) -> Iterator[str]:
     """Yield what a module has on a platform, as type checkers know it."""
-    known = {"sys": SimpleNamespace(platform=platform, version_info=sys.version_info)}
+    expected = {"sys": SimpleNamespace(platform=platform, version_info=sys.version_info)}
 
     def below(statements: list[ast.stmt]) -> Iterator[str]:
         for node in statements:
             if isinstance(node, ast.If):
-                holds = eval(compile(ast.Expression(node.test), str(stub), "eval"), known)
+                holds = eval(compile(ast.Expression(node.test), str(stub), "eval"), expected)
                 yield from below(node.body if holds else node.orelse)
             elif isinstance(node, ast.ImportFrom):
                 yield from (alias.asname or alias.name for alias in node.names)
@@ -73,10 +73,10 @@ def test_it_launches_without_what_only_linux_has(lab: Callable[[int], Lab]) -> N
     assert "pidfd_open" in missing["os"] and "epoll" in missing["select"]
     one = lab(1)
     hosts = one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}")
-    words = ("--ssh-config", os.fspath(one.config), os.fspath(hosts), "--", "echo", "ran")
+    args = ("--ssh-config", os.fspath(one.config), os.fspath(hosts), "--", "echo", "ran")
     program = ("-c", LAUNCH, json.dumps(missing), json.dumps(NOT_THE_LAUNCHERS))
     done = subprocess.run(
-        [*WITHOUT_PROC, sys.executable, *program, *words],
+        [*WITHOUT_PROC, sys.executable, *program, *args],
         cwd=one.folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(one.home)},
         capture_output=True,

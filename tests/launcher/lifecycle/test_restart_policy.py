@@ -119,8 +119,8 @@ def test_a_task_is_told_of_all_its_earlier_attempts() -> None:
     """It goes on from the newest that saved anything; what the user gave stays for if none did."""
     task = TaskWork("catdog", ("--resume", "old", "--epochs", "3"))
     assert after(task, []) == task
-    words = ("--resume", "old", "--epochs", "3", "--earlier-attempts", "runs/b,runs/a")
-    assert after(task, ["runs/b", "runs/a"]).options == words
+    args = ("--resume", "old", "--epochs", "3", "--earlier-attempts", "runs/b,runs/a")
+    assert after(task, ["runs/b", "runs/a"]).options == args
     assert after(Command(("true",)), ["runs/a"]) == Command(("true",))
 
 
@@ -131,8 +131,8 @@ def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
     lost.mkdir()
     hosts = str(one.write_hosts(python, python, f"{python} workdir={lost}"))
     code = "import os, time; time.sleep(999 if os.environ['WORLD_SIZE'] == '3' else 0)"
-    words = ("--lease-seconds", "3", "--max-restarts", "1", "--min-hosts", "1", hosts)
-    process = one.run_ssh(*words, "--", sys.executable, "-c", code)
+    args = ("--lease-seconds", "3", "--max-restarts", "1", "--min-hosts", "1", hosts)
+    process = one.run_ssh(*args, "--", sys.executable, "-c", code)
 
     def ranks() -> list[int]:
         pids = [pid for host in one.hosts for pid in children(host.process.pid)]
@@ -176,11 +176,11 @@ class Mortal(LocalTransport):
 def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path: Path) -> None:
     """So a further attempt goes on without it; the others are not kept, and not blamed."""
     hosts = (Host("first"), Host("second"))
-    places = (Mortal("first", b'"listen"'), Mortal("second", b"never"))
-    found = gather_facts(hosts, places, Requirements(str(tmp_path), python=sys.executable))
-    found.close()
-    drain(places[1].channels[0])
-    error = refusal(found, examine(found, CHECKS, ["machine"]))
+    transports = (Mortal("first", b'"listen"'), Mortal("second", b"never"))
+    result = gather_facts(hosts, transports, Requirements(str(tmp_path), python=sys.executable))
+    result.close()
+    drain(transports[1].channels[0])
+    error = refusal(result, examine(result, CHECKS, ["machine"]))
     assert isinstance(error, HostUnreachable)
     assert error.hosts == {"first"}
 
@@ -192,9 +192,9 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
     python = f"python={one.cheap_python()}"
     hosts = str(one.write_hosts(*(f"{python} workdir={folder}" for folder in folders)))
     folders[0].mkdir()
-    unfit, _, said = one.said("--max-restarts", "1", "--spares", "1", hosts, "--", "true")
+    unfit, _, outputs = one.said("--max-restarts", "1", "--spares", "1", hosts, "--", "true")
     assert unfit == 78, "a spare is looked at before it is needed"
-    assert f"{one.hosts[1].host.label}: workdir: there is no folder" in said
+    assert f"{one.hosts[1].host.label}: workdir: there is no folder" in outputs
     folders[1].mkdir()
     code = (
         "import json, os, pathlib, socket, time; print('at', os.getcwd(), flush=True)\n"
@@ -204,8 +204,8 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
         "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
         "ear.send(json.dumps({'rank': 0, 'phase': 'done', 'final': str(final)}).encode())"
     )
-    words = ("--lease-seconds", "3", "--max-restarts", "1", "--spares", "1", hosts)
-    process = one.run_ssh(*words, "--", sys.executable, "-c", code)
+    args = ("--lease-seconds", "3", "--max-restarts", "1", "--spares", "1", hosts)
+    process = one.run_ssh(*args, "--", sys.executable, "-c", code)
     until(lambda: any(one.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 runs", 60)
     one.hosts[0].stop()
     _, err = process.communicate(timeout=120)
@@ -240,13 +240,13 @@ def test_an_attempt_that_saved_nothing_is_no_obstacle(lab: Labs) -> None:
         "os._exit(0 if '--earlier-attempts' in sys.argv else 9)\n"
     )
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
-    words = ("--max-restarts", "1", hosts, "catdog", "--resume", "x", "--synthetic")
-    code, out, err = one.said(*words)
+    args = ("--max-restarts", "1", hosts, "catdog", "--resume", "x", "--synthetic")
+    code, out, err = one.said(*args)
     assert code == 0, err
     first, _ = sorted(path.name for path in (one.folder / "runs").glob("2*"))
-    told = [line.split("options ")[1] for line in out.splitlines() if "options " in line]
+    lines = [line.split("options ")[1] for line in out.splitlines() if "options " in line]
     given = "--resume x --synthetic"
-    assert told == [given, f"{given} --earlier-attempts runs/{first}"]
+    assert lines == [given, f"{given} --earlier-attempts runs/{first}"]
 
 
 @pytest.mark.long
@@ -257,8 +257,8 @@ def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
     hosts = str(one.write_hosts(f"python={sys.executable}"))
     task = ("catdog", "--recipe", "demo", "--synthetic", "--steps-per-epoch", "10", "--epochs", "3")
     fresh = ("--env", "RACKRUN_FORK=0")  # a forked rank is not known by its environment
-    words = ("--runs", str(runs), "--max-restarts", "1", *fresh, hosts, *task, "--image-size", "32")
-    process = one.run_ssh(*words, cwd=ROOT)
+    args = ("--runs", str(runs), "--max-restarts", "1", *fresh, hosts, *task, "--image-size", "32")
+    process = one.run_ssh(*args, cwd=ROOT)
     until(lambda: any(runs.glob("2*/checkpoints/step-*.pt")), "a checkpoint is written", 240)
     with_signal(second_rank(runs), signal.SIGKILL)
     out, err = process.communicate(timeout=300)
@@ -274,10 +274,10 @@ def second_rank(runs: Path) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             variables = (entry / "environ").read_bytes()
-            words = (entry / "cmdline").read_bytes()
+            args = (entry / "cmdline").read_bytes()
         except OSError:
             continue
         mine = str(runs).encode() in variables
-        if mine and b"\0RANK=1\0" in variables and b"-m\0training\0catdog" in words:
+        if mine and b"\0RANK=1\0" in variables and b"-m\0training\0catdog" in args:
             return int(entry.name)
     raise AssertionError("rank 1 does not run")

@@ -18,8 +18,8 @@ from tests.waiting import until
 def manifest(url: str) -> bytes | None:
     """Return the server's answer; None when no server listens."""
     try:
-        with urllib.request.urlopen(f"{url}dataset.json", timeout=10) as answer:
-            return bytes(answer.read())
+        with urllib.request.urlopen(f"{url}dataset.json", timeout=10) as reply:
+            return bytes(reply.read())
     except OSError:
         return None
 

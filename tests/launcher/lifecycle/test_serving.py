@@ -91,8 +91,8 @@ def said_by_ranks(shards: Path) -> set[str]:
 
 def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, shards: Path) -> None:
     """A folder here becomes a URL at the address on the way to the hosts, until the run ends."""
-    words = (hosts_of(pair, shards), "catdog", "--data", str(shards))
-    code, out, err = pair.said("--serve-native", *words, cwd=shards.parent / "code")
+    args = (hosts_of(pair, shards), "catdog", "--data", str(shards))
+    code, out, err = pair.said("--serve-native", *args, cwd=shards.parent / "code")
     assert code == 0, err
     assert "rackrun: serving" in err
     (line,) = said_by_ranks(shards)
@@ -109,8 +109,8 @@ def test_an_own_task_in_a_folder_reads_served_shards_under_its_own_name(
     one, code = lab(1), shards.parent / "code"
     (code / "tasks").mkdir()
     (code / "tasks" / "flowers.py").write_text("TASK = None\n")
-    words = (hosts_of(one, shards), task, "--data", str(shards))
-    exit_code, _, err = one.said("--serve", "--serve-native", *words, cwd=code)
+    args = (hosts_of(one, shards), task, "--data", str(shards))
+    exit_code, _, err = one.said("--serve", "--serve-native", *args, cwd=code)
     assert exit_code == 0, err
     logs = (code / "runs").glob("2*/logs/*/rank-*.err")
     assert {log.read_text() for log in logs} == {f"{task}\n"}
@@ -121,9 +121,9 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
 ) -> None:
     """A firewall between one host and the server ends the launch with 65 and that host's name."""
     pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18080", "-j", "DROP")
-    words = (hosts_of(pair, shards), "catdog", "--data", str(shards))
+    args = (hosts_of(pair, shards), "catdog", "--data", str(shards))
     code, out, err = pair.said(
-        "--serve-native", "--serve-port", "18080", *words, cwd=shards.parent / "code"
+        "--serve-native", "--serve-port", "18080", *args, cwd=shards.parent / "code"
     )
     assert code == 65, err
     assert "node2: shards: http://10.77.0.1:18080/" in err
@@ -138,7 +138,7 @@ def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_
     hosts = str(pair.write_hosts(f"python={pair.cheap_python(trains=True)} workdir={ROOT}"))
     pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18081", "-j", "REJECT")
     task = ("catdog", "--recipe", "demo", "--data", str(shards), *QUICK)
-    own = (
+    options = (
         "--serve-native",
         "--serve-port",
         "18081",
@@ -147,7 +147,7 @@ def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_
         "--ignore-check",
         "code",
     )
-    code, out, err = pair.said(*own, "--runs", str(tmp_path / "runs"), hosts, *task)
+    code, out, err = pair.said(*options, "--runs", str(tmp_path / "runs"), hosts, *task)
     assert code == 65, err
     assert "rank 1 on node2" in err, err
     assert "http://10.77.0.1:18081/" in err
@@ -163,8 +163,8 @@ QUICK = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--no-tensorbo
 def drawn_shards(folder: Path) -> Path:
     """Return real shards of a few images."""
     write_archive(folder / "train.zip", 40)
-    words = ("-m", "convert", "catdog", str(folder / "train.zip"), str(folder / "drawn"))
-    done = warm.run(*words, start=warm.Launcher, cwd=ROOT)
+    args = ("-m", "convert", "catdog", str(folder / "train.zip"), str(folder / "drawn"))
+    done = warm.run(*args, start=warm.Launcher, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return folder / "drawn"
 
@@ -179,9 +179,9 @@ def test_the_server_ends_with_the_run(
 ) -> None:
     """However a run ends, no nginx is left, and its port is free. SSH-6: it never saw a secret."""
     one = lab(2)
-    words = (hosts_of(one, shards), "catdog", "--data", str(shards), wish)
-    own = ("--serve", "--serve-native", "--grace-seconds", "1", "--secret", "TOKEN")
-    process = one.run_ssh(*own, *words, cwd=shards.parent / "code", env={"TOKEN": "canary-bird"})
+    args = (hosts_of(one, shards), "catdog", "--data", str(shards), wish)
+    options = ("--serve", "--serve-native", "--grace-seconds", "1", "--secret", "TOKEN")
+    process = one.run_ssh(*options, *args, cwd=shards.parent / "code", env={"TOKEN": "canary-bird"})
     if sent:
         until(lambda: said_by_ranks(shards) != set(), "the ranks read their shards", 60)
         kept = files_of_server(shards)
@@ -199,12 +199,12 @@ def test_the_server_ends_with_the_run(
 def test_a_look_at_the_hosts_reads_the_shards_too(lab: Labs, shards: Path) -> None:
     """--check and --dry-run serve while they look; a server that exists is asked by every host."""
     one = lab(2)
-    words = (hosts_of(one, shards), "catdog", "--data")
-    code, out, err = one.said("--check", "--serve", "--serve-native", *words, str(shards))
+    args = (hosts_of(one, shards), "catdog", "--data")
+    code, out, err = one.said("--check", "--serve", "--serve-native", *args, str(shards))
     assert (code, "shards      all hosts  toy" in out) == (0, True), out + err
-    code, out, err = one.said("--dry-run", "--serve", "--serve-native", *words, str(shards))
+    code, out, err = one.said("--dry-run", "--serve", "--serve-native", *args, str(shards))
     assert (code, "--data http://127.0.0.1:" in out) == (0, True), out + err
-    code, out, err = one.said("--check", *words, "http://127.0.0.1:9/")
+    code, out, err = one.said("--check", *args, "http://127.0.0.1:9/")
     assert (code, out.count("http://127.0.0.1:9/dataset.json: Connection refused")) == (65, 1)
     assert of_folder(shards) == []
 
@@ -217,22 +217,22 @@ def test_hosts_show_who_they_are_before_the_start_as_well(
     secret.write_text("reader:long and random\n")
     tls = Site(shards, port=0, native=True, certificate=keys.certificate, key=keys.key)
     trust = ("--env", f"RACKRUN_CA={keys.authority}")
-    own = (f"RACKRUN_CERTIFICATE={keys.client_certificate}", f"RACKRUN_KEY={keys.client_key}")
+    options = (f"RACKRUN_CERTIFICATE={keys.client_certificate}", f"RACKRUN_KEY={keys.client_key}")
     for site, ours in (
         (replace(tls, credentials=secret), ("--env", "RACKRUN_CREDENTIALS=secret")),
-        (replace(tls, client_ca=keys.authority), ("--env", own[0], "--env", own[1])),
+        (replace(tls, client_ca=keys.authority), ("--env", options[0], "--env", options[1])),
     ):
         with serving(site) as server:
-            words = (hosts_of(one, shards), "catdog", "--data", server.url)
-            code, out, err = one.said("--check", *trust, *ours, *words)
+            args = (hosts_of(one, shards), "catdog", "--data", server.url)
+            code, out, err = one.said("--check", *trust, *ours, *args)
             assert (code, "shards      all hosts  toy" in out) == (0, True), out + err
-            code, out, err = one.said("--check", *trust, *words)
+            code, out, err = one.said("--check", *trust, *args)
             assert (code, "dataset.json: 40" in out) == (65, True), out + err
     with serving(tls) as server:
-        words = (hosts_of(one, shards), "catdog", "--data", server.url)
-        code, out, err = one.said("--check", *words)
-        said = " ".join(out.split())  # the table folds long lines
-        assert (code, "certificate" in said and "failed" in said) == (65, True), out + err
+        args = (hosts_of(one, shards), "catdog", "--data", server.url)
+        code, out, err = one.said("--check", *args)
+        message = " ".join(out.split())  # the table folds long lines
+        assert (code, "certificate" in message and "failed" in message) == (65, True), out + err
 
 
 def test_run_local_serves_when_asked(lab: Labs, shards: Path) -> None:
@@ -327,7 +327,7 @@ SHARDS = "a folder of shards"
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("args", "code", "says"),
     [
         (("--serve", "--", "true"), 64, "type: --serve TASK --data FOLDER"),
         (("--serve", "catdog", "--data", "http://h/"), 64, "type: --serve TASK --data FOLDER"),
@@ -341,10 +341,10 @@ SHARDS = "a folder of shards"
     ],
 )
 def test_what_cannot_be_served_is_one_line(
-    words: tuple[str, ...], code: int, says: str, shards: Path
+    args: tuple[str, ...], code: int, says: str, shards: Path
 ) -> None:
     """Bad usage and bad folders end with their codes, before anything is started."""
-    given = (str(shards) if word == SHARDS else word for word in words)
+    given = (str(shards) if arg == SHARDS else arg for arg in args)
     command = ("-m", "launcher", "local", "--serve-native", *given)
     done = warm.run(*command, start=warm.Launcher, cwd=ROOT)
     assert done.returncode == code, done.stderr

@@ -106,9 +106,9 @@ def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | N
     assert len(bundle) < 90_000
     channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
     channel.send(bundle + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
-    told = b"".join(iter(channel.receive, b""))
-    assert told.startswith(service.MARKER)
-    assert b'"survivors": []' in told
+    received = b"".join(iter(channel.receive, b""))
+    assert received.startswith(service.MARKER)
+    assert b'"survivors": []' in received
     assert channel.complaint() == ""
 
 
@@ -121,8 +121,8 @@ def test_a_failure_of_the_agent_names_its_file_and_line(magic: bytes | None) -> 
     b"".join(iter(channel.receive, b""))
     source = (ROOT / "launcher/remote/agent/agent.py").read_text().splitlines()
     line = next(n for n, text in enumerate(source, start=1) if 'order["locks"]' in text)
-    told = bootstrap.last_words(channel.complaint())
-    assert told == f"KeyError: 'locks' (launcher/remote/agent/agent.py, line {line})"
+    message = bootstrap.last_words(channel.complaint())
+    assert message == f"KeyError: 'locks' (launcher/remote/agent/agent.py, line {line})"
 
 
 def lines(code: CodeType) -> list[int | None]:
@@ -169,6 +169,6 @@ def test_a_host_whose_torchrun_never_joins_is_named(lab: Labs) -> None:
     assert f"{one.hosts[1].address}: torchrun has not joined the others for 14 s" in last
     assert one.hosts[0].address not in last
     (folder,) = Path(one.folder / "runs").glob("2*")
-    told = json.loads((folder / "result.json").read_text())
-    assert set(told["hosts"].values()) == {"clean"}
-    assert told["seconds"] < BUSY * (14.0 + 10.0)
+    report = json.loads((folder / "result.json").read_text())
+    assert set(report["hosts"].values()) == {"clean"}
+    assert report["seconds"] < BUSY * (14.0 + 10.0)

@@ -55,19 +55,19 @@ def test_output_without_a_reader_ends_nothing() -> None:
 
 def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
     """SSH-7: a host's text in our messages and notes moves no cursor."""
-    words = "node1: \x1b]0;PWNED\x07\u202e\nnode2: \x1b[2J"
+    line = "node1: \x1b]0;PWNED\x07\u202e\nnode2: \x1b[2J"
     plan = Plan("id", 0, ())
     drawn = io.StringIO()
     board = Dashboard(plan, "x", Path("/x"))
     board.console = Console(file=drawn, force_terminal=True, width=200)
-    board.note(words)
+    board.note(line)
     shown = [drawn.getvalue()]
     for tell in (say, PlainOutput(plan).note):
-        tell(words)
+        tell(line)
         shown.append(capfd.readouterr().err)
-    told = {"gpu\x1b[2J01": words}
+    expected = {"gpu\x1b[2J01": line}
     board.finish(
-        Result("failed", 1, words, None, None, None, "", "", {}, told, 1.0, {}, Path("/x"))
+        Result("failed", 1, line, None, None, None, "", "", {}, expected, 1.0, {}, Path("/x"))
     )
     assert "\x1b]" not in drawn.getvalue() and "\x1b[2J" not in drawn.getvalue()
     assert drawn.getvalue().count("PWNED") > 1
@@ -93,8 +93,8 @@ def test_a_plain_screen_shows_progress_before_the_first_epoch_ends(
     clock = r"rackrun: ([01]\d|2[0-3]):[0-5]\d:[0-5]\d"
     assert re.fullmatch(f"{clock} loading\n", drawn(PROGRESS_SECONDS + 1, phase="start"))
     drawn(20.0, phase="train", epoch=1, epochs=9, step=1, steps=900)
-    words = "epoch 1/9, step 11/900, loss 0.5, 80 images/s, run ends in 14:49\n"
-    assert re.fullmatch(f"{clock} {words}", drawn(30.0, step=11, loss=0.5, images_per_second=80.0))
+    text = "epoch 1/9, step 11/900, loss 0.5, 80 images/s, run ends in 14:49\n"
+    assert re.fullmatch(f"{clock} {text}", drawn(30.0, step=11, loss=0.5, images_per_second=80.0))
 
 
 def test_a_line_has_the_time_at_which_it_was_true() -> None:
@@ -129,14 +129,14 @@ def test_what_uses_the_model_is_typed_as_it_stands(
         (TaskWork("classify", ("--model", "my:Net")), "final.pt' IMAGE --model my:Net"),
         (TaskWork("classify", ("--lr", "1", "--model=my:Net")), "IMAGE --model my:Net"),
     ):
-        ((_, words),) = next_commands(result, planned(work))
-        assert words.endswith(says)
-    ((_, words),) = next_commands(result, plan)
-    assert words == "./run-local catdog predict 'my runs/final.pt' IMAGE"
+        ((_, args),) = next_commands(result, planned(work))
+        assert args.endswith(says)
+    ((_, args),) = next_commands(result, plan)
+    assert args == "./run-local catdog predict 'my runs/final.pt' IMAGE"
     for width in (80, 30):  # no path is cut or broken
         drawn, board = io.StringIO(), Dashboard(plan, "x", run)
         board.console = Console(file=drawn, force_terminal=True, width=width, color_system=None)
         board.finish(replace(result, resume="./run-local catdog --resume 'my runs'"))
         lines = [line.strip() for line in drawn.getvalue().splitlines()]
-        assert {words, "./run-local catdog --resume 'my runs'"} < set(lines)
+        assert {args, "./run-local catdog --resume 'my runs'"} < set(lines)
         assert any(re.fullmatch("model +my runs/final.pt", line) for line in lines), lines

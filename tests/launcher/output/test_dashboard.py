@@ -90,8 +90,8 @@ def training(node: int, rank: int, **fields: object) -> Report:
 
 def test_a_row_shows_all_about_a_host(stage: type[Stage]) -> None:
     """State, step, loss, its share of the images, CPU, memory, network, GPUs, the last line."""
-    here = stage(plan_of(2), 160)
-    shown = here.play(
+    display = stage(plan_of(2), 160)
+    shown = display.play(
         Opened(0, 1),
         RankStarted(0, 0, 5),
         RankStarted(1, 1, 5),
@@ -106,15 +106,15 @@ def test_a_row_shows_all_about_a_host(stage: type[Stage]) -> None:
                  "↓2,000 ↑1 MB/s"):  # fmt: skip
         assert cell in row
     assert row.rstrip().endswith("a line")
-    for word in ("epoch 1/5", "7/20", "loss 0.5123", "accuracy 75.0%", "5,000 images/s"):
-        assert word in shown
+    for text in ("epoch 1/5", "7/20", "loss 0.5123", "accuracy 75.0%", "5,000 images/s"):
+        assert text in shown
 
 
 def test_a_script_without_epochs_shows_its_steps(stage: type[Stage]) -> None:
     """What `rackrun.report` sends: the step stands where the epoch does for a task."""
     board = stage(plan_of(1))
-    said = Report(0, 0, {"rank": 0, "phase": "train", "step": 12, "steps": 40, "loss": 0.25})
-    assert re.search(r"step 12/40 .*loss 0\.2500", board.play(RankStarted(0, 0, 1), said))
+    message = Report(0, 0, {"rank": 0, "phase": "train", "step": 12, "steps": 40, "loss": 0.25})
+    assert re.search(r"step 12/40 .*loss 0\.2500", board.play(RankStarted(0, 0, 1), message))
     assert "evaluating" in board.play(Report(0, 0, {"rank": 0, "phase": "evaluate"}))
 
 
@@ -126,12 +126,12 @@ def busy(node: int, *gpus: int) -> Usage:
 
 def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
     """GPUs come before the CPU, one idle GPU of eight shows, and so does where the run is."""
-    here = stage(plan_of(2, 8, model="H100 80GB\x1b[2J"), 80, 24)
+    display = stage(plan_of(2, 8, model="H100 80GB\x1b[2J"), 80, 24)
     step = {"epochs": 16, "epoch_steps": 100, "steps": 1600}
-    here.play(training(0, 0, epoch=2, step=110, **step))
+    display.play(training(0, 0, epoch=2, step=110, **step))
     fields = {"epoch": 2, "step": 150, "images_per_second": 9000.0, "best": 0.615, **step}
     fields["dataset"] = "flowers, 10 images"
-    shown = here.play(
+    shown = display.play(
         *(RankStarted(rank // 8, rank, 5) for rank in range(16)),
         *(training(rank // 8, rank, loss=2.3, checkpoint=1100, **fields) for rank in range(16)),
         busy(0, *[97] * 8),
@@ -142,7 +142,7 @@ def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
     assert "8x 97%  75% mem" in first
     assert "7x 97% 1x 0%  75% mem" in second
     assert "catdog  ·  16 ranks on 2 hosts, 8 each, H100 80GB␛[2J" in shown
-    assert f"run {here.run.plan.run_id[:8]}  ·  /x  ·  flowers, 10 images" in shown
+    assert f"run {display.run.plan.run_id[:8]}  ·  /x  ·  flowers, 10 images" in shown
     assert "run ends in 0:" in shown
     assert "best validation accuracy 61.5%  ·  last checkpoint at step 1,100" in shown
 
@@ -150,9 +150,9 @@ def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
 @pytest.mark.parametrize(("model", "state"), [("H100", "slow heat"), ("", "training")])
 def test_a_hot_gpu_is_seen(stage: type[Stage], model: str, state: str) -> None:
     """Temperature and power of the hottest; its host stands first as slow, if ranks use GPUs."""
-    here = stage(plan_of(2, model=model), 160)
+    display = stage(plan_of(2, model=model), 160)
     hot = Gpu(60, 1, 2, 93, 1_000, "heat"), Gpu(97, 1, 2, 70, 400)
-    shown = here.play(
+    shown = display.play(
         *(RankStarted(rank, rank, 5) for rank in range(2)),
         *(training(rank, rank, step=1) for rank in range(2)),
         *(Usage(node, 0.5, 1, 2, gpus) for node, gpus in enumerate((hot[1:], hot))),
@@ -166,8 +166,8 @@ def test_a_hot_gpu_is_seen(stage: type[Stage], model: str, state: str) -> None:
 
 def test_columns_without_content_give_way(stage: type[Stage]) -> None:
     """A program that reports nothing has no step, loss and images/s: memory has their room."""
-    here = stage(plan_of(2), 80, 24)
-    shown = here.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), busy(0), busy(1))
+    display = stage(plan_of(2), 80, 24)
+    shown = display.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), busy(0), busy(1))
     head = next(line for line in shown.splitlines() if "state" in line)
     assert head.split() == ["host", "state", "cpu", "memory"]
 
@@ -177,8 +177,8 @@ def test_columns_without_content_give_way(stage: type[Stage]) -> None:
 )
 def test_a_task_that_imports_torch_is_starting(stage: type[Stage], work: Work, state: str) -> None:
     """Until a rank reports; what a program of the user does then, is not known."""
-    here, said = stage(plan_of(2, work=work)), Report(0, 0, {"phase": "start"})
-    shown = here.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), said)
+    display, message = stage(plan_of(2, work=work)), Report(0, 0, {"phase": "start"})
+    shown = display.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), message)
     assert dict(re.findall(r"(gpu\d+) +● (\w+)", shown)) == {"gpu001": "loading", "gpu002": state}
 
 
@@ -201,14 +201,14 @@ def test_gpus_are_not_named_where_none_is_used() -> None:
 
 def test_broken_hosts_stand_first(stage: type[Stage]) -> None:
     """Of 40 hosts on a small terminal, the lost, the failed and the hanging one are on top."""
-    here = stage(plan_of(40), 80, 20)
-    here.play(*(RankStarted(node, node, 5) for node in range(40)))
+    display = stage(plan_of(40), 80, 20)
+    display.play(*(RankStarted(node, node, 5) for node in range(40)))
     for step in (1, 2):
-        here.play(*(training(node, node, step=step) for node in range(40)))
+        display.play(*(training(node, node, step=step) for node in range(40)))
     others = (training(node, node, step=3) for node in range(40) if node != 30)
-    here.play(*others, Lost(39, "silent for 15 s"), RankEnded(38, 38, 1))
-    here.run.rank(30).moved_at -= 60
-    shown = here.play()
+    display.play(*others, Lost(39, "silent for 15 s"), RankEnded(38, 38, 1))
+    display.run.rank(30).moved_at -= 60
+    shown = display.play()
     rows = [line.split()[:3] for line in shown.splitlines() if line.strip().startswith("gpu")]
     assert [row[0] for row in rows[:4]] == ["gpu031", "gpu039", "gpu040", "gpu001"]
     assert [row[2] for row in rows[:4]] == ["hanging", "failed", "lost", "training"]
@@ -218,8 +218,8 @@ def test_broken_hosts_stand_first(stage: type[Stage]) -> None:
 
 def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
     """128 hosts on 24 lines: as many rows as fit, and the rest counted by state."""
-    here = stage(plan_of(128), 100, 24)
-    shown = here.play(*(RankStarted(node, node, 5) for node in range(64)))
+    display = stage(plan_of(128), 100, 24)
+    shown = display.play(*(RankStarted(node, node, 5) for node in range(64)))
     assert "gpu065   ● connecting" in shown
     assert "114 hosts more: 50 connecting, 64 running" in " ".join(shown.split())
     assert len(shown.rstrip().splitlines()) <= 24
@@ -228,10 +228,10 @@ def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
 @pytest.mark.parametrize("columns", [20, 25, 40, 60, 80, 99, 100, 200])
 def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
     """On a narrow terminal columns give way; no row becomes two, or has a hole in it."""
-    here = stage(plan_of(3), columns, 24)
+    display = stage(plan_of(3), columns, 24)
     shown = ""
     for step in range(1, 4):
-        shown = here.play(
+        shown = display.play(
             training(0, 0, step=step, steps=9, epoch=1, epochs=1, epoch_step=step, epoch_steps=9,
                      loss=0.5, accuracy=0.7, images_per_second=123456.0),
             Output(0, 0, "out", b"x" * 30 + b"\n"),
@@ -245,10 +245,10 @@ def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
 
 def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
     """A stopped process and a lost host differ from hosts that work."""
-    here = stage(plan_of(3))
+    display = stage(plan_of(3))
     for node in range(3):
-        here.play(Opened(node, 1), RankStarted(node, node, 5))
-    shown = here.play(Frozen(1, ("rank 1",)), Lost(2, "silent for 15 s"))
+        display.play(Opened(node, 1), RankStarted(node, node, 5))
+    shown = display.play(Frozen(1, ("rank 1",)), Lost(2, "silent for 15 s"))
     assert [line.split()[2] for line in shown.splitlines() if line.strip().startswith("gpu")] == [
         "stopped",
         "lost",
@@ -258,14 +258,14 @@ def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
 
 def test_a_host_that_holds_up_the_others_shows_in_its_row(stage: type[Stage]) -> None:
     """Its state says by what it is slow, as long as the first rank says so."""
-    here = stage(plan_of(2))
+    display = stage(plan_of(2))
     for node in (0, 1):
-        here.play(RankStarted(node, node, 5), training(node, node, step=20))
+        display.play(RankStarted(node, node, 5), training(node, node, step=20))
     slow = {"slow_rank": 1, "slow_why": "network", "slow": "slower than the others"}
-    text = here.play(training(0, 0, step=21, **slow))
+    text = display.play(training(0, 0, step=21, **slow))
     assert re.search(r"gpu001 +● training", text)
     assert re.search(r"gpu002 +● slow network", text)
-    assert "slow" not in here.play(training(0, 0, step=41, slow_rank=-1, slow=""))
+    assert "slow" not in display.play(training(0, 0, step=41, slow_rank=-1, slow=""))
 
 
 def test_numbers_are_short() -> None:
@@ -279,18 +279,18 @@ def test_numbers_are_short() -> None:
 @pytest.mark.parametrize("columns", [30, 80])
 def test_paths_are_whole_on_a_narrow_terminal(stage: type[Stage], columns: int) -> None:
     """The terminal wraps them, so they can be selected: no line is broken or cut before."""
-    here = stage(plan_of(2), columns, 60)
-    here.play(RankStarted(0, 0, 5))
+    display = stage(plan_of(2), columns, 60)
+    display.play(RankStarted(0, 0, 5))
     runs = "/results/of a long name/" + "/".join("abcdefgh" * 2 for _ in range(5))
     folder, log = Path(f"{runs}/20260102-030405-catdog"), Path(f"{runs}/logs/gpu01/rank-5.err")
     resume = f"./run-ssh --runs '{runs}' hosts.txt catdog --resume '{folder}'"
-    here.board.finish(
+    display.board.finish(
         Result(
             *("failed", 1, "a cause", "gpu001", 0, log, "", "", {0: 1}, {}, 1.0),
             *({"final": "final.pt"}, folder, 7, resume),
         )
     )
-    here.terminal.text()
-    written = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", here.terminal.bytes).decode()
+    display.terminal.text()
+    written = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", display.terminal.bytes).decode()
     for whole in (resume, f"log: {log}\r\n", f"{folder}\r\n", f"{folder}/final.pt\r\n"):
         assert whole in written

@@ -58,8 +58,8 @@ def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(
     run ends with 0. The next launch is refused with 74, and no rank was started."""
     one = lab(1)
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
-    words = ("--runs", str(small), hosts, "--", "sh", "-c")
-    code, out, err = one.said(*words, "touch started; seq 100000; echo done")
+    args = ("--runs", str(small), hosts, "--", "sh", "-c")
+    code, out, err = one.said(*args, "touch started; seq 100000; echo done")
     assert code == 0, err
     assert out.splitlines()[-2:] == ["100000", "done"]
     assert err.count("output is not logged any more: No space left on device") == 1
@@ -68,7 +68,7 @@ def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(
     assert missing != (folder / "result.json").exists()  # as the last free page would have it
     assert "done in " in err.splitlines()[-1]
     (one.folder / "started").unlink()
-    code, _, err = one.said(*words, "touch started")
+    code, _, err = one.said(*args, "touch started")
     assert code == 74, err
     last = err.splitlines()[-1]
     assert "No space left on device" in last and last.endswith("or type: --runs FOLDER")

@@ -50,8 +50,8 @@ def test_a_file_system_without_locks_costs_only_the_notice(tmp_path: Path, refus
     """Every call of flock is refused, as on Lustre without its option: the run begins."""
     refuse = ["strace", "-qqq", "-o", "/dev/null", "-e", f"inject=flock:error={refusal}"]
     command = [*refuse, sys.executable, "-c", BEGIN, str(tmp_path)]
-    told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert (told.stdout, told.stderr) == ("\n", "")
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert (output.stdout, output.stderr) == ("\n", "")
 
 
 def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(

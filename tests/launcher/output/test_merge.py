@@ -23,23 +23,23 @@ def texts(shown: list[Line | Flood]) -> list[tuple[str, int]]:
 def test_lines_are_the_same_however_the_bytes_are_cut() -> None:
     """Lines with UTF-8 come out alike, whether the bytes arrive whole or one by one."""
     data = "first\nzweite Zeile: äöü 漢字 🐈\n\nlast without an end".encode()
-    wanted = [("first", 1), ("zweite Zeile: äöü 漢字 🐈", 1), ("", 1), ("last without an end", 1)]
+    expected = [("first", 1), ("zweite Zeile: äöü 漢字 🐈", 1), ("", 1), ("last without an end", 1)]
     for size in (1, 2, 3, 7, 1000):
         merger = LogMerger(fold=False)
         shown = []
         for start in range(0, len(data), size):
             feed(merger, data[start : start + size])
             shown += merger.take(0.0)
-        assert texts(shown + merger.take(0.0, everything=True)) == wanted
+        assert texts(shown + merger.take(0.0, everything=True)) == expected
 
 
 def test_equal_lines_of_many_ranks_are_one() -> None:
     """64 ranks say the same three lines in their own time: three lines with a count of 64."""
     merger = LogMerger(fold=True)
     chance = random.Random(3)
-    words = [(rank, line) for line in ("one", "two", "two") for rank in range(64)]
-    chance.shuffle(words)
-    for rank, line in words:
+    args = [(rank, line) for line in ("one", "two", "two") for rank in range(64)]
+    chance.shuffle(args)
+    for rank, line in args:
         feed(merger, line.encode() + b"\n", rank)
         merger.take(0.0)
     shown = merger.take(1.0)

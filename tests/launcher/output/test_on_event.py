@@ -72,9 +72,9 @@ def test_a_lost_host_and_a_restart_reach_the_command(
     rack = lab(1)
     host = rack.hosts[0]
     rack.configure(f"Host gpu1\n  HostName {host.address}\n  Port {host.port}")
-    words = ("--python", str(rack.cheap_python()), "--workdir", str(rack.folder), "-H", "gpu1")
-    words += ("--max-restarts", "1", "--on-event", " ".join(keeping(tmp_path)))
-    code, _, err = rack.said(*words, "--", sys.executable, "-c", AGENT_KILLED_ONCE)
+    args = ("--python", str(rack.cheap_python()), "--workdir", str(rack.folder), "-H", "gpu1")
+    args += ("--max-restarts", "1", "--on-event", " ".join(keeping(tmp_path)))
+    code, _, err = rack.said(*args, "--", sys.executable, "-c", AGENT_KILLED_ONCE)
     assert code == 0, err
     lost, restart, end = kept(tmp_path)
     assert [lost["event"], restart["event"], end["event"]] == ["lost", "restart", "end"]

@@ -32,9 +32,9 @@ def test_a_secret_is_in_nothing_that_a_failing_run_leaves(lab: Callable[[int], L
     hosts = str(one.write_hosts(f"python={warm.interpreter()}"))
     script = one.folder / "fail.py"
     script.write_text(FAIL)
-    there = (str(script), str(one.folder), str(len(SECRET)))
-    words = (*SHORT, "--secret", "TOKEN", hosts, "--", sys.executable, *there)
-    process = one.run_ssh(*words, env={"TOKEN": SECRET})
+    remote = (str(script), str(one.folder), str(len(SECRET)))
+    args = (*SHORT, "--secret", "TOKEN", hosts, "--", sys.executable, *remote)
+    process = one.run_ssh(*args, env={"TOKEN": SECRET})
     met = [one.folder / "met-0", one.folder / "met-1"]
     try:
         until(lambda: all(path.exists() for path in met), "both ranks run", 60)
@@ -43,8 +43,8 @@ def test_a_secret_is_in_nothing_that_a_failing_run_leaves(lab: Callable[[int], L
         assert all((folder / "command.json").exists() for folder in scratch_folders)
         of_torchrun = {folder for pid in of_the_run(one) for folder in temporary_of(pid)}
         assert of_torchrun
-        places = {one.folder, *scratch_folders, *of_torchrun}
-        assert not showing(places)
+        positions = {one.folder, *scratch_folders, *of_torchrun}
+        assert not showing(positions)
         assert not [line for line in command_lines() if SECRET.encode() in line]
     finally:
         (one.folder / "go").touch()
@@ -52,7 +52,7 @@ def test_a_secret_is_in_nothing_that_a_failing_run_leaves(lab: Callable[[int], L
     assert process.returncode == 1
     assert "ValueError: out of the mine" in err
     assert SECRET not in out + err
-    assert not showing(places)
+    assert not showing(positions)
 
 
 def temporary_of(pid: int) -> Iterator[Path]:
@@ -64,9 +64,9 @@ def temporary_of(pid: int) -> Iterator[Path]:
                 yield Path(value).parents[3]
 
 
-def showing(places: set[Path]) -> list[Path]:
+def showing(folders: set[Path]) -> list[Path]:
     """Return the files below these folders that hold the secret."""
-    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return [path for path in files if SECRET.encode() in path.read_bytes()]
 
 

@@ -39,8 +39,8 @@ def test_a_board_shows_hosts_and_progress(tmp_path: Path) -> None:
     """A row per host with its state, a bar with the epoch, then a summary; and nothing is left."""
     terminal = Terminal()
     drive = Drive(tmp_path, [*STAND_IN, "2", "30", "0.05"], terminal, slots=[1, 1], plain=False)
-    words = ("stand_in", "2 ranks on 2 hosts", "127.0.0.2", "127.0.0.3", "epoch 1/2", "run ends in")
-    until(lambda: all(terminal.shows(word) for word in ("training", "images/s", *words)))
+    args = ("stand_in", "2 ranks on 2 hosts", "127.0.0.2", "127.0.0.3", "epoch 1/2", "run ends in")
+    until(lambda: all(terminal.shows(text) for text in ("training", "images/s", *args)))
     assert wait_for_end(drive, terminal) == 0
     until(lambda: terminal.shows("done in"))
     shown = terminal.text()

@@ -40,12 +40,12 @@ def test_a_long_run_has_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [vars(line) for line in read_usage(tmp_path)] == [
         {**line, "gpus": tuple(map(tuple, line["gpus"]))} for line in lines(path)
     ]
-    found = [line for line in lines(path) if line["host"] == "gpu02"]
-    assert 60 < len(found) <= 152
-    assert found[0]["time"] == 0
-    steps = {b["time"] - a["time"] for a, b in zip(found[:-2], found[1:-1], strict=True)}
-    assert max(steps) <= 2 * moments * SECOND / len(found)
-    middle = found[len(found) // 2]
+    result = [line for line in lines(path) if line["host"] == "gpu02"]
+    assert 60 < len(result) <= 152
+    assert result[0]["time"] == 0
+    steps = {b["time"] - a["time"] for a, b in zip(result[:-2], result[1:-1], strict=True)}
+    assert max(steps) <= 2 * moments * SECOND / len(result)
+    middle = result[len(result) // 2]
     assert abs(middle["gpus"][0][0] - 50) <= 2
     assert middle["gpus"][1] == [50, 20, 80]
     assert (middle["cpu"], middle["received"], middle["sent"]) == (0.5, 100, 200)
@@ -160,18 +160,18 @@ def test_traffic_on_a_device_is_measured() -> None:
     meter = UsageMeter(1.0, "lo")
     assert meter.measure(1.0)["received"] == 0
     with socket.create_server(("127.0.0.1", 0)) as server:
-        here = socket.create_connection(server.getsockname())
-        there, _ = server.accept()
-        sender = threading.Thread(target=here.sendall, args=(b"x" * 10**6,))
+        local = socket.create_connection(server.getsockname())
+        remote, _ = server.accept()
+        sender = threading.Thread(target=local.sendall, args=(b"x" * 10**6,))
         sender.start()
         got = 0
         while got < 10**6:
-            got += len(there.recv(1 << 16))
+            got += len(remote.recv(1 << 16))
         sender.join()
-        here.close()
-        there.close()
-    seen = meter.measure(3.0)
-    assert min(seen["received"], seen["sent"]) >= 500_000
+        local.close()
+        remote.close()
+    observed = meter.measure(3.0)
+    assert min(observed["received"], observed["sent"]) >= 500_000
 
 
 def test_devices_are_distinguished(tmp_path: Path) -> None:

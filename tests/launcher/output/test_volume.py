@@ -74,8 +74,8 @@ def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(
     for megabytes in sizes:
         with (tmp_path / "screen").open("wb") as screen:
             command = ("--", *flooder(tmp_path, megabytes))
-            words = ("--ssh-config", str(one.config), "--name", str(megabytes), hosts, *command)
-            process = one.launcher(*words, stdout=screen, before=("env",))  # our own child
+            args = ("--ssh-config", str(one.config), "--name", str(megabytes), hosts, *command)
+            process = one.launcher(*args, stdout=screen, before=("env",))  # our own child
         peak, processor = watched(process.pid)
         _, err = process.communicate(timeout=TIMEOUT_SECONDS)
         assert process.returncode == 0, err
@@ -115,9 +115,9 @@ def test_every_byte_of_every_rank_is_in_its_log(tmp_path: Path) -> None:
         data = seed + str(rank).encode()
         pieces = [data[start : start + 7777] for start in range(0, len(data), 7777)]
         backwards = b"".join(piece[::-1] for piece in pieces)
-        for stream, wanted in (("out", data), ("err", backwards)):
-            found = drive.log(rank, stream, host=host).read_bytes()
-            assert hashlib.sha256(found).digest() == hashlib.sha256(wanted).digest()
+        for stream, expected in (("out", data), ("err", backwards)):
+            result = drive.log(rank, stream, host=host).read_bytes()
+            assert hashlib.sha256(result).digest() == hashlib.sha256(expected).digest()
 
 
 def test_a_full_disk_under_the_logs_does_not_end_the_run(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def told(honest, change):
 def raw(text):
     """Send other bytes in place of any answer."""
 
-    def tell(answer):
+    def tell(reply):
         sys.stdout.buffer.write(text.encode("latin-1"))
         sys.stdout.buffer.flush()
 

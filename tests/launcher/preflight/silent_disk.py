@@ -16,12 +16,12 @@ def silent_disk(folder: Path) -> Iterator[Path]:
     assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
-    answers = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    words = f"fd={answers},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+    replies = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    text = f"fd={replies},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
     target = os.fsencode(folder)
-    assert not libc.mount(b"silent", target, b"fuse", NOSUID_NODEV, words), ctypes.get_errno()
+    assert not libc.mount(b"silent", target, b"fuse", NOSUID_NODEV, text), ctypes.get_errno()
     try:
         yield folder
     finally:
-        os.close(answers)  # ends all that wait
+        os.close(replies)  # ends all that wait
         assert not libc.umount2(target, MNT_DETACH), ctypes.get_errno()

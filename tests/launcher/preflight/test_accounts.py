@@ -124,8 +124,8 @@ def test_a_start_up_file_that_ends_the_shell_is_named(lab: Labs, line: str) -> N
 def test_a_start_up_file_that_talks_does_no_harm(lab: Labs) -> None:
     """Greetings on both streams, also one that resembles the agent's first bytes."""
     one = lab(1)
-    talk = "echo welcome; echo welcome >&2; printf 'rackrun program\\n\\0\\nrackrun'\n"
-    (one.hosts[0].folder / ".bashrc").write_text(talk)
+    exchange = "echo welcome; echo welcome >&2; printf 'rackrun program\\n\\0\\nrackrun'\n"
+    (one.hosts[0].folder / ".bashrc").write_text(exchange)
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
     code, out, err = one.said(hosts, "--", "echo", "through")
     assert (code, out) == (0, "through\n"), err

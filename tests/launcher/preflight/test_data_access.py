@@ -24,8 +24,10 @@ Labs = Callable[[int], Lab]
 
 def shown(public: Path) -> str:
     """Return a key's fingerprint."""
-    told = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True)
-    return told.stdout.split()[1]
+    output = subprocess.run(
+        ["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True
+    )
+    return output.stdout.split()[1]
 
 
 def test_a_changed_and_an_unknown_key_are_both_named(lab: Labs, tmp_path: Path) -> None:
@@ -120,8 +122,8 @@ PLANTED = {"a link": ("ln", "-s"), "a pipe": ("mkfifo",), "a folder": ("mkdir",)
 def plant(what: str, path: Path, target: Path) -> None:
     """Make the folder as another account, which may do so in /tmp."""
     assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
-    words = [*PLANTED[what], *([str(target)] * (what == "a link")), str(path)]
-    subprocess.run(words, check=True, user=SOMEBODY, group=SOMEBODY, extra_groups=[])
+    args = [*PLANTED[what], *([str(target)] * (what == "a link")), str(path)]
+    subprocess.run(args, check=True, user=SOMEBODY, group=SOMEBODY, extra_groups=[])
 
 
 @pytest.mark.parametrize("what", PLANTED)

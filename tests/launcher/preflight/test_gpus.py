@@ -156,18 +156,18 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
     one.start(command=with_gpus(one.folder), extra=with_path(smi.parent))
     wait_for_banner(one.hosts[0].address, one.hosts[0].port)
     one.trust()
-    told = PYTHON.format(torch=torch, cuda=cuda, python=sys.executable)
-    python = program(one.folder / "python", told)
+    report = PYTHON.format(torch=torch, cuda=cuda, python=sys.executable)
+    python = program(one.folder / "python", report)
     hosts = str(one.write_hosts(f"python={python} workdir={ROOT}"))
-    words = ("--ignore-check", "code", hosts, "catdog", "--synthetic")
-    code, out, err = one.said("--check", *words)
+    args = ("--ignore-check", "code", hosts, "catdog", "--synthetic")
+    code, out, err = one.said("--check", *args)
     assert "2 NVIDIA H100 80GB HBM3" in out, out + err
     shown = " ".join(out.split())
     assert (code, driver in shown, not says or says in shown) == (78 if says else 0, True, True)
     if says:
-        code, out, err = one.said(*words)
+        code, out, err = one.said(*args)
         assert (code, says in err, "--device cpu" in err) == (78, True, True), err
-        assert one.said("--check", *words, "--device", "cpu")[0] == 0
+        assert one.said("--check", *args, "--device", "cpu")[0] == 0
 
 
 def test_a_failed_run_names_the_sick_gpu(lab: Labs) -> None:
@@ -194,22 +194,22 @@ def test_what_drivers_print_is_read_whatever_their_age(
     smi = program(tmp_path / "bin/nvidia-smi", text)
     monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(remote, "xids", lambda: {"0000:5e:00": [{"code": 79, "seconds": 60}]})
-    found = remote.gpus(full=True)
-    believed("gpus", found)
-    assert (found["driver"], found["capabilities"]) == ("550.54.15", ["9.0", "9.0"])
-    assert [each["pid"] for each in found["processes"]] == [1]
-    assert found["gpus"][0] == {
+    result = remote.gpus(full=True)
+    believed("gpus", result)
+    assert (result["driver"], result["capabilities"]) == ("550.54.15", ["9.0", "9.0"])
+    assert [each["pid"] for each in result["processes"]] == [1]
+    assert result["gpus"][0] == {
         "name": "NVIDIA H100 80GB HBM3", "total": 81559, "used": 4, "temperature": 41, "power": 71,
         "power_limit": 700, "uncorrected": 0, "remapping": "", "recovery": "", "slowed": [],
         "xids": [], "links": 1,
     }  # fmt: skip
-    assert found["gpus"][1] == {
+    assert result["gpus"][1] == {
         "name": "Tesla V100-SXM2-16GB", "total": 16384, "used": 0, "temperature": 83, "power": 0,
         "power_limit": 300, "uncorrected": 2, "remapping": "pending", "recovery": "",
         "slowed": ["hw_slowdown"], "xids": [{"code": 79, "seconds": 60}], "links": 0,
     }  # fmt: skip
-    assert "Xid" not in judge.suspects(found, 59)
-    assert judge.suspects(found, 60) == (
+    assert "Xid" not in judge.suspects(result, 59)
+    assert judge.suspects(result, 60) == (
         "GPU 1: 2 uncorrected ECC errors since the driver was loaded, slowed by hardware,"
         " remaps broken memory at its next reset, Xid 79 1:00 ago"
     )
@@ -218,7 +218,7 @@ def test_what_drivers_print_is_read_whatever_their_age(
 def test_the_kernels_log_names_the_gpu_and_the_age_of_its_errors() -> None:
     """Errors of hardware only: those of programs, such as 13 and 31, are not the GPU's."""
     now = int(time.clock_gettime(time.CLOCK_BOOTTIME))
-    found = remote.xids(
+    processes = remote.xids(
         [
             f"[{now - 5:8}.123456] NVRM: Xid (PCI:0000:3B:00): 79, pid=7, fell off",
             f"[{now - 9}.1] NVRM: Xid (0000:3b:00): 48, DBE",
@@ -226,7 +226,7 @@ def test_the_kernels_log_names_the_gpu_and_the_age_of_its_errors() -> None:
             "[nonsense] NVRM: Xid (PCI:0000:3b:00): 79",
         ]
     )
-    assert [each["code"] for each in found.pop("0000:3b:00")] == [79, 48] and not found
+    assert [each["code"] for each in processes.pop("0000:3b:00")] == [79, 48] and not processes
 
 
 def test_gpus_of_amd_count_where_their_tools_are(
@@ -262,9 +262,9 @@ def finding(label: str, **gpu: object) -> HostFacts:
         "name": "H100", "total": 81559, "used": 4, "power": 71, "power_limit": 700,
         "temperature": 41, "links": 18,
     }  # fmt: skip
-    answers: dict[str, Any] = {"look": {"gpus": 2, "interpreter": {}}}
-    answers["gpus"] = {"gpus": [usual, {**usual, **gpu}], "processes": [], "driver": "550"}
-    return HostFacts(Host(label), answers=answers)
+    replies: dict[str, Any] = {"look": {"gpus": 2, "interpreter": {}}}
+    replies["gpus"] = {"gpus": [usual, {**usual, **gpu}], "processes": [], "driver": "550"}
+    return HostFacts(Host(label), answers=replies)
 
 
 @pytest.mark.parametrize(
@@ -323,9 +323,9 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     other = replace(host, host=replace(host.host, devices=(0,)))
     assert judge.gpu_model(other) == "H100"
     torch = {"look": {**host["look"], "interpreter": {"torch": "2.15.0+cu132"}}}
-    told = replace(cluster, hosts=(replace(host, answers={**host.answers, **torch}), other))
-    assert told.versions == "torch 2.15.0+cu132, driver 550"
-    assert replace(told, on_cpu=True).versions == "torch 2.15.0+cu132"
+    report = replace(cluster, hosts=(replace(host, answers={**host.answers, **torch}), other))
+    assert report.versions == "torch 2.15.0+cu132, driver 550"
+    assert replace(report, on_cpu=True).versions == "torch 2.15.0+cu132"
     assert judge.sick(other, cluster) == judge.suspicious(other, cluster) == ""
 
 

@@ -92,7 +92,7 @@ def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(
 def test_no_word_of_a_probe_moves_the_cursor(lab: Labs) -> None:
     """SSH-7: errors, folders, names and versions are shown with escapes made visible."""
     one = lab(0)
-    words = (
+    args = (
         {"look": {"interpreter": {"error": ESC}}},
         {"look": {"workdir": f"/{ESC}"}},
         {"look": {"workdir_problem": ESC}},
@@ -103,11 +103,11 @@ def test_no_word_of_a_probe_moves_the_cursor(lab: Labs) -> None:
         {"look": [{"error": ESC}]},
         {"reach": {"error": ESC}},
     )
-    hosts = host_of_lies(one, [HONEST, *words])
+    hosts = host_of_lies(one, [HONEST, *args])
     code, out, err = one.said("--check", str(hosts), "--", "true")
     assert code == 69
     assert "\x1b" not in out + err and "\x07" not in out + err
-    assert out.count("␛]0;PWNED␇") >= len(words)
+    assert out.count("␛]0;PWNED␇") >= len(args)
     # what only the last plan shows
     hosts = host_of_lies(one, [{"look": {"python": f"/{ESC}", "interpreter": INTERPRETER}}])
     code, out, err = one.said("--dry-run", str(hosts), "--", "true")

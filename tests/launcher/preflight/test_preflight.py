@@ -61,13 +61,13 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 def finding(name: str, **changes: Any) -> HostFacts:
-    answers = {question: dict(answer) for question, answer in GOOD.items()}
-    answers["look"]["machine"] = name
+    replies = {question: dict(reply) for question, reply in GOOD.items()}
+    replies["look"]["machine"] = name
     for path, value in changes.items():
         question, _, key = path.partition("__")
-        answers.setdefault(question, {})
-        answers[question] = {**answers[question], key: value} if key else value
-    return HostFacts(Host(name), answers=answers)
+        replies.setdefault(question, {})
+        replies[question] = {**replies[question], key: value} if key else value
+    return HostFacts(Host(name), answers=replies)
 
 
 def judged(*findings: HostFacts, allowed: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
@@ -152,10 +152,10 @@ def test_what_is_wrong_with_a_host_is_named(
     changes: dict[str, Any], check: str, level: str, says: str
 ) -> None:
     """Each check refuses or warns of what it is there for, and of nothing else."""
-    found = judged(finding("a"), finding("b", **changes))
-    assert list(found) == [check]
-    assert found[check][0] == level
-    assert says in found[check][1]
+    result = judged(finding("a"), finding("b", **changes))
+    assert list(result) == [check]
+    assert result[check][0] == level
+    assert says in result[check][1]
 
 
 def test_slots_in_the_host_file_allow_uneven_hosts() -> None:
@@ -183,9 +183,9 @@ def test_a_public_address_for_the_master_needs_a_word() -> None:
 
 def test_a_name_that_stands_for_a_public_address_is_one() -> None:
     """NET-1: the host's own resolution of address= counts; reported once, for the first host."""
-    there = {"address": "10.0.0.2", "interface": "eth0", "master": "8.8.8.8"}
+    options = {"address": "10.0.0.2", "interface": "eth0", "master": "8.8.8.8"}
     cluster = ClusterFacts(
-        (finding("a"), finding("b", route=there), finding("c", route=there)), "gpu1", 1
+        (finding("a"), finding("b", route=options), finding("c", route=options)), "gpu1", 1
     )
     error = refusal(cluster, examine(cluster, CHECKS))
     assert str(error).startswith("b: public: ranks would meet at the public address 8.8.8.8;")
@@ -308,8 +308,8 @@ def shard_server() -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = {"/dataset.json": dataset, "/toy-train-000000.tar": b"x"}
-            body = known.get(self.path)
+            expected = {"/dataset.json": dataset, "/toy-train-000000.tar": b"x"}
+            body = expected.get(self.path)
             self.send_response(200 if body else 404)
             self.send_header("Content-Length", str(len(body or b"")))
             self.end_headers()
@@ -359,8 +359,8 @@ def test_every_difference_between_real_hosts_is_in_the_json(lab: Labs, shard_ser
         f"python={good} workdir={one.folder}/none",
         f"python={good}",
     )
-    words = ("--check", "--json", str(hosts), "catdog", "--data", shard_server)
-    code, out, err = one.said(*words, cwd=one.folder / "same")
+    args = ("--check", "--json", str(hosts), "catdog", "--data", shard_server)
+    code, out, err = one.said(*args, cwd=one.folder / "same")
     assert (code, err) == (69, "")
     rows = rows_of(out)
     host = [f"127.0.0.{number}" for number in range(2, 8)]
@@ -406,13 +406,13 @@ def test_few_open_files_are_found_out(lab: Labs) -> None:
 def test_a_clock_that_is_off_is_reported_and_harms_no_run(lab: Labs, ahead: int) -> None:
     """Probe and agent of one host live in another minute: a warning, both ranks, and 0."""
     one = lab(2)
-    there = one.hosts[1].folder
+    remote = one.hosts[1].folder
     shifted = f"import time; true = time.time; time.time = lambda: true() + {ahead}"
-    (there / "python3").write_text(
+    (remote / "python3").write_text(
         f'#!/bin/sh\nexec {sys.executable} -I -S -X utf8 -c "{shifted}\n$6"\n'
     )
-    (there / "python3").chmod(0o755)
-    (there / ".bashrc").write_text(f"PATH={there}:$PATH\n")
+    (remote / "python3").chmod(0o755)
+    (remote / ".bashrc").write_text(f"PATH={remote}:$PATH\n")
     hosts = one.write_hosts(f"python={one.cheap_python()}")
     code, out, err = one.said(str(hosts), "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
     assert code == 0, err
@@ -440,12 +440,12 @@ def test_ctrl_c_during_the_look_leaves_nothing(lab: Labs) -> None:
 
 def started_as(program: Path) -> list[str]:
     """Return the processes of a script."""
-    found = []
+    result = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            found += [entry.name] * (str(program).encode() in words[:2])
-    return found
+            args = (entry / "cmdline").read_bytes().split(b"\0")
+            result += [entry.name] * (str(program).encode() in args[:2])
+    return result
 
 
 def test_a_login_shell_that_waits_is_named(lab: Labs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,11 +457,11 @@ def test_a_login_shell_that_waits_is_named(lab: Labs, monkeypatch: pytest.Monkey
     network = Network(ConnectSettings(config=one.config))
     try:
         named = parse_hosts(hosts.read_text())
-        found = facts.gather_facts(named, network.connect(named), facts.Requirements(workdir="/"))
-        found.close()
+        result = facts.gather_facts(named, network.connect(named), facts.Requirements(workdir="/"))
+        result.close()
     finally:
         network.close()
-    assert "its login shell has started no program in time" in str(found.hosts[0].error)
+    assert "its login shell has started no program in time" in str(result.hosts[0].error)
 
 
 IN_A_TMP = ("unshare", "-m", "sh", "-c")
@@ -508,13 +508,13 @@ def test_advice_takes_up_that_sync_was_typed() -> None:
     assert not [hint for hint in after if "with --sync" in hint or "let --sync" in hint]
 
 
-@pytest.mark.parametrize("there", [0, 1])
-def test_gpus_that_include_names_must_exist(there: int) -> None:
+@pytest.mark.parametrize("remote", [0, 1])
+def test_gpus_that_include_names_must_exist(remote: int) -> None:
     """Also on a host without any; slots= in the hosts file counts processes, not GPUs."""
     host = Host("a", devices=(0, 1))
-    found = replace(finding("a", look__gpus=there), host=host)
-    says = f"--include names GPU 1, and there are {there}"
-    assert judged(found)["gpus"] == ("refused", says)
+    result = replace(finding("a", look__gpus=remote), host=host)
+    says = f"--include names GPU 1, and there are {remote}"
+    assert judged(result)["gpus"] == ("refused", says)
     assert "gpus" not in judged(replace(finding("a", look__gpus=0), host=replace(host, slots=2)))
 
 
@@ -571,15 +571,15 @@ def test_what_ranks_would_refuse_is_refused_before_they_start(
     lab: Labs, tmp_path: Path, verb: tuple[str, ...], options: str, code: int, says: str
 ) -> None:
     """What hosts lack, and a number of ranks: by their facts, for every way to start a run."""
-    one, work, here = lab(2), tmp_path / "work", tmp_path / "here"
+    one, work, local = lab(2), tmp_path / "work", tmp_path / "here"
     write_shards(work / "shards", "train", "val")
-    earlier = here / "runs" / "20260101-120000-catdog"
+    earlier = local / "runs" / "20260101-120000-catdog"
     earlier.mkdir(parents=True)
     (earlier / "config.json").write_text(json.dumps({"resolved": {"batch": 24}}))
     hosts = one.write_hosts(f"python={with_torch_alone(tmp_path)} workdir={work}")
-    words = (str(hosts), "catdog", "--device", "cpu", "--data", "shards", *options.split())
-    ended, out, err = one.said(*verb, *words, cwd=here)
+    args = (str(hosts), "catdog", "--device", "cpu", "--data", "shards", *options.split())
+    ended, out, err = one.said(*verb, *args, cwd=local)
     assert ended == code, out + err
     assert says.format(work=work) in re.sub(r"\s+", " ", out + err)
     assert not (work / "runs").exists()
-    assert [path.name for path in (here / "runs").iterdir()] == [earlier.name]
+    assert [path.name for path in (local / "runs").iterdir()] == [earlier.name]

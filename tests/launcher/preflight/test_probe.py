@@ -149,8 +149,8 @@ def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(
     monkeypatch.setattr(shard_access, "FOLDER_SECONDS", 0.5)
     monkeypatch.setattr(shard_access, "SHARDS_SECONDS", 0.5)
     with silent_disk(tmp_path / "gone") as folder:
-        said = {"error": f"{folder}: does not answer in time"}
-        assert shard_access.shards(str(folder), "/", False, {}) == said
+        values = {"error": f"{folder}: does not answer in time"}
+        assert shard_access.shards(str(folder), "/", False, {}) == values
         secret = {"RACKRUN_CREDENTIALS": str(folder / "secret")}
         url = "http://127.0.0.1:9"
         assert shard_access.shards(url, "/", False, secret) == {
@@ -160,8 +160,8 @@ def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(
 
 def test_what_an_interpreter_says_of_itself_is_text_or_no_answer(tmp_path: Path) -> None:
     """A wrapper may print anything."""
-    for said in ("[]", '"x"', "{}", '{"version": 3}', "[" * 100_000):
-        (tmp_path / "said").write_text(said)
+    for message in ("[]", '"x"', "{}", '{"version": 3}', "[" * 100_000):
+        (tmp_path / "said").write_text(message)
         python = tmp_path / "python"
         python.write_text(f"#!/bin/sh\ncat {tmp_path}/said\n")
         python.chmod(0o755)

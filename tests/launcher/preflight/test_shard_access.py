@@ -80,9 +80,9 @@ def test_a_redirect_takes_no_password_to_another_server(
     """WEB-4: neither for dataset.json nor for a shard; the finding names the other server."""
     other = Server("127.0.0.7")
     server.says[name] = moved(f"{other.url}/{name}", code)
-    found = shard_access.shards(server.url, str(tmp_path), False, secret(tmp_path))
+    result = shard_access.shards(server.url, str(tmp_path), False, secret(tmp_path))
     other.listener.close()
-    assert found["error"].startswith(f"{server.url}/{name}: {code} to {other.url}")
+    assert result["error"].startswith(f"{server.url}/{name}: {code} to {other.url}")
     assert "Authorization: Basic" in server.asked[0]
     assert not other.asked
 
@@ -125,7 +125,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("data", "error"),
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer in HTTP (BadStatusLine)"),
         (b"", "Remote end closed connection"),
@@ -150,13 +150,13 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
     ids=range(13),
 )
 def test_what_a_server_says_wrong_is_a_finding(
-    server: Server, tmp_path: Path, said: bytes, error: str
+    server: Server, tmp_path: Path, data: bytes, error: str
 ) -> None:
     """Broken HTTP, and a dataset.json that is none or endless, are errors of that host."""
-    server.says["dataset.json"] = said
-    found = shard_access.shards(server.url, str(tmp_path), False, {})
-    assert set(found) == {"error"}
-    assert error in found["error"]
+    server.says["dataset.json"] = data
+    result = shard_access.shards(server.url, str(tmp_path), False, {})
+    assert set(result) == {"error"}
+    assert error in result["error"]
 
 
 SECRETS = (variables.AUTHORITY, variables.CERTIFICATE, variables.CREDENTIALS)
@@ -179,8 +179,8 @@ def test_a_secret_that_cannot_be_used_is_named(
         auth.authorization("127.0.0.1", tls=True)
     assert str(ranks.value).startswith((f"{variable}=", f"{path}:"))
     if variable != "NETRC":
-        found = shard_access.shards("https://127.0.0.1:1/", "", False, {variable: str(path)})
-        assert found["error"].startswith(f"{variable}={path}: ")
+        result = shard_access.shards("https://127.0.0.1:1/", "", False, {variable: str(path)})
+        assert result["error"].startswith(f"{variable}={path}: ")
 
 
 @pytest.mark.parametrize("begin", [b"", HEAD])
@@ -198,10 +198,10 @@ def test_a_server_that_drips_is_not_waited_for(
     server.then = drip
     monkeypatch.setattr(shard_access, "SHARDS_SECONDS", 1.0)
     try:
-        found = shard_access.shards(server.url, str(tmp_path), False, {})
+        result = shard_access.shards(server.url, str(tmp_path), False, {})
     finally:
         enough.set()
-    assert found == {"error": f"{server.url}: does not answer in time"}
+    assert result == {"error": f"{server.url}: does not answer in time"}
 
 
 def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(
@@ -211,8 +211,8 @@ def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(
     one = lab(1)
     other = Server("127.0.0.7")
     server.says["dataset.json"] = moved(f"{other.url}/dataset.json")
-    words = [f"{name}={value}" for name, value in secret(tmp_path).items()]
-    code, _, err = one.said("--env", *words, cheap_hosts(one), "catdog", "--data", server.url)
+    args = [f"{name}={value}" for name, value in secret(tmp_path).items()]
+    code, _, err = one.said("--env", *args, cheap_hosts(one), "catdog", "--data", server.url)
     other.listener.close()
     assert code == 65, err
     (line,) = [line for line in err.splitlines() if "which is not followed" in line]

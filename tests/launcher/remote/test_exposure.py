@@ -41,13 +41,13 @@ def recipe(*addresses: str) -> list[list[str]]:
 
 def within(one: NetLab, number: int, *command: str) -> str:
     """Return the output of a command on a host."""
-    there = ("ip", "netns", "exec", one.names[number - 1])
-    return subprocess.run([*there, *command], check=True, capture_output=True, text=True).stdout
+    namespace = ("ip", "netns", "exec", one.names[number - 1])
+    return subprocess.run([*namespace, *command], check=True, capture_output=True, text=True).stdout
 
 
 def listeners(one: NetLab, number: int) -> dict[str, tuple[str, int]]:
     """Return the listening processes of a host: protocol, address and port."""
-    found = {}
+    names = {}
     for line in within(one, number, "ss", "-H", "-t", "-u", "-l", "-n", "-p").splitlines():
         address, _, port = line.split()[4].rpartition(":")
         pid = re.search(r"pid=(\d+)", line)
@@ -59,8 +59,8 @@ def listeners(one: NetLab, number: int) -> dict[str, tuple[str, int]]:
             for name, part in PROGRAMS.items()
             if part in command and (pid[1] == rank) == (name == "rank")
         ]
-        found[who] = (address, int(port))
-    return found
+        names[who] = (address, int(port))
+    return names
 
 
 FORKED = Path(warm_server.__file__).name
@@ -70,9 +70,11 @@ PROGRAMS = {"sshd": "sshd:", "torchrun": FORKED, "rank": FORKED}
 def lets_in(one: NetLab, number: int, address: str, port: int) -> bool:
     """Return whether a connection from a host to an address is accepted."""
     call = f"import socket; socket.create_connection(({address!r}, {port}), timeout=2).close()"
-    there = ("ip", "netns", "exec", one.names[number - 1])
-    told = subprocess.run([*there, sys.executable, "-c", call], check=False, capture_output=True)
-    return told.returncode == 0
+    namespace = ("ip", "netns", "exec", one.names[number - 1])
+    output = subprocess.run(
+        [*namespace, sys.executable, "-c", call], check=False, capture_output=True
+    )
+    return output.returncode == 0
 
 
 def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net: Labs) -> None:

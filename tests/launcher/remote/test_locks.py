@@ -42,8 +42,8 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None
     run = json.loads((folder / "plan.json").read_text())["run_id"]
     code, _, err = rack.said("-H", "gpu1", *common, *OVER)
     assert code == 78
-    for words in (f"run {run[:8]} ({folder.name}), ", "'s process ", f"stop {run[:8]}", "--wait"):
-        assert words in err
+    for args in (f"run {run[:8]} ({folder.name}), ", "'s process ", f"stop {run[:8]}", "--wait"):
+        assert args in err
     code, out, err = rack.said("-H", "gpu1,gpu2", "--hosts-needed", "1", *common, *OVER)
     assert (code, out) == (0, "over\n"), err
     code, _, err = rack.said("-H", "gpu1,gpu2", "--hosts-needed", "2", *common, *OVER)
@@ -53,8 +53,8 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None
         append = f"open({str(rack.folder / 'order')!r}, 'a').write('{name} ')"
         work = ("--", sys.executable, "-c", append)
         line[name] = rack.run_ssh("-H", f"gpu[{hosts}]", "--wait", *common, *work)
-        while "waiting" not in (said := line[name].stderr.readline()):
-            assert said, name
+        while "waiting" not in (errors := line[name].stderr.readline()):
+            assert errors, name
     code, _, err = rack.said("-H", "gpu2", *common, *OVER)
     assert (code, "gpu2: lock: others wait for it: " in err) == (78, True), err
     line["killed"].kill()
@@ -74,8 +74,8 @@ def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_pa
     """Exit code 124 with its cause; the command's own failure is reported and changes nothing."""
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
-    words = ("--python", str(rack.cheap_python()), "--time-limit", "1s", "--on-event", command)
-    code, _, err = rack.said("-H", "gpu2", *words, *SHORT, *WAITING)
+    args = ("--python", str(rack.cheap_python()), "--time-limit", "1s", "--on-event", command)
+    code, _, err = rack.said("-H", "gpu2", *args, *SHORT, *WAITING)
     assert code == 124, err
     event = json.loads(kept.read_text())
     result = event["result"]

@@ -111,17 +111,17 @@ def test_stop_ends_and_removes_nothing_that_another_account_names(
         for program in ("sleep", setuid):
             marks = {"RACKRUN_RUN_ID": run_id, "RACKRUN_REPORTS": f"{reports}/reports"}
             they.process(program, **marks)
-    told = json.dumps(identity(bystander))
-    they.scratch("evil", agent_pid=told, container="")
+    report = json.dumps(identity(bystander))
+    they.scratch("evil", agent_pid=report, container="")
     rest = "f" * 24
-    they.scratch(f"{rest}-1", agent_pid=told, command_json="{}", container="")
+    they.scratch(f"{rest}-1", agent_pid=report, command_json="{}", container="")
     they.scratch(f"{rest}-2", agent_pid="5")
     they.scratch(f"{rest}-3", agent_pid="[" * 100_000)
     os.mkfifo(they.scratch(f"{rest}-4") / "agent.pid")
     link = Path(f"/tmp/rackrun-{alone.run}{rest}-5")
     link.symlink_to(important)
     they.folders.append(link)
-    (important / "agent.pid").write_text(told)
+    (important / "agent.pid").write_text(report)
     planted = they.alive()
 
     (host,) = alone.status()["hosts"]

@@ -71,7 +71,7 @@ class Zero:
         self.met: Rendezvous | None = None
         self.error: Problem | None = None
         self.said: list[str] = []
-        own = NodeInfo(0, 2, 1, "n0", "")
+        this_node = NodeInfo(0, 2, 1, "n0", "")
 
         def agree(members: Any, address: str) -> Agreement:
             names = tuple(member.name for member in members)
@@ -79,7 +79,7 @@ class Zero:
 
         def meet() -> None:
             try:
-                self.met = gather(own, self.port, wait_seconds, agree, self.said.append, key)
+                self.met = gather(this_node, self.port, wait_seconds, agree, self.said.append, key)
             except Problem as error:
                 self.error = error
 
@@ -120,9 +120,9 @@ def test_no_stranger_ends_or_holds_up_the_roll_call(zero: Callable[..., Zero]) -
         threading.Thread(target=drip, args=(dripping, enough), daemon=True).start()
         for _ in range(60):
             callers.enter_context(one.called())
-        for words in STRANGE:
+        for args in STRANGE:
             with contextlib.suppress(ConnectionError):  # it hangs up on long ones in the middle
-                callers.enter_context(one.called()).sendall(words)
+                callers.enter_context(one.called()).sendall(args)
         began = time.monotonic()
         meeting = one.second()
         assert time.monotonic() - began < 20  # each of the silent ones had been waited for: 5 min
@@ -174,9 +174,9 @@ def test_with_a_key_only_nodes_that_know_it_meet(zero: Callable[..., Zero]) -> N
         one.second()
     with pytest.raises(Problem):
         one.second(b"another key of 16")
-    for words in (hello(), b"0" * 64 + b" " + hello()):
+    for args in (hello(), b"0" * 64 + b" " + hello()):
         with one.called() as stream:
-            stream.sendall(words)
+            stream.sendall(args)
             heard = b""
             with contextlib.suppress(ConnectionError):
                 while data := stream.recv(1 << 16):
@@ -230,18 +230,18 @@ def test_a_node_with_a_key_believes_no_node_0_without_it() -> None:
         ({"nonce": NONCE, "sealed": False}, UsageError, "is set here, and not on node 0"),
         ({"nonce": NONCE, "sealed": True}, HostUnreachable, f"not sealed with our {JOB_KEY}"),
     ):
-        words = {"agreed": agreed()}
+        options = {"agreed": agreed()}
         with pytest.raises(error, match=says):
-            answered(json.dumps(greeting).encode() + b"\n", json.dumps(words).encode(), KNOWN)
+            answered(json.dumps(greeting).encode() + b"\n", json.dumps(options).encode(), KNOWN)
 
 
 def test_nodes_of_a_job_with_a_key_run(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with the key in the environment; the ranks do not find it in theirs."""
     script = f"{SAY}; print('{JOB_KEY}' in os.environ)"
     monkeypatch.setenv(JOB_KEY, KNOWN.decode())
-    told = ends(nodes.start_all(2, *python(script)))
-    assert [code for code, _, _ in told] == [0, 0], told
-    assert all("False" in out and "True" not in out for _, out, _ in told)
+    endings = ends(nodes.start_all(2, *python(script)))
+    assert [code for code, _, _ in endings] == [0, 0], endings
+    assert all("False" in out and "True" not in out for _, out, _ in endings)
     monkeypatch.setenv(JOB_KEY, "short")
     ((code, _, err),) = ends([nodes.start(0, 2, *python(SAY))])
     assert (code, "shorter than 16 characters; type: export" in err) == (64, True)
@@ -271,9 +271,9 @@ def answered(greeting: bytes, words: bytes, key: bytes = b"") -> Rendezvous:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        own = NodeInfo(1, 2, 1, "n1", "")
+        this_node = NodeInfo(1, 2, 1, "n1", "")
         try:
-            meeting = join(own, "127.0.0.1", listener.getsockname()[1], 20.0, str, key)
+            meeting = join(this_node, "127.0.0.1", listener.getsockname()[1], 20.0, str, key)
         finally:
             thread.join(0.1)
         meeting.connections[0].close()
@@ -285,7 +285,7 @@ GREETING = json.dumps({"nonce": NONCE, "sealed": False}).encode() + b"\n"
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         5,
         [],
@@ -312,10 +312,10 @@ GREETING = json.dumps({"nonce": NONCE, "sealed": False}).encode() + b"\n"
     ],
     ids=str,
 )
-def test_what_no_node_0_would_say_is_a_line(words: Any) -> None:
+def test_what_no_node_0_would_say_is_a_line(args: Any) -> None:
     """Folders elsewhere, names that are paths, other types: 69, and nothing is made anywhere."""
     with pytest.raises(Problem) as caught:
-        answered(GREETING, json.dumps(words).encode())
+        answered(GREETING, json.dumps(args).encode())
     assert caught.value.exit_code == 69
     assert "sent what no node of this job would" in str(caught.value)
     assert "\x1b" not in str(caught.value)
@@ -386,13 +386,13 @@ def test_nodes_do_not_meet_at_a_public_address_unless_allowed() -> None:
 
 def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes: Nodes, tmp_path: Path) -> None:
     """End to end: a program that listens at 29500 before the job names no folder of ours."""
-    words = json.dumps({"agreed": agreed(folder=str(tmp_path / "OUTSIDE"))}).encode()
+    args = json.dumps({"agreed": agreed(folder=str(tmp_path / "OUTSIDE"))}).encode()
     with socket.create_server(("127.0.0.1", nodes.port)) as listener:
         process = nodes.start(1, 2, *python(SAY))
         with listener.accept()[0] as caller:
             caller.sendall(GREETING)
             caller.recv(1 << 16)
-            caller.sendall(words + b"\n")
+            caller.sendall(args + b"\n")
             ((code, _, err),) = ends([process])
     assert code == 69
     assert "agreed.folder: not of the expected form" in err and "Traceback" not in err

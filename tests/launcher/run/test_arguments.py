@@ -35,14 +35,14 @@ def hostile(count: int, seed: int, pieces: Sequence[str] = PIECES) -> list[str]:
 @pytest.mark.parametrize("real", [False, True])
 def test_hostile_words_arrive_byte_for_byte(tmp_path: Path, real: bool) -> None:
     """1,000 words and 1,000 values with quotes, newlines, `$()` and no UTF-8 do not change."""
-    words, values = hostile(1000, 1), hostile(1000, 2)
+    args, values = hostile(1000, 1), hostile(1000, 2)
     environment = [(f"H_{number}", value) for number, value in enumerate(values)]
-    command = [sys.executable, "-X", "utf8", "-c", TELL, *words]
+    command = [sys.executable, "-X", "utf8", "-c", TELL, *args]
     options = {"real": real, "python": str(warm.interpreter())}
     drive = Drive(tmp_path, command, environment=environment, **options)
     assert drive.wait() == 0, drive.err
     argv, variables = json.loads(drive.log(0, "out").read_bytes())
-    assert argv == words
+    assert argv == args
     assert variables == dict(environment)
     assert not list(drive.folder.rglob("canary"))
 
@@ -93,7 +93,7 @@ def test_the_network_device_of_a_host_is_set_unless_it_has_one(
         environment=(("NCCL_DEBUG", "WARN"), ("NCCL_IB_HCA", "mlx5_0")),
     )
     host = PlannedHost("a", "a", 1, "/py", "/w", "/x", interface="eth1")
-    own = replace(host, environment=(("NCCL_IB_HCA", "mlx5_1"),))
+    variables = replace(host, environment=(("NCCL_IB_HCA", "mlx5_1"),))
 
     def ranks_see(planned: PlannedHost) -> dict[str, str]:
         (plan,) = make_plan(job, [planned], 2345).hosts
@@ -101,15 +101,15 @@ def test_the_network_device_of_a_host_is_set_unless_it_has_one(
 
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_IB_HCA"):
         monkeypatch.delenv(name, raising=False)
-    seen = ranks_see(host)
-    assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+    observed = ranks_see(host)
+    assert (observed["GLOO_SOCKET_IFNAME"], observed["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
     assert "NCCL_SOCKET_IFNAME" not in ranks_see(replace(host, interface=""))
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth0,eth1")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    seen = ranks_see(own)
-    assert seen["NCCL_SOCKET_IFNAME"] == "=eth0,eth1"
-    assert (seen["NCCL_DEBUG"], seen["NCCL_IB_HCA"]) == ("WARN", "mlx5_1")
-    assert not [name for name in seen if name.startswith("TORCH_NCCL_")]
+    observed = ranks_see(variables)
+    assert observed["NCCL_SOCKET_IFNAME"] == "=eth0,eth1"
+    assert (observed["NCCL_DEBUG"], observed["NCCL_IB_HCA"]) == ("WARN", "mlx5_1")
+    assert not [name for name in observed if name.startswith("TORCH_NCCL_")]
 
 
 def test_python_means_the_interpreter_of_the_host() -> None:

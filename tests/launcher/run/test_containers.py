@@ -65,14 +65,14 @@ def hosts(lab: Labs, image: str) -> tuple[Lab, tuple[str, ...]]:
     for host in one.hosts:
         bashrc = host.folder / ".bashrc"
         bashrc.write_text(f"export DOCKER_HOST='{os.environ.get('DOCKER_HOST', '')}'\n")
-    volumes = [word for folder in BORROWED for word in ("--volume", f"{folder}:{folder}:ro")]
+    volumes = [arg for folder in BORROWED for arg in ("--volume", f"{folder}:{folder}:ro")]
     path = one.write_hosts(f"python={one.cheap_python()}")
     return one, ("--image", image, *volumes, *SHORT, str(path))
 
 
 def containers() -> list[str]:
-    told = docker("ps", "--all", "--quiet", "--filter", "name=rackrun-")
-    return told.stdout.decode().split()
+    output = docker("ps", "--all", "--quiet", "--filter", "name=rackrun-")
+    return output.stdout.decode().split()
 
 
 def test_real_torchrun_makes_one_world_of_two_containers(
@@ -82,7 +82,7 @@ def test_real_torchrun_makes_one_world_of_two_containers(
 
     Each container has a home of its own, empty at first.
     """
-    one, words = hosts
+    one, args = hosts
     script = one.folder / "reduce.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
@@ -96,7 +96,7 @@ def test_real_torchrun_makes_one_world_of_two_containers(
         "dist.destroy_process_group(); os._exit(0)\n"
     )
     one.write_hosts(f"python={sys.executable}")
-    code, out, err = one.said(*words, "--", "python", str(script))
+    code, out, err = one.said(*args, "--", "python", str(script))
     assert code == 0, err
     for rank in range(2):
         assert f"rank {rank} of 2 contained True" in out
@@ -107,10 +107,10 @@ def test_real_torchrun_makes_one_world_of_two_containers(
 
 def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[str, ...]]) -> None:
     """The rank's own code comes through; no container has its secret in its words, nor a right."""
-    one, words = hosts
+    one, args = hosts
     code = "import os, sys, time; time.sleep(3); sys.exit(len(os.environ['TOKEN']))"
     process = one.run_ssh(
-        "--secret", "TOKEN", *words, "--", sys.executable, "-c", code, env={"TOKEN": "secret-of-9"}
+        "--secret", "TOKEN", *args, "--", sys.executable, "-c", code, env={"TOKEN": "secret-of-9"}
     )
     until(lambda: len(containers()) == 2, "two containers run", 60)
     described = docker("inspect", *containers()).stdout
@@ -129,8 +129,8 @@ LONG = [pytest.param(fault, marks=pytest.mark.long) for fault in ("docker run", 
 @pytest.mark.parametrize("fault", ["Ctrl-C", "agent", *LONG])
 def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault: str) -> None:
     """Whatever is killed, all processes of the run and its containers are gone."""
-    one, words = hosts
-    process = one.run_ssh(*words, "--", *SLEEP)
+    one, args = hosts
+    process = one.run_ssh(*args, "--", *SLEEP)
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if fault == "Ctrl-C":
         process.send_signal(signal.SIGINT)
@@ -155,23 +155,23 @@ def ranks() -> list[int]:
 
 def processes(*words: str) -> list[int]:
     """Return the processes with these words, without launchers."""
-    found = []
+    result = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             line = (entry / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if all(word in line for word in words) and "-m\0launcher" not in line:
-            found.append(int(entry.name))
-    return found
+        if all(arg in line for arg in words) and "-m\0launcher" not in line:
+            result.append(int(entry.name))
+    return result
 
 
 def test_an_image_that_is_not_there_is_named_before_anything_starts(
     hosts: tuple[Lab, tuple[str, ...]],
 ) -> None:
     """Exit 78, and the line to type; docker pulls nothing behind our back."""
-    one, words = hosts
-    code, _, err = one.said("--image", "no/such:image", *words[2:], "--", "true")
+    one, args = hosts
+    code, _, err = one.said("--image", "no/such:image", *args[2:], "--", "true")
     assert code == 78
     assert "127.0.0.2, 127.0.0.3: image: there is no image no/such:image;" in err
     assert "docker pull" in err
@@ -180,8 +180,8 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(
 
 def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> None:
     """--dry-run prints the docker line that runs, whole."""
-    one, words = hosts
-    code, out, err = one.said("--dry-run", *words, "--", "true")
+    one, args = hosts
+    code, out, err = one.said("--dry-run", *args, "--", "true")
     assert code == 0, err
     line = next(line for line in out.splitlines() if "container:" in line)
     assert "docker run --rm --interactive" in line
@@ -192,7 +192,7 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
     hosts: tuple[Lab, tuple[str, ...]],
 ) -> None:
     """--detach and --image together: attach has every line, the code and the results."""
-    one, words = hosts
+    one, args = hosts
     home = {"HOME": str(one.folder / "home")}
     code = (
         "import os; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
@@ -200,7 +200,7 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
         "raise SystemExit(7 * (os.environ['RANK'] == '1'))\n"
     )
     ended, run, err = one.said(
-        "--detach", *AT_ONCE, *words, "--", sys.executable, "-c", code, env=home
+        "--detach", *AT_ONCE, *args, "--", sys.executable, "-c", code, env=home
     )
     assert ended == 0, err
     ended, out, err = one.said(run.strip(), verb=("attach",), env=home)
@@ -216,9 +216,9 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
 )
 def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]], how: str) -> None:
     """Stopped by its user, or without its controller: containers, ranks and folders are gone."""
-    one, words = hosts
+    one, args = hosts
     home = {"HOME": str(one.folder / "home")}
-    code, run, err = one.said("--detach", *AT_ONCE, *words, "--", *SLEEP, env=home)
+    code, run, err = one.said("--detach", *AT_ONCE, *args, "--", *SLEEP, env=home)
     assert code == 0, err
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if how != "stop":
@@ -237,19 +237,19 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
 
 def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) -> None:
     """Not root, but let in by Docker: ranks are that account, and so is what they write."""
-    one, words = account, hosts_of(account, image)
+    one, args = account, hosts_of(account, image)
     code = (
         "import os; print('uid', os.getuid(), os.environ['USER'], flush=True)\n"
         "open('made', 'w').close()\n"
         "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
     )
-    ended, out, err = one.said(*words, "--", sys.executable, "-c", code)
+    ended, out, err = one.said(*args, "--", sys.executable, "-c", code)
     assert ended == 0, err
     made = one.hosts[1].folder / "work" / "made"
     assert made.owner() == user()
     assert f"uid {made.stat().st_uid} {user()}" in out
     assert next(one.folder.glob("runs/2*/final.pt")).read_text() == "weights"
-    process = one.run_ssh(*words, "--", *SLEEP)
+    process = one.run_ssh(*args, "--", *SLEEP)
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     process.kill()
     process.communicate()
@@ -258,9 +258,9 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
 
 def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str) -> None:
     """No right to ask the daemon: 78 with that, for each host."""
-    one, words = account, hosts_of(account, image)
+    one, args = account, hosts_of(account, image)
     root("usermod", "--groups", "", user())
-    code, _, err = one.said(*words, "--", "true")
+    code, _, err = one.said(*args, "--", "true")
     assert code == 78
     assert "127.0.0.2, 127.0.0.3: image: docker does not answer" in err
     assert "Traceback" not in err
@@ -283,7 +283,7 @@ def hosts_of(one: Lab, image: str) -> tuple[str, ...]:
     lines = [f"{user()}@{host.address}:{host.port} {settings}\n" for host in one.hosts]
     (one.folder / "hosts.txt").write_text("".join(lines))
     folders = [*BORROWED, str(one.folder)]
-    volumes = [word for folder in folders for word in ("--volume", f"{folder}:{folder}:ro")]
+    volumes = [arg for folder in folders for arg in ("--volume", f"{folder}:{folder}:ro")]
     return ("--image", image, *volumes, *SHORT, str(one.folder / "hosts.txt"))
 
 
@@ -300,7 +300,7 @@ def local(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 def borrowing(image: str) -> tuple[str, ...]:
     """Return the options that name the image, and the Python that it borrows."""
-    volumes = [word for folder in BORROWED for word in ("--volume", f"{folder}:{folder}:ro")]
+    volumes = [arg for folder in BORROWED for arg in ("--volume", f"{folder}:{folder}:ro")]
     return ("--image", image, "--python", sys.executable, *volumes, *SHORT[:4])
 
 
@@ -313,15 +313,15 @@ def test_a_container_on_this_machine(image: str, tmp_path: Path) -> None:
         "while not os.path.exists(said): time.sleep(0.02)\n"  # or its end is that of rank 0
         "sys.exit(9 * rank)\n"
     )
-    words = (*borrowing(image), "--nproc", "2", "--", sys.executable, "-c", code)
-    ended = local(tmp_path, *words)
+    args = (*borrowing(image), "--nproc", "2", "--", sys.executable, "-c", code)
+    ended = local(tmp_path, *args)
     out, err = ended.communicate(timeout=120)
     assert ended.returncode == 9, err
     assert "contained True" in out
     assert "rank 1 on localhost: exit code 9" in err
     (folder,) = (tmp_path / "runs").glob("2*")
     assert (folder / "logs" / "localhost" / "rank-0.out").read_text() == "contained True\n"
-    shown = local(tmp_path, "--dry-run", *words)
+    shown = local(tmp_path, "--dry-run", *args)
     out, err = shown.communicate(timeout=60)
     assert shown.returncode == 0, err
     assert "container: docker run --rm --interactive" in out
@@ -353,8 +353,8 @@ def test_what_docker_would_misread_is_refused() -> None:
     for name, volumes in (("-v", ()), ("x", ("data:/data",)), ("", ("/data",))):
         with pytest.raises(UsageError):
             container_of(name, volumes)
-    words = ContainerSpec("x", ("/data",)).docker_run(
+    args = ContainerSpec("x", ("/data",)).docker_run(
         {"workdir": "/w", "gpus": 2, "user": {"uid": 5, "gid": 6, "name": "jo"}}, "/r/run", "n"
     )
-    assert words[-3:] == ("--entrypoint", "", "x")
-    assert {"/w:/w", "/r:/r", "/data:/data", "--gpus", "5:6"} <= set(words)
+    assert args[-3:] == ("--entrypoint", "", "x")
+    assert {"/w:/w", "/r:/r", "/data:/data", "--gpus", "5:6"} <= set(args)

@@ -146,9 +146,9 @@ def test_every_bad_line_is_named_at_once_with_line_and_column() -> None:
 )
 def test_a_bad_line_is_refused_where_it_is_bad(line: str, column: int, says: str) -> None:
     """SSH-5: names are held to a strict grammar, and the message points at the place."""
-    (line_number, found, text), *_ = faults(line)
+    (line_number, result, text), *_ = faults(line)
     assert (line_number, says in text) == (1, True), text
-    assert found == column or says == "cannot be part"
+    assert result == column or says == "cannot be part"
 
 
 @pytest.mark.parametrize("text", ["", "\n \n# nothing\n", "\ufeff"])

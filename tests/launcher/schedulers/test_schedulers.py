@@ -35,19 +35,19 @@ def planned(name: str) -> Any:
     try:
         nodes = find_placement(environment).nodes.value
         options = NodeOptions(slots="2,1,4" if nodes == 3 else "")
-        found, plan = detected_in(placement_here(options, environment), WORK, options)
+        result, plan = detected_in(placement_here(options, environment), WORK, options)
     except UsageError as error:
         return str(error)
     (host,) = plan.hosts
     return {
-        "platform": found["platform"],
+        "platform": result["platform"],
         **{
             name: f"{part['value']} ({part['origin']})"
-            for name, part in found.items()
+            for name, part in result.items()
             if isinstance(part, dict)
         },
         "torchrun": " ".join(
-            word for word in host.torchrun if word.startswith(("--n", "--m")) and "=" in word
+            text for text in host.torchrun if text.startswith(("--n", "--m")) and "=" in text
         ),
         "ranks": f"{host.first_rank} + {host.processes} of {plan.world_size}",
         "promised": dict(host.environment)["RACKRUN_WORLD_SIZE"],
@@ -104,7 +104,7 @@ def test_a_single_node_shows_the_port_that_it_would_take() -> None:
 
 
 @pytest.mark.parametrize(
-    "options, name, words",
+    "options, name, line",
     [
         (NodeOptions(nproc=5), "slurm-step-gpus", "--nproc 5: more than SLURM_GPUS_ON_NODE=4"),
         (NodeOptions(nproc=9), "ngc-3", "--nproc 9: more than NGC_GPUS_PER_NODE=8"),
@@ -116,11 +116,11 @@ def test_a_single_node_shows_the_port_that_it_would_take() -> None:
         (NodeOptions(port=70000), "none", "--port=70000: not a port"),
     ],
 )
-def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, words: str) -> None:
+def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, line: str) -> None:
     """More than the scheduler gave, or for other nodes than there are."""
     with pytest.raises(UsageError) as error:
         placement_here(options, recorded(name))
-    assert words in str(error.value)
+    assert line in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ LONG = "a" * 64
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "words"),
+    ("name", "changes", "line"),
     [
         ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[1-999999999]"}, "more than 100000 hosts"),
         ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[1-9999]b[1-9999]"}, "more than 100000"),
@@ -175,14 +175,14 @@ LONG = "a" * 64
     ids=range(28),
 )
 def test_an_environment_that_cannot_be_is_refused_at_once(
-    name: str, changes: dict[str, str], words: str
+    name: str, changes: dict[str, str], line: str
 ) -> None:
     """Ranges without end, names that are none, numbers of 5,000 digits: a line, no hang."""
     environment = {**recorded(name), **changes}
     began = time.monotonic()
     with pytest.raises(UsageError) as error:
         placement_here_or_allocated(environment, name)
-    assert words in str(error.value)
+    assert line in str(error.value)
     assert len(str(error.value)) < 300
     assert time.monotonic() - began < 5
 
@@ -225,11 +225,11 @@ def dry_run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_dry_run_shows_what_was_found_and_from_where() -> None:
     """Each value with the variable that it comes from, then the plan; JSON has the same."""
-    told = dry_run("slurm-step-2", "--slots", "2,1,4")
-    assert told.returncode == 0, told.stderr
-    assert "node: 2 (SLURM_NODEID)" in told.stdout
-    assert "master: n1 (SLURM_STEP_NODELIST)" in told.stdout
-    assert "7 ranks" in told.stdout and "ranks 3-6" in told.stdout
+    output = dry_run("slurm-step-2", "--slots", "2,1,4")
+    assert output.returncode == 0, output.stderr
+    assert "node: 2 (SLURM_NODEID)" in output.stdout
+    assert "master: n1 (SLURM_STEP_NODELIST)" in output.stdout
+    assert "7 ranks" in output.stdout and "ranks 3-6" in output.stdout
     as_json = json.loads(dry_run("slurm-step-2", "--slots", "2,1,4", "--json").stdout)
     assert as_json["found"]["node"] == {"value": 2, "origin": "SLURM_NODEID"}
     assert as_json["plan"]["world_size"] == 7
@@ -238,7 +238,7 @@ def test_a_dry_run_shows_what_was_found_and_from_where() -> None:
 
 def test_a_batch_shell_gets_the_command_to_type() -> None:
     """It is never mistaken for the first of many nodes."""
-    told = dry_run("slurm-batch")
-    assert told.returncode == 64
-    assert "type: srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1" in told.stderr
-    assert "Traceback" not in told.stderr
+    output = dry_run("slurm-batch")
+    assert output.returncode == 64
+    assert "type: srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1" in output.stderr
+    assert "Traceback" not in output.stderr

@@ -67,7 +67,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(tmp_path: Pat
     jobs = JobTemplate(runs=tmp_path / "runs")
     for work in (TaskWork("imagenet", ("--data", "x")), Command(("true",))):
         with pytest.raises(UsageError, match="--synthetic"):
-            measure_scaling(work, [1], jobs, lambda count, own: pytest.fail("started"))
+            measure_scaling(work, [1], jobs, lambda count, ours: pytest.fail("started"))
     with pytest.raises(UsageError, match="launch once for every count"):
         launch("imagenet", "--synthetic", scaling="1,2")
     assert not (tmp_path / "runs").exists()

@@ -114,15 +114,15 @@ def test_what_is_no_list_of_values_is_refused(text: str, says: str) -> None:
 
 def test_a_member_is_the_command_that_was_typed_with_its_own_settings() -> None:
     """Options of the sweep go, a value that the task had is replaced, hosts are chosen by name."""
-    own = ["--sweep=lr=1,2", "--sweep-hosts", "1", "--include", "a", "--wait", "hosts.txt"]
+    options = ["--sweep=lr=1,2", "--sweep-hosts", "1", "--include", "a", "--wait", "hosts.txt"]
     _, second = members_of(["lr=1,2"], "t")
     task = TaskWork("catdog", ("--data", "x", "--lr", "5"))
-    assert command(own, second, "a:0,1", task) == [
+    assert command(options, second, "a:0,1", task) == [
         *("--plain", "--name=t-2-lr-2", "--include=a:0,1"),
         *("--wait", "hosts.txt", "catdog", "--data", "x", "--lr=2"),
     ]
-    words = command([], second, "", Command(("python", "train.py")))
-    assert words[2:] == ["--", "python", "train.py", "--lr=2"]
+    args = command([], second, "", Command(("python", "train.py")))
+    assert args[2:] == ["--", "python", "train.py", "--lr=2"]
 
 
 def test_a_dry_run_of_a_sweep_checks_each_value(

@@ -92,7 +92,7 @@ def test_nonsense_from_a_host_is_a_lost_host(name: str) -> None:
 
 def test_what_an_agent_says_arrives() -> None:
     """Events carry the node and ranks of the sending host, whatever it calls itself."""
-    said = heard(
+    message = heard(
         frame(b"hello", frames.OUT, 1),
         frame(b"torchrun", frames.ERR),
         event("ended", 1, code=7, signal=0, oom=False, told=True, node=0, rank=0),
@@ -102,7 +102,7 @@ def test_what_an_agent_says_arrives() -> None:
         event("closed", survivors=["7 (x)"]),
         node=1,
     )
-    assert said == [
+    assert message == [
         Output(1, 3, "out", b"hello"),
         Output(1, None, "err", b"torchrun"),
         RankEnded(1, 3, 7, told=True),
@@ -130,11 +130,11 @@ def test_memory_does_not_grow_with_what_ranks_report() -> None:
 def test_a_rank_starts_and_ends_once() -> None:
     """A host cannot take back what it has said of a rank."""
     run = RunState(plan_of(), time.monotonic())
-    for said in (
+    for message in (
         *heard(event("started", 0, pid=5), event("ended", 0, code=7, signal=0)),
         *heard(event("started", 0, pid=6), event("ended", 0, code=0, signal=0)),
     ):
-        run.take(said, time.monotonic())
+        run.take(message, time.monotonic())
     ended = run.rank(0).ended
     assert run.rank(0).pid == 5
     assert ended is not None

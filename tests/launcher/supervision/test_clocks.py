@@ -67,13 +67,13 @@ class Clocks:
     def train(self, *skews: float, then: tuple[float, ...] = (), detach: bool = False) -> str:
         """Train two real ranks from end to end; set their clocks to other times halfway."""
         hosts = self.hosts(*skews)
-        words = ("--", str(warm.interpreter()), SKEWED_RANKS, str(self.folder))
+        args = ("--", str(warm.interpreter()), SKEWED_RANKS, str(self.folder))
         environment = {**self.set("launcher", 0), "HOME": str(self.one.folder)}
-        words = (*["--detach"] * detach, hosts, *words)
-        process = self.one.run_ssh(*words, env=environment, before=("env",))  # with its clock
+        args = (*["--detach"] * detach, hosts, *args)
+        process = self.one.run_ssh(*args, env=environment, before=("env",))  # with its clock
         until(lambda: all(map(Path.exists, self.halfway)), "both are halfway", 60)
-        seen = [float(path.read_text()) - time.time() for path in self.halfway]
-        assert all(abs(one - skew) < 60 for one, skew in zip(seen, skews, strict=True))
+        observed = [float(path.read_text()) - time.time() for path in self.halfway]
+        assert all(abs(one - skew) < 60 for one, skew in zip(observed, skews, strict=True))
         for number, skew in enumerate(then):
             self.set(f"host-{number}", skew)
             self.set("launcher", skew)
@@ -155,7 +155,7 @@ def askers(tree: ast.Module) -> Iterator[str]:
 def test_intervals_are_measured_by_monotonic_clocks() -> None:
     """In launcher and training only dates come from the wall clock."""
     paths = (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("training/**/*.py"))
-    found = {
+    by_file = {
         f"{path.stem}.{name}" for path in paths for name in askers(ast.parse(path.read_text()))
     }
-    assert found == DATES
+    assert by_file == DATES

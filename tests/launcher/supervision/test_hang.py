@@ -162,9 +162,9 @@ def hung(tmp_path: Path, how: str, rank: int, real: bool = False) -> Drive:
 def blamed(drive: Drive, how: str, rank: int) -> None:
     """Check that rank, host, last step and age are named, and that the waiting stack is logged."""
     assert (drive.result["rank"], drive.result["host"]) == (rank, f"127.0.0.{2 + rank}")
-    words = r"no progress for [3-9] s at step \d{2,}"
-    words = rf"stopped by a signal: {words}" if how == "stopped" else rf"{words}, at .*:12 in .*"
-    assert re.fullmatch(words, drive.result["cause"]), drive.result["cause"]
+    text = r"no progress for [3-9] s at step \d{2,}"
+    text = rf"stopped by a signal: {text}" if how == "stopped" else rf"{text}, at .*:12 in .*"
+    assert re.fullmatch(text, drive.result["cause"]), drive.result["cause"]
     assert f"rank {rank} on 127.0.0.{2 + rank}: " in drive.err.splitlines()[-1]
     assert f"rank {1 - rank} on" not in drive.err
     assert "in all_reduce" in drive.log(1 - rank, "err", host=1 - rank).read_text()

@@ -52,10 +52,10 @@ def test_what_a_hostile_host_says_is_its_own_end(tmp_path: Path) -> None:
         name: Drive(
             *(tmp_path, WAIT),
             slots=[1, 1],
-            agents=["python3", hostile(tmp_path, said)],
+            agents=["python3", hostile(tmp_path, message)],
             limits={"lease_seconds": 15.0},
         )
-        for name, (said, _) in SAID.items()
+        for name, (message, _) in SAID.items()
     }
     for name, drive in drives.items():
         assert drive.wait() == 75, (name, drive.err)
@@ -68,8 +68,8 @@ def test_what_a_hostile_host_says_is_its_own_end(tmp_path: Path) -> None:
 
 def test_a_host_cannot_make_a_run_succeed(tmp_path: Path) -> None:
     """The only host says that all is over, and no rank ever ran: 75, not done."""
-    said = event("closed", survivors=[])
-    drive = Drive(tmp_path, WAIT, agents=[hostile(tmp_path, said)]).end()
+    message = event("closed", survivors=[])
+    drive = Drive(tmp_path, WAIT, agents=[hostile(tmp_path, message)]).end()
     assert drive.process.returncode == 75
     assert drive.result["verdict"] == "failed"
 
@@ -108,11 +108,11 @@ def test_news_that_comes_late_names_the_rank_that_died(tmp_path: Path) -> None:
     ends = {"os.kill(os.getpid(), 9)": 137, "sys.exit(7)": 7}
     drives = []
     for number, end in enumerate(ends):
-        here = tmp_path / str(number)
-        here.mkdir()
+        local = tmp_path / str(number)
+        local.mkdir()
         command = [sys.executable, "-c", LATE.replace("{end}", end)]
-        options = {"slots": [1, 1], "agents": ["python3", str(slow)], "workdir": str(here)}
-        drives.append(Drive(here, command, limits={"lease_seconds": 15.0}, **options))
+        options = {"slots": [1, 1], "agents": ["python3", str(slow)], "workdir": str(local)}
+        drives.append(Drive(local, command, limits={"lease_seconds": 15.0}, **options))
     for drive, code in zip(drives, ends.values(), strict=True):
         assert drive.wait() == code, drive.err
         assert (drive.result["host"], drive.result["rank"]) == ("127.0.0.3", 1), drive.err

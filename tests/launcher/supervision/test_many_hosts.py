@@ -63,11 +63,11 @@ def test_the_lag_of_the_launcher_is_no_silence_of_a_host() -> None:
     def lost(turns: int, seconds: float) -> str:
         """Return what is said of the host after so many turns of this length."""
         nonlocal begun
-        said = ""
+        message = ""
         for _ in range(turns):
             begun += seconds
-            said = "".join(lost.reason for lost in silence.lost(begun, None))
-        return said
+            message = "".join(lost.reason for lost in silence.lost(begun, None))
+        return message
 
     with ours, theirs:
         assert lost(29, 10.0) == ""  # 290 s by the clock, 14.5 s of listening

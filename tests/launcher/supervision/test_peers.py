@@ -74,7 +74,7 @@ def test_the_longest_hang_limit_is_one_for_the_other_nodes(stack: ExitStack) -> 
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         b"5\n",
         b"[[[\n",
@@ -94,10 +94,10 @@ def test_the_longest_hang_limit_is_one_for_the_other_nodes(stack: ExitStack) -> 
         b'{"other": 1}\n',
     ],
 )
-def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, words: bytes) -> None:
+def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, args: bytes) -> None:
     """Types, ranges, another node's name: node 1 is lost (75), and the others are notified."""
     one = Node(0, stack)
-    one.ends[1].sendall(words)
+    one.ends[1].sendall(args)
     assert one.inbox.get(timeout=20) == PeerFailed(1, "n1", NONSENSE, 75, False)
     assert b"not the protocol of peers" in one.ends[2].recv(1 << 16)
 
@@ -105,8 +105,8 @@ def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, wor
 def test_node_0_speaks_for_all_but_not_for_us(stack: ExitStack) -> None:
     """As it passes on what others say; and its own end is one."""
     one = Node(2, stack)
-    words: dict[str, Any] = {"node": 1, "signal": 15}
-    one.ends[0].sendall(f'{{"stop": {words}}}\n'.replace("'", '"').encode())
+    args: dict[str, Any] = {"node": 1, "signal": 15}
+    one.ends[0].sendall(f'{{"stop": {args}}}\n'.replace("'", '"').encode())
     assert one.inbox.get(timeout=20) == PeerStops(1, 15)
     one.ends[0].sendall(b'{"stop": {"node": 2, "signal": 15}}\n')
     assert one.inbox.get(timeout=20) == PeerFailed(0, "n0", NONSENSE, 75, False)

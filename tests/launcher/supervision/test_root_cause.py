@@ -114,10 +114,10 @@ def test_a_rank_with_an_order_to_end_is_not_the_cause() -> None:
     assert (cause.rank, cause.exit_code) == (0, 1)
 
 
-@pytest.mark.parametrize(("told", "node"), [(False, 1), (True, 0)])
-def test_torchrun_killed_on_a_slow_host(told: bool, node: int) -> None:
+@pytest.mark.parametrize(("report", "node"), [(False, 1), (True, 0)])
+def test_torchrun_killed_on_a_slow_host(report: bool, node: int) -> None:
     """It was gone before any order to end, or ended with the rest."""
-    late = TorchrunEnded(1, 0, 9, told=told)
+    late = TorchrunEnded(1, 0, 9, told=report)
     assert find_root_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO)).node == node
 
 
@@ -132,8 +132,8 @@ def test_a_rank_whose_connection_broke_does_not_hang() -> None:
     """It died of its neighbour's end a moment before it could write where it was: it waited."""
     suspects = tuple(Suspect(0, n, 7, f"no progress of rank {n}") for n in range(3))
     hang = Hang(None, None, "no progress of 3 ranks", suspects)
-    words = tails(rank0=GLOO, rank1=WAITING, rank2=SPINNING)
-    cause = find_root_cause([hang], [], words)
+    args = tails(rank0=GLOO, rank1=WAITING, rank2=SPINNING)
+    cause = find_root_cause([hang], [], args)
     assert (cause.rank, "model.py:3" in cause.text) == (2, True)
 
 

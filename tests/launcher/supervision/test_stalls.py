@@ -70,11 +70,11 @@ class Mute:
             inner = socket.create_connection((self._server.address, self._server.port))
             self._open += [client, inner]
             threading.Thread(target=self._to_server, args=(client, inner), daemon=True).start()
-            said = inner.makefile("rb")
-            client.sendall(said.readline())
+            message = inner.makefile("rb")
+            client.sendall(message.readline())
             for _ in range(self._packets):
-                length = said.read(4)
-                client.sendall(length + said.read(int.from_bytes(length, "big")))
+                length = message.read(4)
+                client.sendall(length + message.read(int.from_bytes(length, "big")))
 
     def _to_server(self, client: socket.socket, inner: socket.socket) -> None:
         try:
@@ -96,15 +96,15 @@ def test_a_login_that_stalls_is_named_with_the_step_and_in_time(lab: Labs) -> No
     with network(one) as net, pytest.raises(HostUnreachable) as caught:
         net.connect([server.host, *(mute.host for mute in mutes), slow.host])
     assert time.monotonic() - began < BUSY * 3
-    said = str(caught.value).splitlines()
+    message = str(caught.value).splitlines()
     assert caught.value.exit_code == 69
-    assert len(said) == 3
-    for mute, line in zip(mutes, said, strict=False):
+    assert len(message) == 3
+    for mute, line in zip(mutes, message, strict=False):
         assert f"port {mute.host.port} did not finish the SSH handshake within 1 s" in line
         assert mute.visits == 1  # waited for, and not tried again
         mute.close()
-    assert f"port {slow.port} neither accepted nor refused a key of" in said[2]
-    assert "within 1 s" in said[2]
+    assert f"port {slow.port} neither accepted nor refused a key of" in message[2]
+    assert "within 1 s" in message[2]
 
 
 def test_the_limit_of_a_login_is_for_all_keys_together(lab: Labs) -> None:

@@ -20,8 +20,8 @@ RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 def trained(one: NetLab, sleep_seconds: float) -> str:
     """Train three real ranks; return the launcher's output when it exits with 0."""
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
-    words = ("--", str(warm.interpreter()), RANKS, str(sleep_seconds))
-    code, _, err = one.said("--env", f"PYTHONPATH={ROOT}", hosts, *words)
+    args = ("--", str(warm.interpreter()), RANKS, str(sleep_seconds))
+    code, _, err = one.said("--env", f"PYTHONPATH={ROOT}", hosts, *args)
     assert code == 0, err
     assert set(result(one)["hosts"].values()) == {"clean"}
     return err

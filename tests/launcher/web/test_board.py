@@ -57,9 +57,9 @@ def asked(address: str, method: str = "GET", host: str = "") -> http.client.HTTP
     url = urlsplit(address)
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=10)
     connection.request(method, url.path, headers={"Host": host or url.netloc})
-    answer = connection.getresponse()
+    reply = connection.getresponse()
     connection.close()
-    return answer
+    return reply
 
 
 def test_a_browser_shows_a_run(address: str, tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_the_board_of_a_run_that_goes_on(tmp_path: Path) -> None:
             assert board.stderr.readline().endswith(f"(sleep), {folder}\n")
             address = re.findall(r"http://\S+", board.stderr.readline())[0]
             new_run_folder(tmp_path / "runs", "newer")  # the page stays that of its run
-            seen = fetched(f"{address}live.json")
-            assert (seen["name"], seen["hosts"][0]["name"]) == ("sleep", "localhost")
+            observed = fetched(f"{address}live.json")
+            assert (observed["name"], observed["hosts"][0]["name"]) == ("sleep", "localhost")
             board.send_signal(signal.SIGINT)
             assert board.wait(30) == 0
         assert run.poll() is None
@@ -147,9 +147,9 @@ def test_the_board_of_a_detached_run(alone: Away) -> None:
         address = re.findall(r"http://\S+", board.stderr.readline())[0]
         live = f"{address}live.json"
         until(lambda: bool(fetched(live).get("loss")), "a loss on the board", 60)
-        seen = fetched(live)
-        assert (seen["run_id"][:8], seen["steps"]) == (alone.run, 9)
-        assert seen["machines"] == "1 rank on 1 host"
+        observed = fetched(live)
+        assert (observed["run_id"][:8], observed["steps"]) == (alone.run, 9)
+        assert observed["machines"] == "1 rank on 1 host"
         assert alone.said("stop", "--force")[0] == 0
         until(lambda: "ended" in fetched(live), "the end on the board", 60)
         board.send_signal(signal.SIGINT)
@@ -164,6 +164,6 @@ def fetched(address: str) -> dict:
     url = urlsplit(address)
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=10)
     connection.request("GET", url.path)
-    found: dict = json.loads(connection.getresponse().read())
+    content: dict = json.loads(connection.getresponse().read())
     connection.close()
-    return found
+    return content

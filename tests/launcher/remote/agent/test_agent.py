@@ -192,7 +192,7 @@ def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path: Path) -> No
 
     Of a report known fields of the right type are kept: whatever else a rank says is forgotten.
     """
-    said = (
+    message = (
         *(b"nonsense", b"[1]", b"\xff", b'{"rank": 7}', b'{"rank": "0"}', b"[" * 5000),
         b'{"rank": 0, "step": 1' + b"0" * 5000 + b"}",
         b'{"rank": 0, "step": 2, "why": "' + b"x" * 20_000 + b'"}',
@@ -203,7 +203,7 @@ def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path: Path) -> No
         "import os, socket\n"
         "ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
         "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
-        f"for data in {said!r}: ear.send(data)\n"
+        f"for data in {message!r}: ear.send(data)\n"
     )
     plan = plan_of(tmp_path, sys.executable, "-c", code)
     events = heard(started(plan), plan)
@@ -276,15 +276,15 @@ def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> No
 def test_the_oldest_ticket_that_is_held_is_the_next_to_be_served(tmp_path: Path) -> None:
     """GPUs have lines of their own, but for launches that wait for the whole host."""
     path = str(tmp_path / "lock")
-    first, second, third = (locks.take_ticket(path + part, place) for part, place in LINE)
-    for parts, place, expected in (
+    first, second, third = (locks.take_ticket(path + part, position) for part, position in LINE)
+    for parts, position, expected in (
         ([""], "1", ""),
         ([""], "9", first[0]),
         ([".gpu1"], "9", third[0]),
         ([".gpu0"], "2", first[0]),
         ([".gpu1"], "", ""),
     ):
-        assert locks.first_in_line(path, parts, place) == expected
+        assert locks.first_in_line(path, parts, position) == expected
     os.close(first[1])  # as when its launch dies
     assert locks.first_in_line(path, [""], "9") == second[0]
     assert not Path(first[0]).exists()
@@ -292,13 +292,13 @@ def test_the_oldest_ticket_that_is_held_is_the_next_to_be_served(tmp_path: Path)
     os.close(third[1])
 
 
-@pytest.mark.parametrize(("place", "queues"), [("1", True), ("1e300", False), ("1x", False)])
+@pytest.mark.parametrize(("location", "queues"), [("1", True), ("1e300", False), ("1x", False)])
 def test_a_ticket_that_is_none_of_a_launch_ends_no_look(
-    place: str, queues: bool, tmp_path: Path
+    location: str, queues: bool, tmp_path: Path
 ) -> None:
     """Any account may leave a file of such a name: its time is read, or passed over."""
     path = str(tmp_path / "lock")
-    _, descriptor = locks.take_ticket(path, place)
+    _, descriptor = locks.take_ticket(path, location)
     assert probe.in_the_way(path, [""], "9").get("queued", False) == queues
     os.close(descriptor)
 
@@ -326,9 +326,9 @@ def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -
         "while not os.path.exists('done'): time.sleep(0.01)\n"
     )
     plan = plan_of(tmp_path, sys.executable, "-c", rank)
-    words = (sys.executable, "-c", torchrun, *plan.torchrun[plan.torchrun.index("--no-python") :])
-    port = next(word for word in plan.torchrun if word.startswith("--master-port"))
-    plan = HostPlan(**{**vars(plan), "torchrun": (*words[:3], port, *words[3:]), "processes": 2})
+    args = (sys.executable, "-c", torchrun, *plan.torchrun[plan.torchrun.index("--no-python") :])
+    port = next(name for name in plan.torchrun if name.startswith("--master-port"))
+    plan = HostPlan(**{**vars(plan), "torchrun": (*args[:3], port, *args[3:]), "processes": 2})
     channel, decoder = started(plan), agent_protocol.Decoder(plan)
     wait_for(channel, decoder, Output)
     channel.send(agent_protocol.stop_order(signal.SIGTERM, 60))
@@ -379,17 +379,17 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> Non
         events: list[Event] = []
         while data := channel.receive():
             events += decoder.feed(data)
-            told = any(isinstance(event, Unreached) for event in events)
+            report = any(isinstance(event, Unreached) for event in events)
             with contextlib.suppress(HostLost):
-                channel.send(agent_protocol.stop_order(9, 0) if told else agent_protocol.BEAT)
+                channel.send(agent_protocol.stop_order(9, 0) if report else agent_protocol.BEAT)
     assert any(isinstance(event, Unreached) and event.addresses for event in events)
     assert events[-1] == Closed(0)
 
 
 def test_the_bootstrap_is_fixed_and_shell_safe() -> None:
     """The only words on a remote command line: no quote of its own kind, no `!`, no newline."""
-    words = bootstrap.bootstrap("python3.9")
-    assert words[:6] == ("python3.9", "-I", "-S", "-X", "utf8", "-c")
+    args = bootstrap.bootstrap("python3.9")
+    assert args[:6] == ("python3.9", "-I", "-S", "-X", "utf8", "-c")
     assert not set(bootstrap.BOOTSTRAP) & set("'!\n\\$`")
     order = json.loads(agent_protocol.stop_order(15, 1.5).partition(b"\n")[2])
     assert order == {"do": "stop", "signal": 15, "grace_seconds": 1.5}

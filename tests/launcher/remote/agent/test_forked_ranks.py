@@ -72,12 +72,12 @@ def facts(drive: Drive) -> dict[str, Any]:
 
 def test_a_forked_rank_is_what_a_fresh_python_would_be(tmp_path: Path) -> None:
     """Words, folders, variables, streams, signals, descriptors: all are the same."""
-    words = ("--data", "a b", "$HOME", "")
+    args = ("--data", "a b", "$HOME", "")
     forked, fresh = (
-        facts(start(tmp_path, FACTS, *preload, words=words)) for preload in (("json",), ())
+        facts(start(tmp_path, FACTS, *preload, words=args)) for preload in (("json",), ())
     )
     assert forked == fresh
-    assert forked["argv"] == list(words)
+    assert forked["argv"] == list(args)
     assert forked["descriptors"] == [0, 1, 2]
 
 

@@ -67,14 +67,14 @@ def test_an_alias_means_what_it_means_to_ssh(name: str, tmp_path: Path) -> None:
     for alias in ("a", "b", "ab", "ac"):
         ours = network.settings(alias)
         theirs = ssh_says(tmp_path / "config", alias)
-        told = {key: ours.get(key, theirs["user"] if key == "user" else "22") for key in theirs}
-        assert told == theirs, alias
+        expected = {key: ours.get(key, theirs["user"] if key == "user" else "22") for key in theirs}
+        assert expected == theirs, alias
 
 
 def ssh_says(config: Path, alias: str) -> dict[str, str]:
     command = ["ssh", "-G", "-F", str(config), alias]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    pairs = [line.split(" ", 1) for line in told.stdout.splitlines()]
+    output = subprocess.run(command, capture_output=True, text=True, check=True)
+    pairs = [line.split(" ", 1) for line in output.stdout.splitlines()]
     return {key: value for key, value in pairs if key in ("hostname", "port", "user")}
 
 

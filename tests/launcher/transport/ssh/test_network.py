@@ -30,14 +30,14 @@ def ranks_left(one: NetLab) -> list[int]:
     """Return the ranks that still sleep."""
     plan = json.loads((run_folder(one) / "plan.json").read_text())
     mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
-    found = []
+    collected = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+                collected.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return collected
 
 
 def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net: Labs) -> None:
@@ -226,8 +226,8 @@ def ring(one: NetLab, size: int, steps: int) -> tuple[str, ...]:
 def test_a_cut_between_two_workers_is_named_as_a_pair(net: Labs, ways: str) -> None:
     """Packets between two hosts are dropped, ssh is fine: 75 in time, both named, all clean."""
     one = net(3)
-    words = (*SHORT, "--hang-seconds", "2", cheap_hosts(one))
-    process = one.run_ssh(*words, *ring(one, 1000, 100_000))
+    args = (*SHORT, "--hang-seconds", "2", cheap_hosts(one))
+    process = one.run_ssh(*args, *ring(one, 1000, 100_000))
     until(lambda: any(one.folder.glob("runs/2*/logs/node1/rank-0.out")), "ranks train", 60)
     one.firewall(2, "-s", one.hosts[2].address, "-j", "DROP")
     if ways == "both":
@@ -247,9 +247,9 @@ def test_ports_that_no_rank_is_given_may_be_shut(net: Labs) -> None:
     for number in (1, 2):
         one.firewall(number, "-p", "tcp", "--dport", "61000:65535", "-j", "DROP")
     stuck = "from tests.launcher.stand_in import report, time; report(phase='train', step=3)"
-    words = ("--", sys.executable, "-c", f"{stuck}; time.sleep(999)")
+    args = ("--", sys.executable, "-c", f"{stuck}; time.sleep(999)")
     path = f"PYTHONPATH={ROOT}"
-    code, _, err = one.said(*SHORT, "--hang-seconds", "2", "--env", path, cheap_hosts(one), *words)
+    code, _, err = one.said(*SHORT, "--hang-seconds", "2", "--env", path, cheap_hosts(one), *args)
     assert code == 75, err
     assert "no progress for" in result(one)["cause"]
     assert "network is cut" not in result(one)["cause"]
@@ -260,7 +260,7 @@ def test_a_slow_link_is_no_hang(net: Labs) -> None:
     """A host that sends 200 kbit/s: each step takes long, the run is left alone and ends with 0."""
     one = net(2)
     one.slow_down(2, 200)
-    words = (*SHORT, "--hang-seconds", "3", cheap_hosts(one))
-    code, _, err = one.said(*words, *ring(one, 20_000, 6))
+    args = (*SHORT, "--hang-seconds", "3", cheap_hosts(one))
+    code, _, err = one.said(*args, *ring(one, 20_000, 6))
     assert code == 0, err
     assert result(one)["seconds"] > 6 * 20_000 * 8 / 200_000 * 0.6

@@ -286,16 +286,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict
     subprocess.run(rsa, check=True)
     host_key = folder / "host-2" / "host_key"
     extra = SSHD.format(folder=folder) + f"HostCertificate {host_key}-cert.pub\n"
-    there = one.start(extra=extra)
-    wait_for_banner(there.address, there.port)
-    certify(there, make_key(folder / "authority"))
+    remote = one.start(extra=extra)
+    wait_for_banner(remote.address, remote.port)
+    certify(remote, make_key(folder / "authority"))
     make_key(folder / "other")
-    words = vocabulary(folder, there)
+    args = vocabulary(folder, remote)
     for name, mode in {"open": 0o666, "closed": 0o644}.items():
         (folder / name).touch()
         (folder / name).chmod(mode)
-    write_revocations(folder, words)
-    yield one, words
+    write_revocations(folder, args)
+    yield one, args
     one.stop()
 
 
@@ -359,29 +359,29 @@ def test_whom_the_ssh_client_refuses_we_refuse(
     server: tuple[Lab, dict[str, str]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SSH-1: known_hosts and ssh_config mean what they mean to the real client, or less."""
-    one, words = server
+    one, args = server
     case = ALL[name]
-    known = case.known.format(**words).encode("utf-8", "surrogateescape")
-    for file in (one.known_hosts, one.folder / f"known_{words['address']}"):
-        file.write_bytes(known)
-    monkeypatch.setenv("LAB", words["folder"])
-    one.configure(case.config.format(**words))
-    (theirs, said), (own, why) = ssh(one), ours(one)
-    wanted = ("refused" if name in REFUSED else "in", "in" if name in ACCEPTED else "refused")
-    assert (theirs, own) == wanted, f"ssh: {said}\nours: {why}"
+    known_hosts = case.known.format(**args).encode("utf-8", "surrogateescape")
+    for file in (one.known_hosts, one.folder / f"known_{args['address']}"):
+        file.write_bytes(known_hosts)
+    monkeypatch.setenv("LAB", args["folder"])
+    one.configure(case.config.format(**args))
+    (theirs, message), (options, why) = ssh(one), ours(one)
+    expected = ("refused" if name in REFUSED else "in", "in" if name in ACCEPTED else "refused")
+    assert (theirs, options) == expected, f"ssh: {message}\nours: {why}"
 
 
 def test_a_key_that_other_accounts_may_read_is_not_used(
     server: tuple[Lab, dict[str, str]],
 ) -> None:
     """SSH-1: as with the client; the message has the command that closes the file."""
-    one, words = server
-    one.known_hosts.write_text("{there} {key}\n".format(**words))
+    one, args = server
+    one.known_hosts.write_text("{there} {key}\n".format(**args))
     one.configure("")
     for mode, verdict in ((0o640, "refused"), (0o604, "refused"), (0o400, "in")):
         one.key.chmod(mode)
-        (theirs, said), (own, why) = ssh(one), ours(one)
-        assert (theirs, own) == (verdict, verdict), f"ssh: {said}\nours: {why}"
+        (theirs, message), (options, why) = ssh(one), ours(one)
+        assert (theirs, options) == (verdict, verdict), f"ssh: {message}\nours: {why}"
         assert (f"so it is not used; type: chmod 600 {one.key}" in why) == (verdict == "refused")
     one.key.chmod(0o600)
 
@@ -390,8 +390,8 @@ def ssh(one: Lab) -> tuple[str, str]:
     """Return whether OpenSSH's client gets in, and its messages."""
     host = one.hosts[0]
     command = ["ssh", "-F", one.config, "-o", "BatchMode=yes", "-p", str(host.port), host.address]
-    told = subprocess.run([*command, "true"], capture_output=True, stdin=subprocess.DEVNULL)
-    return "in" if told.returncode == 0 else "refused", told.stderr.decode(errors="replace")
+    output = subprocess.run([*command, "true"], capture_output=True, stdin=subprocess.DEVNULL)
+    return "in" if output.returncode == 0 else "refused", output.stderr.decode(errors="replace")
 
 
 def ours(one: Lab) -> tuple[str, str]:

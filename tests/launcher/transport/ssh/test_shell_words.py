@@ -50,19 +50,19 @@ def test_a_thousand_hostile_words_and_values_arrive_as_they_are(
     one.trust()
     canary = tmp_path / "canary"
     pieces = [*PIECES, f"$(touch {canary})", f"`touch {canary}`", f"\n touch {canary};"]
-    words, values = hostile(1000, 1, pieces), hostile(1000, 2, pieces)
-    there = one.folder / NASTY
-    there.mkdir()
+    args, values = hostile(1000, 1, pieces), hostile(1000, 2, pieces)
+    remote = one.folder / NASTY
+    remote.mkdir()
     python = one.cheap_python(name=f"{NASTY}/python")
     hosts = one.folder / "hosts.txt"
-    hosts.write_text(f'{host.line} python="{python}" workdir="{there}"\n')
+    hosts.write_text(f'{host.line} python="{python}" workdir="{remote}"\n')
     out = tmp_path / "out.json"
     variables = {f"H_{number}": value for number, value in enumerate(values)}
-    given = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-    command = (sys.executable, "-X", "utf8", "-c", TELL, str(out), *words)
+    given = [arg for name, value in variables.items() for arg in ("--env", f"{name}={value}")]
+    command = (sys.executable, "-X", "utf8", "-c", TELL, str(out), *args)
     ended, _, err = one.said(*given, str(hosts), "--", *command)
     assert ended == 0, err
-    assert json.loads(out.read_text()) == [words, variables, str(there)]
+    assert json.loads(out.read_text()) == [args, variables, str(remote)]
     assert not canary.exists()
     assert not list(one.folder.rglob("canary"))
     assert not (where_shells_start() / "canary").exists()
@@ -91,10 +91,10 @@ def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(lab: Labs) -> None:
     wait_for_banner(host.address, host.port)
     one.trust()
     commands = []
-    for words in (("--", "true"), ("--secret", "TOKEN", "--env", "A=hello", "--", "echo", "you")):
-        *options, _ = words[: words.index("--") + 1]
+    for args in (("--", "true"), ("--secret", "TOKEN", "--env", "A=hello", "--", "echo", "you")):
+        *options, _ = args[: args.index("--") + 1]
         ended, _, err = one.said(
-            *options, cheap_hosts(one), *words[words.index("--") :], env={"TOKEN": "s3cr3t"}
+            *options, cheap_hosts(one), *args[args.index("--") :], env={"TOKEN": "s3cr3t"}
         )
         assert ended == 0, err
         commands.append(set(asked.read_text().splitlines()))

@@ -65,8 +65,8 @@ def test_all_hosts_are_connected_and_run_what_they_are_given(lab: Labs, network)
     """Four real sshd, four places, each of which runs a program with its very words."""
     one = lab(4)
     machines = network(one).connect([host.host for host in one.hosts])
-    said = [output(machine, "printf", "%s|", "a b", "$HOME", "'", "") for machine in machines]
-    assert said == [b"a b|$HOME|'||"] * 4
+    log = [output(machine, "printf", "%s|", "a b", "$HOME", "'", "") for machine in machines]
+    assert log == [b"a b|$HOME|'||"] * 4
     assert [machine.address for machine in machines] == [host.address for host in one.hosts]
 
 
@@ -238,8 +238,10 @@ def test_a_forged_certificate_is_no_certificate(lab: Labs) -> None:
 
 
 def seen_fingerprint(public: Path) -> str:
-    told = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True)
-    return told.stdout.split()[1]
+    completed = subprocess.run(
+        ["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True
+    )
+    return completed.stdout.split()[1]
 
 
 def test_a_changed_key_is_refused_with_both_fingerprints_and_the_line_to_type(
@@ -490,9 +492,9 @@ def test_what_fails_on_the_way_is_a_value_of_each_host(lab: Labs, network) -> No
     one = lab(4)
     good, gateway, *behind = one.hosts
     swap_key(one)
-    known = [*one.hosts[:1], *one.hosts[2:]]
+    options = [*one.hosts[:1], *one.hosts[2:]]
     changed = f"{gateway.known_as} {one.known_hosts.read_text().split(' ', 1)[1]}"
-    lines = [f"{host.known_as} {host.public_key}\n" for host in known]
+    lines = [f"{host.known_as} {host.public_key}\n" for host in options]
     one.known_hosts.write_text("".join([changed, *lines]))
     one.configure("Host 127.0.0.4 127.0.0.5", f"  ProxyJump {gateway.line}")
     hosts = [good.host, Host("no-such-host.invalid"), *(host.host for host in behind)]
@@ -594,8 +596,10 @@ def test_a_proxy_command_that_fails_is_named_with_its_words(lab: Labs, network) 
     one.configure("ProxyCommand sh -c 'echo no way to %h >&2; exit 3'")
     with pytest.raises(HostUnreachable) as caught:
         network(one).connect([one.hosts[0].host])
-    said = "its ProxyCommand (sh -c 'echo no way to 127.0.0.2 >&2; exit 3') ended with 3: no way to"
-    assert f"127.0.0.2: {said} 127.0.0.2" in str(caught.value)
+    message = (
+        "its ProxyCommand (sh -c 'echo no way to 127.0.0.2 >&2; exit 3') ended with 3: no way to"
+    )
+    assert f"127.0.0.2: {message} 127.0.0.2" in str(caught.value)
 
 
 # -- hosts that do not answer -------------------------------------------------------------------
@@ -648,10 +652,10 @@ def test_a_host_that_takes_passwords_only_is_not_sent_a_key(lab: Labs, network) 
     one.trust()
     with pytest.raises(AccessRefused) as caught:
         network(one).connect([host.host])
-    said = str(caught.value)
-    assert "accepts no keys, only: password; a launch logs in with keys" in said
-    assert "set PubkeyAuthentication yes in the sshd_config there" in said
-    assert "ssh-copy-id" not in said
+    message = str(caught.value)
+    assert "accepts no keys, only: password; a launch logs in with keys" in message
+    assert "set PubkeyAuthentication yes in the sshd_config there" in message
+    assert "ssh-copy-id" not in message
 
 
 def test_check_waits_for_no_silent_name_server(tmp_path: Path) -> None:
@@ -768,8 +772,8 @@ def test_what_a_stranger_says_before_any_key_is_shown_and_not_obeyed(
     with socket.create_server(("127.0.0.1", 0)) as door:
         greeter = threading.Thread(target=greet, args=(door, banner * 100), daemon=True)
         greeter.start()
-        kind, said = HOSTILE_BANNERS[banner]
-        with pytest.raises(kind, match=said) as caught:
+        kind, message = HOSTILE_BANNERS[banner]
+        with pytest.raises(kind, match=message) as caught:
             network(one).connect([Host("127.0.0.1", port=door.getsockname()[1])])
         greeter.join()
     assert str(caught.value).isprintable()
@@ -837,6 +841,6 @@ def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
     until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) > 2, "it connects", 20)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert b"KeyboardInterrupt" in said
+    _, outputs = process.communicate()
+    assert b"KeyboardInterrupt" in outputs
     assert time.monotonic() - began < 5
