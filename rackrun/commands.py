@@ -14,15 +14,15 @@ LAUNCHES = ("local", "ssh", "ray", "node", "check")
 """The commands that launch, or check what would be launched."""
 
 NAMES = (
-    *(*LAUNCHES, "ps", "rerun", "board", "report", "attach", "logs", "status", "stop", "track"),
-    *("ledger", "evaluate", "predict", "export", "convert", "serve", "completion"),
+    *(*LAUNCHES, "rack", "ps", "rerun", "board", "report", "attach", "logs", "status", "stop"),
+    *("track", "ledger", "evaluate", "predict", "export", "convert", "serve", "completion"),
 )
 """All commands; rackrun/cli/dispatch.py has the module of each."""
 
 _SCRIPTS = ("local", "ssh", "ray")
 """The commands that are scripts of the repository: `./run-local` is `rackrun local`."""
 
-_OF_HOSTS = ("check", "ps", "attach", "logs", "status", "stop")
+_OF_HOSTS = ("check", "rack", "ps", "attach", "logs", "status", "stop")
 """The commands that messages call by `./run-ssh`; all others by `./run-local`."""
 
 

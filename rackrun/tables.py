@@ -5,7 +5,8 @@ import io
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +47,24 @@ def table(
     console = Console(file=file, width=width, force_terminal=on_terminal, highlight=False)
     console.print(drawn)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def show_again_and_again(draw: Callable[[], str], seconds: float, once: bool = False) -> None:
+    """Print a text; on a terminal draw it anew every few seconds, until Ctrl-C, unless `once`."""
+    text = draw()
+    if once or not sys.stdout.isatty():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            live.update(Text.from_ansi(text.rstrip()), refresh=True)
+            time.sleep(seconds)
+            text = draw()
 
 
 def as_csv(rows: Iterable[Sequence[object]]) -> bytes:

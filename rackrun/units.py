@@ -16,6 +16,16 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def age(seconds: float) -> str:
+    """Return a time span in its two largest units: 7s, 12m, 3h05m, 4d02h."""
+    minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))
+    if days:
+        return f"{days}d{hours % 24:02}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{minutes}m" if minutes else f"{int(max(0.0, seconds))}s"
+
+
 def seconds_in(text: str) -> int:
     """Return the seconds in a time span such as 2h, 90m, 1h30m or 1d12h; raise ValueError."""
     match = _SPAN.fullmatch(text)

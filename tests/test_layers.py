@@ -51,7 +51,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "__init__": "commands run",
         "commands": "catalog config detached errors files lifecycle output preflight remote "
         "rendezvous run schedulers search supervision transport transport/ssh web",
-        "catalog": "config detached errors output remote run transport",
+        "catalog": "config detached errors output preflight remote run transport",
         "config": "run",
         "detached": "errors files lifecycle output preflight remote run supervision transport "
         "transport/ssh",

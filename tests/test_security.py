@@ -10,7 +10,7 @@ IDS = [
     *(f"SSH-{number}" for number in range(1, 10)),
     *(f"HOST-{number}" for number in range(1, 6)),
     *(f"NET-{number}" for number in range(1, 6)),
-    *(f"PROC-{number}" for number in range(1, 5)),
+    *(f"PROC-{number}" for number in range(1, 6)),
     *(f"WEB-{number}" for number in range(1, 7)),
     "RUN-1",
     "RUN-2",

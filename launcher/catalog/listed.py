@@ -10,7 +10,7 @@ from launcher.run.host_names import grouped
 from rackrun import tables
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import one_line
-from rackrun.units import plural
+from rackrun.units import age, plural
 
 HEAD = ("id", "name", "task", "hosts", "state", "step", "age", "folder")
 WRAPPED = ("name", "hosts", "folder")
@@ -66,13 +66,3 @@ def _row(run: ListedRun) -> tuple[str, ...]:
     step = "-" if run.step is None else f"{run.step:,}"
     cells = (run.run[:SHORT_ID], run.name, run.task, grouped(run.hosts), state, step)
     return tuple(one_line(cell) for cell in (*cells, age(run.age_seconds), run.folder))
-
-
-def age(seconds: float) -> str:
-    """Return a time span in its two largest units: 7s, 12m, 3h05m, 4d02h."""
-    minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))
-    if days:
-        return f"{days}d{hours % 24:02}h"
-    if hours:
-        return f"{hours}h{minutes % 60:02}m"
-    return f"{minutes}m" if minutes else f"{int(max(0.0, seconds))}s"

@@ -21,6 +21,7 @@ from launcher.detached.known_runs import hosts_of
 from launcher.detached.locate import ReachOptions, open_network
 from launcher.errors import HostUnreachable
 from launcher.output.console import say, short_path
+from launcher.preflight.facts import remembered_of
 from launcher.run.hosts import Host, hosts_named
 from launcher.transport.parallel import each
 from rackrun.commandline.options import Examples, Positional
@@ -72,6 +73,11 @@ def ps(options: PsOptions) -> int:
         sys.stdout.write(table(listed) if listed else "no run is known here\n")
     for error in errors:
         say(f"not asked: {error}")
+    for host in dict.fromkeys(host for run in listed for host in run.hosts):
+        past = remembered_of(host, "")
+        drained = past.drained.shown(time.time()) if past.drained else ""
+        if known := "; ".join(filter(None, (drained, past.shown(time.time())))):
+            say(f"{host}: {known}")
     return HostUnreachable.exit_code if errors and named else 0
 
 

@@ -14,7 +14,7 @@ from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import gather_repeatedly, wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.output.console import say
-from launcher.preflight.checks import CHECKS, TableRow, examine, lines_of
+from launcher.preflight.checks import CHECKS, HISTORY, TableRow, examine, lines_of
 from launcher.remote import probe
 from launcher.run.hosts import Host, hosts_named, select
 from launcher.run.job import Command
@@ -92,11 +92,19 @@ def chosen(
 def _fit_ones(
     hosts: Sequence[Host], transports: Sequence[Machine | Problem], rows: Sequence[TableRow]
 ) -> list[tuple[Host, Machine]]:
-    """Return the hosts on which a run could start, and their transports."""
+    """Return the hosts on which a run could start, and their transports.
+
+    Those to which something has happened come last.
+    """
     unfit = {row.host for row in rows if row.level == "refused"}
+    doubtful = {row.host for row in rows if row.check == HISTORY and row.level == "warning"}
     pairs = zip(hosts, transports, strict=True)
-    fit = [(host, transport) for host, transport in pairs if not isinstance(transport, Problem)]
-    return [(host, transport) for host, transport in fit if host.label not in unfit]
+    fit = [
+        (host, transport)
+        for host, transport in pairs
+        if not isinstance(transport, Problem) and host.label not in unfit
+    ]
+    return sorted(fit, key=lambda pair: pair[0].label in doubtful)
 
 
 def addresses(hosts: Sequence[Host], transports: Sequence[Machine | Problem]) -> list[str]:

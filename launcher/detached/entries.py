@@ -8,13 +8,14 @@ belongs to a host of the plan, and to a rank of that host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.run import events
 from launcher.run.events import Event, Report
 from launcher.run.hosts import MOST_SLOTS
+from launcher.run.incidents import MOST_OF_RUN, Incident
 from launcher.run.job import RUN_NAME, Limits
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
@@ -33,6 +34,7 @@ Name: TypeAlias = Annotated[str, Matches(r"[!-~]{1,300}")]
 Code: TypeAlias = Annotated[int, Between(-128, 255)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
 Size: TypeAlias = Annotated[int, Between(0, FRAME_BYTES)]
+Incidents: TypeAlias = Annotated[tuple[Incident, ...], AtMost(MOST_OF_RUN)]
 Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
 """What a rank has reported: only `fitting_fields` are kept of it."""
 
@@ -103,6 +105,7 @@ class Ending:
     report: Values
     folder: Folder
     saved: events.Count = 0
+    incidents: dict[Name, Incidents] = field(default_factory=dict)
     resume: str = ""
     """Not trusted: the machine that started the run knows the command itself."""
 
@@ -228,7 +231,7 @@ def _check_plan(plan: Plan) -> None:
 def result_of(ending: Ending, folder: Path) -> Result:
     """Return the result of an attempt, its paths turned into local ones."""
     source = Path(ending.folder)
-    same = {field.name: getattr(ending, field.name) for field in fields(Result)}
+    same = {each.name: getattr(ending, each.name) for each in fields(Result)}
     report = {
         name: moved(value, source, folder) for name, value in fitting_fields(ending.report).items()
     }

@@ -22,6 +22,7 @@ from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
+from launcher.lifecycle.remembering import remember
 from launcher.lifecycle.restart_policy import RestartState, after
 from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen, report_end
 from launcher.output.console import last_line, say
@@ -105,6 +106,10 @@ class Launch:
             with self._prepared(state) as attempt:
                 yield attempt
             self.result = attempt.result
+            remember(
+                *(attempt.plan, attempt.transports, self.final),
+                *(attempt.doubtful, self.observer.say),
+            )
             if not self.final.port_was_taken:
                 break
         return attempt
@@ -138,7 +143,7 @@ class Launch:
             with Session(
                 job, plan, agents, screen, versions=cluster.versions, alerts=self._alerts
             ) as session:
-                yield Attempt(session, transports, plan)
+                yield Attempt(session, transports, plan, doubtful=cluster.doubtful)
 
     def _time_left(self) -> float:
         """Return what is left of the time limit, which counts from the first attempt on."""
@@ -179,6 +184,8 @@ class Attempt:
     plan: Plan
     hurried: bool = False
     """The user did not wait for the results: no further attempt is to follow."""
+    doubtful: frozenset[str] = frozenset()
+    """Hosts to which something has happened before."""
 
     @property
     def result(self) -> Result:

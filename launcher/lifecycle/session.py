@@ -14,11 +14,11 @@ from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.output.on_event import EventCommand
 from launcher.output.run_page import write_run_page
-from launcher.preflight.sick_gpus import probable_causes
+from launcher.preflight.sick_gpus import sick_gpus
 from launcher.run.job import Job
 from launcher.run.kept_settings import keep_settings
 from launcher.run.plan import Plan
-from launcher.run.result import Result
+from launcher.run.result import Result, with_incident
 from launcher.supervision.agents import AgentGroup
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Supervisor
@@ -109,8 +109,9 @@ class Session:
                     self.note(start_line(self._plan, self._versions, job.folder.path))
                 self.result = self._supervised(logs, self._screen, signals)
         self.note(logs.close(self.result))
-        for line in probable_causes(self._plan, self._transports, self.result):
-            self.note(line)
+        for host, problems in sick_gpus(self._plan, self._transports, self.result):
+            self.note(f"{host}: probable cause: {problems}")
+            self.result = with_incident(self.result, host, "gpu", problems)
         return self.result
 
     def _supervised(self, logs: LogFiles, screen: Display, signals: SignalQueue) -> Result:

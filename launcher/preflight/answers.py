@@ -10,12 +10,15 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from launcher.remote import history, probe
+from launcher.remote.notes import LETTERS, MOST_NOTES
 from launcher.transport.rpc import Answer
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
 MOST_GPUS = 1024
 MOST_CORES = 1 << 16
 MOST_NAMED = 16
+MOST_WAITERS = probe.MOST_WAITERS
 
 shape = dataclass(eq=False, repr=False)
 """Not frozen, as none is kept: making a frozen class takes four times as long, at every launch."""
@@ -45,6 +48,10 @@ Address = Annotated[str, AtMost(64), AnAddress()]
 Interface = Annotated[str, Matches(r"[!-.0-~]{0,15}")]
 Count = Annotated[int, Between(0, 2**53)]
 Number = Annotated[int, Between(0, 2**32)]
+Part = Annotated[str, Matches(r"(\.gpu[0-9]{1,4})?")]
+"""Of a host, as the ending of a lock file: a GPU, or all of it."""
+HistoryText = Annotated[str, AtMost(history.MOST_BYTES)]
+"""What the account remembers of the host (see launcher/run/incidents.py)."""
 
 
 @shape
@@ -84,6 +91,16 @@ class Clock:
 
 
 @shape
+class Note:
+    """Another account's reason not to use the host."""
+
+    uid: Number
+    user: Name
+    text: Annotated[str, AtMost(LETTERS)]
+    at: Annotated[float, Between(0, 1e11)]
+
+
+@shape
 class LookAnswer(Clock):
     """Facts that are known at once."""
 
@@ -106,6 +123,8 @@ class LookAnswer(Clock):
     run: RunOfUser = ""
     queued: bool = False
     """`holder` is a launch that waits, and comes before this one."""
+    history: HistoryText = ""
+    notes: Annotated[tuple[Note, ...], AtMost(MOST_NOTES)] = ()
 
 
 @shape
@@ -200,6 +219,43 @@ class HeldAnswer:
 
 
 @shape
+class Use:
+    """A run, or another process, that has locked a part of the host."""
+
+    part: Part
+    pid: Number
+    user: Name
+    since: Annotated[float, Between(0, 1e11)]
+    run: Annotated[str, Matches("[0-9a-f]{32}|")]
+    name: Name
+    is_ours: bool = False
+
+
+@shape
+class Waiter:
+    """A launch that waits for a part of the host."""
+
+    part: Part
+    user: Name
+    since: Annotated[float, Between(0, 1e11)]
+
+
+@shape
+class Occupancy(Clock):
+    """What the table of the rack has of a host, but for its GPUs."""
+
+    load: Annotated[float, Between(0, 1e6)]
+    uses: Annotated[tuple[Use, ...], AtMost(MOST_GPUS)]
+    queue: Annotated[tuple[Waiter, ...], AtMost(MOST_WAITERS)]
+    cores: Annotated[int, Between(1, MOST_CORES)]
+    gpus: Annotated[int, Between(0, MOST_GPUS)]
+    disk_free: Count
+    lock_problem: Text
+    history: HistoryText
+    notes: Annotated[tuple[Note, ...], AtMost(MOST_NOTES)]
+
+
+@shape
 class Shards:
     """The data set that was found, and its splits with samples."""
 
@@ -226,6 +282,9 @@ SHAPES: dict[str, type] = {
     "clock": Clock,
     "hold": HeldAnswer,
     "unlock": DoneAnswer,
+    "occupancy": Occupancy,
+    "remember": DoneAnswer,
+    "note": DoneAnswer,
 }
 """By question; instead of any but the time, an answer may be `ProbeFailed`."""
 

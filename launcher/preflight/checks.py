@@ -8,6 +8,7 @@ unless the check only warns, or `--ignore-check` names it.
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,7 +31,7 @@ Level = Literal["ok", "warning", "refused"]
 LEAST_DISK = 1 << 30
 LEAST_OPEN_FILES = 1024
 CLOCK_SECONDS = 10.0
-SHARDS, SPLITS, LOCK = "shards", "splits", "lock"
+SHARDS, SPLITS, LOCK, DRAINED, HISTORY = "shards", "splits", "lock", "drained", "history"
 BUSY = "in use by another run"
 QUEUED = "others wait for it"
 ENVIRONMENT = ("python", "torch", "cuda")
@@ -480,6 +481,19 @@ CHECKS = (
         "shared lock",
         lambda host: "",
         lambda host, survey: str(host["look"]["lock_problem"]),
+        warns=True,
+    ),
+    Check(
+        DRAINED,
+        lambda host: "",
+        lambda host, cluster: host.drained(time.time()).removeprefix("drained "),
+        f"leave it out with --exclude; to use it, type: {called('rack')} HOSTS --undrain HOST",
+    ),
+    Check(
+        HISTORY,
+        lambda host: "",
+        lambda host, cluster: host.past(time.time()),
+        f"look at {called('rack')} HOSTS, which can also drain a host",
         warns=True,
     ),
     Check("machine", lambda host: "", _machine_again, "for more processes write slots=N"),

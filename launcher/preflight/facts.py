@@ -23,9 +23,11 @@ from typing import Any
 from launcher.errors import HostUnreachable
 from launcher.files.working_tree import WorkingTree
 from launcher.preflight.answers import believed
+from launcher.remote import history as remote_history
 from launcher.remote import ports, probe
 from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
+from launcher.run.incidents import History, Incident, history
 from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import AT_ONCE, each
@@ -39,6 +41,9 @@ LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
 PROBE_SECONDS = 2 * FULL_SECONDS  # for an answer: a host that is late is given up before
 CLOCK_ROUNDS = 3
+ROOT = 0
+"""The account whose notes on a host all others obey."""
+
 CLOCK_SECONDS = 1.0  # known as exactly as that, a clock needs no further look
 
 
@@ -80,6 +85,8 @@ class HostFacts:
     error: Problem | None = None
     """Why nothing is known."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
+    history: History = History()
+    """What happened to it, as far as this machine and the host itself remember."""
 
     @property
     def locks(self) -> tuple[tuple[str, bool], ...]:
@@ -87,6 +94,25 @@ class HostFacts:
         path = self["look"]["lock"]
         alone = tuple((path + part, False) for part in parts_of(self.host))
         return ((path, True), *alone) if self.host.devices else alone
+
+    def drained(self, now: float) -> str:
+        """Return by whom, when and why it was taken out of use: by this account, or by root."""
+        drained = self.history.drained
+        reasons = [drained.shown(now)] if drained else []
+        return "; ".join([*reasons, *(note.shown(now) for uid, note in self._notes if uid == ROOT)])
+
+    def past(self, now: float) -> str:
+        """Return what happened to it, and the notes of accounts that no launch has to obey."""
+        others = (note.shown(now) for uid, note in self._notes if uid != ROOT)
+        return "; ".join(filter(None, (self.history.shown(now), *others)))
+
+    @property
+    def _notes(self) -> list[tuple[int, Incident]]:
+        notes = (self["look"] or self["occupancy"]).get("notes", ())
+        return [
+            (each["uid"], Incident(each["at"], "drained", each["text"], by=each["user"][:64]))
+            for each in notes
+        ]
 
     def __getitem__(self, question: str) -> Answer:
         """Return the answer to a question; empty when it was not asked."""
@@ -116,6 +142,12 @@ class ClusterFacts:
     def ranks(self) -> int:
         """Return the number of ranks that these hosts would have together."""
         return sum(host.host.processes(host["look"]["gpus"]) for host in self.hosts)
+
+    @property
+    def doubtful(self) -> frozenset[str]:
+        """Return the hosts to which something has happened before."""
+        now = time.time()
+        return frozenset(facts.host.label for facts in self.hosts if facts.history.troubles(now))
 
     @property
     def versions(self) -> str:
@@ -261,11 +293,14 @@ class HostProbe:
             waits=requirements.waits,
             packages=requirements.task.imports,
             weights=requirements.task.weights,
+            name=host.label,
         )
         self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
         facts = self._note("look", self.client.answer())
         if "error" in facts:
             raise HostUnreachable(f"{host.label}: cannot look around there: {facts['error']}")
+        remembered = remembered_of(host.label, facts.get("history", ""))
+        self.facts = replace(self.facts, history=remembered)
         return facts
 
     def _look_into(self, image: ContainerSpec) -> None:
@@ -333,6 +368,11 @@ class HostProbe:
     def _keep(self, question: str, answer: Answer) -> Answer:
         self.facts = replace(self.facts, answers={**self.facts.answers, question: answer})
         return answer
+
+
+def remembered_of(host: str, text: str) -> History:
+    """Return what this machine remembers of a host, and what the host itself does."""
+    return history(remote_history.read(host), text)
 
 
 def _access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:

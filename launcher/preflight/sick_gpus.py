@@ -23,8 +23,10 @@ BEFORE_SECONDS = 60  # errors that are so much older than the run are of no conc
 Visit = tuple[HostPlan, Transport]
 
 
-def probable_causes(plan: Plan, transports: Sequence[Transport], result: Result) -> Iterator[str]:
-    """Yield a line for each host with a sick GPU; none for hosts that do not answer."""
+def sick_gpus(
+    plan: Plan, transports: Sequence[Transport], result: Result
+) -> Iterator[tuple[str, str]]:
+    """Yield each host with a sick GPU, and what is wrong; none for hosts that do not answer."""
     if result.verdict != "failed":
         return
     pairs = [
@@ -36,7 +38,7 @@ def probable_causes(plan: Plan, transports: Sequence[Transport], result: Result)
     outcomes = each(lambda pair: _suspects(pair, seconds), pairs, seconds=LOOK_SECONDS)
     for (host, _), problems in zip(pairs, outcomes, strict=True):
         if problems and not isinstance(problems, Problem):
-            yield f"{host.name}: probable cause: {one_line(problems)}"
+            yield host.name, one_line(problems)
 
 
 def _suspects(pair: Visit, seconds: int) -> str:

@@ -18,6 +18,9 @@ import time
 SIGNATURE_BYTES = 1 << 12
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
 TICKET = ".wait-"
+HELD: dict[str, int] = {}
+"""Locks and tickets that a probe holds, path -> descriptor; the agent of its process goes on."""
+
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # there may be a link, or a pipe
 
 
@@ -118,10 +121,10 @@ def first_in_line(path: str, parts: list[str], turn: str) -> str:
         concerns_us = "" in parts or part in ("", *parts)
         if mark and lock_name.startswith(name) and concerns_us and ahead < turn:
             line.append((ahead, os.path.join(folder, file)))
-    return next((ticket for _, ticket in sorted(line) if _is_held(ticket)), "")
+    return next((ticket for _, ticket in sorted(line) if is_held(ticket)), "")
 
 
-def _is_held(path: str) -> bool:
+def is_held(path: str) -> bool:
     """Return whether a process holds a lock; remove the file when none does."""
     with contextlib.suppress(OSError):  # it has just gone, or is not a lock
         descriptor = os.open(path, _FLAGS)

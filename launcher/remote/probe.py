@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import signal
 import socket
 import sys
@@ -18,18 +17,18 @@ import time
 
 from launcher.remote import service
 from launcher.remote.files import INSTALLED, file_digest
+from launcher.remote.holders import holder_of, in_the_way, user_name
 from launcher.remote.locks import (
+    HELD,
     TICKET,
-    first_in_line,
     flock,
     lock_path,
     open_lock,
     remove_lock,
-    signature,
     take_ticket,
 )
 from launcher.remote.network import address_of, route
-from launcher.remote.processes import look_up
+from launcher.remote.notes import notes, put_note
 from launcher.remote.waiting import find_program, lines_of, output_of, within
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
@@ -39,14 +38,13 @@ if TYPE_CHECKING:
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0
+HOME_SECONDS = 2.0  # for what is remembered of hosts, which a launch can do without
 SILENT_SECONDS = 600  # a launcher that lost its network leaves an SSH session that never ends
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
+MOST_WAITERS = 256
 LEAST_TMP = 8 << 20  # for the agent of a run, and what torchrun writes about failures
 KFD = "/dev/kfd"  # the driver of AMD's GPUs
-
-HELD: dict[str, int] = {}
-"""The locks and tickets of this program: path -> descriptor."""
 
 DESCRIBE = """\
 import glob, importlib.util, json, mmap, os, re, sys
@@ -99,6 +97,9 @@ def serve(bundle: object) -> None:
         "clock": clock,
         "hold": hold,
         "unlock": unlock,
+        "occupancy": occupancy,
+        "remember": remember,
+        "note": note,
     }
     last = service.serve(orders, SILENT_SECONDS)
     release()
@@ -136,6 +137,7 @@ def look(
     waits: bool = False,
     packages: Sequence[str] = (),
     weights: str = "",
+    name: str = "",
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
@@ -143,9 +145,10 @@ def look(
     interpreter is that of a container image, which `image` describes. `place`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
+    `name`: what hosts.txt calls the host.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
-    connection = os.environ.get("SSH_CONNECTION", "").split()
+    connection = _connection()
     lock, planted = _lock_path(connection)
     if waits:
         HELD.update(take_ticket(lock + part, place) for part in parts)
@@ -161,11 +164,13 @@ def look(
         "address": _address_in(connection),
         "lock": lock,
         "lock_problem": _lock_problem(planted),
+        "history": _history_of(name),
+        "notes": notes(lock),
         **in_the_way(lock, parts, place),
         "workdir": workdir,
         "python": interpreter,
         "interpreter": {} if contained else describe([interpreter], packages, workdir),
-        "user": {"uid": os.getuid(), "gid": os.getgid(), "name": _user_name(os.getuid())},
+        "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "cores": len(os.sched_getaffinity(0)),
         "gpus": gpu_count(),
         "open_files": os.sysconf("SC_OPEN_MAX"),
@@ -209,7 +214,7 @@ def _why_no_image(name: str) -> str:
     """Return why docker shows no image: it may be missing, or docker may not answer."""
     if lines_of("docker", "version", "--format", "{{.Server.Version}}"):
         return f"there is no image {name}; type there: docker pull {name}"
-    user = _user_name(os.getuid())
+    user = user_name(os.getuid())
     return (
         f"docker does not answer {user}: is it running? is {user} in its group?"
         f" type: sudo usermod -aG docker {user}"
@@ -302,6 +307,55 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
     return {"holder": ""}
 
 
+def occupancy(workdir: str, name: str) -> dict[str, Any]:
+    """Return who uses this host and waits for it, how busy it is, and what happened to it."""
+    from launcher.remote.holders import uses, waiting
+
+    lock, planted = _lock_path(_connection())
+    count = gpu_count()
+    parts = ["", *(f".gpu{number}" for number in range(count))]
+    try:
+        free = within(FOLDER_SECONDS, lambda: disk_free(os.path.expanduser(workdir)))
+    except TimeoutError:
+        return {"error": f"{workdir} does not answer: a file server that is gone?"}
+    return {
+        **clock(),
+        "load": os.getloadavg()[0],
+        "uses": list(uses(lock, parts)),
+        "queue": list(waiting(lock))[:MOST_WAITERS],
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": count,
+        "disk_free": min(free, LARGEST_NUMBER),
+        "lock_problem": _lock_problem(planted),
+        "history": _history_of(name),
+        "notes": notes(lock),
+    }
+
+
+def remember(name: str, lines: str) -> dict[str, Any]:
+    """Keep lines about this host, as hosts.txt calls it, in the home of this account."""
+    from launcher.remote import history
+
+    within(HOME_SECONDS, lambda: history.append(name, lines))
+    return {}
+
+
+def note(text: str, at: float) -> dict[str, Any]:
+    """Tell other accounts why this host is not to be used; no text: it may be."""
+    lock, _ = _lock_path(_connection())
+    problem = put_note(lock, text, at)
+    return {"error": problem} if problem else {}
+
+
+def _history_of(name: str) -> str:
+    """Return what this account remembers of this host; nothing where its home does not answer."""
+    from launcher.remote import history
+
+    with contextlib.suppress(TimeoutError):
+        return str(within(HOME_SECONDS, lambda: history.read(name)))
+    return ""
+
+
 def unlock() -> dict[str, Any]:
     """Remove the locks that `hold` has made, but not the tickets."""
     for path in [path for path in HELD if TICKET not in path]:
@@ -315,84 +369,9 @@ def release() -> None:
         remove_lock(*HELD.popitem())
 
 
-def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
-    """Return who holds these parts of a host, or else who is before a place in the queue."""
-    holder = holder_of([lock + part for part in parts])
-    ticket = "" if holder["holder"] else first_in_line(lock, parts, turn)
-    with contextlib.suppress(OSError, ValueError, OverflowError):  # gone, or no ticket of a launch
-        owner = _user_name(os.stat(ticket).st_uid) if ticket else ""
-        since = time.localtime(float(ticket.partition(TICKET)[2].partition("-")[0] or 0))
-        if owner:
-            return {"holder": f"{owner}, since {time.strftime('%H:%M:%S', since)}", "queued": True}
-    return holder
-
-
-def holder_of(paths: list[str]) -> dict[str, Any]:
-    """Return the holder of a lock on one of these files, and its run where that is this user's."""
-    with contextlib.suppress(OSError):  # no process holds a file that has just gone
-        files = {_inode_of(path): path for path in paths if os.path.lexists(path)}
-        for fields in map(str.split, _lines_of_locks() if files else ()):
-            if fields[1] == "FLOCK" and fields[5] in files:
-                return described(int(fields[4]), files[fields[5]])
-    return {"holder": ""}
-
-
-def described(pid: int, path: str) -> dict[str, Any]:
-    """Return the owner and age of the process that has a lock, and its run."""
-    process = process_in_words(pid)
-    with contextlib.suppress(OSError):
-        owner = os.stat(f"/proc/{pid}").st_uid
-        run, name = signature(path, owner)
-        if run:
-            mine = run if owner == os.getuid() else ""
-            return {"holder": f"run {run[:8]} ({name}), {process}", "run": mine}
-    return {"holder": process}
-
-
-def _inode_of(path: str) -> str:
-    """Return the name of a file in the kernel's list of locks: fd:01:12345, disk and inode.
-
-    On Btrfs and overlays, stat has another number for the device: mountinfo has the disk's.
-    """
-    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
-    try:
-        inode = os.fstat(descriptor).st_ino
-        with open(f"/proc/self/fdinfo/{descriptor}") as file:
-            mount = next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")
-    finally:
-        os.close(descriptor)
-    with open("/proc/self/mountinfo") as file:
-        mounts = {fields[0]: fields[2] for fields in map(str.split, file)}
-    major, _, minor = mounts.get(mount, "0:0").partition(":")
-    return f"{int(major):02x}:{int(minor):02x}:{inode}"
-
-
-def _lines_of_locks() -> list[str]:
-    """Return all locks of this host; collecting them costs the kernel some time."""
-    with open("/proc/locks") as file:
-        return file.readlines()
-
-
-def process_in_words(pid: int) -> str:
-    """Return the user, the id and the start time of a process, in words."""
-    process = look_up(pid)
-    try:
-        user = _user_name(os.stat(f"/proc/{pid}").st_uid)
-    except OSError:
-        process = None
-    if process is None:
-        return f"process {pid}"
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    since = booted + process.started / os.sysconf("SC_CLK_TCK")
-    return f"{user}'s process {pid}, since {time.strftime('%H:%M:%S', time.localtime(since))}"
-
-
-def _user_name(uid: int) -> str:
-    """Return the name of a user, or the number when it has no name."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+def _connection() -> list[str]:
+    """Return the addresses and ports of both ends of the SSH connection; empty without one."""
+    return os.environ.get("SSH_CONNECTION", "").split()
 
 
 def _address_in(connection: list[str]) -> str:
@@ -411,7 +390,7 @@ def _lock_path(connection: list[str]) -> tuple[str, str]:
 def _lock_problem(planted: str) -> str:
     """Return why runs of other accounts may not see ours, and who can mend it; empty if they do."""
     with contextlib.suppress(OSError):  # it has just been removed
-        owner = _user_name(os.lstat(planted).st_uid) if planted else ""
+        owner = user_name(os.lstat(planted).st_uid) if planted else ""
         shown = os.fsencode(planted).decode(errors="replace")
         if owner:
             return (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.run.generation import Generation
+from launcher.run.incidents import LETTERS, Incident, Kind
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,21 @@ class Result:
     """The step of the newest checkpoint; 0: there is none."""
     resume: str = ""
     """The command that continues from it; empty when there is no checkpoint, or it is done."""
+    incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
+    """What happened to hosts, by their names."""
 
     @property
     def port_was_taken(self) -> bool:
         """Return True when no rank started because the master's port was taken."""
         started = any(code is not None for code in self.codes.values())
         return not started and "EADDRINUSE" in self.cause
+
+
+def with_incident(result: Result, host: str, kind: Kind, text: str) -> Result:
+    """Return the result of a run in which this happened to a host as well."""
+    incident = Incident(time.time(), kind, text[:LETTERS], result.folder.name)
+    known = result.incidents.get(host, ())
+    return replace(result, incidents={**result.incidents, host: (*known, incident)})
 
 
 def as_plain(result: Result) -> dict[str, Any]:

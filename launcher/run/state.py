@@ -32,6 +32,7 @@ from launcher.run.events import (
     Usage,
 )
 from launcher.run.generation import Generation
+from launcher.run.incidents import IncidentLog
 from launcher.run.plan import HostPlan, Plan
 from launcher.run.stragglers import (
     STEPS_JUDGED,
@@ -177,6 +178,7 @@ class RunState:
             for local in range(host.processes)
         ]
 
+        self.incidents = IncidentLog()
         self._late: SlowRank | None = None
         """The straggler by what ranks reported of their own part of steps."""
 
@@ -185,6 +187,7 @@ class RunState:
         host = self.host(event.node)
         if isinstance(event, Opened | Joined):
             self.gathering_at = now
+        self.incidents.take(event, host.plan.name)
         match event:
             case Output():
                 pass

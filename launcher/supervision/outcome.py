@@ -7,7 +7,9 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.errors import DataRefused, HostLost
 from launcher.output.log_files import LogFiles
+from launcher.run.incidents import AT_FAULT, Incident
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
@@ -20,6 +22,7 @@ from rackrun.commands import called
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)
+EX_DATA = DataRefused.exit_code
 _REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report", "speed")
 
 
@@ -52,7 +55,23 @@ def result_of(
         generations=tuple(run.generations),
         saved=saved,
         resume=shlex.join(job.resume) if saved and verdict != "done" else "",
+        incidents=_incidents(run, cause, verdict, job.folder.path.name),
     )
+
+
+def _incidents(
+    run: RunState, cause: Cause, verdict: str, name: str
+) -> dict[str, tuple[Incident, ...]]:
+    """Return what happened to hosts; of a failure only what a host may be to blame for."""
+    if verdict == "failed" and cause.node is not None:
+        host = run.host(cause.node)
+        is_killed = cause.exit_code > 128 or cause.exit_code == HostLost.exit_code
+        if cause.exit_code == EX_DATA and cause.rank is not None:
+            run.incidents.add(host.plan.name, "bytes", cause.text)
+        elif not host.lost and (is_killed or AT_FAULT.search(cause.text)):
+            run.incidents.add(host.plan.name, "failed", cause.text)
+    hosts = [host.plan.name for host in run.hosts]
+    return run.incidents.of_run(name, hosts, verdict == "interrupted")
 
 
 def _saved_step(run: RunState) -> int:

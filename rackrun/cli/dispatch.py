@@ -37,6 +37,7 @@ COMMANDS = {
     "ray": Command("Train", "Train on the nodes of a Ray cluster.", "launcher.commands.ray"),
     "node": Command("Train", "Train on this node of a scheduler's job.", "launcher.commands.node"),
     "check": Command("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
+    "rack": Command("Runs", "Show all hosts in a table; drain a host.", "launcher.catalog.rack"),
     "ps": Command("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
     "rerun": Command("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
     "board": Command("Runs", "Show a run in a browser on this machine.", "launcher.commands.board"),

@@ -163,14 +163,16 @@ class Lab:
         """Return the line of a host in hosts.txt."""
         return host.line
 
-    def cheap_python(self, torch: str = "2.0", name: str = "python", trains: bool = False) -> Path:
+    def cheap_python(
+        self, torch: str = "2.0", name: str = "python", trains: bool = False, cuda: str = ""
+    ) -> Path:
         """Write an interpreter with a stand-in for torchrun and a given torch; it starts in 0.1 s.
 
         One that `trains` has imported torch when it runs a module.
         """
         path = self.folder / name
         fake = Path(__file__).with_name("fake_torchrun.py")
-        described = f'{{"version": "3.11.7", "torch": "{torch}", "cuda": ""}}'
+        described = f'{{"version": "3.11.7", "torch": "{torch}", "cuda": "{cuda}"}}'
         path.write_text(
             "#!/bin/sh\n"
             'case "$1 $2" in\n-c*torch.distributed.run*|-uc*torch.distributed.run*)\n'

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.catalog.attached import stop_attached
 from launcher.catalog.folders import runs_in
-from launcher.catalog.listed import ListedRun, age, table, task_of
+from launcher.catalog.listed import ListedRun, table, task_of
 from launcher.catalog.ps import main, merged
 from launcher.commands.detached import main as look_after
 from launcher.commands.parse import work_of
@@ -28,6 +28,7 @@ from rackrun import runs as runs_here
 from rackrun.errors import UsageError
 from rackrun.run_report import __main__ as report
 from rackrun.runs import Run, find_run, run_folder
+from rackrun.units import age
 from tests import warm
 from tests.launcher.away import SHORT, WAIT, Away
 from training.run import resume

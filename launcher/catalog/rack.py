@@ -1,0 +1,217 @@
+"""`rackrun rack`: all hosts in a table, with who uses and awaits them; hosts taken out of use.
+
+hosts -> a probe on each, asked again and again -> rows (see rack_table) -> the terminal
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from launcher.catalog.rack_table import as_plain, table
+from launcher.detached.locate import ReachOptions, open_network
+from launcher.errors import HostUnreachable
+from launcher.output.console import say
+from launcher.preflight.answers import believed
+from launcher.preflight.facts import HostFacts, remembered_of
+from launcher.remote import history, probe
+from launcher.run.hosts import Host, hosts_named, named
+from launcher.run.incidents import Incident, lines_of
+from launcher.transport.base import Transport
+from launcher.transport.bootstrap import order
+from launcher.transport.parallel import each
+from launcher.transport.rpc import Answer, RpcClient
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
+from rackrun.commands import called
+from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.shapes import Misshapen
+from rackrun.tables import show_again_and_again
+from rackrun.terminal import one_line
+
+ANSWER_SECONDS = 20.0  # nvidia-smi takes seconds on a host with many GPUs
+LOOK_SECONDS = 5.0  # between two looks on a terminal
+
+
+@dataclass(frozen=True)
+class RackOptions(ReachOptions):
+    """Show all hosts: GPUs, who uses and waits for them, load, disk, health; drain a host.
+
+    On a terminal the table is drawn again every few seconds, until Ctrl-C.
+    """
+
+    examples: ClassVar[Examples] = (
+        ("{prog} hosts.txt", "the hosts of a file, again and again on a terminal"),
+        ("{prog} --plain hosts.txt", "once"),
+        ("{prog} --json hosts.txt", "once, as JSON"),
+        ('{prog} hosts.txt --drain gpu07 "fan is broken"', "launches leave it out"),
+        ("{prog} hosts.txt --undrain gpu07", "launches use it again"),
+    )
+
+    hosts: Positional[str] = "hosts.txt"
+    """Host file."""
+    reason: Positional[str] = ""
+    """Why a host is drained, after --drain HOST."""
+    host_list: str = ""
+    """Hosts instead of a host file (also: -H): gpu01,gpu[02-04]."""
+    drain: str = ""
+    """Take these hosts out of use: launches skip or refuse them, and name the reason."""
+    undrain: str = ""
+    """Put these hosts back, and forget what happened to them before."""
+    plain: bool = False
+    """Print the table once, also on a terminal."""
+    json: bool = False
+    """Print it as JSON."""
+
+    def __post_init__(self) -> None:
+        """Refuse a drain without a reason, and a reason without a drain."""
+        if self.drain and self.undrain:
+            raise UsageError("--drain and --undrain exclude each other: leave one of them out")
+        if self.drain and not self._reason:
+            command = f'{called("rack")} HOSTS --drain {self.drain} "fan is broken"'
+            raise UsageError(f"--drain {self.drain}: say why; for example: {command}")
+        if self._reason and not self.drain:
+            raise UsageError(f"{self._reason!r}: a reason is for --drain HOST")
+
+    @property
+    def _reason(self) -> str:
+        """The text after the host file, or after -H, which takes its place."""
+        return self.reason or (self.hosts if self.host_list and self.hosts != "hosts.txt" else "")
+
+    @property
+    def move(self) -> Incident | None:
+        """What happens to the hosts that are named; None if nothing does."""
+        by = f"{getpass.getuser()}@{socket.gethostname()}"[:64]
+        if self.drain:
+            return Incident(time.time(), "drained", one_line(self._reason)[:300], by=by)
+        return Incident(time.time(), "undrained", by=by) if self.undrain else None
+
+
+def main(args: Sequence[str]) -> int:
+    """Show the table, or take hosts out of use; return the exit code."""
+    options = parse(RackOptions, called("rack"), args, renamed={"-H": "--host-list"})
+    hosts = hosts_named(Path(options.hosts), options.host_list)
+    with _reached(hosts, options) as rack:
+        if move := options.move:
+            option = "--drain" if options.drain else "--undrain"
+            chosen = named(option, options.drain or options.undrain, hosts)
+            return _moved(rack, chosen, move)
+        if options.json:
+            sys.stdout.write(f"{json.dumps(list(map(as_plain, rack.look())), indent=2)}\n")
+            return 0
+        with suppress(KeyboardInterrupt):
+            show_again_and_again(lambda: table(rack.look()), LOOK_SECONDS, options.plain)
+    return 0
+
+
+@contextmanager
+def _reached(hosts: Sequence[Host], options: RackOptions) -> Iterator[Rack]:
+    network = open_network(options.ssh_config, options)
+    rack = Rack(hosts, network.try_each(hosts))
+    try:
+        yield rack
+    finally:
+        rack.close()
+        network.close()
+
+
+class Rack:
+    """Hosts, each with a probe that stays to be asked again."""
+
+    def __init__(self, hosts: Sequence[Host], transports: Sequence[Transport | Problem]) -> None:
+        """Start nothing yet."""
+        self._pairs = list(zip(hosts, transports, strict=True))
+        self._clients: dict[str, RpcClient] = {}
+
+    def look(self) -> list[HostFacts]:
+        """Return what the hosts are like now; of one that does not answer, why."""
+        outcomes = each(self._facts, self._pairs, ANSWER_SECONDS, lambda pair: _late(pair[0]))
+        return [
+            HostFacts(host, outcome, history=remembered_of(host.label, ""))
+            if isinstance(outcome, Problem)
+            else outcome
+            for (host, _), outcome in zip(self._pairs, outcomes, strict=True)
+        ]
+
+    def _facts(self, pair: tuple[Host, Transport | Problem]) -> HostFacts:
+        host, _ = pair
+        workdir = host.workdir or str(Path.cwd())
+        occupancy = self.ask(pair, "occupancy", workdir=workdir, name=host.label)
+        gpus = self.ask(pair, "gpus", full=True) if occupancy["gpus"] else {}
+        past = remembered_of(host.label, occupancy["history"])
+        return HostFacts(host, None, {"occupancy": occupancy, "gpus": gpus}, past)
+
+    def ask(
+        self, pair: tuple[Host, Transport | Problem], question: str, **arguments: object
+    ) -> Answer:
+        """Return a host's answer; raise Problem if there is none, or not a probe's."""
+        host, transport = pair
+        if isinstance(transport, Problem):
+            raise transport
+        try:
+            if client := self._clients.get(host.label):
+                client.order(question, **arguments)
+            else:
+                first = order(do=question, **arguments)
+                client = RpcClient(transport, probe, host.python or "", first, ANSWER_SECONDS)
+                self._clients[host.label] = client
+            answer = believed(question, client.answer())
+        except (Problem, Misshapen) as error:
+            if broken := self._clients.pop(host.label, None):
+                broken.close()
+            raise HostUnreachable(f"{host.label}: {one_line(str(error))}") from None
+        if "error" in answer:
+            raise HostUnreachable(f"{host.label}: {one_line(answer['error'])}")
+        return answer
+
+    def tell(self, hosts: Sequence[Host], question: str, **arguments: object) -> list[str]:
+        """Give some hosts an order; return why it was not carried out, by host."""
+        pairs = [pair for pair in self._pairs if pair[0].label in {host.label for host in hosts}]
+        given = partial(self._given, question, arguments)
+        outcomes = each(given, pairs, ANSWER_SECONDS, lambda pair: _late(pair[0]))
+        return [str(outcome) for outcome in outcomes if isinstance(outcome, Problem)]
+
+    def _given(
+        self,
+        question: str,
+        arguments: dict[str, object],
+        pair: tuple[Host, Transport | Problem],
+    ) -> Answer:
+        named = {"name": pair[0].label} if question == "remember" else {}
+        return self.ask(pair, question, **named, **arguments)
+
+    def close(self) -> None:
+        """End all probes."""
+        for client in self._clients.values():
+            client.close()
+
+
+def _late(host: Host) -> Problem:
+    return HostUnreachable(f"{host.label}: does not answer within {ANSWER_SECONDS:g} s")
+
+
+def _moved(rack: Rack, hosts: Sequence[Host], move: Incident) -> int:
+    """Take hosts out of use, or put them back: here, on the hosts, and in a note for others."""
+    line = lines_of([move])
+    for host in hosts:
+        try:
+            history.append(host.label, line)
+        except OSError as error:
+            raise SaveError(f"{history.path_of(host.label)}: {error.strerror}") from None
+    for problem in rack.tell(hosts, "remember", lines=line):
+        say(f"{problem}; only launches from this machine know of it")
+    for problem in rack.tell(hosts, "note", text=move.text, at=move.at):
+        say(f"{problem}; launches of other accounts do not know of it")
+    names = ", ".join(host.label for host in hosts)
+    is_out = move.kind == "drained"
+    say(f"{names}: drained: {move.text}" if is_out else f"{names}: in use again")
+    return 0

@@ -1,0 +1,154 @@
+"""The rows of the rack: what is known of each host, for people and for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from launcher.output.console import ranges
+from launcher.preflight.facts import HostFacts
+from launcher.preflight.gpus import USED_MIB, gpu_model, suspects, troubles
+from launcher.run.host_names import grouped
+from launcher.transport.rpc import Answer
+from rackrun import tables
+from rackrun.runs import name_of
+from rackrun.terminal import one_line
+from rackrun.units import age, gibibytes, plural
+
+HEAD = ("", "host", "gpus", "free", "used by", "queue", "load", "°C", "disk", "health")
+WRAPPED = ("gpus", "used by", "queue", "health")
+NUMBERS = ("load", "°C", "disk")
+XID_SECONDS = 86400  # errors in the kernel's log that are older say little of today
+DRAINED, DOUBTFUL = "X", "!"
+
+
+def table(rack: Sequence[HostFacts]) -> str:
+    """Return the table for people: a row for each host, and what there is in all."""
+    now = time.time()
+    drawn = tables.table(HEAD, [_row(facts, now) for facts in rack], WRAPPED, NUMBERS)
+    return f"{drawn}\n{_summary(rack)}\n"
+
+
+def _row(facts: HostFacts, now: float) -> tuple[str, ...]:
+    health = "; ".join(_health(facts, now))
+    is_out = facts.error is not None or facts.drained(now)
+    mark = DRAINED if is_out else DOUBTFUL if health else ""
+    if facts.error is not None:
+        why = str(facts.error).removeprefix(f"{facts.host.label}: ")
+        return (mark, facts.host.label, *[""] * 7, "; ".join(filter(None, (one_line(why), health))))
+    state = facts["occupancy"]
+    hottest = max((gpu["temperature"] for gpu in facts["gpus"].get("gpus", ())), default=0)
+    cells = (
+        facts.host.label,
+        f"{state['gpus']} {gpu_model(facts)}".strip() if state["gpus"] else "-",
+        _free_in_words(facts),
+        "; ".join([*_users(state, now), *_foreign(facts)]),
+        ", ".join(f"{one['user']} {age(now - one['since'])}" for one in _waiting(state)),
+        f"{state['load']:.1f}/{state['cores']}",
+        str(hottest or ""),
+        gibibytes(state["disk_free"]),
+        health or "ok",
+    )
+    return (mark, *map(one_line, cells))
+
+
+def free_gpus(facts: HostFacts) -> list[int]:
+    """Return the GPUs that a run could have now: not drained, used by nobody, not sick."""
+    state = facts["occupancy"]
+    locked = {use["part"] for use in state["uses"]}
+    unfit = {n for n, gpu in _gpus(facts) if gpu["used"] > USED_MIB or troubles(gpu)}
+    is_out = "" in locked or facts.drained(time.time())
+    numbers = [] if is_out else range(state["gpus"])
+    return [number for number in numbers if f".gpu{number}" not in locked and number not in unfit]
+
+
+def _free_in_words(facts: HostFacts) -> str:
+    state = facts["occupancy"]
+    if not state["gpus"]:
+        return "no" if state["uses"] or facts.drained(time.time()) else "yes"
+    free = free_gpus(facts)
+    return "all" if len(free) == state["gpus"] else f"{len(free)}: {ranges(free)}" if free else "no"
+
+
+def _gpus(facts: HostFacts) -> list[tuple[int, Answer]]:
+    return list(enumerate(facts["gpus"].get("gpus", ())))
+
+
+def _users(state: Answer, now: float) -> Iterator[str]:
+    """Yield who uses the host or some GPUs of it, with the run and since when."""
+    for pid, group in groupby(sorted(state["uses"], key=_pid), key=_pid):
+        uses = list(group)
+        use = uses[0]
+        run = name_of(use["name"]) if use["run"] else f"process {pid}"
+        numbers = [int(one["part"].removeprefix(".gpu")) for one in uses if one["part"]]
+        part = f"GPU {ranges(sorted(numbers))}: " if numbers else ""
+        yield f"{part}{use['user'] or '?'}, {run}, {age(now - use['since'])}"
+
+
+def _foreign(facts: HostFacts) -> Iterator[str]:
+    """Yield the GPUs that a program uses which has locked nothing."""
+    locked = {use["part"] for use in facts["occupancy"]["uses"]}
+    busy = [
+        number
+        for number, gpu in _gpus(facts)
+        if gpu["used"] > USED_MIB and not {"", f".gpu{number}"} & locked
+    ]
+    if busy:
+        yield f"GPU {ranges(busy)}: a program that is no run"
+
+
+def _waiting(state: Answer) -> list[Answer]:
+    """Return the launches in the queue, each once, the first one first."""
+    launches = {(one["since"], one["user"]): one for one in state["queue"]}
+    return [launches[key] for key in sorted(launches)]
+
+
+def _pid(use: Answer) -> int:
+    return int(use["pid"])
+
+
+def _health(facts: HostFacts, now: float) -> Iterator[str]:
+    """Yield what is wrong with a host: drained, sick GPUs, and what happened to it before."""
+    sick = suspects(facts["gpus"], XID_SECONDS)
+    yield from filter(None, (facts.drained(now), sick, facts.past(now)))
+    if problem := facts["occupancy"].get("lock_problem"):
+        yield problem
+
+
+def _summary(rack: Sequence[HostFacts]) -> str:
+    """Return what there is in all: hosts, free GPUs, launches that wait."""
+    answered = [facts for facts in rack if facts.error is None]
+    now = time.time()
+    drained = [facts.host.label for facts in rack if facts.drained(now)]
+    gpus = sum(facts["occupancy"]["gpus"] for facts in answered)
+    free = sum(len(free_gpus(facts)) for facts in answered)
+    queue = {
+        (one["since"], one["user"]) for facts in answered for one in facts["occupancy"]["queue"]
+    }
+    silent = [facts.host.label for facts in rack if facts.error is not None]
+    parts = [
+        plural(len(rack), "host"),
+        *([f"{free} of {gpus} GPUs free"] if gpus else []),
+        *([f"{plural(len(queue), 'launch', 'launches')} in the queue"] if queue else []),
+        *([f"drained: {grouped(drained)}"] if drained else []),
+        *([f"no answer: {grouped(silent)}"] if silent else []),
+    ]
+    return one_line(", ".join(parts))
+
+
+def as_plain(facts: HostFacts) -> dict[str, Any]:
+    """Return what is known of a host as `--json` has it."""
+    now = time.time()
+    common = {
+        "host": facts.host.label,
+        "error": None if facts.error is None else str(facts.error),
+        "drained": facts.drained(now),
+        "troubles": [vars(incident) for incident in facts.history.troubles(now)],
+    }
+    if facts.error is not None:
+        return common
+    state = {name: value for name, value in facts["occupancy"].items() if name != "history"}
+    gpus = facts["gpus"].get("gpus", ())
+    return {**common, **state, "free": free_gpus(facts), "gpu_details": list(gpus)}

@@ -1,0 +1,139 @@
+"""Who holds the locks of a host, and who waits for them: what the kernel and the files tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import time
+
+from launcher.remote.locks import HELD, TICKET, first_in_line, is_held, signature
+from launcher.remote.processes import look_up
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+
+def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
+    """Return who holds these parts of a host, or else who is before a place in the queue.
+
+    A run on the whole host holds all of its parts; locks of this program are in nobody's way.
+    """
+    holder = holder_of([lock + part for part in parts], alone=[] if "" in parts else [lock])
+    ticket = "" if holder["holder"] else first_in_line(lock, parts, turn)
+    waiting = waiter(ticket) if ticket else None
+    if waiting is not None:
+        since = time.strftime("%H:%M:%S", time.localtime(waiting["since"]))
+        return {"holder": f"{waiting['user']}, since {since}", "queued": True}
+    return holder
+
+
+def waiter(ticket: str) -> dict[str, Any] | None:
+    """Return who waits with a ticket, and since when; None if it is gone, or none of a launch."""
+    with contextlib.suppress(OSError, ValueError, OverflowError):
+        since = float(ticket.partition(TICKET)[2].partition("-")[0] or 0)
+        time.localtime(since)
+        return {"user": user_name(os.stat(ticket).st_uid), "since": since}
+    return None
+
+
+def holder_of(paths: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the holder of a lock on one of these files, and its run where that is this user's.
+
+    Of the files in `alone`, only one counts that nobody shares with the holder.
+    """
+    for pid, path, is_alone in _locked(paths, alone):
+        if is_alone or path in paths:
+            return _in_words(pid, path)
+    return {"holder": ""}
+
+
+def _locked(*groups: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
+    """Yield the process that has locked a file, the file, and whether others may share it."""
+    with contextlib.suppress(OSError):  # no process holds a file that has just gone
+        paths = [path for group in groups for path in group if path not in HELD]
+        files = {_inode_of(path): path for path in paths if os.path.lexists(path)}
+        for fields in map(str.split, _lines_of_locks() if files else ()):
+            if fields[1] == "FLOCK" and fields[5] in files:
+                yield int(fields[4]), files[fields[5]], fields[3] == "WRITE"
+
+
+def uses(lock: str, parts: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield who uses which part of a host, since when and for which run."""
+    paths = {lock + part: part for part in parts}
+    for pid, path, is_alone in _locked(list(paths)):
+        if is_alone:  # a lock that is shared says only that the host is not used as a whole
+            yield {"part": paths[path], **described(pid, path)}
+
+
+def waiting(lock: str) -> Iterator[dict[str, Any]]:
+    """Yield who waits for this host, or for a part of it, and since when."""
+    folder, name = os.path.split(lock)
+    for file in os.listdir(folder):
+        lock_name, mark, _ = file.partition(TICKET)
+        path = os.path.join(folder, file)
+        if mark and lock_name.startswith(name) and is_held(path):
+            waiting = waiter(path)
+            if waiting is not None:
+                yield {"part": lock_name[len(name) :][:16], **waiting}
+
+
+def described(pid: int, path: str) -> dict[str, Any]:
+    """Return the owner and age of the process that has a lock, and the run that it has signed."""
+    process = look_up(pid)
+    facts: dict[str, Any] = {"pid": pid, "user": "", "since": 0.0, "run": "", "name": ""}
+    with contextlib.suppress(OSError):
+        owner = os.stat(f"/proc/{pid}").st_uid
+        run, name = signature(path, owner)
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        since = booted + process.started / os.sysconf("SC_CLK_TCK") if process else 0.0
+        facts.update(user=user_name(owner), since=since, run=run, name=name)
+        facts["is_ours"] = owner == os.getuid()
+    return facts
+
+
+def _in_words(pid: int, path: str) -> dict[str, Any]:
+    """Return the same in a line, and the run if it is one of this account."""
+    facts = described(pid, path)
+    words = f"process {pid}"
+    if facts["user"] and facts["since"]:
+        since = time.strftime("%H:%M:%S", time.localtime(facts["since"]))
+        words = f"{facts['user']}'s process {pid}, since {since}"
+    if not facts["run"]:
+        return {"holder": words}
+    run = facts["run"] if facts["is_ours"] else ""
+    return {"holder": f"run {facts['run'][:8]} ({facts['name']}), {words}", "run": run}
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number when it has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _inode_of(path: str) -> str:
+    """Return the name of a file in the kernel's list of locks: fd:01:12345, disk and inode.
+
+    On Btrfs and overlays, stat has another number for the device: mountinfo has the disk's.
+    """
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        inode = os.fstat(descriptor).st_ino
+        with open(f"/proc/self/fdinfo/{descriptor}") as file:
+            mount = next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")
+    finally:
+        os.close(descriptor)
+    with open("/proc/self/mountinfo") as file:
+        mounts = {fields[0]: fields[2] for fields in map(str.split, file)}
+    major, _, minor = mounts.get(mount, "0:0").partition(":")
+    return f"{int(major):02x}:{int(minor):02x}:{inode}"
+
+
+def _lines_of_locks() -> list[str]:
+    """Return all locks of this host; collecting them costs the kernel some time."""
+    with open("/proc/locks") as file:
+        return file.readlines()

@@ -1,0 +1,79 @@
+"""A rack of hosts with GPUs: real sshd on loopback, with planted device nodes and nvidia-smi."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.lab import Lab, wait_for_banner
+from tests.launcher.preflight.test_gpus import DEVICES, HEALTHY, program, with_path
+
+SMI = """\
+#!/bin/sh
+case "$1" in
+-q) echo '<nvidia_smi_log><driver_version>580.65.06</driver_version>'
+for gpu in {folder}/gpu*.xml; do
+echo '<gpu id="00000000:3B:00.0">'; cat $gpu; echo '</gpu>'
+done; echo '</nvidia_smi_log>';;
+--query-gpu=compute_cap) for gpu in {folder}/gpu*.xml; do echo 9.0; done;;
+esac
+"""
+WITHOUT_PROCESSES = HEALTHY.partition("<processes>")[0]
+
+
+class PlantedRack:
+    """Hosts gpu01, gpu02, ... with some GPUs each, and a launcher's machine."""
+
+    def __init__(self, one: Lab, gpus: Sequence[int], extra: str = "") -> None:
+        self.one = one
+        self.names = [f"gpu{number:02}" for number, _ in enumerate(gpus, start=1)]
+        for name, count in zip(self.names, gpus, strict=True):
+            self._start(name, count, extra)
+        for host in one.hosts:
+            wait_for_banner(host.address, host.port)
+        one.trust()
+        pairs = zip(self.names, one.hosts, strict=True)
+        one.configure(*(f"Host {n}\n  HostName {h.address}\n  Port {h.port}" for n, h in pairs))
+        self.python = one.cheap_python(torch="2.15.0+cu132", cuda="13.2")
+        self.hosts = one.folder / "hosts.txt"
+        self.hosts.write_text(
+            "".join(f"{name} python={self.python} workdir={one.folder}\n" for name in self.names)
+        )
+
+    def _start(self, name: str, gpus: int, extra: str) -> None:
+        folder = self.one.folder / name
+        smi = program(folder / "nvidia-smi", SMI.format(folder=folder))
+        for number in range(gpus):
+            self.set_gpu(name, number)
+        nodes = " ".join(f"nvidia{number}" for number in range(gpus))
+        devices = DEVICES.replace("nvidia0 nvidia1", nodes)
+        command = ("unshare", "--mount", "sh", "-c", devices, str(folder / "dev"))
+        self.one.start(command=command if gpus else (), extra=extra + with_path(smi.parent))
+
+    def set_gpu(self, name: str, number: int, text: str = WITHOUT_PROCESSES) -> None:
+        """Let nvidia-smi of a host say this of one of its GPUs."""
+        path = self.one.folder / name / f"gpu{number:02}.xml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    def home_of(self, name: str) -> Path:
+        """Return the home of the account on a host."""
+        return self.one.hosts[self.names.index(name)].folder
+
+    def said(self, *args: str, verb: str = "ssh", **more: Any) -> tuple[int, str, str]:
+        """Run a command of `rackrun` on the hosts; return exit code, output and errors."""
+        words = () if verb == "ssh" else (verb,)
+        process = self.one.run_ssh(*args, verb=words, **more)
+        out, err = process.communicate(timeout=300)
+        assert "Traceback" not in err, err
+        return process.returncode, out, err
+
+    def look(self) -> dict[str, dict[str, Any]]:
+        """Return what `rack --json` says of the hosts, by name."""
+        code, out, err = self.said("--json", str(self.hosts), verb="rack")
+        assert code == 0, err
+        return {host["host"]: host for host in json.loads(out)}
+
+
+SLEEP = ("--", sys.executable, "-c", "import time; print('here', flush=True); time.sleep(999)")
