@@ -48,25 +48,25 @@ def main() -> int:
 
 def pins(lock: str) -> list[Pin]:
     """Return the packages of a lock, in its order."""
-    found: list[Pin] = []
+    pinned: list[Pin] = []
     for line in lock.splitlines():
         if match := PIN.match(line):
-            found.append(Pin(match[1], match[2], match[3] or ""))
+            pinned.append(Pin(match[1], match[2], match[3] or ""))
         elif match := HASH.match(line):
-            found[-1].hashes.append(match[1])
-        elif found and (match := NEEDED_BY.match(line)):
-            found[-1].needed_by.append(match[1])
-    return found
+            pinned[-1].hashes.append(match[1])
+        elif pinned and (match := NEEDED_BY.match(line)):
+            pinned[-1].needed_by.append(match[1])
+    return pinned
 
 
-def bill(project: dict[str, Any], found: list[Pin]) -> dict[str, Any]:
+def bill(project: dict[str, Any], pinned: list[Pin]) -> dict[str, Any]:
     """Return the bill of a project and its packages."""
     root = f"pkg:pypi/{project['name']}@{project['version']}"
     urls: dict[str, list[str]] = {project["name"]: [root]}
-    for pin in found:
+    for pin in pinned:
         urls.setdefault(pin.name, []).append(pin.url)
-    needs: dict[str, list[str]] = {root: [], **{pin.url: [] for pin in found}}
-    for pin in found:
+    needs: dict[str, list[str]] = {root: [], **{pin.url: [] for pin in pinned}}
+    for pin in pinned:
         for name in pin.needed_by:
             for user in urls[name]:
                 needs[user].append(pin.url)
@@ -85,7 +85,7 @@ def bill(project: dict[str, Any], found: list[Pin]) -> dict[str, Any]:
                 "licenses": [{"license": {"id": project["license"]}}],
             }
         },
-        "components": [component(pin) for pin in found],
+        "components": [component(pin) for pin in pinned],
         "dependencies": [{"ref": ref, "dependsOn": each} for ref, each in needs.items()],
     }
 

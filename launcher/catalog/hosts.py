@@ -26,8 +26,8 @@ def runs_on(
         for host, outcome in zip(hosts, outcomes, strict=True)
         if not isinstance(outcome, Problem)
     ]
-    detached = [run for host, answer in answered for run in _detached(host, answer)]
-    agents = [(host, agent) for host, answer in answered for agent in answer.agents]
+    detached = [run for host, reply in answered for run in _detached(host, reply)]
+    agents = [(host, agent) for host, reply in answered for agent in reply.agents]
     return [*detached, *_attached(agents)], errors
 
 
@@ -39,8 +39,8 @@ def _asked(pair: Asked) -> RunsAnswer:
         return call(host.label, client, RunsAnswer, "list")
 
 
-def _detached(host: str, answer: RunsAnswer) -> Iterator[ListedRun]:
-    for run in answer.runs:
+def _detached(host: str, reply: RunsAnswer) -> Iterator[ListedRun]:
+    for run in reply.runs:
         summary = run.summary
         if summary is not None and summary.hosts[:1] == (host,):  # homes may be shared
             steps = [step for reported in run.state.hosts for step in reported.steps.values()]

@@ -52,18 +52,18 @@ def _wait(run: str, host: Host, transport: Machine, seconds: float | None) -> in
     come_back = f"to see it: {called('attach')} {run}; to end it: {called('stop')} {run}"
     try:
         with ended_by_a_signal():
-            answer = wait_for_first_step(run, host, transport, seconds)
+            reply = wait_for_first_step(run, host, transport, seconds)
     except KeyboardInterrupt:
         say(f"not waited for, the run continues; {come_back}")
         return 128 + signal.SIGINT
     except HostError as error:
         raise type(error)(f"{error}; {come_back}") from None
-    if answer.end is None:
+    if reply.end is None:
         say(f"detached; {come_back}")
         return 0
-    say(f"run {run} has ended: {ending(answer)}")
+    say(f"run {run} has ended: {ending(reply)}")
     say(f"its output: {called('logs')} {run}")
-    return answer.end
+    return reply.end
 
 
 def refuse_what_stays(work: Work, options: SshOptions, addresses: Sequence[str]) -> None:

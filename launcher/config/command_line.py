@@ -33,14 +33,14 @@ NO_FILE = {"--slurm", "--host-list"}
 """Options that name the hosts in place of a file."""
 
 
-def file_in(own: Sequence[str]) -> str:
+def file_in(args: Sequence[str]) -> str:
     """Return the settings file that the launcher's options name; empty without one."""
-    for number, word in enumerate(own):
-        name, equals, value = word.partition("=")
+    for number, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
         if name == OPTION:
-            if not equals and number + 1 == len(own):
+            if not equals and number + 1 == len(args):
                 raise UsageError(f"{OPTION}: needs a value")
-            return value if equals else own[number + 1]
+            return value if equals else args[number + 1]
     return ""
 
 
@@ -62,7 +62,7 @@ def launcher_words(
 
 def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
     """Return task or command, and the task's options: what was typed wins over the file."""
-    if rest and (not find_task(rest[0]) or not all(word.startswith("-") for word in rest[1:2])):
+    if rest and (not find_task(rest[0]) or not all(arg.startswith("-") for arg in rest[1:2])):
         return list(rest)
     if not rest and file.command:
         return ["--", *file.command]
@@ -80,16 +80,16 @@ def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
 
 def typed_options(words: Sequence[str]) -> set[str]:
     """Return the options among words, without dashes: `--no-flip` speaks of `flip`."""
-    names = {word.partition("=")[0].removeprefix("--") for word in words if word[:2] == "--"}
+    names = {arg.partition("=")[0].removeprefix("--") for arg in words if arg[:2] == "--"}
     return names | {name.removeprefix("no-") for name in names}
 
 
-def without_file(own: Sequence[str]) -> list[str]:
+def without_file(args: Sequence[str]) -> list[str]:
     """Return the launcher's options without the one that names a settings file."""
-    left = list(own)
-    for number, word in enumerate(own):
-        if word.partition("=")[0] == OPTION:
-            del left[number : number + (1 if "=" in word else 2)]
+    left = list(args)
+    for number, arg in enumerate(args):
+        if arg.partition("=")[0] == OPTION:
+            del left[number : number + (1 if "=" in arg else 2)]
             break
     return left
 

@@ -57,20 +57,22 @@ def read_settings(path: Path) -> SettingsFile:
     import tomllib  # most launches have no such file
 
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
-    named = {key for key in told if key not in KEYS and find_task(key)}
-    others = [key for key in told if key not in named]
+    named = {key for key in tables if key not in KEYS and find_task(key)}
+    others = [key for key in tables if key not in named]
     check_keys(path, "", others, (*KEYS, *known_tasks()))
-    launch, command = told.get("launch", ""), told.get("command", [])
+    launch, command = tables.get("launch", ""), tables.get("command", [])
     if launch and launch not in WAYS:
         raise UsageError(f"{path}: launch: {launch!r}: must be one of {', '.join(WAYS)}")
-    if not _is_a(command, tuple) or (command == [] and "command" in told):
+    if not _is_a(command, tuple) or (command == [] and "command" in tables):
         raise UsageError(f"{path}: command: must be a list of texts")
-    tables = {name: _table(path, name, told[name]) for name in told if name in {"launcher", *named}}
+    tables = {
+        name: _table(path, name, tables[name]) for name in tables if name in {"launcher", *named}
+    }
     return SettingsFile(path, launch, tuple(command), tables.pop("launcher", {}), tables)
 
 
@@ -115,15 +117,15 @@ def options_of(words: tuple[str, ...]) -> dict[str, Any]:
     An option without a value is a switch: no option of a task takes a value that begins with two
     dashes.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     key = ""
-    for word in words:
-        if word.startswith("--"):
-            key, equals, value = word.removeprefix("--").partition("=")
-            found[key] = [value] if equals else []
+    for arg in words:
+        if arg.startswith("--"):
+            key, equals, value = arg.removeprefix("--").partition("=")
+            values[key] = [value] if equals else []
         elif key:
-            found[key].append(word)
-    pairs = found.items()
+            values[key].append(arg)
+    pairs = values.items()
     return dict((key, _value(values)) if values else _switch(key) for key, values in pairs)
 
 

@@ -159,10 +159,10 @@ def call(name: str, client: RpcClient, shape: type[T], question: str, /, **argum
     return parsed_answer(name, client.call(question, **arguments), shape)
 
 
-def parsed_answer(name: str, answer: object, shape: type[T]) -> T:
+def parsed_answer(name: str, reply: object, shape: type[T]) -> T:
     """Return an answer in its shape; raise HostUnreachable for any other."""
     try:
-        parsed: T = shaped(answer, shape, "answer")
+        parsed: T = shaped(reply, shape, "answer")
     except Misshapen as error:
         why = f"sent an invalid answer: {error}"
         raise HostUnreachable(f"{name}: {why}") from None

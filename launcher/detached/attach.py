@@ -66,7 +66,7 @@ def attach(run: Run, options: AttachOptions) -> int:
 
 def _exit_code(run: DetachedRun, replay: Replay) -> int:
     """Return the exit code of a run that was watched to its end."""
-    if replay.gone:
+    if replay.closed:
         return 128 + signal.SIGPIPE
     if replay.code is None:
         say(f"the controller on {run.host.label} is gone, and its hosts have ended the run")
@@ -83,7 +83,7 @@ def watch(run: DetachedRun, replay: Replay, on: bool) -> None:
     reader = partial(_read_entries, run, on, entries)
     threading.Thread(target=reader, daemon=True).start()
     silent_turns = 0  # counted: no host is to be called silent for a time in which we were stopped
-    while not replay.gone:
+    while not replay.closed:
         try:
             entry, data = entries.get(timeout=TURN_SECONDS)
         except queue.Empty:

@@ -29,25 +29,25 @@ def wait_for_first_step(
     running_since: float | None = None
     with run_manager_on(transport, host.python) as client:
         while True:
-            answer = call(host.label, client, RunAnswer, "find", run=run)
-            if answer.end is not None:
-                return answer
-            if not answer.alive:
+            reply = call(host.label, client, RunAnswer, "find", run=run)
+            if reply.end is not None:
+                return reply
+            if not reply.alive:
                 raise HostLost(f"{host.label}: the controller of run {run} has died")
-            if not _all_running(answer.state):
+            if not _all_running(reply.state):
                 running_since = None
             elif running_since is None:
                 running_since = time.monotonic()
-            if _all_stepped(answer.state) or _is_past(running_since, seconds):
-                return answer
+            if _all_stepped(reply.state) or _is_past(running_since, seconds):
+                return reply
             time.sleep(_POLL_SECONDS)
 
 
-def ending(answer: RunAnswer) -> str:
+def ending(reply: RunAnswer) -> str:
     """Return how a run has ended, as its first host reports it; its logs are there."""
-    if answer.error or answer.finish is None:
-        return clean_lines(answer.error)
-    result = result_of(answer.finish, Path(answer.finish.folder))
+    if reply.error or reply.finish is None:
+        return clean_lines(reply.error)
+    result = result_of(reply.finish, Path(reply.finish.folder))
     return last_line(replace(result, log=None))
 
 

@@ -145,7 +145,7 @@ def _find(run: DetachedRun, is_remembered: bool, need_controller: bool) -> None:
             say(f"run {run.answer.summary.run} ({one_line(run.id)})")
         run.id = run.answer.summary.run
         return
-    if refusals := [answer.error for *_, answer in replies if answer.error]:
+    if refusals := [reply.error for *_, reply in replies if reply.error]:
         raise UsageError(one_line(refusals[0]))
     if errors and is_remembered and not need_controller:
         run.error = short_message(errors[0], run.host)
@@ -164,18 +164,18 @@ def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient
         raise transport
     client = RpcClient(transport, run_manager, host.python or "")
     started.add(host.label)
-    answer = call(host.label, client, RunAnswer, "find", run=run)
-    if answer.summary and not (answer.summary.run.startswith(run) or answer.summary.name == run):
+    reply = call(host.label, client, RunAnswer, "find", run=run)
+    if reply.summary and not (reply.summary.run.startswith(run) or reply.summary.name == run):
         raise HostUnreachable(
             f"{host.label}: was asked for run {run}, and answered for another one"
         )
-    return (host, transport), client, answer
+    return (host, transport), client, reply
 
 
 def _is_not_first(reply: tuple[Reached, RpcClient, RunAnswer]) -> bool:
     """Return True for a host that knows a run but does not control it: homes may be shared."""
-    (host, _), _, answer = reply
-    return answer.summary is not None and host.label != answer.summary.hosts[0]
+    (host, _), _, response = reply
+    return response.summary is not None and host.label != response.summary.hosts[0]
 
 
 def each_in_time(

@@ -75,7 +75,7 @@ def logs(run: Run, options: LogsOptions) -> int:
                 replay.draw()
         except KeyboardInterrupt as interrupt:
             return int(interrupt.args[0]) if interrupt.args else 128 + signal.SIGINT
-        return 128 + signal.SIGPIPE if replay.gone else 0
+        return 128 + signal.SIGPIPE if replay.closed else 0
 
 
 def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
@@ -88,7 +88,7 @@ def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
     attempt = AttemptRecord(name, str(folder.path), (), Limits(), now, plan)
     replay.begin(attempt, age_seconds=0.0)
     read: dict[Path, int] = {}  # bytes of each log
-    while not replay.gone:
+    while not replay.closed:
         is_over = folder.result.exists() or not is_supervised(folder.plan)
         for host in plan.hosts:
             for rank in range(host.first_rank, host.first_rank + host.processes):

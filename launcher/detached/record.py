@@ -94,7 +94,7 @@ class RunRecord:
 class Recorder(AbstractContextManager["Recorder"]):
     """A display that writes entries, to be shown later."""
 
-    gone = False
+    closed = False
 
     def __init__(self, record: RunRecord, plan: Plan, folder: RunFolder) -> None:
         """Write to the record, under the time of each turn."""

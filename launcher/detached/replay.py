@@ -117,16 +117,16 @@ class Replay:
             return
         if isinstance(self.screen, PlainOutput):
             self.screen.draw(self.run, self.now)
-            while self.screen.out.waiting and not self.screen.out.gone:
+            while self.screen.out.waiting and not self.screen.out.closed:
                 self.screen.out.flush_within(1.0)
         elif time.monotonic() - self.drawn_at > BOARD_SECONDS:
             self.screen.draw(self.run, self.now)
             self.drawn_at = time.monotonic()
 
     @property
-    def gone(self) -> bool:
+    def closed(self) -> bool:
         """Return True once the reader has gone."""
-        return self.screen is not None and self.screen.gone
+        return self.screen is not None and self.screen.closed
 
     def finish(self, ending: Ending) -> None:
         """Fetch the results of an attempt that has ended, and print how it ended."""

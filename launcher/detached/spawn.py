@@ -44,9 +44,9 @@ def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Ans
         client.close()
 
 
-def checked(name: str, answer: Answer) -> StartAnswer:
+def checked(name: str, reply: Answer) -> StartAnswer:
     """Return the answer; raise HostError when it is an error."""
-    outcome = parsed_answer(name, answer, StartAnswer)
+    outcome = parsed_answer(name, reply, StartAnswer)
     if outcome.error:
         kind = HostUnreachable if outcome.code == HostUnreachable.exit_code else PreflightRefused
         why = clean_lines(outcome.error)

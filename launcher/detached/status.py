@@ -131,19 +131,19 @@ def _without_duplicates(run: DetachedRun, hosts: Sequence[HostStatus]) -> list[H
 
 def report_of(run: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
-    answer, finish = run.answer, run.answer.finish
-    reported = {host.name: host for host in answer.state.hosts}
-    controller = {"host": run.host.label, "alive": answer.alive, "error": run.error}
+    reply, finish = run.answer, run.answer.finish
+    reported = {host.name: host for host in reply.state.hosts}
+    controller = {"host": run.host.label, "alive": reply.alive, "error": run.error}
     return {
         "run": run.id,
-        "name": answer.summary.name if answer.summary else "",
-        "controller": {**controller, "stopped": answer.stopped},
-        "exit_code": answer.end,
-        "error": answer.error,
+        "name": reply.summary.name if reply.summary else "",
+        "controller": {**controller, "stopped": reply.stopped},
+        "exit_code": reply.end,
+        "error": reply.error,
         "verdict": finish.verdict if finish else "",
         "cause": finish.cause if finish else "",
-        "folder": answer.state.folder,
-        "seconds": answer.state.seconds,
+        "folder": reply.state.folder,
+        "seconds": reply.state.seconds,
         "hosts": [_host_report(host, reported.get(host.name, ReportedHost())) for host in hosts],
     }
 

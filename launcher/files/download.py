@@ -215,11 +215,11 @@ def _target_of(folder: Path, path: str, kept: Collection[str]) -> Path:
     return folder.joinpath(*parts)
 
 
-def _checked(answer: Answer) -> Answer:
+def _checked(reply: Answer) -> Answer:
     """Return an answer that is no error."""
-    if error := answer.get("error"):
+    if error := reply.get("error"):
         raise Problem(one_line(str(error)[:500]))
-    return answer
+    return reply
 
 
 def _take_all(

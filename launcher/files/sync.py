@@ -72,8 +72,8 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
     try:
         listing = {"files": dict(code.files), "modes": dict(code.modes)}
         client.order("differences", root=destination.workdir, **listing)
-        answer = client.answer(DIGEST_SECONDS, LISTING_BYTES)
-        differences = client.parsed(_checked(name, answer), Differences)
+        reply = client.answer(DIGEST_SECONDS, LISTING_BYTES)
+        differences = client.parsed(_checked(name, reply), Differences)
         if unknown := set(differences.paths) - code.files.keys():
             asked = one_line(min(unknown)[:100])
             raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
@@ -164,9 +164,9 @@ def _make_environment(
         )
 
 
-def _checked(name: str, answer: Answer) -> Answer:
+def _checked(name: str, reply: Answer) -> Answer:
     """Return an answer that is no error."""
-    if error := answer.get("error"):
+    if error := reply.get("error"):
         reason = one_line(str(error)[:500])
         raise PreflightRefused(f"{name}: the code could not be brought there: {reason}")
-    return answer
+    return reply

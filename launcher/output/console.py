@@ -41,7 +41,7 @@ class Display(Protocol):
     """Display of a run: plain lines here, the board in `dashboard`."""
 
     @property
-    def gone(self) -> bool:
+    def closed(self) -> bool:
         """Return True once the reader has gone."""
 
     def show(self, event: Event) -> None:
@@ -72,9 +72,9 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         self.out.flush()
 
     @property
-    def gone(self) -> bool:
+    def closed(self) -> bool:
         """Return True once the reader of standard output has gone."""
-        return self.out.gone
+        return self.out.closed
 
     def show(self, event: Event) -> None:
         """Take output; the traceback of a rank that failed is left for the end."""
@@ -93,15 +93,15 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         self._write(self.merger.take(now))
         if now - self.progress_at > PROGRESS_SECONDS:
             self.progress_at = now
-            words = list(progress_words(run.ranks[0], now))
-            if words:
-                self.note(f"{time_of_day(now)} {', '.join(words)}")
+            parts = list(progress_words(run.ranks[0], now))
+            if parts:
+                self.note(f"{time_of_day(now)} {', '.join(parts)}")
 
     def finish(self, result: Result) -> None:
         """Write what is left, the traceback, the results, and one last line."""
         self.let_out()
         self.out.flush_within(FOR_EVER if result.verdict == "done" else STALL_SECONDS)
-        if self.out.dropped and not self.out.gone:
+        if self.out.dropped and not self.out.closed:
             dropped = plural(self.out.dropped, "line")
             self.note(f"{dropped} came too fast for the reader; the logs have all")
         if result.traceback:
@@ -217,10 +217,10 @@ def next_commands(result: Result, plan: Plan) -> Iterator[tuple[str, str]]:
     model = result.folder / one_line(str(result.report.get("final", "")))
     with suppress(OSError):  # a rank may report any path
         if plan.task and model.is_file():
-            words = [plan.task, "predict", short_path(model), "IMAGE"]
+            args = [plan.task, "predict", short_path(model), "IMAGE"]
             if plan.own_model:
-                words += ["--model", plan.own_model]  # which no weights file decides
-            yield TO_USE, f"{called('local')} {shlex.join(words)}"
+                args += ["--model", plan.own_model]  # which no weights file decides
+            yield TO_USE, f"{called('local')} {shlex.join(args)}"
 
 
 def last_line(result: Result) -> str:

@@ -80,9 +80,9 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         self.out.flush_within(STALL_SECONDS)
 
     @property
-    def gone(self) -> bool:
+    def closed(self) -> bool:
         """Return True once the terminal is closed."""
-        return self.out.gone
+        return self.out.closed
 
     def show(self, event: Event) -> None:
         """Take output; the traceback of a rank that failed is left for the end."""
@@ -177,8 +177,8 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             Text.assemble((self.name, "bold cyan"), ("  ·  ", "dim"), run.machines),
             Text(duration(run.seconds), style="dim"),
         )
-        place = f"run {run.run_id[:SHORT_ID]}", short_path(self.folder), run.dataset
-        return [line, Text("  ·  ".join(filter(None, place)), style="dim", overflow="fold")]
+        parts = f"run {run.run_id[:SHORT_ID]}", short_path(self.folder), run.dataset
+        return [line, Text("  ·  ".join(filter(None, parts)), style="dim", overflow="fold")]
 
     def _hosts(self, run: RunView) -> RenderableType:
         room = max(3, self.console.height - LINES_AROUND)
@@ -199,10 +199,10 @@ def progress_bar(run: RunView, width: int) -> RenderableType:
     )
     columns = Column(), Column(ratio=1), Column(justify="right", no_wrap=True)
     grid = Table.grid(*columns, expand=True, padding=(0, 2))
-    words = measures(run)
-    while len(words) > 1 and sum(map(len, words)) + 3 * len(words) > width - BAR_WIDTH:
-        words.pop(-2)  # the end of the run goes last
-    grid.add_row(Text(epoch(run), style="bold"), bar, Text("   ".join(words)))
+    texts = measures(run)
+    while len(texts) > 1 and sum(map(len, texts)) + 3 * len(texts) > width - BAR_WIDTH:
+        texts.pop(-2)  # the end of the run goes last
+    grid.add_row(Text(epoch(run), style="bold"), bar, Text("   ".join(texts)))
     return Group(grid, Text(_milestones(run), style="dim")) if _milestones(run) else grid
 
 
@@ -217,23 +217,23 @@ def measures(run: RunView) -> list[str]:
     """Return step, loss, accuracy, speed and time left, as far as they are known."""
     where = f"{run.epoch_step}/{run.epoch_steps}" if run.epoch_steps else ""
     busy = BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""  # beside the bar
-    words = (
+    texts = (
         where if run.phase == phases.TRAIN else busy,
         shown(run.loss, "loss {:.4f}"),
         shown(run.accuracy, "accuracy {:.1%}"),
         shown(run.images_per_second, "{:,.0f} images/s"),
         "" if run.seconds_left is None else f"run ends in {duration(run.seconds_left)}",
     )
-    return [word for word in words if word]
+    return [text for text in texts if text]
 
 
 def _milestones(run: RunView) -> str:
     """Return the best accuracy and the last checkpoint, as far as there are any."""
-    words = (
+    texts = (
         shown(run.best, "best validation accuracy {:.1%}"),
         f"last checkpoint at step {run.checkpoint:,}" if run.checkpoint else "",
     )
-    return "  ·  ".join(filter(None, words))
+    return "  ·  ".join(filter(None, texts))
 
 
 def shown(value: float | None, form: str) -> str:

@@ -40,9 +40,9 @@ class JournaledDisplay:
         self.live_at = 0.0
 
     @property
-    def gone(self) -> bool:
+    def closed(self) -> bool:
         """Return True once the reader has gone."""
-        return self.shown.gone
+        return self.shown.closed
 
     def show(self, event: Event) -> None:
         """Keep what is kept, and show it."""

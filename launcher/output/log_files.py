@@ -113,8 +113,9 @@ def unfinished_run_notice(runs: Path, besides: Path) -> str:
 
     `besides` the run that begins: another node of it may have written its plan already.
     """
-    found = (plan for plan in runs.glob("*/plan.json") if not plan.parent.is_symlink())
-    plans = sorted(plan for plan in found if plan.parent != besides)
+    folders = (plan.parent for plan in runs.glob("*/plan.json"))
+    others = (folder for folder in folders if folder != besides and not folder.is_symlink())
+    plans = sorted(folder / "plan.json" for folder in others)
     if not plans or RunFolder(plans[-1].parent).result.exists():
         return ""
     if is_supervised(plans[-1]):

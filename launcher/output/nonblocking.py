@@ -29,7 +29,7 @@ class NonBlockingWriter:
         self.waiting = bytearray()
         self.dropped = 0
         """Lines that were not read in time."""
-        self.gone = False
+        self.closed = False
         """The reader has closed its end."""
         self.lagging = False
         """The reader was too slow; writes do not wait for it until it has caught up."""
@@ -56,7 +56,7 @@ class NonBlockingWriter:
         if len(self.waiting) > BACKLOG_BYTES and not self.lagging:
             self.flush_within(STALL_SECONDS)
             self.lagging = len(self.waiting) > BACKLOG_BYTES // 2
-        if self.lagging or self.gone:
+        if self.lagging or self.closed:
             self.dropped += data.count(b"\n")
         else:
             self.waiting += data
@@ -68,7 +68,7 @@ class NonBlockingWriter:
     def flush_within(self, seconds: float) -> None:
         """Write what waits, for that long at most."""
         deadline = time.monotonic() + seconds
-        while self.waiting and not self.gone:
+        while self.waiting and not self.closed:
             milliseconds = max(0.0, deadline - time.monotonic()) * 1000
             if not self.poll.poll(min(milliseconds, 1e6)) or not self._write_chunk():
                 return
@@ -81,7 +81,7 @@ class NonBlockingWriter:
         except BlockingIOError:
             pass
         except OSError:  # a broken pipe, a terminal that was closed
-            self.gone = True
+            self.closed = True
             self.waiting.clear()
         del self.waiting[:written]
         self.lagging = self.lagging and bool(self.waiting)

@@ -96,20 +96,20 @@ class PendingCallers:
         """Return the hello of a caller once it is complete; close one that sends anything else."""
         try:
             whole = connection.hear()
-            words = connection.said()
-            if words is None:
+            fields = connection.message()
+            if fields is None:
                 if not whole:
                     self._drop(connection)
                 return None
-            said: Hello = shaped(words, Hello)
+            hello: Hello = shaped(fields, Hello)
         except (Misshapen, TimeoutError) as error:
             self._note(connection, str(error))
             self._drop(connection)
             return None
         self._forget(connection)
         connection.stream.setblocking(True)
-        connection.theirs = said.nonce
-        return said.hello
+        connection.theirs = hello.nonce
+        return hello.hello
 
     def _note(self, connection: PeerConnection, error: str) -> None:
         """Remember, for the message to the user, a caller with another key or with none."""

@@ -109,7 +109,7 @@ class PeerConnection:
         self.rest += data
         return bool(data)
 
-    def said(self) -> dict[str, Any] | None:
+    def message(self) -> dict[str, Any] | None:
         """Return the next object received; None while it is incomplete."""
         line = self._line()
         return None if line is None else self._opened(line)
@@ -133,8 +133,8 @@ class PeerConnection:
             seal, _, line = line.partition(b" ")
             if not hmac.compare_digest(seal, self._seal(self.nonce, not self.calls, line)):
                 raise Misshapen(f"not sealed with our {JOB_KEY}")
-        words: dict[str, Any] = shaped(parsed_json(line, self.most_bytes), dict[str, Any])
-        return words
+        fields: dict[str, Any] = shaped(parsed_json(line, self.most_bytes), dict[str, Any])
+        return fields
 
     def _seal(self, nonce: str, by_caller: bool, text: bytes) -> bytes:
         role = "node k" if by_caller else "node 0"

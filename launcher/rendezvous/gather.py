@@ -86,7 +86,7 @@ class Rendezvous:
 
 
 def gather(
-    own: NodeInfo,
+    this_node: NodeInfo,
     port: int,
     wait_seconds: float,
     agree: Agree,
@@ -94,14 +94,14 @@ def gather(
     key: bytes = b"",
 ) -> Rendezvous:
     """Wait for all others as node 0, agree, and send them the agreement."""
-    members = {0: own}
+    members = {0: this_node}
     connections: dict[int, PeerConnection] = {}
     with _listening(port) as listener, PendingCallers(listener, key) as strangers:
         try:
-            for connection, member in _callers(strangers, own, members, wait_seconds, say):
+            for connection, member in _callers(strangers, this_node, members, wait_seconds, say):
                 _admit(connection, member, members, connections)
             address = plain_address(next(iter(connections.values())).stream.getsockname()[0])
-            agreement = agree([members[node] for node in range(own.nodes)], address)
+            agreement = agree([members[node] for node in range(this_node.nodes)], address)
         except Problem as error:
             for connection in connections.values():
                 connection.send(refused=str(error), code=error.exit_code)
@@ -130,7 +130,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 def _callers(
     strangers: PendingCallers,
-    own: NodeInfo,
+    this_node: NodeInfo,
     members: dict[int, NodeInfo],
     wait_seconds: float,
     say: Say,
@@ -138,16 +138,16 @@ def _callers(
     """Yield callers until all nodes are there; raise HostUnreachable when one is missing."""
     deadline = time.monotonic() + wait_seconds
     news_at = time.monotonic() + NEWS_SECONDS
-    while len(members) < own.nodes:
+    while len(members) < this_node.nodes:
         now = time.monotonic()
-        missing = sorted(set(range(own.nodes)) - members.keys())
+        missing = sorted(set(range(this_node.nodes)) - members.keys())
         if now > deadline:
             late = f"{_nodes_text(missing)} did not come within {wait_seconds:g} s"
             raise HostUnreachable(late + strangers.hint)
         if now > news_at:
             news_at = now + NEWS_SECONDS
             waiting = f"waiting for {_nodes_text(missing)}{strangers.hint}"
-            say(f"{len(members)} of {own.nodes} nodes are here; {waiting}")
+            say(f"{len(members)} of {this_node.nodes} nodes are here; {waiting}")
         yield from strangers.introduced(min(news_at, deadline) - now + 0.01)
 
 
@@ -158,9 +158,9 @@ def _admit(
     connections: dict[int, PeerConnection],
 ) -> None:
     """Note a node; a wrong one ends the meeting for all, because no other would take its place."""
-    own = members[0]
-    if member.job != own.job:
-        stranger = f"{member.name} belongs to job {member.job}, this is {own.job}"
+    first = members[0]
+    if member.job != first.job:
+        stranger = f"{member.name} belongs to job {member.job}, this is {first.job}"
         connection.send(refused=f"{stranger}; type: --port N", code=UsageError.exit_code)
         connection.close()
         return
@@ -169,10 +169,10 @@ def _admit(
         connection.send(refused="this node rank is taken", code=UsageError.exit_code)
         twice = f"{before.name} and {member.name} both say that they are node {member.node}"
         raise UsageError(f"{twice}; node is started once per node")
-    if not 0 < member.node < own.nodes == member.nodes:
-        said = f"{member.name} is node {member.node} of {member.nodes}"
-        connection.send(refused=f"node 0 is one of {own.nodes}", code=UsageError.exit_code)
-        raise UsageError(f"{said}, but node 0 is one of {own.nodes}")
+    if not 0 < member.node < first.nodes == member.nodes:
+        message = f"{member.name} is node {member.node} of {member.nodes}"
+        connection.send(refused=f"node 0 is one of {first.nodes}", code=UsageError.exit_code)
+        raise UsageError(f"{message}, but node 0 is one of {first.nodes}")
     members[member.node], connections[member.node] = member, connection
 
 
@@ -188,7 +188,7 @@ def _is_open(connection: PeerConnection) -> bool:
 
 
 def join(
-    own: NodeInfo, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
+    this_node: NodeInfo, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
 ) -> Rendezvous:
     """Wait for the agreement of node 0, as any other node, and return it."""
     deadline = time.monotonic() + wait_seconds
@@ -198,7 +198,7 @@ def join(
     with contextlib.ExitStack() as failing:
         failing.callback(connection.close)
         try:
-            agreement = _outcome_of(connection, own, deadline, where)
+            agreement = _outcome_of(connection, this_node, deadline, where)
         except TimeoutError:
             silent = f"{where} did not say within {wait_seconds:g} s that all nodes are there"
             raise HostUnreachable(silent) from None
@@ -215,17 +215,17 @@ def join(
 
 
 def _outcome_of(
-    connection: PeerConnection, own: NodeInfo, deadline: float, where: str
+    connection: PeerConnection, this_node: NodeInfo, deadline: float, where: str
 ) -> Agreement:
     """Send node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
-    words = None
+    fields = None
     if connection.call(max(HELLO_SECONDS, deadline - time.monotonic())):
-        connection.send(hello=asdict(own), nonce=connection.nonce)
-        words = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
-    if words is None:
+        connection.send(hello=asdict(this_node), nonce=connection.nonce)
+        fields = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
+    if fields is None:
         hint = f"; is {JOB_KEY} the same there?" if connection.key else ""
         raise HostLost(f"node 0 ({where}) ended before all nodes were there{hint}")
-    outcome: RendezvousOutcome = shaped(words, RendezvousOutcome)
+    outcome: RendezvousOutcome = shaped(fields, RendezvousOutcome)
     if outcome.agreed is None:
         if not outcome.refused:
             raise Misshapen("neither what was agreed nor why not")
@@ -233,8 +233,11 @@ def _outcome_of(
         error.exit_code = outcome.code
         raise error
     slots = outcome.agreed.slots
-    if not len(outcome.agreed.names) == len(slots) == own.nodes or slots[own.node] != own.processes:
-        raise Misshapen(f"not the {own.nodes} nodes of this run")
+    if (
+        not len(outcome.agreed.names) == len(slots) == this_node.nodes
+        or slots[this_node.node] != this_node.processes
+    ):
+        raise Misshapen(f"not the {this_node.nodes} nodes of this run")
     return outcome.agreed
 
 

@@ -32,5 +32,7 @@ def find_placement(environment: Mapping[str, str]) -> Placement:
         if name in variables:
             started = f"{name} is set: this is a rank already"
             raise UsageError(f"{started}; start node outside of torchrun, or the task itself in it")
-    found = (platform(variables) for platform in PLATFORMS)
-    return next((placement for placement in found if placement), None) or by_hand.alone(variables)
+    placements = (platform(variables) for platform in PLATFORMS)
+    return next((placement for placement in placements if placement), None) or by_hand.alone(
+        variables
+    )

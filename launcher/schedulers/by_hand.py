@@ -15,8 +15,8 @@ def by_hand(variables: Variables) -> Placement | None:
         return None
     alone = "NNODES" in variables and variables.number("NNODES").value == 1
     if missing and not alone:
-        known = ", ".join(name for name in NEEDED if name in variables)
-        raise UsageError(f"{known} set, but not {', '.join(missing)}; set all three, or none")
+        given = ", ".join(name for name in NEEDED if name in variables)
+        raise UsageError(f"{given} set, but not {', '.join(missing)}; set all three, or none")
     return Placement(
         platform="environment",
         node=variables.number("NODE_RANK") if not missing else Sourced(0, "a single node"),

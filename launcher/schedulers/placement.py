@@ -62,12 +62,12 @@ class Placement:
             )
         if not 0 < self.port.value < 1 << 16:
             raise UsageError(f"{self.port.origin}={self.port.value}: not a port")
-        wanted, most = self.processes, self.most_processes
-        if wanted and not 1 <= wanted.value <= MOST_SLOTS:
-            asked = f"{wanted.origin}={wanted.value}"
+        processes, most = self.processes, self.most_processes
+        if processes and not 1 <= processes.value <= MOST_SLOTS:
+            asked = f"{processes.origin}={processes.value}"
             raise UsageError(f"{asked}: a node has 1 to {MOST_SLOTS} processes")
-        if wanted and most and wanted.value > most.value:
-            more = f"{wanted.origin} {wanted.value}: more than {most.origin}={most.value}"
+        if processes and most and processes.value > most.value:
+            more = f"{processes.origin} {processes.value}: more than {most.origin}={most.value}"
             raise UsageError(f"{more} on this node")
 
 
@@ -87,26 +87,26 @@ class Variables:
 
     def text(self, *names: str) -> Sourced[str]:
         """Return the first of these variables that is set; raise UsageError when none is."""
-        found = self.find(*names)
-        if found is None:
+        variable = self.find(*names)
+        if variable is None:
             raise UsageError(f"{' or '.join(names)} is not set on this node")
-        return found
+        return variable
 
     def number(self, *names: str) -> Sourced[int]:
         """Return the same as a whole number."""
-        found = self.text(*names)
-        number = whole_number(found.value, LARGEST_NUMBER)
+        variable = self.text(*names)
+        number = whole_number(variable.value, LARGEST_NUMBER)
         if number is None:
-            shown = one_line(found.value)[:40]
-            raise UsageError(f"{found.origin}={shown}: not a whole number of a likely size")
-        return Sourced(number, found.origin)
+            shown = one_line(variable.value)[:40]
+            raise UsageError(f"{variable.origin}={shown}: not a whole number of a likely size")
+        return Sourced(number, variable.origin)
 
     def count(self, *names: str) -> Sourced[int] | None:
         """Return a number of processes; None where there is none: unset, 0, or `auto` and `gpu`."""
-        found = self.find(*names)
-        if found is None or found.value in ("0", "auto", "gpu"):
+        variable = self.find(*names)
+        if variable is None or variable.value in ("0", "auto", "gpu"):
             return None
-        return self.number(found.origin)
+        return self.number(variable.origin)
 
     def port(self, *names: str, otherwise: Sourced[int] | None = None) -> Sourced[int]:
         """Return a port; by default torchrun's default port."""

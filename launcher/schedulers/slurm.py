@@ -71,10 +71,12 @@ def _one_task_each(tasks: Sourced[str]) -> None:
 
 def _check_name(node: Sourced[int], hosts: list[str], variables: Variables) -> None:
     """Refuse a node that is not where the list has it: the variables were changed."""
-    own = variables.find("SLURMD_NODENAME")
-    if own and node.value < len(hosts) and hosts[node.value] != own.value:
-        said = f"{node.origin}={node.value} is {hosts[node.value]}, but this is {own.value}"
-        raise UsageError(f"{said}; do not set SLURM_ variables yourself")
+    this_name = variables.find("SLURMD_NODENAME")
+    if this_name and node.value < len(hosts) and hosts[node.value] != this_name.value:
+        message = (
+            f"{node.origin}={node.value} is {hosts[node.value]}, but this is {this_name.value}"
+        )
+        raise UsageError(f"{message}; do not set SLURM_ variables yourself")
 
 
 def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
@@ -104,10 +106,10 @@ def part_of(variables: Variables, suffix: str) -> list[Host]:
     slots: list[int | None] = [None] * len(names)
     if f"SLURM_NTASKS{suffix}" in variables:  # else a task per node means only that none was asked
         tasks = variables.text(f"SLURM_TASKS_PER_NODE{suffix}")
-        slots = [slots_of(word, tasks) for word in repeated(tasks)]
+        slots = [slots_of(count, tasks) for count in repeated(tasks)]
         if len(slots) != len(names):
-            said = f"{tasks.origin}={one_line(tasks.value)[:60]}"
-            raise UsageError(f"{said}: {len(slots)} nodes, but {listed.origin} has {len(names)}")
+            message = f"{tasks.origin}={one_line(tasks.value)[:60]}"
+            raise UsageError(f"{message}: {len(slots)} nodes, but {listed.origin} has {len(names)}")
     return [Host(name, slots=count) for name, count in zip(names, slots, strict=True)]
 
 
@@ -115,21 +117,21 @@ def slots_of(word: str, origin: Sourced[str]) -> int:
     """Return the number of ranks for one node."""
     count = whole_number(word, MOST_SLOTS)
     if not count:
-        said = f"{origin.origin}={one_line(origin.value)[:60]}"
-        raise UsageError(f"{said}: a node has 1 to {MOST_SLOTS} processes")
+        message = f"{origin.origin}={one_line(origin.value)[:60]}"
+        raise UsageError(f"{message}: a node has 1 to {MOST_SLOTS} processes")
     return count
 
 
 def repeated(counts: Sourced[str]) -> list[str]:
     """Return `2(x3),1` as words: 2, 2, 2, 1."""
-    found: list[str] = []
-    for word in counts.value.split(","):
-        match = REPEATED.fullmatch(word)
-        if match is None or len(found) + int(match[2] or 1) > MOST_HOSTS:
-            said = f"{counts.origin}={one_line(counts.value)[:60]}"
-            raise UsageError(f"{said}: not as Slurm writes it, such as 2(x3),1")
-        found += [match[1]] * int(match[2] or 1)
-    return found
+    counts_of_nodes: list[str] = []
+    for part in counts.value.split(","):
+        match = REPEATED.fullmatch(part)
+        if match is None or len(counts_of_nodes) + int(match[2] or 1) > MOST_HOSTS:
+            message = f"{counts.origin}={one_line(counts.value)[:60]}"
+            raise UsageError(f"{message}: not as Slurm writes it, such as 2(x3),1")
+        counts_of_nodes += [match[1]] * int(match[2] or 1)
+    return counts_of_nodes
 
 
 def expand(names: str, origin: str) -> list[str]:

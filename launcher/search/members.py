@@ -30,13 +30,13 @@ class Combination:
 
     def work(self, work: Work) -> Work:
         """Return what the sweep is about with these settings."""
-        words = [f"--{key}={value}" for key, value in self.settings]
+        options = [f"--{key}={value}" for key, value in self.settings]
         if isinstance(work, Command):
-            return replace(work, words=(*work.words, *words))
+            return replace(work, words=(*work.words, *options))
         kept = tuple(work.options)
         for key, _ in self.settings:
             kept = without(kept, f"--{key}")
-        return replace(work, options=(*kept, *words))
+        return replace(work, options=(*kept, *options))
 
 
 def members_of(texts: Sequence[str], name: str) -> list[Combination]:
@@ -50,17 +50,17 @@ def members_of(texts: Sequence[str], name: str) -> list[Combination]:
     members = []
     for number, values in enumerate(combinations, start=1):
         settings = tuple(zip(axes, values, strict=True))
-        words = "-".join(f"{key}-{value}" for key, value in settings)
-        members.append(Combination(file_name(f"{name}-{number}-{words}")[:NAME_LENGTH], settings))
+        name = "-".join(f"{key}-{value}" for key, value in settings)
+        members.append(Combination(file_name(f"{name}-{number}-{name}")[:NAME_LENGTH], settings))
     return members
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
     key, equals, values = text.partition("=")
-    found = [value.strip() for value in values.split(",")]
-    if not equals or not key.strip("-") or not all(found):
+    items = [value.strip() for value in values.split(",")]
+    if not equals or not key.strip("-") or not all(items):
         raise UsageError(f"{OPTION} {text}: type an option and its values: {OPTION} lr=0.1,0.3")
-    return key.strip("-").replace("_", "-"), list(dict.fromkeys(found))
+    return key.strip("-").replace("_", "-"), list(dict.fromkeys(items))
 
 
 def groups_of(hosts: Sequence[Host], size: int) -> list[str]:
@@ -80,12 +80,12 @@ def _starts(count: int, size: int) -> Iterator[int]:
     yield from range(0, count - size + 1, size)
 
 
-def command(own: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:
+def command(launcher_args: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:
     """Return the launch of a member on a group of hosts, after the way; `own` is of the sweep."""
-    kept = tuple(word for word in own if word != "--plain")
+    kept = tuple(arg for arg in launcher_args if arg != "--plain")
     for option in OF_THE_SWEEP:
         kept = without(kept, option)
     hosts = [f"--include={group}"] if group else []
     what = member.work(work)
-    words = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.words]
-    return ["--plain", f"--name={member.name}", *hosts, *kept, *words]
+    work_args = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.words]
+    return ["--plain", f"--name={member.name}", *hosts, *kept, *work_args]

@@ -37,7 +37,11 @@ ALONE = ("scaling", "detach", "check", "json")
 
 
 def sweep(
-    way: str, own: Sequence[str], work: Work | None, options: SweepOptions, groups: Sequence[str]
+    way: str,
+    launcher_args: Sequence[str],
+    work: Work | None,
+    options: SweepOptions,
+    groups: Sequence[str],
 ) -> int:
     """Launch every member, on one group of hosts each; return the first exit code but 0."""
     for name in ALONE:
@@ -49,7 +53,7 @@ def sweep(
     members = members_of(options.sweep, base)
 
     def launch(member: Combination, group: str) -> list[str]:
-        return command(own, member, group, work)
+        return command(launcher_args, member, group, work)
 
     _refuse_invalid(way, members, work)
     if options.dry_run:
@@ -152,14 +156,14 @@ def show(members: Sequence[Combination], runs: Path, folder: Path) -> None:
     for run in runs_in(runs):  # the newest first
         if Path(run.folder).name >= begun[:15]:
             folders.setdefault(run.name, Path(run.folder))
-    found = {name: story for name, path in folders.items() if (story := _story(path))}
+    stories = {name: story for name, path in folders.items() if (story := _story(path))}
     rows = [
-        (*(value for _, value in member.settings), *cells(found.get(member.name)))
+        (*(value for _, value in member.settings), *cells(stories.get(member.name)))
         for member in members
     ]
     head = [key for key, _ in members[0].settings]
     sys.stdout.write(table([*head, "verdict", "accuracy", "loss", "images/s", "run"], rows))
-    drawn = [folders[member.name] for member in members if member.name in found]
+    drawn = [folders[member.name] for member in members if member.name in stories]
     if len(drawn) > 1:
         sys.stdout.write(f"comparison: {write_comparison(drawn, folder / 'compare.html')}\n")
     sys.stdout.flush()
@@ -182,9 +186,9 @@ def cells(story: Story | None) -> Iterator[str]:
         yield from ("not started", "", "", "", "")
         return
     yield story.end.verdict or "not ended"
-    judged = story.validation
+    evaluation = story.validation
     yield _shown(story.accuracy, ".2%")
-    yield _shown(judged[-1]["loss"] if judged else story.end.number("loss"), ".4f")
+    yield _shown(evaluation[-1]["loss"] if evaluation else story.end.number("loss"), ".4f")
     yield _shown(story.speed, ",.0f")
     yield story.name
 

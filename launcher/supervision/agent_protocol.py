@@ -56,12 +56,12 @@ def program() -> bytes:
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:
     """Order the start of a host's ranks; `secrets` are variables that are in no plan on disk."""
-    known = dataclasses.asdict(plan)
+    fields = dataclasses.asdict(plan)
     return order(
         do="run",
         lease_seconds=limits.lease_seconds,
         grace_seconds=limits.grace_seconds,
-        **{**known, "environment": (*plan.environment, *secrets)},
+        **{**fields, "environment": (*plan.environment, *secrets)},
     )
 
 
@@ -206,5 +206,5 @@ class Decoder:
     def _shaped(self, shape: type[Event], fields: dict[str, Any]) -> Event:
         """Return an event of this host; raise Misshapen where a field does not fit."""
         # The node comes last, so that no message can name another one.
-        found: Event = shaped({**fields, "node": self._node}, shape, "event")
-        return found
+        event: Event = shaped({**fields, "node": self._node}, shape, "event")
+        return event

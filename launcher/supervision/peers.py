@@ -130,10 +130,10 @@ class Peers:
                 message: PeerMessage = shaped(fields, PeerMessage)
                 if message.done:
                     return
-                for found in (message.failed, message.stop, message.hang_limit):
-                    if found is not None:
-                        self._check(found.node, node)
-                        self._take(found, events)
+                for updates in (message.failed, message.stop, message.hang_limit):
+                    if updates is not None:
+                        self._check(updates.node, node)
+                        self._take(updates, events)
                 if self.node == 0:
                     self._forward(fields, node)
         except Misshapen:

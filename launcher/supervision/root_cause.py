@@ -213,8 +213,8 @@ def _is_in_a_collective(stack: str) -> bool:
 def _stack_of(tail: str) -> str:
     """Return the stack that Python's fault handler wrote of the thread with the fatal signal."""
     stack = r"^Current thread .*\(most recent call first\):\n(?:  File .*\n?)+"
-    found = re.findall(stack, tail, re.MULTILINE)
-    return str(found[-1]).rstrip() if found else ""
+    matches = re.findall(stack, tail, re.MULTILINE)
+    return str(matches[-1]).rstrip() if matches else ""
 
 
 def _signal_name(number: int) -> str:
@@ -261,10 +261,10 @@ def _exception_of(tail: str) -> str:
 def _traceback_of(tail: str) -> str:
     """Return the last traceback in a log, with the line of its exception; or ""."""
     plain = re.sub(r"^\[rank\d+\]: ?", "", tail, flags=re.MULTILINE)  # torch's own excepthook
-    found = re.findall(
+    matches = re.findall(
         r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*$", plain, re.MULTILINE
     )
-    return str(found[-1]) if found else ""
+    return str(matches[-1]) if matches else ""
 
 
 def _cut_traceback_of(tail: str) -> str:

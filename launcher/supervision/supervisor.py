@@ -178,7 +178,7 @@ class Supervisor:
     def _handle_signals(self) -> None:
         """Let the ranks save and end at the first signal; end them at once at the next one."""
         # As any command would end in `| head`: the output has no reader, but ranks may save.
-        if self.display.gone and not self.shutdown.ordered:
+        if self.display.closed and not self.shutdown.ordered:
             self.signals.add(signal.SIGPIPE)
         if self._is_out_of_time and not self.shutdown.ordered:
             self.signals.add(TIME_LIMIT)

@@ -122,10 +122,10 @@ class RpcClient:
         """Return the next answer, validated against a declared shape."""
         return self.parsed(self.answer(seconds), shape)
 
-    def parsed(self, answer: Answer, shape: type[T]) -> T:
+    def parsed(self, reply: Answer, shape: type[T]) -> T:
         """Return an answer in its declared shape; raise HostUnreachable for any other."""
         try:
-            value: T = shaped(answer, shape, "the answer")
+            value: T = shaped(reply, shape, "the answer")
         except Misshapen as error:
             raise self._nonsense(str(error)) from None
         return value

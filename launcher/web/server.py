@@ -64,8 +64,12 @@ class BoardRequest(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the page, its data, or 404."""
         token, slash, name = self.path.lstrip("/").partition("/")
-        known = hmac.compare_digest(token.encode(), self.server.token.encode())
-        if not known or not slash or not self.server.is_addressed(self.headers.get("Host", "")):
+        is_authorized = hmac.compare_digest(token.encode(), self.server.token.encode())
+        if (
+            not is_authorized
+            or not slash
+            or not self.server.is_addressed(self.headers.get("Host", ""))
+        ):
             self.send_error(HTTPStatus.NOT_FOUND)
         elif name == "":
             nonce = secrets.token_urlsafe(TOKEN_BYTES)

@@ -25,17 +25,17 @@ def of_folder(folder: Path) -> Mapping[str, Any]:
     files = RunFolder(folder)
     for path, name in ((files.live, "run"), (files.result, "result")):
         try:
-            found = parsed_file(path, dict[str, Any], MOST_BYTES)
+            state = parsed_file(path, dict[str, Any], MOST_BYTES)
         except (OSError, Misshapen):
             continue
-        return found if name == "run" else {"ended": f"{found.get('verdict', 'ended')}"}
+        return state if name == "run" else {"ended": f"{state.get('verdict', 'ended')}"}
     return {"waiting": "the run has not begun, or its launcher was killed"}
 
 
 class WebDisplay(AbstractContextManager["WebDisplay"]):
     """A display of a detached run whose page is in a browser."""
 
-    gone = False
+    closed = False
 
     def __init__(self, job: Job, plan: Plan) -> None:
         """Begin with nothing known."""
