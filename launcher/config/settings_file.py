@@ -111,22 +111,21 @@ def words_of(options: Table, repeat: bool = False) -> Iterator[str]:
             yield f"--{key}={value}"
 
 
-def options_of(words: tuple[str, ...]) -> dict[str, Any]:
+def options_of(args: tuple[str, ...]) -> dict[str, Any]:
     """Return options as a table, the other way round; numbers are numbers where that is the same.
 
     An option without a value is a switch: no option of a task takes a value that begins with two
     dashes.
     """
-    values: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     key = ""
-    for arg in words:
+    for arg in args:
         if arg.startswith("--"):
             key, equals, value = arg.removeprefix("--").partition("=")
-            values[key] = [value] if equals else []
+            typed[key] = [value] if equals else []
         elif key:
-            values[key].append(arg)
-    pairs = values.items()
-    return dict((key, _value(values)) if values else _switch(key) for key, values in pairs)
+            typed[key].append(arg)
+    return dict((key, _value(values)) if values else _switch(key) for key, values in typed.items())
 
 
 def _switch(key: str) -> tuple[str, bool]:
@@ -145,13 +144,13 @@ def _value(values: list[str]) -> Any:
     return values[0]
 
 
-def _table(path: Path, name: str, told: object) -> Table:
-    if not isinstance(told, dict):
+def _table(path: Path, name: str, content: object) -> Table:
+    if not isinstance(content, dict):
         raise UsageError(f"{path}: {name}: must be a table: [{name}]")
-    for key, value in told.items():
+    for key, value in content.items():
         if isinstance(value, list) and not _is_a(value, tuple) or not _is_plain(value):
             raise UsageError(f"{path}: {place(name, key)}: must be one value or a list of texts")
-    return {key.replace("_", "-"): value for key, value in told.items()}
+    return {key.replace("_", "-"): value for key, value in content.items()}
 
 
 def _is_plain(value: object) -> bool:

@@ -50,8 +50,8 @@ def members_of(texts: Sequence[str], name: str) -> list[Combination]:
     members = []
     for number, values in enumerate(combinations, start=1):
         settings = tuple(zip(axes, values, strict=True))
-        name = "-".join(f"{key}-{value}" for key, value in settings)
-        members.append(Combination(file_name(f"{name}-{number}-{name}")[:NAME_LENGTH], settings))
+        label = "-".join(f"{key}-{value}" for key, value in settings)
+        members.append(Combination(file_name(f"{name}-{number}-{label}")[:NAME_LENGTH], settings))
     return members
 
 
@@ -81,7 +81,7 @@ def _starts(count: int, size: int) -> Iterator[int]:
 
 
 def command(launcher_args: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:
-    """Return the launch of a member on a group of hosts, after the way; `own` is of the sweep."""
+    """Return the arguments of a member's launch on a group of hosts, from those of the sweep."""
     kept = tuple(arg for arg in launcher_args if arg != "--plain")
     for option in OF_THE_SWEEP:
         kept = without(kept, option)

@@ -287,7 +287,9 @@ def test_paths_are_whole_on_a_narrow_terminal(stage: type[Stage], columns: int) 
     display.board.finish(
         Result(
             *("failed", 1, "a cause", "gpu001", 0, log, "", "", {0: 1}, {}, 1.0),
-            *({"final": "final.pt"}, folder, 7, resume),
+            *({"final": "final.pt"}, folder),
+            saved=7,
+            resume=resume,
         )
     )
     display.terminal.text()
