@@ -26,7 +26,7 @@ from launcher.lifecycle.this_machine import (
     plan_alone,
     run_alone,
 )
-from launcher.run.job import JobTemplate, Work
+from launcher.run.job import JobTemplate, Work, elastic
 from launcher.run.plan import shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, LocalOptions, RankOptions
@@ -44,6 +44,8 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     """
     demo = work is None
     work = work or DEMO
+    if options.elastic:
+        elastic(work)  # refuses a command
     jobs = options.jobs
     planned = jobs.job(work, jobs.planned_folder(work))
     plan_alone(planned, options.nproc, options.python)  # refuses invalid usage
@@ -69,6 +71,7 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
 
 def show(work: Work, options: LocalOptions) -> int:
     """Print what would run here; return 0."""
+    work = elastic(work) if options.elastic else work
     if options.image:
         return _show_container(work, options)
     jobs = options.jobs
@@ -81,6 +84,7 @@ def show(work: Work, options: LocalOptions) -> int:
 def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
     """Launch on this machine, and return the result; `again` is the typed command."""
     jobs = recorded("local", options, work, again)
+    work = elastic(work) if options.elastic else work
     needs = _refuse_invalid(work, options)
     with served(work, options.serving, [ADDRESS]) as served_work:
         if options.image:

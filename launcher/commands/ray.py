@@ -25,7 +25,7 @@ from launcher.lifecycle.launch_settings import LaunchSettings, resolved
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options
-from launcher.run.job import TaskWork, Work
+from launcher.run.job import TaskWork, Work, elastic
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
@@ -83,6 +83,7 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
 @contextmanager
 def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Iterator[Launch]:
     """Reserve the nodes, check the options of a task, and serve its data; yield the launch."""
+    work = elastic(work) if options.elastic else work
     with (
         cluster(options.address) as (hosts, transports),
         check_task_options(work, "ray") as refuse,

@@ -67,7 +67,7 @@ def deep_check(
     reached = [transport for transport in transports if not isinstance(transport, Problem)]
     program = _measuring(work, hosts)
     code = code_there(hosts, reached, program, options)
-    jobs = replace(settings.jobs, name="deep-check", settings="")
+    jobs = replace(settings.jobs, name="deep-check", settings="", elastic=False)
     needs = TaskNeeds(packages=("training",))  # which an interpreter of python= may not have
     return Launch(hosts, reached, program, replace(settings, jobs=jobs).with_needs(needs), code)
 
@@ -95,11 +95,12 @@ def show_plan(
 ) -> int:
     """Inspect the hosts and print what would run there; return 0."""
     code = code_here(settings.jobs.runs, excluded=excluded)
-    active = RestartState(settings.restarts, tuple(hosts)).active()
-    jobs = settings.jobs
+    state, jobs = RestartState(settings.restarts, tuple(hosts)), settings.jobs
+    active = state.active()
+    spares = len(state.reserve()) if jobs.elastic else 0
     with preflight(hosts, transports, work, settings, code) as cluster:
         refuse_ranks(cluster.first(len(active)))
         job = jobs.job(work, jobs.planned_folder(work))
-        plan = plan_for(job, cluster.first(len(active)), settings)
+        plan = plan_for(job, cluster.first(len(active) + spares), settings, spares)
     sys.stdout.write(shown(plan, as_json))
     return 0

@@ -14,7 +14,7 @@ from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.launch_settings import resolved
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
-from launcher.run.job import Work
+from launcher.run.job import Work, elastic
 from launcher.run.result import Result
 from rackrun.commands import called
 from rackrun.errors import SaveError
@@ -24,6 +24,7 @@ from rackrun.runs import SHORT_ID
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
     settings = resolved(options, recorded("ssh", options, work, typed), options.sync)
+    is_the_demo, work = is_demo(work), elastic(work) if options.elastic else work
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
@@ -47,7 +48,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             from launcher.commands.ssh_detach import refuse_what_stays, start_detached
 
             refuse_what_stays(work, options, addresses(hosts, transports))
-        if is_demo(work) and not options.dry_run and (failed := make_demo_data()):
+        if is_the_demo and not options.dry_run and (failed := make_demo_data()):
             return failed
         if options.detach and not options.dry_run:
             return start_detached(hosts, transports, work, settings, options)
@@ -85,13 +86,14 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
 def launch_attached(work: Work, options: SshOptions) -> Result:
     """Launch in the foreground, and return the result."""
     settings = resolved(options, recorded("ssh", options, work), options.sync)
+    is_the_demo, work = is_demo(work), elastic(work) if options.elastic else work
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
     ):
         hosts, transports = chosen(hosts, network, settings, options)
         settings = settings.with_needs(refuse())
-        if is_demo(work) and make_demo_data():
+        if is_the_demo and make_demo_data():
             raise SaveError("the demo's images were not made; the lines above have the reason")
         with served(work, options.serving, addresses(hosts, transports)) as served_work:
             code = code_there(hosts, transports, work, options)

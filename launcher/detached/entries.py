@@ -8,12 +8,13 @@ belongs to a host of the plan, and to a rank of that host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.run import events
 from launcher.run.events import Event, Report
+from launcher.run.generation import MOST_SHOWN, Generation
 from launcher.run.hosts import MOST_SLOTS
 from launcher.run.incidents import MOST_OF_RUN, Incident
 from launcher.run.job import RUN_NAME, Limits
@@ -108,6 +109,8 @@ class Ending:
     incidents: dict[Name, Incidents] = field(default_factory=dict)
     resume: str = ""
     """Not trusted: the machine that started the run knows the command itself."""
+    leader: Name | Literal[""] = ""
+    generations: Annotated[tuple[Generation, ...], AtMost(MOST_SHOWN)] = ()
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ EVENTS: dict[str, Any] = {
         *(events.Opened, events.RankStarted, events.RankEnded, events.AskedToStop),
         *(events.TorchrunEnded, events.Usage, events.Frozen, events.Joined, events.Unreached),
         *(events.Stopping, events.Closed, events.Lost, events.Swept, Report),
+        *(events.Ready, events.Formed, events.Broken, events.Left, events.Regrouped),
     )
 }
 """The events that a record may have."""
@@ -224,7 +228,10 @@ def _check_plan(plan: Plan) -> None:
         if not 0 < host.processes <= MOST_SLOTS:
             raise Misshapen(f"the plan's hosts have 1 to {MOST_SLOTS} ranks each")
         first += host.processes
-    if not 0 < first == plan.world_size <= MOST_RANKS:
+    if not 0 <= plan.spares < len(plan.hosts):
+        raise Misshapen("the plan's spares are not some of its hosts")
+    spare = sum(host.processes for host in plan.hosts[len(plan.hosts) - plan.spares :])
+    if not 0 < first - spare == plan.world_size <= MOST_RANKS:
         raise Misshapen("the plan's ranks do not add up")
 
 
@@ -248,5 +255,12 @@ def result_of(ending: Ending, folder: Path) -> Result:
             "report": report,
             "folder": folder,
             "resume": "",
+            "generations": tuple(map(_printable, ending.generations)),
         }
     )
+
+
+def _printable(generation: Generation) -> Generation:
+    """Return a generation whose texts can be printed."""
+    lost, joined = tuple(map(one_line, generation.lost)), tuple(map(one_line, generation.joined))
+    return replace(generation, lost=lost, joined=joined)

@@ -118,15 +118,16 @@ class Launch:
     def _prepared(self, state: RestartState) -> Iterator[Attempt]:
         """Look at the hosts and open a session on the active ones, when all are fit for it."""
         active = state.active()
+        jobs = self.settings.jobs
+        reserve = state.reserve() if jobs.elastic else ()
         is_first = not self.runs  # an unfit spare is reported at once, not when it is needed
-        hosts = state.hosts if is_first else active
+        hosts = state.hosts if is_first else (*active, *reserve)
         transport_of = {
             host.label: transport
             for host, transport in zip(self.hosts, self.transports, strict=True)
         }
         transports = [transport_of[host.label] for host in hosts]
         work = after(self.work, self.runs)
-        jobs = self.settings.jobs
         with preflight(
             hosts, transports, work, self.settings, self.code, self.observer.say, bool(self.runs)
         ) as all_hosts:
@@ -135,10 +136,11 @@ class Launch:
                 refuse_ranks(cluster)
             job = jobs.job(work, jobs.new_folder(work), self.observer.mark)
             job = replace(job, time_limit_seconds=self._time_left())
-            plan = plan_for(job, cluster, self.settings)
-            agents = cluster.successors(
-                transports[: len(active)], [host.container for host in plan.hosts]
-            )
+            planned = all_hosts if reserve else cluster
+            plan = plan_for(job, planned, self.settings, len(reserve))
+            containers = [host.container for host in plan.hosts[: len(active)]]
+            successors = cluster.successors(transports[: len(active)], containers)
+            agents = [*successors, *transports[len(active) : len(plan.hosts)]]
             screen = self.observer.screens(job, plan, self.settings.plain)
             with Session(
                 job, plan, agents, screen, versions=cluster.versions, alerts=self._alerts
@@ -180,7 +182,7 @@ class Attempt:
 
     session: Session
     transports: Sequence[Transport]
-    """The ways to the hosts of the plan, in its order; the first one has the results."""
+    """The ways to the hosts of the plan, in its order."""
     plan: Plan
     hurried: bool = False
     """The user did not wait for the results: no further attempt is to follow."""
@@ -202,15 +204,16 @@ class Attempt:
         self.session.note(text)
 
     def fetch_results(self) -> str:
-        """Fetch what the first host has in its run folder; return what came, or why nothing did."""
-        first = self.plan.hosts[0]
+        """Fetch what the first rank's host has in its run folder; return that, or why nothing."""
+        pairs = zip(self.transports, self.plan.hosts, strict=False)
+        transport, first = next(pair for pair in pairs if pair[1].name == self.result.leader)
         left = f"the results are still on {first.name}, in {first.folder}"
         if self.result.hosts[first.name] != "clean":
             return left
         try:
             with ended_by_a_signal():
-                first_host, folder = (self.transports[0], first), self.session.job.folder.path
-                fetched = fetch_results(*first_host, self.plan.run_id, folder, say=self.note)
+                folder = self.session.job.folder.path
+                fetched = fetch_results(transport, first, self.plan.run_id, folder, say=self.note)
                 self._fetch_returned()
                 return str(fetched)
         except KeyboardInterrupt:

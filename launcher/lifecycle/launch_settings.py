@@ -67,7 +67,8 @@ def resolved(
         image=container_of(options.image, options.volume),
         synced=synced,
     )
-    restarts = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
+    min_hosts = options.min_hosts or int(options.elastic)
+    restarts = RestartPolicy(options.max_restarts, options.spares, min_hosts)
     return LaunchSettings(
         jobs, needs, restarts, options.ignore_check, plain=options.plain, wait=options.wait
     )

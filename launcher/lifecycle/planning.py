@@ -106,11 +106,11 @@ def code_here(
     return working_tree(Path.cwd(), warn, excluded, runs)
 
 
-def plan_for(job: Job, cluster: ClusterFacts, settings: LaunchSettings) -> Plan:
-    """Return the plan for the hosts as they were found."""
+def plan_for(job: Job, cluster: ClusterFacts, settings: LaunchSettings, spares: int = 0) -> Plan:
+    """Return the plan for the hosts as they were found; `spares` of them only wait at first."""
     run_folder = settings.jobs.runs / job.folder.path.name
     planned = [_planned(facts, cluster, run_folder, settings) for facts in cluster.hosts]
-    return make_plan(job, planned, cluster.port)
+    return make_plan(job, planned, cluster.port, spares)
 
 
 def _planned(

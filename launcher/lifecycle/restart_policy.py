@@ -50,8 +50,12 @@ class RestartState:
     def active(self) -> tuple[Host, ...]:
         """Return the hosts of the next attempt, in file order; none when they are too few."""
         count = len(self.hosts) - self.rules.spares
-        fit = tuple(host for host in self.hosts if self._fits(host.label))
+        fit = self._fit()
         return fit[:count] if len(fit) >= (self.rules.min_hosts or count) else ()
+
+    def reserve(self) -> tuple[Host, ...]:
+        """Return the spares of the next attempt, in file order."""
+        return self._fit()[len(self.hosts) - self.rules.spares :]
 
     def after(self, result: Result) -> RestartState | None:
         """Return the state after one more failure; None when there is to be no other attempt."""
@@ -72,6 +76,9 @@ class RestartState:
         """Return the state without hosts found unfit; None when too few are left."""
         next_course = replace(self, lost=self.lost.union(hosts))
         return next_course if next_course.active() else None
+
+    def _fit(self) -> tuple[Host, ...]:
+        return tuple(host for host in self.hosts if self._fits(host.label))
 
     def _fits(self, label: str) -> bool:
         return label not in self.lost and self.failures[label] < FAILURES

@@ -58,6 +58,7 @@ class JournaledDisplay:
 
     def draw(self, run: RunState, now: float) -> None:
         """Write what is due, and draw."""
+        self.first_rank = run.leader
         self.usage.write(now)
         if now >= self.live_at:
             began = time.perf_counter()

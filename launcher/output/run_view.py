@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.run.events import Usage
+from launcher.run.generation import Generation
 from launcher.run.plan import Plan
-from launcher.run.state import HostState, RankState, RunState
+from launcher.run.state import RESERVE, HostState, RankState, RunState
 from rackrun.contract import phases
 from rackrun.terminal import one_line
 from rackrun.units import plural
@@ -33,7 +34,7 @@ BROKEN, WAITED_FOR, HEALTHY, ENDED = range(4)
 URGENCY = {
     **dict.fromkeys(("lost", "failed", "not clean", "not verified", "stopped", "hanging"), BROKEN),
     **dict.fromkeys(("slow", "lacks data", "connecting", "starting", "stopping"), WAITED_FOR),
-    **dict.fromkeys(("done", "clean"), ENDED),
+    **dict.fromkeys(("done", "clean", RESERVE), ENDED),
 }
 
 
@@ -84,11 +85,13 @@ class RunView:
     """The step of the last checkpoint; 0: none yet."""
     hosts: tuple[HostView, ...]
     """The failed ones first."""
+    generations: tuple[Generation, ...] = ()
+    """The groups of an elastic run so far."""
 
 
 def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
     """Return what there is to see of a run."""
-    first = run.ranks[0]
+    first = run.lead
     total = whole(first, "epoch_steps")
     hosts = [_host_view(run, host, now) for host in run.hosts]
     return RunView(
@@ -112,6 +115,7 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
         best=measure(first, "best"),
         checkpoint=whole(first, "checkpoint"),
         hosts=tuple(sorted(hosts, key=lambda host: host.urgency)),
+        generations=tuple(run.generations),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.errors import HostLost
+from launcher.run.generation import Generation
 from rackrun.shapes import AtMost, Between
 
 Stream: TypeAlias = Literal["out", "err"]
@@ -153,6 +154,16 @@ class Left:
     generation: Count
 
 
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """The launcher has announced a generation, or all of its members are in now."""
+
+    node: Node
+    rank: Number
+    """The first rank of the group, which reports for all."""
+    generation: Generation
+
+
 GroupEvent: TypeAlias = Ready | Formed | Broken | Left
 """What ranks of an elastic run say about their group."""
 
@@ -278,6 +289,7 @@ PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerHangLimit
 Event: TypeAlias = (
     PeerEvent
     | GroupEvent
+    | Regrouped
     | Opened
     | Output
     | RankStarted

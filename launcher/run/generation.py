@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from rackrun.shapes import AtMost, Between
+
+MOST_SHOWN = 1 << 16
+"""Generations of a run that are kept."""
+
+Count: TypeAlias = Annotated[int, Between(0, 2**53)]
+Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
+Texts: TypeAlias = Annotated[tuple[Annotated[str, AtMost(4096)], ...], AtMost(1 << 12)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Generation:
     """A group of ranks that trained together, and why it was formed."""
 
-    number: int
-    ranks: int
-    hosts: int
-    seconds: float
+    number: Count
+    ranks: Count
+    hosts: Count
+    seconds: Seconds
     """Since the start of the run, when it was announced."""
-    lost: tuple[str, ...] = ()
-    """Who was lost before it, and why."""
-    joined: tuple[str, ...] = ()
+    lost: Texts = ()
+    """Who was lost before it, at which step, and why."""
+    joined: Texts = ()
     """The ranks that joined, host by host."""
-    step: int | None = None
+    step: Count | None = None
     """The last step of the state that it began with; None: it was not formed."""
-    regroup_seconds: float | None = None
+    regroup_seconds: Seconds | None = None
     """From its announcement until the last member was in."""

@@ -271,6 +271,8 @@ class JobTemplate:
     on_event: tuple[str, ...] = ()
     settings: str = ""
     commit: str = ""
+    elastic: bool = False
+    min_hosts: int = 1
 
     def new_folder(self, work: Work) -> RunFolder:
         """Make a run folder for this work."""
@@ -296,6 +298,8 @@ class JobTemplate:
             on_event=self.on_event,
             settings=self.settings,
             commit=self.commit,
+            elastic=self.elastic,
+            min_hosts=self.min_hosts,
         )
 
     def resume_command(self, run: str) -> tuple[str, ...]:
@@ -362,6 +366,16 @@ def run_name(name: str) -> str:
 def file_name(text: str) -> str:
     """Return `text` as a file name: letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"
+
+
+def elastic(work: Work) -> TaskWork:
+    """Return the task as ranks of an elastic run train it; raise UsageError for a command."""
+    if not isinstance(work, TaskWork):
+        raise UsageError(
+            "--elastic is for tasks, whose ranks can train on without the others; your own command"
+            " can start again after a loss: type --max-restarts 3 in place of --elastic"
+        )
+    return replace(work, options=(*work.options, "--elastic"))
 
 
 def is_on_cpu(work: Work) -> bool:

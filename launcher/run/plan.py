@@ -35,7 +35,7 @@ SERVED_TORCHRUN = (
 )
 """The same; after the import that both need, it forks the server off that forks the ranks."""
 
-ALONE = ("--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=0")
+ALONE = (1, 0, "127.0.0.1", 0)
 """The rendezvous of a host of an elastic run with itself: no torchrun ends with another."""
 
 PASSIVE: Environment = (("OMP_WAIT_POLICY", "PASSIVE"),)
@@ -228,12 +228,17 @@ def torchrun(
     The ranks' command is not on it: torchrun would replace `$$` and `${local_rank}` in there.
     """
     host = hosts[node]
+    together = len(hosts), node, hosts[0].address, port
+    nodes, node_rank, master, master_port = ALONE if job.elastic else together
     served = ("-uc", SERVED_TORCHRUN.format(script=f"{scratch}/agent.py"))  # -u as the ranks
     return (
         host.python,
         *(served if forks else ("-c", TORCHRUN)),
-        *(ALONE if job.elastic else _together(hosts, node, port)),
+        f"--nnodes={nodes}",
+        f"--node-rank={node_rank}",
         f"--nproc-per-node={host.processes}",
+        f"--master-addr={master}",
+        f"--master-port={master_port}",
         f"--rdzv-id={job.run_id}",
         "--rdzv-backend=static",
         f"--rdzv-conf=timeout={rendezvous_seconds(job.limits):.0f}",
@@ -241,16 +246,6 @@ def torchrun(
         f"--log-dir={scratch}",
         "--no-python",
         *shim(host.python, scratch),
-    )
-
-
-def _together(hosts: Sequence[PlannedHost], node: int, port: int) -> tuple[str, ...]:
-    """Return the options with which the torchrun of every host meets the one on the first."""
-    return (
-        f"--nnodes={len(hosts)}",
-        f"--node-rank={node}",
-        f"--master-addr={hosts[0].address}",
-        f"--master-port={port}",
     )
 
 
@@ -321,11 +316,12 @@ def shown(plan: Plan, as_json: bool) -> str:
 def describe(plan: Plan) -> str:
     """Return the plan for people: what is started where, as a shell would take it."""
     lines = [f"run {plan.run_id}, {plural(plan.world_size, 'rank')}"]
-    for host in plan.hosts:
+    for index, host in enumerate(plan.hosts):
+        waits = ", in reserve" if index >= len(plan.hosts) - plan.spares else ""
         last = host.first_rank + host.processes - 1
         ranks = f"rank {last}" if host.processes == 1 else f"ranks {host.first_rank}-{last}"
         lines += [
-            f"\nhost {host.node}: {host.name} ({host.address}), {ranks}",
+            f"\nhost {host.node}: {host.name} ({host.address}), {ranks}{waits}",
             f"  in {host.workdir}, run folder {host.folder}",
             *((f"  container: {shlex.join(host.container)}",) if host.container else ()),
             f"  torchrun: {shlex.join(host.torchrun)}",

@@ -33,16 +33,16 @@ class Result:
     report: Mapping[str, object]
     """The last report of the first rank: accuracy, speed, files."""
     folder: Path
-    leader: str = ""
-    """The host with the results: that of the first rank of the last group."""
-    generations: tuple[Generation, ...] = ()
-    """The groups of an elastic run."""
     saved: int = 0
     """The step of the newest checkpoint; 0: there is none."""
     resume: str = ""
     """The command that continues from it; empty when there is no checkpoint, or it is done."""
     incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
     """What happened to hosts, by their names."""
+    leader: str = ""
+    """The host with the results: that of the first rank of the last group."""
+    generations: tuple[Generation, ...] = ()
+    """The groups of an elastic run."""
 
     @property
     def port_was_taken(self) -> bool:

@@ -128,6 +128,8 @@ class Options:
             time_limit_seconds=self.time_limit_seconds,
             on_event=self.on_event_args,
             commit=git_commit(Path.cwd()),
+            elastic=getattr(self, "elastic", False),
+            min_hosts=getattr(self, "min_hosts", 0) or 1,
         )
 
     @property
@@ -177,7 +179,7 @@ class SweepOptions(Options):
 
 @dataclass(frozen=True)
 class RankOptions(Options):
-    """Interpreter and container of the ranks."""
+    """Ranks: interpreter, container, losses."""
 
     python: str = ""
     """Interpreter of the ranks (default: .venv/bin/python in the workdir, else python3)."""
@@ -185,6 +187,8 @@ class RankOptions(Options):
     """Run the ranks in containers of this image, which contains Python and torch."""
     volume: tuple[str, ...] = ()
     """Folder to mount into containers: /data, /data:/there or /data:/there:ro; repeatable."""
+    elastic: bool = False
+    """Continue a task without lost ranks and hosts, which join again once they are back."""
 
     def __post_init__(self) -> None:
         """Refuse a container that docker could not start."""
@@ -230,13 +234,13 @@ class HostOptions(RankOptions):
     spares: int = 0
     """Number of hosts, the last in the file, kept in reserve to replace lost ones."""
     min_hosts: int = 0
-    """Minimum number of hosts to continue with after losses; 0: all."""
+    """Minimum number of hosts to continue with after losses; 0: all (--elastic: one)."""
 
     conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(
             ("spares", "min_hosts"),
-            lambda options: options.max_restarts > 0,
-            "a run continues after a loss by a restart, and --max-restarts is 0",
+            lambda options: options.max_restarts > 0 or options.elastic,
+            "a run continues after a loss by a restart, and --max-restarts is 0; or with --elastic",
             "--max-restarts 3",
         ),
     )

@@ -24,6 +24,7 @@ from launcher.run.events import (
     RankEnded,
     RankStarted,
     Ready,
+    Regrouped,
     Report,
     Stopping,
     Swept,
@@ -31,7 +32,7 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.generation import Generation
+from launcher.run.generation import MOST_SHOWN, Generation
 from launcher.run.incidents import IncidentLog
 from launcher.run.plan import HostPlan, Plan
 from launcher.run.stragglers import (
@@ -184,6 +185,8 @@ class RunState:
 
     def take(self, event: Event, now: float) -> None:
         """Take up an event."""
+        if isinstance(event, Opened) and self.host(event.node).over:
+            self.renew(event.node, now)
         host = self.host(event.node)
         if isinstance(event, Opened | Joined):
             self.gathering_at = now
@@ -201,6 +204,8 @@ class RunState:
                 self.rank(event.rank).moved_at = now
             case Ready() | Broken() | Left():
                 pass
+            case Regrouped():
+                self._take_generation(event)
             case _:
                 _take_host_event(host, event, now)
 
@@ -215,6 +220,9 @@ class RunState:
                 if rank is self.lead:
                     self._compare_parts()
             case RankStarted():
+                if rank.ended:
+                    self.renew_rank(event.rank)
+                    rank = self.rank(event.rank)
                 rank.pid = rank.pid or event.pid
                 rank.moved_at = rank.moved_at or now
                 host.state = "running"
@@ -224,6 +232,14 @@ class RunState:
                 rank.ended = rank.ended or event  # a rank ends once
                 if all(rank.ended for rank in self.ranks_of(event.node)):
                     host.state = "done" if host.state == "running" else host.state
+
+    def _take_generation(self, event: Regrouped) -> None:
+        """Take up a generation of an elastic run, or that it is formed now."""
+        self.leader = event.rank
+        if self.generations and self.generations[-1].number == event.generation.number:
+            self.generations.pop()
+        self.generations.append(event.generation)
+        del self.generations[:-MOST_SHOWN]
 
     def renew(self, node: int, now: float) -> None:
         """Begin again with a host of an elastic run, on which a new agent starts."""

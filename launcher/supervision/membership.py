@@ -47,7 +47,6 @@ class Member:
     """Where it listens; 0: it is not ready, or that port was used for a group."""
     formed: Formed | None = None
     """The newest generation that it is in."""
-    broken: Broken | None = None
     state: str = "starting"
     """starting, ready, lost, left; a member of the current generation is ready."""
 
@@ -61,8 +60,9 @@ class Membership:
         self.current: Group | None = None
         self._needed_at: float | None = None
         """Since when another generation is needed."""
-        self._broken_at: float | None = None
-        """When the first exchange of the current generation failed."""
+        self._broken: Broken | None = None
+        """The first failed exchange of the current generation."""
+        self._broken_at = 0.0
         self._retried_at = -RETRY_EVERY_SECONDS
 
     def take(self, event: GroupEvent, now: float) -> None:
@@ -76,8 +76,8 @@ class Membership:
             case Formed() if self._is_current(event):
                 member.formed = event
             case Broken() if self._is_current(event):
-                member.broken = event
-                self._broken_at = now if self._broken_at is None else self._broken_at
+                if self._broken is None:
+                    self._broken, self._broken_at = event, now
             case Left():
                 member.state = "left"
 
@@ -115,7 +115,7 @@ class Membership:
         before = self.current.generation if self.current else 0
         self.current = Group(before + 1, tuple(members), leader.port, abort, reason)
         leader.port = 0
-        self._needed_at = self._broken_at = None
+        self._needed_at = self._broken = None
         return self.current
 
     def _wanted(self, now: float) -> tuple[list[int], bool, str]:
@@ -188,10 +188,8 @@ class Membership:
         """
         if differing := self._differing():
             return differing
-        if self._broken_at is None or now - self._broken_at <= seconds:
-            return None
-        broken = [self.members[number].broken for number in self.remaining]
-        return next((event for event in broken if event and self._is_current(event)), None)
+        is_early = self._broken is not None and now - self._broken_at <= seconds
+        return None if is_early else self._broken
 
     def _differing(self) -> Broken | None:
         """Return a member whose state is not that of the others."""
@@ -206,12 +204,12 @@ class Membership:
     @property
     def _may_grow(self) -> bool:
         """Return whether the group is whole, works, and has not begun to finish."""
-        return not self.is_finishing and self.is_whole and self._broken_at is None
+        return not self.is_finishing and self.is_whole and self._broken is None
 
     def _may_retry(self, now: float) -> bool:
         """Return whether an exchange failed a moment ago without a loss, and not lately before."""
         return (
-            self._broken_at is not None
+            self._broken is not None
             and now - self._broken_at > RETRY_SECONDS
             and now - self._retried_at > RETRY_EVERY_SECONDS
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.output.console import ranges
 from launcher.output.on_event import EventName
@@ -25,6 +25,7 @@ from launcher.run.events import (
     Lost,
     RankEnded,
     Ready,
+    Regrouped,
     Stopping,
     Swept,
     TorchrunEnded,
@@ -89,7 +90,7 @@ class Regrouping:
         """When to try again to reach lost hosts, by node."""
         self._killed: set[int] = set()
         """Ranks that were stopped by a signal, and killed therefore."""
-        self._notices: list[Notice] = []
+        self._news: list[Notice | Regrouped] = []
         self._lost: list[str] = []
         """The losses since the newest generation."""
         self._members: tuple[int, ...] = ()
@@ -183,7 +184,7 @@ class Regrouping:
         who = f"rank {lost[0]} on {who}" if isinstance(failure, RankEnded) else who
         text = f"lost {who} at step {self._step}: {one_line(cause.text)}"
         event: EventName | None = None if isinstance(failure, Lost) else "lost"
-        self._notices.append(Notice(text, event, node, cause.rank))
+        self._news.append(Notice(text, event, node, cause.rank))
         self._lost.append(text)
         if membership.has_succeeded:
             return True
@@ -199,8 +200,8 @@ class Regrouping:
 
     # -- what is due
 
-    def advance(self, now: float) -> list[Notice]:
-        """Do what is due; return what is to be told of what has happened."""
+    def advance(self, now: float) -> list[Notice | Regrouped]:
+        """Do what is due; return what is to be shown of what has happened."""
         self._end_stopped(now)
         self._sweep_again(now)
         self._reclaim()
@@ -212,8 +213,8 @@ class Regrouping:
         self._run.has_finished = self._has_finished
         if broken := self._membership.problem(now, self._patience_seconds):
             self._failures.add(broken, after_end=False)
-        notices, self._notices = self._notices, []
-        return notices
+        news, self._news = self._news, []
+        return news
 
     @property
     def _patience_seconds(self) -> float:
@@ -279,7 +280,7 @@ class Regrouping:
         self._starting[node] = now
         self._agents.start_again(node)
         name = self._run.plan.host(node).name
-        self._notices.append(Notice(f"{name} starts, and will join"))
+        self._news.append(Notice(f"{name} starts, and will join"))
 
     def _give_up_late(self, now: float) -> None:
         """Give up hosts whose ranks do not get ready to join."""
@@ -316,7 +317,6 @@ class Regrouping:
             self._starting.pop(run.rank(number).node, None)
         names = self._named(joined) if run.generations else []
         self._members = group.members
-        run.leader = group.members[0]
         seconds = round(now - run.started_at, 3)
         record = Generation(
             group.generation,
@@ -326,8 +326,15 @@ class Regrouping:
             tuple(self._lost),
             tuple(names),
         )
-        run.generations.append(record)
+        self._regrouped(record, now)
         self._lost = []
+
+    def _regrouped(self, generation: Generation, now: float) -> None:
+        """Write down the newest generation, of which the first member reports for all."""
+        leader = self._members[0]
+        event = Regrouped(self._run.rank(leader).node, leader, generation)
+        self._run.take(event, now)
+        self._news.append(event)
 
     def _note_formed(self, now: float) -> None:
         """Write down, once, that the newest group is whole, and from which step it goes on."""
@@ -335,13 +342,13 @@ class Regrouping:
         step = self._membership.formed_step
         if newest is None or newest.step is not None or step is None:
             return
-        newest.step = step
-        newest.regroup_seconds = round(now - self._run.started_at - newest.seconds, 3)
+        seconds = max(0.0, round(now - self._run.started_at - newest.seconds, 3))
+        self._regrouped(replace(newest, step=step, regroup_seconds=seconds), now)
         who = f"{plural(newest.ranks, 'rank')} on {plural(newest.hosts, 'host')}"
         if newest.number > 1:
             joined = f"{', '.join(newest.joined)} joined; " if newest.joined else ""
             text = f"{joined}{who} go on from step {step} (generation {newest.number})"
-            self._notices.append(Notice(text, "joined" if newest.joined else None))
+            self._news.append(Notice(text, "joined" if newest.joined else None))
 
     # -- what is known
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from launcher.output.console import Display, ranges
 from launcher.output.log_files import LogFiles
 from launcher.output.on_event import EventCommand, EventName
-from launcher.run.events import Event, Lost, Output, PeerFailed, PeerHangLimit, PeerStops
+from launcher.run.events import Event, Lost, Output, PeerFailed, PeerHangLimit, PeerStops, Regrouped
 from launcher.run.job import Job
 from launcher.run.result import Result
 from launcher.run.state import RunState
@@ -259,10 +259,13 @@ class Supervisor:
         """Replace the group of an elastic run where that is due, and show why."""
         if self.regrouping is None or self.shutdown.ordered:
             return
-        for notice in self.regrouping.advance(self.now):
-            self.display.note(notice.text)
-            if notice.event:
-                self._alert(notice.event, notice.text, notice.node, notice.rank)
+        for news in self.regrouping.advance(self.now):
+            if isinstance(news, Regrouped):
+                self.display.show(news)
+            else:
+                self.display.note(news.text)
+                if news.event:
+                    self._alert(news.event, news.text, news.node, news.rank)
 
     def _report_straggler(self) -> None:
         """Report which rank delays the others, once for each rank and reason."""

@@ -18,15 +18,20 @@ from launcher.detached.record import begin, encoded
 from launcher.errors import HostUnreachable
 from launcher.run.events import (
     AskedToStop,
+    Broken,
     Closed,
     Event,
+    Formed,
     Frozen,
     Gpu,
     Joined,
+    Left,
     Lost,
     Opened,
     RankEnded,
     RankStarted,
+    Ready,
+    Regrouped,
     Report,
     Stopping,
     Swept,
@@ -34,6 +39,7 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
+from launcher.run.generation import Generation
 from launcher.run.job import Command, Job, RunFolder
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
@@ -56,6 +62,11 @@ HAPPENED: tuple[Event, ...] = (
     Stopping(1, "lease"),
     Lost(1, "gone"),
     Swept(1, ("5 (python)",)),
+    Ready(0, 1, 40001),
+    Formed(0, 1, 2, 7, "0a1b"),
+    Broken(1, 2, 2, "Connection reset"),
+    Regrouped(0, 0, Generation(3, 2, 1, 9.5, ("lost node2",), (), 7, 0.25)),
+    Left(0, 1, 3),
     Closed(0, ()),
 )
 

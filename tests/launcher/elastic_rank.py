@@ -176,7 +176,7 @@ def report(**fields):
             pass
 
 
-def misbehave(launcher, group, step):
+def misbehave(step):
     if int(CULPRIT) != MEMBER or step != int(AT_STEP):
         return
     if MISDEED == "fail":
@@ -184,8 +184,7 @@ def misbehave(launcher, group, step):
     if MISDEED == "exit75":
         os._exit(75)
     if MISDEED == "broken":
-        launcher.send(broken=group.generation, error="Connection reset by peer")
-        time.sleep(3600)
+        raise Lost("Connection reset by peer")
     if MISDEED == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -206,7 +205,7 @@ def main():
                 if group.rank:
                     launcher.listener.close()
                     launcher.offer()
-            misbehave(launcher, group, step + 1)
+            misbehave(step + 1)
             newest = group.exchange()
             step += 1
             digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
