@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from rackrun.errors import Problem
 from training.data.samples import Batch
+
+if TYPE_CHECKING:
+    from training.ranks import Ranks
 
 MOST_CONFUSED = 1024  # classes: with more, the matrix would weigh as much as a model
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
@@ -118,6 +121,35 @@ class Confusion:
         if self.classes:
             cells = labels * self.classes + logits.argmax(1)
             self.counts += torch.bincount(cells, minlength=len(self.counts))
+
+
+class HighestLosses:
+    """Finds the evaluated samples that the model gets most wrong."""
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+        self._rows: list[torch.Tensor] = []
+
+    def add(self, logits: torch.Tensor, batch: Batch) -> None:
+        """Keep the losses of a batch, on the device; of noise, which has no rows, none."""
+        if batch.rows is not None:
+            self._losses.append(cross_entropy(logits.float(), batch.labels, reduction="none"))
+            self._rows.append(batch.rows)
+
+    def rows_of_all(self, ranks: Ranks, count: int) -> list[int]:
+        """Return the rows in the index of so many samples of all ranks, the highest loss first."""
+        table = torch.zeros(ranks.world, count, 2, dtype=torch.float64)  # a loss, its row
+        table[ranks.rank, :, 0] = -1
+        if self._losses:
+            losses = torch.cat(self._losses).double().nan_to_num(nan=math.inf)
+            highest, positions = losses.topk(min(count, len(losses)))
+            own = table[ranks.rank, : len(highest)]
+            own[:, 0], own[:, 1] = highest.cpu(), torch.cat(self._rows)[positions.cpu()]
+        candidates = ranks.all_reduce_sum(table).flatten(0, 1)
+        candidates = candidates[candidates[:, 0] >= 0]
+        order = candidates[:, 0].argsort(descending=True, stable=True)[:count]
+        rows: list[int] = candidates[order, 1].long().tolist()
+        return rows
 
 
 def as_counts(sums: torch.Tensor) -> Counts:

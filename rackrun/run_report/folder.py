@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -63,6 +63,8 @@ class Predictions:
     labels: NDArray[np.int64]
     predicted: NDArray[np.int64]
     probability: NDArray[np.float32]
+    keys: list[str]
+    """The names of the images in their shards."""
     classes: list[str]
     confusion: NDArray[np.int64] | None = None
     """(classes, classes): validation images by label and by prediction."""
@@ -72,7 +74,8 @@ class Predictions:
         count, classes = len(self.images), range(len(self.classes))
         if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
             raise ValueError(f"images of shape {self.images.shape}")
-        if {len(self.labels), len(self.predicted), len(self.probability)} != {count}:
+        answers: tuple[Sized, ...] = (self.labels, self.predicted, self.probability, self.keys)
+        if {len(one) for one in answers} != {count}:
             raise ValueError(f"not as many answers as there are images ({count})")
         if not all(int(label) in classes for label in (*self.labels, *self.predicted)):
             raise ValueError(f"a label outside the {len(classes)} classes")
@@ -158,6 +161,8 @@ class Story:
     train: list[Line] = field(default_factory=list)
     validation: list[Line] = field(default_factory=list)
     predictions: Predictions | None = None
+    hardest: Predictions | None = None
+    """Of the images with the highest loss, the highest first."""
     first_batch: TrainingImages | None = None
     plan: RunPlan = RunPlan()
     end: RunEnd = RunEnd()
@@ -206,6 +211,7 @@ def read(folder: Path) -> Story:
         train=[line for line in lines if line["kind"] == "train"],
         validation=[line for line in lines if line["kind"] == "evaluate"],
         predictions=read_predictions(folder / "predictions.npz"),
+        hardest=read_predictions(folder / "hardest.npz"),
         first_batch=_first_batch(folder / "first_batch.npz"),
         plan=_plan(folder / "plan.json"),
         end=_picked(_object(folder / "result.json", ENDED), RunEnd, folder / "result.json", ENDED),
@@ -374,6 +380,7 @@ def _predictions(archive: ZipFile) -> Predictions:
         labels=_array(archive, "labels", *WHOLE_NUMBERS),
         predicted=_array(archive, "predicted", *WHOLE_NUMBERS),
         probability=_array(archive, "probability", *FRACTIONS),
+        keys=_texts(archive, "keys"),
         classes=_texts(archive, "classes"),
         confusion=_array(archive, "confusion", *WHOLE_NUMBERS)
         if "confusion.npy" in archive.namelist()

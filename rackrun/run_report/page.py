@@ -44,7 +44,7 @@ COMPARED = (
     *("best accuracy", "after epoch", "last accuracy", "last loss", "epochs", "images/s"),
     *("time", "end"),
 )
-JUDGED_ON = {"data_sha256", "eval_split", "task"}
+JUDGED_ON = ("data_sha256", "eval_split", "task")
 """Settings that decide which images accuracy is measured on."""
 PRIVATE = ("--env", "--on-event")
 """Options of the launcher whose values may be secrets."""
@@ -84,6 +84,7 @@ def run_page(story: Story, folder: Path) -> dict[str, Any]:
         "charts": [(title, drawing) for title, drawing in charts([story])],
         "first_batch": first_batch(story.first_batch) if story.first_batch else [],
         "grid": grid(story.predictions) if story.predictions else [],
+        "hardest": grid(story.hardest) if story.hardest else [],
         "classes": by_class(story.predictions) if story.predictions else None,
         "matrix": matrix(story.predictions) if story.predictions else "",
         "confusions": confusions(story.predictions) if story.predictions else [],
@@ -100,8 +101,16 @@ def comparison(stories: Sequence[Story]) -> dict[str, Any]:
     settings = [dict(settings_of(story)) for story in ordered]
     names = sorted({name for one in settings for name in one})
     rows = [(name, [setting(one.get(name, "")) for one in settings]) for name in names]
-    differing = {name: cells for name, cells in rows if len(set(cells)) > 1}
-    comparable = highest is not None and not JUDGED_ON & differing.keys()
+    recorded = [bool(one) for one in settings]  # not of a command of the user's own
+    differing = {
+        name: cells for name, cells in rows if len(set(itertools.compress(cells, recorded))) > 1
+    }
+    judged_on = {
+        tuple(setting(one.get(name, "")) for name in JUDGED_ON)
+        for story, one in zip(ordered, settings, strict=True)
+        if story.accuracy is not None
+    }
+    comparable = len(judged_on) == 1
     numbers = zip(COMPARED, *map(_compared, ordered), strict=True)
     return {
         "runs": [one_line(story.name) for story in ordered],
@@ -325,6 +334,7 @@ def grid(predictions: Predictions) -> list[dict[str, Any]]:
     return [
         {
             "source": data_url(predictions.images[number]),
+            "key": one_line(predictions.keys[number]),
             "right": bool(predictions.labels[number] == predictions.predicted[number]),
             "predicted": _short_class(predictions.classes[int(predictions.predicted[number])]),
             "label": _short_class(predictions.classes[int(predictions.labels[number])]),

@@ -27,6 +27,7 @@ def grid() -> bytes:
         labels=np.array([0, 1]),
         predicted=np.array([0, 1]),
         probability=np.array([0.5, 1.0], np.float32),
+        keys=["a", "b"],
         classes=["cat", "dog"],
     )
     return buffer.getvalue()

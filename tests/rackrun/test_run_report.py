@@ -61,6 +61,7 @@ def run_folder(folder: Path, **settings: Any) -> Path:
         labels=np.array([0, 1, 1]),
         predicted=np.array([0, 1, 0]),
         probability=np.array([0.9, 0.8, 0.7], np.float32),
+        keys=["a", EVIL, "c"],
         classes=[EVIL, "dog"],
         confusion=np.array([[9, 1], [2, 3]]),
     )
@@ -274,6 +275,19 @@ def test_accuracies_on_different_images_have_no_best(run: Path, tmp_path: Path) 
     assert "Evaluated on different images: the accuracies do not compare." in text
 
 
+def test_a_run_without_settings_or_accuracy_changes_no_comparison(
+    run: Path, tmp_path: Path
+) -> None:
+    """One of an own command that failed: no setting differs by its lack of any, the best is one."""
+    bare, other = tmp_path / "20260102-060708-own", run_folder(tmp_path / "20260102-040506-catdog")
+    bare.mkdir()
+    (bare / "plan.json").write_text("{}")
+    text = write_comparison([bare, run, other], tmp_path / "compare.html").read_text()
+    assert text.count('class="best"') == 2  # equal ones
+    assert "Evaluated on different images" not in text
+    assert "<code>lr</code>" not in text and bare.name in text
+
+
 def test_equal_curves_do_not_hide_one_another() -> None:
     """Each later one is dashed, its dashes beside those of the others, its dots within theirs."""
     x, y = np.arange(3.0), np.array([1.0, 3, 2])
@@ -374,9 +388,10 @@ def test_a_damaged_file_is_named(run: Path, name: str, content: str) -> None:
         {"images": np.zeros((3, 8), np.uint8)},
         {"labels": np.zeros(2, np.int64)},
         {"predicted": np.full(3, 2)},
+        {"keys": np.array(["a"])},
         {"classes": np.array([{}], object)},
     ],
-    ids=["shape", "count", "class", "pickled"],
+    ids=["shape", "count", "class", "keys", "pickled"],
 )
 def test_a_grid_that_does_not_fit_is_refused(run: Path, other: dict[str, Any]) -> None:
     """Predictions that contradict themselves are named; nothing is unpickled."""

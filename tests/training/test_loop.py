@@ -9,13 +9,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
@@ -26,9 +27,11 @@ from rackrun.atomic import partials
 from rackrun.errors import Problem, SaveError
 from rackrun.run_report.folder import mean_speed, read
 from training import loop
+from training.counts import HighestLosses
 from training.data.open import Resampled
 from training.data.samples import Batch
 from training.data.transforms import Transforms
+from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles
 from training.state import TrainingState, pack
@@ -110,6 +113,51 @@ def test_the_run_folder_has_all_it_should(whole: Path) -> None:
     assert set(grid["labels"]) == {0, 1}
     assert grid["classes"].tolist() == ["disc", "box"]
     assert ((grid["probability"] >= 0.5) & (grid["probability"] <= 1)).all()
+
+
+def test_the_images_with_the_highest_loss_are_kept_in_order(whole: Path) -> None:
+    """The label's probability rises from image to image; all others have a higher one."""
+
+    def of_label(grid: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
+        is_right = grid["labels"] == grid["predicted"]
+        shares = np.where(is_right, grid["probability"], 1 - grid["probability"])
+        return dict(zip(grid["keys"].tolist(), shares.tolist(), strict=True))
+
+    folder = RunFiles(whole)
+    hardest, some = of_label(np.load(folder.hardest)), of_label(np.load(folder.predictions))
+    ascending = list(hardest.values())
+    assert len(hardest) == 24 and ascending == sorted(ascending)
+    others = [share for key, share in some.items() if key not in hardest]
+    assert others and min(others) >= ascending[-1]
+    page = folder.report.read_text()
+    assert "24 validation images with the highest loss" in page
+    assert page.count(f"<code>{next(iter(hardest))}</code>") == 1
+
+
+def test_the_highest_losses_are_those_of_all_ranks() -> None:
+    """Each rank has a part, one of them less than is asked for, one nothing; the order is one."""
+    losses = {0: [0.5, 3.0, 0.25], 1: [2.0], 2: [], 3: [9.0, 0.125, math.nan]}
+    tables = []
+
+    @dataclass
+    class Rank:
+        rank: int
+        world: int = 4
+
+        def all_reduce_sum(self, table: torch.Tensor) -> torch.Tensor:
+            tables.append(table)
+            return torch.stack(tables).sum(0)
+
+    for rank, values in losses.items():
+        found = HighestLosses()
+        for number, value in enumerate(values):
+            logits = torch.tensor([[0.0, math.log(math.expm1(value))]])  # loss of class 0: value
+            batch = Batch(
+                torch.empty(0), torch.tensor([0]), rows=torch.tensor([10 * rank + number])
+            )
+            found.add(logits, batch)
+        rows = found.rows_of_all(cast(Ranks, Rank(rank)), 3)
+    assert rows == [32, 30, 1]
 
 
 def test_metrics_have_a_line_per_interval_and_evaluation(whole: Path) -> None:

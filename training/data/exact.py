@@ -15,7 +15,7 @@ rank, the worker, or where the run was interrupted.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -125,9 +125,9 @@ class Planned:
         """Yield this rank's part of the validation set."""
         return self._validation.batches()
 
-    def grid(self, count: int) -> Batch | None:
-        """Return validation images at even distances."""
-        return self._validation.grid(count)
+    def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
+        """Return validation images, those of these rows or at even distances."""
+        return self._validation.grid(count, rows)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ ranks does not divide is repeated within a rank's batch.
 import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
@@ -92,8 +92,8 @@ class Data(Protocol):
     def evaluation(self) -> Iterator[Batch]:
         """Yield this rank's part of the validation samples: all ranks together have each once."""
 
-    def grid(self, count: int) -> Batch | None:
-        """Return some validation images for people to look at."""
+    def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
+        """Return validation images to look at: those of these rows, or some."""
 
 
 def open_data(
@@ -174,9 +174,9 @@ class Resampled:
         """Yield this rank's part of the validation set, in the order of the index."""
         return self._validation.batches()
 
-    def grid(self, count: int) -> Batch | None:
-        """Return validation images at even distances."""
-        return self._validation.grid(count)
+    def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
+        """Return validation images, those of these rows or at even distances."""
+        return self._validation.grid(count, rows)
 
 
 class Synthetic:
@@ -216,7 +216,7 @@ class Synthetic:
         """Yield the one batch, once."""
         yield self._batch
 
-    def grid(self, count: int) -> Batch | None:
+    def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
         """Return None: noise is not worth a look."""
         return None
 

@@ -47,6 +47,7 @@ class StoredSample(NamedTuple):
 class Kept(NamedTuple):
     """A sample that has its place in a batch."""
 
+    number: int  # in its chain
     shard: str
     key: str
     label: int
@@ -188,13 +189,15 @@ def filled(
 class DecodedSample(NamedTuple):
     """A sample whose image is decoded but has no place yet."""
 
+    number: int
     stored: StoredSample
     image: Decoded
 
     def into(self, out: Pixels) -> Kept:
         """Write the image into `out`, uint8 (size, size, channels)."""
         sample = self.stored.sample
-        return Kept(self.stored.shard, sample.key, sample.label, self.image.fill(out))
+        crop = self.image.fill(out)
+        return Kept(self.number, self.stored.shard, sample.key, sample.label, crop)
 
 
 def decoded_sample(
@@ -205,7 +208,7 @@ def decoded_sample(
     try:
         if sample.fault:
             raise sample.fault
-        return DecodedSample(stored, prepare(sample.image, _random((*seed, number))))
+        return DecodedSample(number, stored, prepare(sample.image, _random((*seed, number))))
     except DataError as error:
         quarantine.admit(stored, error)
         return None

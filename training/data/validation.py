@@ -6,7 +6,7 @@ is short, and each batch is read by itself.
     rows_of -> filled
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -57,11 +57,11 @@ class Validation:
             loaded(self._rows, self._workers, pin=self._device.type == "cuda"), self._device
         )
 
-    def grid(self, count: int) -> Batch | None:
-        """Return images at even distances, if there are any."""
+    def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
+        """Return the images of these rows, or some at even distances, if there are any."""
         if not self.has_evaluation:
             return None
-        rows = sorted({self._total * number // count for number in range(count)})
+        rows = rows or sorted({self._total * number // count for number in range(count)})
         return self._rows.batch([range(row, row + 1) for row in rows])
 
 
@@ -95,6 +95,7 @@ class ValidationRows(Dataset[Batch | Problem]):
         samples = (
             item for part in parts for item in rows_of(self.source, self.config.eval_split, part)
         )
+        rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
         transforms = self.transforms(self.config.epochs - 1)
 
         def prepare(data: bytes, random: np.random.Generator) -> Decoded:
@@ -106,6 +107,7 @@ class ValidationRows(Dataset[Batch | Problem]):
             images[: len(kept)].permute(0, 3, 1, 2),
             torch.tensor([one.label for one in kept], dtype=torch.int64),
             self._quarantine.news(),
+            torch.from_numpy(rows[[one.number for one in kept]]),
             keys=tuple((one.shard, one.key) for one in kept),
         )
 

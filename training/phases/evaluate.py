@@ -3,10 +3,13 @@
 import torch
 
 from rackrun.contract import phases
-from training.counts import Confusion, Counter, Counts, evaluation_sums
+from training.counts import Confusion, Counter, Counts, HighestLosses, evaluation_sums
 from training.phases.start import TrainingRun
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
+
+GRID_IMAGES = 24
+"""Images in each grid of the report."""
 
 
 @torch.no_grad()
@@ -18,15 +21,18 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
     model.eval()
     counter = Counter(run.ranks.device)
     confusion = Confusion(len(run.data.classes), run.ranks.device)
+    losses = HighestLosses()
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
             flip = run.config.eval_flip
             logits = run.compute.logits(model, transforms, batch.images, flip)
             counter.add(evaluation_sums(logits, batch.labels), batch)
             confusion.add(logits, batch.labels)
+            losses.add(logits, batch)
         log.progress.evaluated(number)
         if run.requests.ending:
             break
     state.train()
+    log.hardest = losses.rows_of_all(run.ranks, GRID_IMAGES)
     log.confused(run.ranks.all_reduce_sum(confusion.counts), confusion.classes)
     return run.sum_over_ranks(counter.sums)

@@ -1,6 +1,6 @@
 """The end of a run: its measurements, final.pt, and the report with images and predictions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,12 +9,11 @@ from rackrun.contract import phases
 from rackrun.units import plural
 from training.data.samples import Batch
 from training.monitor.profile import measure
+from training.phases.evaluate import GRID_IMAGES
 from training.phases.start import TrainingRun
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
-
-GRID_IMAGES = 24
 
 
 def finish(
@@ -37,13 +36,17 @@ def finish(
         )
     if run.config.final == "best":
         log.restore_best(state)
-    log.finish(state, predictions(run, state) if run.ranks.first else None, speed)
+    grid = predictions(run, state) if run.ranks.first else None
+    hardest = predictions(run, state, log.hardest) if run.ranks.first and log.hardest else None
+    log.finish(state, grid, hardest, speed)
 
 
 @torch.no_grad()
-def predictions(run: TrainingRun, state: TrainingState) -> dict[str, Any] | None:
-    """Return some validation images with the model's predictions, for the report."""
-    batch = run.data.grid(GRID_IMAGES)
+def predictions(
+    run: TrainingRun, state: TrainingState, rows: Sequence[int] = ()
+) -> dict[str, Any] | None:
+    """Return validation images with the model's predictions, for the report: of rows, or some."""
+    batch = run.data.grid(GRID_IMAGES, rows)
     if batch is None:
         return None
     transforms = run.task.transforms(run.config, run.config.epochs - 1)
@@ -54,6 +57,7 @@ def predictions(run: TrainingRun, state: TrainingState) -> dict[str, Any] | None
         "images": batch.images.permute(0, 2, 3, 1).numpy(),  # uint8 (N, size, size, channels)
         "labels": batch.labels.numpy(),
         "predicted": predicted.cpu().numpy(),
+        "keys": [key for _, key in batch.keys],
         "probability": probability.cpu().numpy(),
         "classes": list(run.data.classes),
     }

@@ -65,6 +65,11 @@ class RunFiles:
         return self.path / "predictions.npz"
 
     @property
+    def hardest(self) -> Path:
+        """The same of those with the highest loss in the last evaluation."""
+        return self.path / "hardest.npz"
+
+    @property
     def first_batch(self) -> Path:
         """A grid of training images as the model sees them."""
         return self.path / "first_batch.npz"

@@ -59,6 +59,7 @@ class RunRecorder:
         self._journal: MetricsWriter | None = None
         self._finished = False
         self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
+        self.hardest: list[int] = []  # likewise: rows of the highest loss
         self._epoch = Counts()  # since the epoch began, of all ranks
         self._skipped_steps = 0  # of this epoch, as gradients overflowed float16
         self._begun = 0  # the step at which the run began or was resumed
@@ -256,9 +257,13 @@ class RunRecorder:
             state.accuracy = best["accuracy"]
 
     def finish(
-        self, state: TrainingState, grid: Content | None, speed: Content | None = None
+        self,
+        state: TrainingState,
+        grid: Content | None,
+        hardest: Content | None,
+        speed: Content | None = None,
     ) -> None:
-        """Write final.pt, the grid of predictions and the report, and print where they are."""
+        """Write final.pt, the grids of predictions and the report, and print where they are."""
         if not self._ranks.first:
             self.progress.phase(phases.DONE)
             return
@@ -269,7 +274,7 @@ class RunRecorder:
         }
         if grid and self._confusion is not None:
             grid = {**grid, "confusion": self._confusion}
-        page = write_results(self.folder, final, grid, self.say)
+        page = write_results(self.folder, final, grid, hardest, self.say)
         self._finished = True
         measured = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
         parts = [f"{self._config.judged_by} accuracy {state.accuracy:.2%}"] if self._judges else []

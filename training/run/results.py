@@ -15,12 +15,17 @@ Content = dict[str, Any]
 
 
 def write_results(
-    folder: RunFiles, final: Content, grid: Content | None, say: Callable[[str], None]
+    folder: RunFiles,
+    final: Content,
+    grid: Content | None,
+    hardest: Content | None,
+    say: Callable[[str], None],
 ) -> str:
-    """Write final.pt, the grid of predictions and the report; return the path of the report."""
+    """Write final.pt, the grids of predictions and the report; return the path of the report."""
     checkpoint.write(folder.final, final)
-    if grid:
-        write_grid(folder.predictions, grid)
+    for path, content in ((folder.predictions, grid), (folder.hardest, hardest)):
+        if content:
+            write_grid(path, content)
     return _draw(folder, say)
 
 
