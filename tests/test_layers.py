@@ -91,7 +91,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "monitor": "config data device ranks state sync",
         "sync": "config ranks schedule state",
         "state": "config counts optim",
-        "counts": "data",
+        "counts": "data ranks",
         "device": "config data ranks",
         "task": "data",
         "data": "config data/order ranks",

@@ -54,6 +54,7 @@ COMMANDS = {
     ),
     "evaluate": Command("Models", "Evaluate a model on a split.", "training.judge.command"),
     "predict": Command("Models", "Classify images with a model.", "training.predict"),
+    "models": Command("Models", "List published models.", "training.models.list_command"),
     "export": Command("Models", "Export a model to other formats.", "training.export.command"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),

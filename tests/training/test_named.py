@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rackrun.commands import called
 from rackrun.errors import MissingPackage, Problem, UsageError
 from tests import warm
 from tests.convert.drawn import drawn
 from training.data.transforms import Transforms
+from training.models import list_command, registered
 from training.models.named import named_model, normalised_for
 from training.models.published import weights_file
 from training.models.weights import load_weights
@@ -66,6 +68,31 @@ def test_a_name_that_means_no_model_is_one_line(folder: Path, name: str, says: s
     """What is wrong with it, and what to type."""
     with pytest.raises(UsageError, match=says):
         named_model(name, 2, 32)
+
+
+@pytest.mark.parametrize("has_timm", [True, False])
+def test_models_are_listed(
+    has_timm: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a part of the name or a pattern, with what their published weights have; else a hint."""
+    of_libraries = {"torchvision": ["resnet18", "vit_b_16"], "timm": ["vit_base"] * has_timm}
+    for module in (list_command, registered):
+        monkeypatch.setattr(module, "registered", of_libraries.get)
+    assert list_command.main(["ViT"]) == 0
+    printed, hint = capsys.readouterr()
+    assert [line.split() for line in printed.splitlines()] == [
+        ["model", "parameters", "pixels", "top", "1"],
+        ["vit_b_16", "86.6", "M", "224", "81.1%"],
+        *[["timm:vit_base"]] * has_timm,
+    ]
+    assert ("for the models of timm, type: " in hint) == (not has_timm)
+    assert list_command.main(["*_16"]) == 0
+    assert "vit_base" not in capsys.readouterr().out
+    with pytest.raises(UsageError, match="resnet19: no such model; did you mean resnet18"):
+        list_command.main(["resnet19"])
+    message = registered.other_models("vit_base", (), of_libraries["torchvision"])
+    meant = "timm:vit_base?" if has_timm else "vit_b_16 or timm:vit_base, if it is one of timm's?"
+    assert message == f"did you mean {meant} {called('models')} lists all"
 
 
 def test_what_their_module_lacks_is_their_error(folder: Path) -> None:

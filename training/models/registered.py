@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+from rackrun.commands import called
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import UsageError
 from rackrun.user_code.sources import did_you_mean
@@ -46,17 +47,20 @@ def other_models(name: str, task_models: Sequence[str], library_models: Sequence
 
     With those of timm among the likely ones, by their names with `timm:`.
     """
-    timm_models = (f"{TIMM}{each}" for each in registered("timm"))
+    timm_models = [f"{TIMM}{each}" for each in registered("timm")]
     names = dict.fromkeys((*task_models, *library_models, *timm_models))
+    lists = f"{called('models')} lists all"
     if likely := did_you_mean(name, names, 0.5):
-        return likely.removeprefix("; ")
+        is_unknown = not (timm_models or ":" in name)
+        of_timm = f" or {TIMM}{name}, if it is one of timm's?" * is_unknown
+        return f"{likely.removeprefix('; ').rstrip('?')}{of_timm or '?'} {lists}"
     kinds = [
         *task_models,
         "a classification model of torchvision",
         "timm:NAME",
         "MODULE:NAME of your own",
     ]
-    return f"type {', '.join(kinds[:-1])} or {kinds[-1]}"
+    return f"type {', '.join(kinds[:-1])} or {kinds[-1]}; {lists}"
 
 
 def refuse_unpublished(model: str, torchvision_names: Sequence[str]) -> None:
