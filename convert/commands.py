@@ -37,6 +37,7 @@ class Subcommand(NamedTuple):
 
 
 RAW, SHARDS = "From raw data to shards", "Folders of shards"
+VERSIONS = "Versions of a folder of shards"
 
 COMMANDS = {
     "catdog": Subcommand(RAW, "Kaggle's or Microsoft's cats and dogs.", "convert.catdog", "Catdog"),
@@ -56,6 +57,19 @@ COMMANDS = {
     "hf": Subcommand(RAW, "A Hugging Face data set on this machine.", "convert.hf", "HuggingFace"),
     "index": Subcommand(
         RAW, "An index for tars in WebDataset's layout.", "convert.indexing.command", "Index"
+    ),
+    "append": Subcommand(VERSIONS, "Add images.", "convert.versions.append", "Append"),
+    "drop": Subcommand(VERSIONS, "Take samples out.", "convert.versions.edit", "Drop"),
+    "relabel": Subcommand(
+        VERSIONS, "Give samples another class.", "convert.versions.edit", "Relabel"
+    ),
+    "log": Subcommand(VERSIONS, "List versions.", "convert.versions.log", "Log"),
+    "diff": Subcommand(VERSIONS, "Compare two versions.", "convert.versions.diff", "Diff"),
+    "squash": Subcommand(
+        VERSIONS, "Write a version as a folder of its own.", "convert.versions.squash", "Squash"
+    ),
+    "prune": Subcommand(
+        VERSIONS, "Remove versions that no run needs.", "convert.versions.prune", "Prune"
     ),
     "finish": Subcommand(
         SHARDS,

@@ -1,25 +1,29 @@
-"""Any folder of class folders: a user's own images.
+"""Any folder of class folders: a user's own images; also in a zip or a tar.
 
 SRC/<class>/…/image.jpg          a part of each class is held out for validation
 SRC/train/<class>/… and SRC/val/…  the splits are the folders
 SRC/train/<class>/… and SRC/test/… test/ is kept apart, a part of train/ is held out
+
+In an archive all of that may be below one more folder.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import SPLITS, TEST, TRAIN, VAL
+from convert.readers.archives import open_images
 from convert.readers.directories import Folder
 from convert.readers.names import dataset_name, free_key
 from convert.readers.records import (
     HELD_OUT,
     HIDDEN,
     IMAGE_SUFFIXES,
+    Container,
     ImageDefect,
     Record,
     RecordListing,
@@ -37,7 +41,7 @@ EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/
 
 @dataclass(frozen=True)
 class FolderOfClasses:
-    """A folder of class folders, with or without train/ and val/ above them."""
+    """A folder of class folders, or a zip or tar of one, with or without train/ and val/."""
 
     examples: ClassVar[Examples] = (
         ("{prog} photos data/shards", "photos/cat/*.jpg, photos/dog/*.jpg, ..."),
@@ -45,7 +49,7 @@ class FolderOfClasses:
     )
 
     source: Positional[Path]
-    """Folder that holds a folder per class."""
+    """Folder that holds a folder per class; or a zip or a tar of one."""
     out: Positional[Path]
     """Folder for the shards; made if it is missing."""
     name: str = ""
@@ -58,41 +62,85 @@ class FolderOfClasses:
         pack(images_in_folders, self.packing, self.out)
 
 
-def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordListing:
-    """List the images below a folder of class folders."""
-    if not source.is_dir():
-        raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
-    parts = _parts(source)
+def listing(
+    source: Path, name: str = "", follow_links: bool = False, fewest: int = 2
+) -> RecordListing:
+    """List the images below a folder of `fewest` class folders or more."""
+    tree = _tree(source, follow_links)
+    parts = _parts(tree)
     train = [top for top, split in parts.items() if split == TRAIN]
-    classes = _folders(source / train[0]) if train else _folders(source)
-    if len(classes) < 2:
+    classes = tree.folders(*train[:1])
+    if len(classes) < fewest:
         raise UsageError(
             f"{source}: {plural(len(classes), 'class folder')} in it,"
-            f" at least 2 are needed; {EXAMPLE}"
+            f" at least {fewest} {'are' if fewest > 1 else 'is'} needed; {EXAMPLE}"
         )
     for part in [top for top, split in parts.items() if split == TEST]:
-        if not set(_folders(source / part)) & set(classes):
+        if not set(tree.folders(part)) & set(classes):
             del parts[part]  # a test set without labels
     for part in parts:
-        strange = sorted(set(_folders(source / part)) - set(classes))
+        strange = sorted(set(tree.folders(part)) - set(classes))
         if strange:
             raise DataError(f"{source / part / strange[0]}: no class of {train[0]}/ has that name")
     if train and VAL not in parts.values():
         parts[train[0]] = HELD_OUT
         say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
-    folder, findings = Folder(source, follow_links), list[ImageDefect]()
-    dataset = dataset_name(name or source.resolve().name)
-    records = _records(folder, classes, parts, findings)
+    findings = list[ImageDefect]()
+    stem = source.name.removesuffix(source.suffix) if source.is_file() else source.resolve().name
+    dataset = dataset_name(name or stem)
+    records = _records(tree, classes, parts, findings)
     no_val = f"{source}: no images in its val/" if VAL in parts.values() else ""
     shown = tuple(map(as_text, classes))
-    return RecordListing(dataset, shown, (folder,), records, findings, no_val=no_val)
+    return RecordListing(dataset, shown, (tree.container,), records, findings, no_val=no_val)
 
 
-def _parts(source: Path) -> dict[str, str]:
+@dataclass(frozen=True)
+class _Tree:
+    """The folders and files of a source, on a disk or in an archive."""
+
+    source: Path
+    container: Container
+    records: Iterator[Record]
+    prefix: str = ""
+    """The folder of an archive that all else is in, with a slash."""
+    names: frozenset[PurePosixPath] | None = None
+    """Of an archive: the folders in it."""
+
+    def folders(self, *below: str) -> list[str]:
+        """Return the visible folders in a folder, sorted; those that a link points to as well."""
+        if self.names is None:
+            path = self.source.joinpath(*below)
+            with reading(path):
+                folders = [each.name for each in path.iterdir() if each.is_dir()]
+        else:
+            above = PurePosixPath(self.prefix, *below)
+            folders = [path.name for path in self.names if path.parent == above]
+        return sorted(name for name in folders if not HIDDEN.search(name))
+
+
+def _tree(source: Path, follow_links: bool) -> _Tree:
+    if source.is_dir():
+        folder = Folder(source, follow_links)
+        return _Tree(source, folder, folder.records())
+    if not source.exists():
+        raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
+    container, archived = open_images(source, "SOURCE")
+    records = [each for each in archived if not HIDDEN.search(each.name)]
+    folders = {
+        above for each in records for above in PurePosixPath(each.name).parents if above.name
+    }
+    tree = _Tree(source, container, iter(records), names=frozenset(folders))
+    tops = tree.folders()
+    if len(tops) == 1 and all("/" in each.name for each in records) and tree.folders(*tops):
+        return replace(tree, prefix=f"{tops[0]}/")
+    return tree
+
+
+def _parts(tree: _Tree) -> dict[str, str]:
     """Return the folders that are splits, and which; none if the classes are right below."""
-    tops = _folders(source)
+    source, tops = tree.source, tree.folders()
     parts = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
-    train = [top for top in tops if parts.get(top) == TRAIN and _folders(source / top)]
+    train = [top for top in tops if parts.get(top) == TRAIN and tree.folders(top)]
     if len(train) > 1:
         raise UsageError(f"{source}: {' and '.join(train)} are both for training; keep one")
     if train:
@@ -102,22 +150,16 @@ def _parts(source: Path) -> dict[str, str]:
     return {}
 
 
-def _folders(path: Path) -> list[str]:
-    """Return the visible folders in a folder, sorted; those that a link points to as well."""
-    with reading(path):
-        folders = [each.name for each in path.iterdir() if each.is_dir()]
-    return sorted(name for name in folders if not HIDDEN.search(name))
-
-
 def _records(
-    folder: Folder, classes: list[str], parts: dict[str, str], findings: list[ImageDefect]
+    tree: _Tree, classes: list[str], parts: dict[str, str], findings: list[ImageDefect]
 ) -> Iterator[Record]:
     """Yield the images in class folders; note everything else in `findings`."""
     labels = {name: label for label, name in enumerate(classes)}
     counts: Counter[str] = Counter()
     taken: set[str] = set()
-    for record in images(folder.records(), findings):
-        split, label, inner = _split_and_label(record.name, labels, parts)
+    for record in images(tree.records, findings):
+        name = record.name.removeprefix(tree.prefix)
+        split, label, inner = _split_and_label(name, labels, parts)
         if label is None:
             findings.append(ImageDefect(record.name, "unlabelled"))
             continue
@@ -126,7 +168,7 @@ def _records(
         yield record._replace(key=key, label=label, split=split)
     empty = [name for name in classes if not counts[name]]
     if empty:
-        raise DataError(f"{folder.root / empty[0]}: no images in this class folder ({_suffixes()})")
+        raise DataError(f"{tree.source / empty[0]}: no images in this class folder ({_suffixes()})")
 
 
 def _split_and_label(

@@ -1,6 +1,5 @@
 """The images that a data set was made of, found by their digests, to compare tiled ones with."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -8,11 +7,9 @@ from pathlib import Path
 from convert.images.jpegtran import Refused
 from convert.images.tiles import has_sound_tiles, same_coefficients
 from convert.progress import Progress, meter
-from convert.readers.directories import Folder
+from convert.readers.archives import open_images
 from convert.readers.records import Container, Defect, Record, is_image
-from convert.readers.tars import Tar
-from convert.readers.zips import Zip
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from shards.jpeg import jpeg_frame
 from shards.tiles import original_digest
 from shards.verify import Sample
@@ -28,7 +25,7 @@ class Originals:
     @classmethod
     def of(cls, source: Path) -> "Originals":
         """Read a folder, a zip, or a tar (also of tars) once; UsageError for anything else."""
-        container, records = _opened(source)
+        container, records = open_images(source, "--source")
         by_digest: dict[bytes, Record] = {}
         images = [record for record in records if is_image(record.name)]
         with meter("read", len(images)) as shown:
@@ -84,24 +81,3 @@ def tiles_compared(sample: Sample, where: str, originals: Originals | None) -> C
     if originals.check(sample.image, original_digest(sample.image, frame), where):
         return Compared(equal=1)
     return Compared(without_original=1)
-
-
-def _opened(source: Path) -> tuple[Container, Iterator[Record]]:
-    if source.is_dir():
-        folder = Folder(source, follow_links=True)
-        return folder, folder.records()
-    suffix = source.suffix.lower()
-    if suffix == ".zip":
-        archive = Zip(source)
-        return archive, archive.records()
-    if suffix == ".tar":
-        tar = Tar(source)
-        return tar, _records(tar)
-    raise UsageError(f"{source}: --source is a folder, a zip or a tar with the original images")
-
-
-def _records(tar: Tar) -> Iterator[Record]:
-    """Yield the files of a tar, and those of tars in it."""
-    for member in tar.members():
-        for file in tar.members(member) if member.name.endswith(".tar") else (member,):
-            yield Record("", 0, "", file.name, 0, file.offset, file.size, file.size)

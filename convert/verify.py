@@ -1,10 +1,14 @@
-"""Reading a whole shard folder again, from disk or over HTTP, to name what is wrong."""
+"""Reading a whole shard folder again, from disk or over HTTP, to name what is wrong.
+
+Of all its versions: a tar that several versions have is read once, and must have the same rows in
+all their indexes.
+"""
 
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,17 +17,21 @@ from typing import ClassVar, NamedTuple
 from convert.images.jpegtran import jpegtran
 from convert.originals import Compared, Originals, tiles_compared
 from convert.packing.copies import copies
+from convert.packing.output_folder import Target
 from convert.packing.quality_report import report_lines
+from convert.packing.stored_samples import rows_of, shards_of
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
 from convert.readers.records import ImageDefect
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.machine import core_count
+from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import clean
 from rackrun.units import plural
+from shards.index import Shard
 from shards.metadata import Loan
-from shards.open import open_source
+from shards.open import open_source, sources_of
 from shards.samples import stored_samples
 from shards.source import Source
 from shards.verify import sample_of
@@ -36,15 +44,16 @@ class Verify:
     examples: ClassVar[Examples] = (
         ("{prog} data/shards", "check every byte"),
         ("{prog} http://server:8080/", "of a served folder"),
+        ("{prog} data/shards@2", "only version 2"),
     )
 
     location: Positional[str]
-    """Shard folder, or the http(s):// URL of one."""
+    """Shard folder, or the http(s):// URL of one; all its versions, or one of them: DATA@2."""
     workers: int = 0
     """Processes; 0: one per core."""
     json: bool = False
-    """Print JSON: location, samples, shards; faults and copies, lists of sentences; with --source
-    also equal and without_original, counts of images with tiles."""
+    """Print JSON: location, versions, samples, shards; faults and copies, lists of sentences; with
+    --source also equal and without_original, counts of images with tiles."""
     source: Path | None = None
     """Of a data set made with --tiles: folder, zip or tar of the originals, to compare with."""
 
@@ -52,22 +61,21 @@ class Verify:
         """Verify; DataError after everything that is wrong has been named."""
         if self.workers < 0:
             raise UsageError("--workers cannot be negative")
-        source = open_source(self.location)
+        versions = list(sources_of(self.location))
+        source = versions[0]
         originals = self._originals(source)
-        faults, compared = list(strangers(source)), Compared()
-        loans, index_faults = indexes_of(source)
-        faults += index_faults
-        jobs = [
-            VerifyJob(split.name, number)
-            for split in source.manifest.splits
-            if split.name in loans
-            for number in range(len(split.shards))
-        ]
-        total = sum(split.samples for split in source.manifest.splits)
+        faults, compared = list(strangers(versions)), Compared()
+        indexes, jobs = list[SharedIndexes](), list[VerifyJob]()
+        for version in versions:
+            loans, index_faults = indexes_of(version)
+            faults += index_faults
+            new_jobs, row_faults = _jobs(versions, len(indexes), loans)
+            faults += row_faults
+            jobs += new_jobs
+            indexes.append(SharedIndexes(version.location, loans))
+        total = sum(job.shard(versions).samples for job in jobs)
         workers = self.workers or core_count()
-        work = partial(
-            _verify_shard, indexes=SharedIndexes(self.location, loans), originals=originals
-        )
+        work = partial(_verify_shard, indexes=indexes, originals=originals)
         steps = in_parallel(jobs, work, workers)
         with closing(steps), meter("checked", total) as shown:
             for message in steps:
@@ -78,7 +86,7 @@ class Verify:
                 else:
                     faults.append(message)
         duplicates = [] if faults else report_lines(list(_copies(source)))
-        self._print(total, len(jobs), sorted(map(clean, faults)), compared, duplicates)
+        self._print(versions, total, len(jobs), sorted(map(clean, faults)), compared, duplicates)
         if faults:
             raise DataError(
                 f"{self.location}: {plural(len(faults), 'fault')}; convert or copy it again"
@@ -98,6 +106,7 @@ class Verify:
 
     def _print(
         self,
+        versions: Sequence[Source],
         samples: int,
         shards: int,
         faults: list[str],
@@ -105,7 +114,9 @@ class Verify:
         duplicates: list[str],
     ) -> None:
         if self.json:
-            counted = {"location": self.location, "samples": samples, "shards": shards}
+            numbers = [version.manifest.number for version in versions]
+            counted: dict[str, object] = {"location": self.location, "versions": numbers}
+            counted |= {"samples": samples, "shards": shards}
             if self.source is not None:
                 counted |= asdict(compared)
             sentences = {"faults": faults, "copies": [line.strip() for line in duplicates]}
@@ -114,7 +125,8 @@ class Verify:
             lines = faults
         else:
             counted_in_words = f"{plural(samples, 'sample')} in {plural(shards, 'shard')}"
-            lines = [f"{self.location}: {counted_in_words}, all as it should be", *duplicates]
+            lines = [f"{self.location}: {counted_in_words}, all as it should be"]
+            lines += [*_chain_lines(self.location, versions), *duplicates]
         if self.source is not None and not self.json:
             lines.append(
                 f"{self.source}: original coefficients found in {plural(compared.equal, 'image')} "
@@ -126,8 +138,55 @@ class Verify:
 class VerifyJob(NamedTuple):
     """A shard to verify."""
 
+    version: int  # in the list of versions
     split: str
     number: int
+
+    def shard(self, versions: Sequence[Source]) -> Shard:
+        """Return its entry of the manifest."""
+        return versions[self.version].manifest.split(self.split).shards[self.number]
+
+
+def _jobs(
+    versions: Sequence[Source], version: int, loans: Mapping[str, Loan]
+) -> tuple[list[VerifyJob], list[str]]:
+    """Return the shards of a version that none before it in the list has, and faults of others.
+
+    The rows of a shard must be the same in all versions.
+    """
+    import numpy as np
+
+    source, jobs, faults = versions[version], list[VerifyJob](), list[str]()
+    newer = {
+        stored.shard: (each, stored)
+        for each in versions[:version]
+        for stored in shards_of(each.manifest)
+    }
+    for stored in shards_of(source.manifest):
+        if stored.split not in loans:
+            continue
+        if stored.shard not in newer:
+            jobs.append(VerifyJob(version, stored.split, stored.number))
+            continue
+        other, other_stored = newer[stored.shard]
+        with suppress(DataError):  # which is named where the other version is looked at
+            rows, other_rows = rows_of(source, stored).copy(), rows_of(other, other_stored)
+            rows["shard"] = other_stored.number
+            if not np.array_equal(rows, other_rows):
+                where = f"{source.location}: {stored.shard.name}"
+                faults.append(f"{where}: its rows differ from those in {other.location}")
+    return jobs, faults
+
+
+def _chain_lines(location: str, versions: Sequence[Source]) -> list[str]:
+    """Return which versions have been read, and which are not there any more."""
+    newest = versions[0].manifest.number
+    if newest == 1 or folder_and_version(location)[1]:
+        return []
+    numbers = [source.manifest.number for source in versions]
+    missing = sorted(set(range(1, newest + 1)) - set(numbers))
+    pruned = f"; not here any more: {', '.join(map(str, missing))}" if missing else ""
+    return [f"{plural(len(versions), 'version')}, each by the digest in the newest{pruned}"]
 
 
 @dataclass(frozen=True)
@@ -165,11 +224,11 @@ def indexes_of(source: Source) -> tuple[dict[str, Loan], list[str]]:
 def _verify_shard(
     job: VerifyJob,
     report: Callable[[Progress | Compared | str], None],
-    indexes: SharedIndexes,
+    indexes: Sequence[SharedIndexes],
     originals: Originals | None,
 ) -> None:
     """Report every fault of a shard as a line, and at the end how much was read."""
-    source = indexes.source
+    source = indexes[job.version].source
     shard = source.manifest.split(job.split).shards[job.number]
     where, compared = f"{source.location}: {shard.name}", Compared()
     working_on(where)
@@ -196,13 +255,15 @@ def _copies(source: Source) -> Iterator[ImageDefect]:
     return copies(indexes, shards, manifest.classes, source.read)
 
 
-def strangers(source: Source) -> Iterator[str]:
-    """Yield shards and indexes in a local folder that its manifest does not list."""
-    folder = Path(source.location)
-    if "://" in source.location:
+def strangers(versions: Sequence[Source]) -> Iterator[str]:
+    """Yield shards and indexes in a local folder that no version lists, nor an unfinished one."""
+    location, only = folder_and_version(versions[0].location)
+    if "://" in location or only:
         return
-    listed = source.manifest.files()
-    ours = re.compile(rf"{source.manifest.dataset}-[a-z]+(-\d{{6}}\.tar|\.index\.npy)")
+    folder, dataset = Path(location), versions[0].manifest.dataset
+    listed = set[str]().union(*(version.manifest.files() for version in versions))
+    listed |= Target(folder).unfinished()
+    ours = re.compile(rf"{dataset}-[a-z]+(-\d{{6}}\.tar|(\.v\d+)?\.index\.npy)")
     for path in sorted(folder.iterdir()):
         if ours.fullmatch(path.name) and path.name not in listed:
             yield f"{path}: not a part of this data set"

@@ -6,6 +6,7 @@ Standard library only: the launcher asks this before a run folder exists, and th
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,22 @@ from rackrun.contract.files import MANIFEST_NAME
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".parquet")
 IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 MOST_NAMES = 1000  # to look at; a folder may have millions
+VERSIONED = re.compile(r"(.+)@([1-9][0-9]{0,4})")
+
+
+def folder_and_version(location: str) -> tuple[str, int]:
+    """Return the folder or URL in a location such as `DATA@2`, and the version; 0: the newest."""
+    match = VERSIONED.fullmatch(location)
+    if not match:
+        return location, 0
+    folder, is_url = match[1], "://" in location
+    if (
+        is_url and "/" not in folder.partition("://")[2]
+    ):  # of a user's name, which URLs may not have
+        return location, 0
+    if not is_url and (Path(location) / MANIFEST_NAME).exists():  # a folder whose name ends so
+        return location, 0
+    return folder, int(match[2])
 
 
 def why_no_shards(location: str) -> str:

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError
 from shards.block_store import BlockStore
 from shards.index import Shard, index_bytes
 from shards.metadata import DescribedSource
 from shards.source import Range, Source, Stored
 from shards.verify import sample_at, verified
+from shards.versions import is_manifest
 
 _CACHED_BYTES = 4 << 20  # of a block, about
 _AHEAD = 2  # blocks that are made ready while one is used
@@ -87,9 +87,9 @@ class CachedSource(DescribedSource):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
-        """Return the manifest from the source, or an index, which may be stored here."""
+        """Return a manifest from the source, or an index, which may be stored here."""
         read = partial(self.source.read_file, name, most_bytes)
-        if name == MANIFEST_NAME:  # never stored: it has the digests of everything that is
+        if is_manifest(name):  # never stored: it has the digests of everything that is
             return read()
         split = next(split for split in self.manifest.splits if split.index == name)
         length, digest = index_bytes(split.samples), split.index_sha256

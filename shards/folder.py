@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
-from rackrun.shard_folder import why_no_shards
+from rackrun.shard_folder import folder_and_version, why_no_shards
 from shards.index import Shard
 from shards.metadata import DescribedSource
 from shards.source import Range, Stored
@@ -29,7 +29,7 @@ class FolderSource(DescribedSource):
 
     def __init__(self, location: str) -> None:
         super().__init__(location, location)
-        self._folder = Path(location)
+        self._folder = Path(folder_and_version(location)[0])
 
     @cached_property
     def _tars(self) -> HttpSource | None:
@@ -70,7 +70,7 @@ class FolderSource(DescribedSource):
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a small file of the folder; DataError for a larger one."""
         path = self._folder / name
-        if name == MANIFEST_NAME and (reason := why_no_shards(self.location)):
+        if name == MANIFEST_NAME and (reason := why_no_shards(str(self._folder))):
             raise UsageError(reason)
         with _opened(path) as file:
             data = b"".join(_blocks(file, path, most_bytes + 1))

@@ -3,6 +3,8 @@
 cats-train-000000.tar ...   plain tars; a sample is `<key>.cls` and, next to it, `<key>.jpg`
 cats-train.index.npy        one row per sample, in the order of the tars
 dataset.json                the manifest, written last: a folder with a manifest is complete
+dataset.v1.json ...         the manifests of earlier versions (`python -m convert append`)
+cats-train.v2.index.npy     the index of a later version; tars that versions share exist once
 
 Tars of other programs can be adopted: they keep their names and bytes, and get an index and a
 manifest (`python -m convert index`). Their samples may have additional members in any order.
@@ -44,6 +46,8 @@ NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")  # a name, and the last number 
 TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
 LARGEST_MANIFEST = 32 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
+MOST_VERSIONS = 10_000
+MOST_PARTS = 1000  # of a name with braces
 
 Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
 Sha256 = Annotated[str, Matches(r"[0-9a-f]{64}")]
@@ -122,6 +126,15 @@ class Manifest:
     """True if there are index files for other programs; not a part of the data's identity."""
     tiles: bool = False
     """True if JPEGs were rewritten with restart tiles (shards.tiles), if possible."""
+    parents: Annotated[tuple[Sha256, ...], AtMost(MOST_VERSIONS)] = ()
+    """The digests of all versions before this one, the first one first: the last is its parent."""
+    change: dict[str, int] = field(default_factory=dict)
+    """The number of samples that were added, dropped and relabelled since its parent."""
+
+    @property
+    def number(self) -> int:
+        """The number of this version: 1 for a folder that was converted once."""
+        return len(self.parents) + 1
 
     def split(self, name: str) -> Split:
         """Return the split of that name; raise a DataError that lists all names."""
@@ -188,22 +201,29 @@ def _check(manifest: Manifest) -> None:
         raise Misshapen("no splits, or two of the same name")
     _check_names(manifest)
     for split in manifest.splits:
-        if split.index != index_name(manifest.dataset, split.name):
+        versions = range(1, manifest.number + 1)  # an index that stays the same keeps its name
+        if split.index not in (index_name(manifest.dataset, split.name, n) for n in versions):
             raise Misshapen(f"the index of {split.name} is called {split.index[:99]!r}")
         if split.samples != sum(shard.samples for shard in split.shards):
             raise Misshapen(f"the shards of {split.name} do not hold its {split.samples} samples")
 
 
 def _check_names(manifest: Manifest) -> None:
-    """Raise Misshapen for a shard with a wrong name, and for two with the same name."""
-    names = set[str]()
+    """Raise Misshapen for a shard with a wrong name, and for two with the same name.
+
+    The shards of a first version are numbered from 0; later ones leave out numbers.
+    """
+    names, is_later = set[str](), bool(manifest.parents)
     for split in manifest.splits:
-        for number, shard in enumerate(split.shards):
-            is_standard = shard.name == shard_name(manifest.dataset, split.name, number)
+        due = 0
+        for position, shard in enumerate(split.shards):
+            number = shard_number(shard.name, manifest.dataset, split.name)
+            is_standard = number >= due if is_later else number == position
             is_adopted = manifest.adopted and ADOPTED_NAME.fullmatch(shard.name)
             if not (is_standard or is_adopted) or shard.name in names:
-                raise Misshapen(f"shard {number} of {split.name} is called {shard.name[:99]!r}")
+                raise Misshapen(f"shard {position} of {split.name} is called {shard.name[:99]!r}")
             names.add(shard.name)
+            due = number + 1
 
 
 def shard_name(dataset: str, split: str, number: int) -> str:
@@ -211,25 +231,55 @@ def shard_name(dataset: str, split: str, number: int) -> str:
     return f"{dataset}-{split}-{number:06d}.tar"
 
 
-def index_name(dataset: str, split: str) -> str:
+def shard_number(name: str, dataset: str, split: str) -> int:
+    """Return the number in the name of a tar; -1 if it is not called as conversions call it."""
+    digits = name.removeprefix(f"{dataset}-{split}-").removesuffix(".tar")
+    number = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else -1
+    return number if name == shard_name(dataset, split, number) else -1
+
+
+def index_name(dataset: str, split: str, version: int = 1) -> str:
     """Return the name of a split's per-sample index."""
-    return f"{dataset}-{split}.index.npy"
+    return f"{dataset}-{split}{f'.v{version}' if version > 1 else ''}.index.npy"
+
+
+def manifest_name(version: int) -> str:
+    """Return the name of the manifest of a version that is no longer the newest."""
+    return f"dataset.v{version}.json"
 
 
 def brace_name(split: Split) -> str:
     """Return all shards of a split as one name with braces, as webdataset and shells expand it.
 
-    Of tars of other programs whose names do not count up, the first and the last.
+    Of more than 1,000 names that do not count up, the first and the last.
     """
-    names = [shard.name for shard in split.shards]
-    if len(names) == 1:
+    series: list[list[str]] = []  # names that count up
+    following = ""
+    for name in (shard.name for shard in split.shards):
+        if name == following:
+            series[-1].append(name)
+        else:
+            series.append([name])
+        following = _counted_up(name)
+    if len(series) > MOST_PARTS:
+        return f"{series[0][0]} … {series[-1][-1]}"
+    if len(series) == 1:
+        return _series_name(series[0])
+    return f"{{{','.join(map(_series_name, series))}}}"
+
+
+def _counted_up(name: str) -> str:
+    """Return the name with the last number in it raised by one; empty if there is none."""
+    match = NUMBERED.fullmatch(name)
+    return f"{match[1]}{int(match[2]) + 1:0{len(match[2])}}{match[3]}" if match else ""
+
+
+def _series_name(names: list[str]) -> str:
+    """Return names that count up as one with braces."""
+    first, last = (NUMBERED.fullmatch(name) for name in (names[0], names[-1]))
+    if len(names) == 1 or not first or not last:
         return names[0]
-    if match := NUMBERED.fullmatch(names[0]):
-        head, low, tail = match.groups()
-        numbers = [f"{int(low) + more:0{len(low)}}" for more in range(len(names))]
-        if names == [f"{head}{number}{tail}" for number in numbers]:
-            return f"{head}{{{low}..{numbers[-1]}}}{tail}"
-    return f"{names[0]} … {names[-1]}"
+    return f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}"
 
 
 def serialise_index(rows: bytes) -> bytes:

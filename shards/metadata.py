@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable
+from rackrun.shard_folder import folder_and_version
 from shards.index import (
     INDEX_FIELDS,
     LARGEST_MANIFEST,
@@ -25,6 +26,7 @@ from shards.index import (
     largest_index,
     parse_index,
 )
+from shards.versions import read_version
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,6 +83,7 @@ class Metadata:
     def __init__(self, location: str, read_file: Callable[[str, int], bytes]) -> None:
         """Read the shard folder at `location` by `read_file(name, most_bytes)`."""
         self._location = location
+        self._folder, self._version = folder_and_version(location)
         self._read_file = read_file
         self._manifest: Manifest | None = None
         self._indexes: dict[str, np.ndarray] = {}
@@ -151,7 +154,9 @@ class Metadata:
 
     def _read_manifest(self) -> Manifest:
         text = self._read_file(MANIFEST_NAME, LARGEST_MANIFEST)
-        return Manifest.parse(text, f"{self._location.rstrip('/')}/{MANIFEST_NAME}")
+        newest = Manifest.parse(text, f"{self._folder.rstrip('/')}/{MANIFEST_NAME}")
+        version = self._version or newest.number
+        return read_version(newest, version, self._read_file, self._folder)
 
     def _read_index(self, part: Split) -> np.ndarray:
         data = self._read_file(part.index, largest_index(part.samples))

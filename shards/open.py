@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 
 from rackrun.errors import UsageError
+from rackrun.shard_folder import folder_and_version
 from shards.folder import FolderSource
 from shards.source import Source
+from shards.versions import MissingVersion
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def sources_of(location: str) -> Iterator[Source]:
+    """Yield the version that a location names, or all that are there, the newest first."""
+    newest = open_source(location)
+    yield newest
+    folder, version = folder_and_version(location)
+    for number in range(newest.manifest.number - 1, 0, -1) if not version else ():
+        source = open_source(f"{folder}@{number}")
+        with suppress(MissingVersion):
+            source.manifest  # noqa: B018  # verified by the digest in the newest one
+            yield source
 
 
 def open_source(location: str, cache: str = "", cache_bytes: int = 0) -> Source:

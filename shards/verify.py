@@ -74,7 +74,7 @@ def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = Fal
         raise DataError(f"{where}: the image at byte {expected.image_offset} is damaged{name}")
     header = bytes(view[image_start - BLOCK : image_start])
     if adopted:
-        key = _key(header, where, expected.image_offset - BLOCK)
+        key = key_in(header, where, expected.image_offset - BLOCK)
         return Sample(key, image, expected.format.decode("ascii", "replace"), expected.label)
     label_member = bytes(view[start : start + 2 * BLOCK])
     key, kind = _member(label_member[:BLOCK], where, expected.offset)
@@ -122,12 +122,15 @@ def _member_name(header: bytes, where: str, offset: int) -> str:
 def _name(header: bytes, adopted: bool) -> str:
     """Return a sample's name for a message, if its header is intact."""
     try:
-        return f" (sample {_key(header, '', 0) if adopted else _member(header, '', 0)[0]})"
+        return f" (sample {key_in(header, '', 0) if adopted else _member(header, '', 0)[0]})"
     except DataError:
         return ""
 
 
-def _key(header: bytes, where: str, offset: int) -> str:
-    """Return the key of an adopted sample: its name up to the first dot after the folders."""
+def key_in(header: bytes, where: str, offset: int) -> str:
+    """Return the key in the header of a member: its name up to the first dot after the folders.
+
+    DataError, which names the place, if it is not a header.
+    """
     folder, slash, file = _member_name(header, where, offset).rpartition("/")
     return folder + slash + file.partition(".")[0]

@@ -36,6 +36,7 @@ class NamedImage(NamedTuple):
     name: str
     split: str
     label: int
+    is_new: bool = True
 
 
 ReadRange = Callable[[Shard, int, int], Stored]
@@ -51,19 +52,27 @@ def copies(
     classes: Sequence[str],
     read: ReadRange,
     name_image: NameImage = lambda split, shard, key: f"{shard.name}/{key}",
+    new_from: Mapping[str, int] | None = None,
 ) -> Iterator[ImageDefect]:
-    """Yield a finding for each image that is a copy of one before it, in train if there is one."""
+    """Yield a finding for each image that is a copy of one before it, in train if there is one.
+
+    With `new_from`, by split the number of the first shard that an append has made, only of pairs
+    of which one at least is new.
+    """
     groups = defaultdict[bytes, list[NamedImage]](list)
     for split, row in _candidates(indexes):
         shard = shards[split][row["shard"]]
         start, length = int(row["image_offset"]), int(row["image_length"])
         data = memoryview(read(shard, start - BLOCK, BLOCK + length))
         name = name_image(split, shard, _key(bytes(data[:BLOCK])))
-        image = NamedImage(name, split, int(row["label"]))
+        is_new = new_from is None or int(row["shard"]) >= new_from[split]
+        image = NamedImage(name, split, int(row["label"]), is_new)
         groups[sha256(data[BLOCK:]).digest()].append(image)
     for group in groups.values():
         first, *others = sorted(group, key=lambda image: (image.split != TRAIN, image.split))
         for image in others:
+            if not (image.is_new or first.is_new):
+                continue
             if image.split != first.split:
                 yield ImageDefect(image.name, LEAK, f"{first.name} in {first.split}")
             elif image.label != first.label:

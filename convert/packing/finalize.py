@@ -8,6 +8,7 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from convert.images.info import LEFT_OUT
 from convert.packing.copies import copies, leaks_refused, local_files
@@ -29,44 +30,68 @@ from shards.index import (
     Shard,
     Split,
     index_name,
+    manifest_name,
     serialise_index,
 )
+from shards.source import Source
 
 LABEL = Row._fields.index("label")
 FEW, MANY = 10, 100  # images that may be left out of the smallest and of middling sets
 
 
 def close_folder(
-    target: Target, plan: ShardPlan, allowed: int | None, allow: Sequence[str] = ()
+    target: Target,
+    plan: ShardPlan,
+    allowed: int | None,
+    allow: Sequence[str] = (),
+    parent: Source | None = None,
 ) -> None:
-    """Turn a folder in which every planned shard is finished into a complete one."""
+    """Turn a folder in which every planned shard is finished into a complete one.
+
+    With the `parent` that the plan is made from, into the next version, which becomes the newest at
+    the last step: until its manifest takes the place of the parent's, the folder is as it was.
+    """
     outcomes = [_outcome(target, plan, number) for number in range(len(plan.shards))]
     findings = [*plan.findings, *(finding for each in outcomes for finding in each.findings)]
     stored = sum(each.shard.samples for each in outcomes)
     wrong = objection(target, plan, outcomes, allowed)
-    if not wrong:
-        duplicates = list(_copies(target, plan, outcomes))
+    parts = _parts(plan, outcomes, parent)
+    if not wrong and not plan.copied:
+        duplicates = list(_copies(target, plan, parts))
         findings += duplicates
         # Nobody can mend a published set, and its accuracy is compared as it is.
         if "leaks" not in allow and not plan.as_published and (leaks := leaks_refused(duplicates)):
             wrong = f"{leaks}; take them out of the source and add --force, or add --allow leaks"
-    save_report(target.report, findings, stored, plan.check)
+    report = target.report(plan.version)
+    if not plan.copied:
+        save_report(report, findings, stored, plan.check)
     if wrong:
-        raise DataError(f"{target.folder}: {wrong}; all names: {target.report}")
+        raise DataError(f"{target.folder}: {wrong}; all names: {report}")
+    counts = Counter(finding.kind for finding in findings)
+    before = parent.manifest if parent else None
+    if before:
+        counts.update(before.report)
     manifest = Manifest(
         dataset=plan.dataset,
         classes=plan.classes,
-        splits=tuple(_write_split(target, plan, name, outcomes) for name in _split_names(plan)),
+        splits=tuple(_write_split(target, plan, part) for part in parts),
         seed=plan.seed,
         preset=asdict(plan.preset),
         sources=plan.origins,
-        report=dict(sorted(Counter(finding.kind for finding in findings).items())),
+        report=dict(sorted(counts.items())),
         plan_sha256=plan.digest,
+        adopted=plan.adopted,
+        sidecars=before.sidecars if before else False,
         tiles=plan.tiles,
+        parents=(*before.parents, before.digest) if before else (),
+        change=plan.change or ({"added": stored} if before else {}),
     )
+    if before:
+        write_whole(target.folder / manifest_name(before.number), target.manifest.read_bytes())
     write_whole(target.manifest, manifest.serialise())
     target.clear_work()
-    print_report(target.report, findings, stored, plan.check)
+    if not plan.copied:
+        print_report(report, findings, stored, plan.check)
     print_use(target.folder, plan.dataset)
 
 
@@ -117,10 +142,54 @@ def _kinds(lost: list[ImageDefect]) -> str:
     return ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in counts.most_common())
 
 
-def _copies(
-    target: Target, plan: ShardPlan, outcomes: Sequence[ShardResult]
-) -> Iterator[ImageDefect]:
-    """Yield the exact copies among the images of finished shards, by their names in the source."""
+class _Part(NamedTuple):
+    """A split of the data set that is being closed."""
+
+    name: str
+    shards: tuple[Shard, ...]
+    rows: bytes
+    kept: int
+    """How many of its shards the parent has as well; they come first."""
+    unchanged: Split | None
+
+
+def _parts(plan: ShardPlan, outcomes: Sequence[ShardResult], parent: Source | None) -> list[_Part]:
+    """Return the splits: what stays of the parent, then the planned shards."""
+    made = defaultdict[str, list[ShardResult]](list)
+    for shard, outcome in zip(plan.shards, outcomes, strict=True):
+        made[shard.split].append(outcome)
+    before = {split.name: split for split in parent.manifest.splits} if parent else {}
+    parts = []
+    for name in sorted(made | before.keys()):
+        split, shards, rows = before.get(name), list[Shard](), b""
+        if split and parent:
+            shards = [shard for shard in split.shards if shard.name not in plan.replaced]
+            rows = _kept_rows(parent, split, plan.replaced)
+        kept, results = len(shards), made.get(name, [])
+        shards += [result.shard for result in results]
+        rows += b"".join(result.rows for result in results)
+        is_unchanged = split is not None and tuple(shards) == split.shards
+        if shards:
+            parts.append(_Part(name, tuple(shards), rows, kept, split if is_unchanged else None))
+    return parts
+
+
+def _kept_rows(parent: Source, split: Split, replaced: Sequence[str]) -> bytes:
+    """Return the rows of the shards that stay, with the numbers that they have without others."""
+    import numpy as np
+
+    stays = np.array([shard.name not in replaced for shard in split.shards])
+    rows = parent.index(split.name)
+    rows = rows[stays[rows["shard"]]].copy()
+    rows["shard"] = (np.cumsum(stays) - 1)[rows["shard"]]
+    return bytes(rows.tobytes())
+
+
+def _copies(target: Target, plan: ShardPlan, parts: Sequence[_Part]) -> Iterator[ImageDefect]:
+    """Yield the exact copies among the images of finished shards, by their names in the source.
+
+    Those of an earlier version are called SHARD/KEY.
+    """
     import numpy as np
 
     planned = {shard.name: shard for shard in plan.shards}
@@ -129,16 +198,16 @@ def _copies(
     def names(shard: str) -> dict[str, str]:
         return {record.key: record.name for record in records_of(target.plan, planned[shard])}
 
-    indexes, shards = [], defaultdict[str, list[Shard]](list)
-    for shard, outcome in zip(plan.shards, outcomes, strict=True):
-        indexes.append((shard.split, np.frombuffer(outcome.rows, INDEX_FIELDS)))
-        shards[shard.split].append(outcome.shard)
+    def name_image(split: str, shard: Shard, key: str) -> str:
+        return names(shard.name)[key] if shard.name in planned else f"{shard.name}/{key}"
+
     return copies(
-        indexes,
-        shards,
+        [(part.name, np.frombuffer(part.rows, INDEX_FIELDS)) for part in parts],
+        {part.name: part.shards for part in parts},
         plan.classes,
         local_files(target.tar),
-        lambda split, shard, key: names(shard.name)[key],
+        name_image,
+        {part.name: part.kept for part in parts},
     )
 
 
@@ -149,18 +218,12 @@ def _outcome(target: Target, plan: ShardPlan, number: int) -> ShardResult:
     return outcome
 
 
-def _split_names(plan: ShardPlan) -> list[str]:
-    return sorted({shard.split for shard in plan.shards})
-
-
-def _write_split(target: Target, plan: ShardPlan, name: str, outcomes: list[ShardResult]) -> Split:
+def _write_split(target: Target, plan: ShardPlan, part: _Part) -> Split:
     """Write the index of one split; return its entry of the manifest."""
-    parts = [
-        outcome for outcome, shard in zip(outcomes, plan.shards, strict=True) if shard.split == name
-    ]
-    index = serialise_index(b"".join(part.rows for part in parts))
-    file_name = index_name(plan.dataset, name)
+    if part.unchanged:
+        return part.unchanged
+    index = serialise_index(part.rows)
+    file_name = index_name(plan.dataset, part.name, plan.version)
     write_whole(target.folder / file_name, index)
-    shards = tuple(part.shard for part in parts)
-    samples = sum(shard.samples for shard in shards)
-    return Split(name, samples, file_name, sha256(index).hexdigest(), shards)
+    samples = sum(shard.samples for shard in part.shards)
+    return Split(part.name, samples, file_name, sha256(index).hexdigest(), part.shards)

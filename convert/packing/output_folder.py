@@ -5,6 +5,8 @@ OUT/.converting/plan         the plan, until the conversion is complete
 OUT/.converting/*.done       the result of each shard: digest, rows, findings
 OUT/report.json              the quality report
 OUT/*.index.npy, dataset.json  at the end: a folder with a manifest is complete
+
+A later version adds tars, indexes, report.v2.json and, of the version before it, dataset.v1.json.
 """
 
 import contextlib
@@ -20,14 +22,23 @@ from pathlib import Path
 
 from convert.packing.plan import ShardPlan, head_of, load_plan
 from convert.packing.sidecars import remove_sidecars
+from convert.readers.records import reading
 from rackrun.atomic import partials, translated_os_errors, written_for
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
-from shards.index import Manifest
+from shards.index import Manifest, manifest_name
+from shards.versions import read_version
 
 REPORT_NAME = "report.json"
-OURS = re.compile(r"[\w-]+-[a-z]+(-\d{6}\.tar|\.index\.npy)|dataset\.json|report\.json")
+OURS = re.compile(
+    r"[\w-]+-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)|(dataset|report)(\.v\d+)?\.json"
+)
 LOCK_SECONDS = 1.0  # what a killed converter's processes take to let go of the lock
+
+
+def report_name(version: int) -> str:
+    """Return the name of the quality report of the conversion that has made a version."""
+    return REPORT_NAME if version == 1 else f"report.v{version}.json"
 
 
 @dataclass(frozen=True)
@@ -41,10 +52,9 @@ class Target:
         """The data set manifest."""
         return self.folder / MANIFEST_NAME
 
-    @property
-    def report(self) -> Path:
-        """The quality report."""
-        return self.folder / REPORT_NAME
+    def report(self, version: int = 1) -> Path:
+        """Return the quality report of the conversion that has made a version."""
+        return self.folder / report_name(version)
 
     @property
     def work(self) -> Path:
@@ -112,10 +122,52 @@ class Target:
             self.work.mkdir(exist_ok=True)
         return True
 
+    def begin_version(self, plan: ShardPlan, force: bool) -> None:
+        """Make a finished folder ready for the next version that a plan describes.
+
+        What an interrupted run of the same command has finished is kept. Another unfinished one is
+        refused, or with `force` given up.
+        """
+        if self.plan.exists() and head_of(self.plan) != plan.head():
+            if load_plan(self.plan).parent == plan.parent and not force:
+                raise UsageError(
+                    f"{self.folder}: another change of it was interrupted; run that command again "
+                    "to complete it, or add --force to give it up"
+                )
+            self.give_up()
+        with translated_os_errors(self.work):
+            self.work.mkdir(exist_ok=True)
+
+    def give_up(self) -> None:
+        """Remove what an unfinished version has written so far."""
+        planned = load_plan(self.plan).files()
+        used = set[str]().union(*(manifest.files() for manifest in self.versions()))
+        for name in planned - used:
+            if OURS.fullmatch(name):
+                (self.folder / name).unlink(missing_ok=True)
+        self._clear_work(planned)
+
+    def unfinished(self) -> set[str]:
+        """Return the files that an unfinished version has written, or is to write."""
+        return load_plan(self.plan).files() if self.plan.exists() else set()
+
+    def versions(self) -> Iterator[Manifest]:
+        """Yield the manifests of all versions that are here, the newest first."""
+        newest = self.read()
+        yield newest
+        for number in range(newest.number - 1, 0, -1):
+            if (self.folder / manifest_name(number)).exists():
+                yield read_version(newest, number, self._read_file, str(self.folder))
+
+    def _read_file(self, name: str, most_bytes: int) -> bytes:
+        with reading(self.folder / name):
+            return (self.folder / name).read_bytes()[: most_bytes + 1]
+
     def clear(self) -> None:
-        """Remove what the manifest or the plan lists, the manifest first; the rest stays."""
+        """Remove what the manifests or the plan list, the manifest first; the rest stays."""
         if self.manifest.exists():
-            remove_sidecars(self.folder, self.read())
+            for manifest in self.versions():
+                remove_sidecars(self.folder, manifest)
         names = self._listed()
         for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
             (self.folder / name).unlink(missing_ok=True)
@@ -133,13 +185,16 @@ class Target:
 
     def _listed(self) -> set[str]:
         """Return the files that a conversion into this folder has made, or was to make."""
+        names = {MANIFEST_NAME, REPORT_NAME}
         if self.manifest.exists():
-            names = self._of(self.read())
+            for manifest in self.versions():
+                names |= self._of(manifest)
+                names |= {manifest_name(manifest.number), report_name(manifest.number)}
         elif self.plan.exists():
-            names = load_plan(self.plan).files()
+            names |= load_plan(self.plan).files()
         else:
             return set()
-        return {name for name in names | {MANIFEST_NAME, REPORT_NAME} if OURS.fullmatch(name)}
+        return {name for name in names if OURS.fullmatch(name)}
 
     def read(self) -> Manifest:
         """Return the manifest of the finished folder."""

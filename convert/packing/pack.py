@@ -28,13 +28,14 @@ from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
 from rackrun.units import first_few
+from shards.source import Source
 
 NAMED = 5  # missing shards that a message names
 
 
 def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     """Convert a data set into the folder `out`, or a task's share of it."""
-    _refuse_inside(out, listing.containers)
+    refuse_inside(out, listing.containers)
     if packing.tiles and not packing.preset.encodes_all:
         jpegtran()  # or an error, before anything is read
     target = Target(out)
@@ -47,7 +48,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
             if not target.plan.exists():
                 save_plan(target.plan, plan, lines)
             del lines
-            _write_shards(target, plan, listing.containers, packing)
+            write_shards(target, plan, listing.containers, packing)
             if not is_share:
                 close_folder(target, plan, packing.allow_left_out, packing.allow)
         else:
@@ -72,7 +73,8 @@ def finish(out: Path, allow_left_out: int | None = None, allow: Sequence[str] = 
     with target.locked():
         if target.manifest.exists():
             say(f"{out}: is finished already")
-            target.clear_work()
+            if target.plan.exists() and not load_plan(target.plan).parent:
+                target.clear_work()
             print_use(out, target.read().dataset)
             return
         if not target.plan.exists():
@@ -87,14 +89,32 @@ def finish(out: Path, allow_left_out: int | None = None, allow: Sequence[str] = 
         close_folder(target, plan, allow_left_out, allow)
 
 
-def _refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
+def refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
     """Refuse an output folder inside the source: its shards would be listed the next time."""
     for container in containers:
         if isinstance(container, Folder) and out.resolve().is_relative_to(container.root.resolve()):
             raise UsageError(f"{out}: lies inside {container.root}; choose a folder outside it")
 
 
-def _write_shards(
+def write_version(
+    target: Target,
+    plan: ShardPlan,
+    lines: list[bytes],
+    container: Container,
+    packing: Packing,
+    parent: Source,
+) -> None:
+    """Make the next version of a finished folder, which is locked, from its plan."""
+    target.begin_version(plan, packing.force)
+    if not target.plan.exists():
+        save_plan(target.plan, plan, lines)
+    write_shards(target, plan, (container,), packing)
+    close_folder(target, plan, packing.allow_left_out, packing.allow, parent)
+    if parent.manifest.sidecars:
+        write_sidecars(target.folder, packing.processes, only_missing=True)
+
+
+def write_shards(
     target: Target, plan: ShardPlan, containers: tuple[Container, ...], packing: Packing
 ) -> None:
     """Write those of this task's shards that are not there yet."""

@@ -9,14 +9,16 @@ plan is a text file, its head and one line per image, from which every worker re
 import heapq
 import json
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from convert.images.resize import Preset
+from convert.images.treatment import Treatment
 from convert.options import Packing
 from convert.readers.names import refuse_similar
 from convert.readers.records import ImageDefect, Record, RecordListing
@@ -71,11 +73,25 @@ class ShardPlan:
     shards: tuple[PlannedShard, ...]
     lines_sha256: str
     tiles: bool
+    version: int = 1
+    parent: str = ""
+    """The digest of the version that this one is made from; empty for the first one."""
+    replaced: tuple[str, ...] = ()
+    """Shards of the parent that the new ones take the place of."""
+    copied: bool = False
+    """True if records are stored samples, which are copied as they are, but for their labels."""
+    adopted: bool = False
+    change: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
         """The SHA-256 of the head, which identifies the plan."""
         return sha256(self.head()).hexdigest()
+
+    @property
+    def treatment(self) -> Treatment:
+        """How images become what is stored."""
+        return Treatment(self.preset, self.tiles, self.check, self.upright)
 
     @property
     def images(self) -> int:
@@ -100,6 +116,7 @@ class ShardPlan:
                     "origins": tuple(Origin(**origin) for origin in fields["origins"]),
                     "findings": tuple(ImageDefect(*finding) for finding in fields["findings"]),
                     "shards": tuple(PlannedShard(**shard) for shard in fields["shards"]),
+                    "replaced": tuple(fields["replaced"]),
                 }
             )
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -109,17 +126,30 @@ class ShardPlan:
 
     def files(self) -> set[str]:
         """Return the names of all shards and indexes."""
-        indexes = {index_name(self.dataset, shard.split) for shard in self.shards}
+        indexes = {index_name(self.dataset, shard.split, self.version) for shard in self.shards}
         return indexes | {shard.name for shard in self.shards}
 
 
-def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list[bytes]]:
-    """Return the plan, and the lines of its records in the order of the shards."""
+class Start(NamedTuple):
+    """Where the shards of a split begin in a version that has a parent."""
+
+    position: int  # among the split's shards
+    number: int  # in the names, from the first free one on
+    shards: int  # how many are to be written; 0: about 64 MiB each
+
+
+def make_plan(
+    listing: RecordListing, packing: Packing, starts: Mapping[str, Start] | None = None
+) -> tuple[ShardPlan, list[bytes]]:
+    """Return the plan, and the lines of its records in the order of the shards.
+
+    `starts` has the splits of the version that the plan goes on from, if there is one.
+    """
     if "similar-classes" not in packing.allow:
         refuse_similar(listing.classes)
-    parts, mean_bytes = _parts(listing, packing)
+    parts, mean_bytes = _parts(listing, packing, starts is not None)
     _refuse_duplicates(parts)
-    if VAL not in parts and packing.val_percent:
+    if VAL not in parts and packing.val_percent and starts is None:
         raise UsageError(_without_val(listing))
     if TEST not in parts and packing.test_percent:
         raise UsageError(
@@ -128,11 +158,16 @@ def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list
         )
     shards, lines, start = [], [], 0
     for split in sorted(parts):
-        count = _shard_count(split, len(parts[split]), mean_bytes, packing)
-        for number, part in enumerate(_cut(parts[split], count)):
+        images, (position, number, fixed) = len(parts[split]), Start(0, 0, 0)
+        if starts is None:
+            count = _shard_count(split, images, mean_bytes, packing)
+        else:
+            position, number, fixed = starts.get(split, Start(0, 0, 0))
+            count = min(fixed, images) or _by_size(images, mean_bytes)
+        for more, part in enumerate(_cut(parts[split], count)):
             block = b"".join(entry[HASH_BYTES:] for entry in part)
-            name = shard_name(listing.dataset, split, number)
-            shards.append(PlannedShard(name, split, number, len(part), start, len(block)))
+            name = shard_name(listing.dataset, split, number + more)
+            shards.append(PlannedShard(name, split, position + more, len(part), start, len(block)))
             lines.append(block)
             start += len(block)
     plan = ShardPlan(
@@ -182,7 +217,7 @@ def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
             yield Record.parse(file.readline())
 
 
-def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
+def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tuple[Parts, float]:
     """Return the entries of each split in the order of the shards, and the mean image size."""
     groups: dict[tuple[str, int], list[bytes]] = defaultdict(list)
     total = 0
@@ -190,7 +225,7 @@ def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
         total += record.size
         entry = _hash(f"{packing.seed}:{record.key}") + record.line().encode() + b"\n"
         groups[record.split, record.label].append(entry)
-    if not groups:
+    if not groups and not may_be_empty:
         raise DataError(f"{listing.containers[0].origin().name}: no images in it")
     if packing.test_percent and any(split == TEST for split, _ in groups):
         raise UsageError("--test-percent: the source has a test split; leave the option out")
@@ -207,7 +242,7 @@ def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
             parts[TRAIN] += entries[test:]
     for entries in parts.values():
         entries.sort()
-    mean = total / sum(len(entries) for entries in parts.values())
+    mean = total / max(sum(len(entries) for entries in parts.values()), 1)
     return {split: entries for split, entries in parts.items() if entries}, mean
 
 
@@ -250,8 +285,12 @@ def _shard_count(split: str, images: int, mean_bytes: float, packing: Packing) -
         raise UsageError(
             f"{plural(asked, 'shard')} for the {plural(images, 'image')} of {split} are too many"
         )
-    by_size = round(images * mean_bytes / SHARD_BYTES)
-    return asked or max(by_size, min(FEWEST.get(split, 1), images // FEWEST_SAMPLES), 1)
+    fewest = min(FEWEST.get(split, 1), images // FEWEST_SAMPLES)
+    return asked or max(_by_size(images, mean_bytes), fewest)
+
+
+def _by_size(images: int, mean_bytes: float) -> int:
+    return max(round(images * mean_bytes / SHARD_BYTES), 1)
 
 
 def _cut(entries: list[bytes], count: int) -> Iterator[list[bytes]]:

@@ -1,26 +1,17 @@
 """The work of one process: a shard's records in, its tar and its result out."""
 
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 
-from convert.images.info import LEFT_OUT, ImageInfo, findings, inspect
-from convert.images.reencode import as_upright_jpeg
-from convert.images.tiles import Untiled, tiled
+from convert.images.info import LEFT_OUT, ImageInfo, findings
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, records_of
 from convert.packing.shard_result import ResultRows, ShardResult
+from convert.packing.stored_samples import StoredSamples
 from convert.packing.workers import working_on
 from convert.progress import Progress
-from convert.readers.records import (
-    REENCODED_SUFFIXES,
-    Container,
-    Defect,
-    ImageDefect,
-    Record,
-)
+from convert.readers.records import Container, Defect, ImageDefect, Record
 from rackrun.errors import DataError
 from shards.index import Row
 from shards.writer import Position, ShardWriter, write_shard
@@ -45,7 +36,11 @@ def write_one(
         filler = _ShardFiller(plan, shard, writer)
         for record in records_of(target.plan, shard):
             working_on(f"{shard.name}: {record.name}")
-            filler.add(record, containers[record.container])
+            container = containers[record.container]
+            if isinstance(container, StoredSamples):
+                filler.copy(record, container)
+            else:
+                filler.add(record, container)
             reporter.advance(record.size)
         working_on(shard.name)
         if not writer.samples:
@@ -77,44 +72,30 @@ class _ShardFiller:
     def add(self, record: Record, container: Container) -> None:
         """Append an image, or note why it is left out."""
         try:
-            data = container.read(record)
-            crc = zlib.crc32(data)
-            if record.crc not in (None, crc):
-                raise Defect("checksum")
-            stored, info = self._inspected(data, PurePosixPath(record.name).suffix.lower())
-            stored, stored_info = self.plan.preset.apply(stored, info, self.plan.tiles)
+            image = self.plan.treatment.stored(record, container)
         except Defect as defect:
             self.findings.append(ImageDefect(record.name, defect.kind, defect.detail))
             return
-        unusual = (kind for kind in info.oddities if kind not in self.plan.usual)
-        self.findings += findings(record.name, replace(info, oddities=tuple(unusual)))
-        if self.plan.tiles:
-            stored = self._tiled(stored, record.name)
-        extension = stored_info.extension if self.plan.extension == "true" else EXTENSION
-        position = self.writer.add(record.key, record.label, stored, extension)
-        if stored is not data:
-            crc = zlib.crc32(stored)
-        self.rows.append(self._row(record.label, position, len(stored), stored_info, crc))
+        unusual = (kind for kind in image.source.oddities if kind not in self.plan.usual)
+        self.findings += findings(record.name, replace(image.source, oddities=tuple(unusual)))
+        if image.untiled:
+            self.findings.append(ImageDefect(record.name, "untiled", image.untiled))
+        extension = image.info.extension if self.plan.extension == "true" else EXTENSION
+        position = self.writer.add(record.key, record.label, image.data, extension)
+        row = self._row(record.label, position, len(image.data), image.info, image.crc)
+        self.rows.append(row)
 
-    def _inspected(self, data: bytes, suffix: str) -> tuple[bytes, ImageInfo]:
-        """Return an image and its facts; other formats, and what lies on its side, as a JPEG."""
-        decode, oddity = self.plan.check == "decode", "re-encoded"
-        if suffix not in REENCODED_SUFFIXES:
-            info = inspect(data, suffix, decode)
-            if not self.plan.upright or "rotated" not in info.oddities:
-                return data, info
-            oddity = "turned"
-        upright = as_upright_jpeg(data)
-        info = inspect(upright, ".jpg", decode)
-        return upright, replace(info, oddities=(*info.oddities, oddity))
-
-    def _tiled(self, stored: bytes, name: str) -> bytes:
-        """Return an image with restart tiles, or note why it has none."""
-        try:
-            return tiled(stored)
-        except Untiled as reason:
-            self.findings.append(ImageDefect(name, "untiled", str(reason)))
-            return stored
+    def copy(self, record: Record, samples: StoredSamples) -> None:
+        """Append a stored sample, with the label of its record."""
+        row, members = samples.labelled(record)
+        offset = self.writer.copy(members)
+        self.rows.append(
+            row._replace(
+                shard=self.shard.number,
+                offset=offset,
+                image_offset=row.image_offset - row.offset + offset,
+            )
+        )
 
     def _row(self, label: int, position: Position, length: int, info: ImageInfo, crc: int) -> Row:
         return Row(

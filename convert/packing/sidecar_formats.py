@@ -21,6 +21,7 @@ from shards.index import Manifest, Split
 
 DALI_VERSION = "v1.2"
 META = ".nv-meta"
+ENERGON_BYTES = 8  # of an entry of its index
 
 
 class Member(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convert.packing.sidecar_formats import (
+    ENERGON_BYTES,
     META,
     dali_index,
     energon_files,
@@ -34,10 +35,11 @@ class IndexedShard(NamedTuple):
     samples: int
 
 
-def write_sidecars(folder: Path, workers: int) -> None:
+def write_sidecars(folder: Path, workers: int, only_missing: bool = False) -> None:
     """Write them, from the headers of the tars; then list them in the manifest.
 
-    UsageError if files of such names are there that are not ours.
+    `only_missing`: leave out tars that have theirs, as those of an earlier version. UsageError if
+    files of such names are there that are not ours.
     """
     manifest = _manifest(folder)
     if manifest.tars:
@@ -47,12 +49,16 @@ def write_sidecars(folder: Path, workers: int) -> None:
         write_whole(folder / MANIFEST_NAME, replace(manifest, sidecars=True).serialise())
     tars = [folder / shard.name for split in manifest.splits for shard in split.shards]
     counts = {}
+    if only_missing:
+        counts = {tar.name: count for tar in tars if (count := _samples_indexed(tar))}
+        tars = [tar for tar in tars if tar.name not in counts]
     steps = in_parallel(tars, _index, workers)
     with closing(steps), meter("indexed", len(tars), "tars") as shown:
         for tar in steps:
             counts[tar.name] = tar.samples
             shown.advance(Progress(1, 0))
-    files = energon_files(manifest, {tar.name: counts[tar.name] for tar in tars})
+    shards = [shard.name for split in manifest.splits for shard in split.shards]
+    files = energon_files(manifest, {name: counts[name] for name in shards})
     files |= {
         f"{manifest.dataset}-{split.name}.wids.json": wids_list(manifest.dataset, split)
         for split in manifest.splits
@@ -73,13 +79,24 @@ def remove_sidecars(folder: Path, manifest: Manifest) -> None:
         (folder / META).rmdir()
 
 
+def _samples_indexed(tar: Path) -> int:
+    """Return how many samples the indexes beside a tar list; 0 if one of them is missing."""
+    energon = _energon_path(tar)
+    both = energon.exists() and tar.with_suffix(".idx").exists()
+    return energon.stat().st_size // ENERGON_BYTES - 1 if both else 0
+
+
+def _energon_path(tar: Path) -> Path:
+    return tar.with_name(f"{tar.name}.idx")
+
+
 def _index(tar: Path, report: Callable[[IndexedShard], None]) -> None:
     """Write the indexes of a tar."""
     working_on(str(tar))
     with os.fdopen(open_archive(tar), "rb") as file:
         samples = samples_of(Tar(tar, file.fileno()))
     write_whole(tar.with_suffix(".idx"), dali_index(samples))
-    write_whole(tar.with_name(f"{tar.name}.idx"), energon_index(samples))
+    write_whole(_energon_path(tar), energon_index(samples))
     report(IndexedShard(tar.name, len(samples)))
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from rackrun.errors import DataError
+from rackrun.shard_folder import folder_and_version
 from shards.http.connection import Timeouts
 from shards.http.fetch import RANGE_BYTES, Fetch
 from shards.http.server import ShardServer
@@ -26,8 +27,10 @@ class HttpSource(DescribedSource):
     """A shard folder at an http(s):// URL."""
 
     def __init__(self, location: str, timeouts: Timeouts | None = None) -> None:
-        self.server = ShardServer(location, timeouts)
-        super().__init__(self.server.location, self.server.location, self.server.timeouts)
+        folder, version = folder_and_version(location)
+        self.server = ShardServer(folder, timeouts)
+        named = f"{self.server.location}@{version}" if version else self.server.location
+        super().__init__(named, named, self.server.timeouts)
         self._whole: set[str] = set()  # shards whose digest was right
 
     @property
@@ -53,7 +56,7 @@ class HttpSource(DescribedSource):
         if shard.name in self._whole:
             yield from parts
         else:
-            yield from verified(parts, shard, self.location + shard.name)
+            yield from verified(parts, shard, self.server.location + shard.name)
             if (
                 shard.name in self.server.etags
             ):  # without one, another file could take its place unseen

@@ -1,0 +1,1 @@
+"""Versions of a finished shard folder: more images, fewer, other classes; what differs."""

@@ -1,0 +1,122 @@
+"""What differs between two versions of a shard folder, or two folders: sample by sample."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from convert.packing.stored_samples import StoredShard, keys_of, rows_of, shards_of
+from rackrun.help.options import Examples, Positional
+from rackrun.machine import core_count
+from rackrun.terminal import clean
+from shards.open import open_source
+from shards.source import Source
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Compare two versions: which samples were added, dropped, relabelled, moved or changed."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards@1 data/shards@2", "two versions"),
+        ("{prog} data/shards@1 data/shards", "a version and the newest one"),
+    )
+
+    before: Positional[str]
+    """Shard folder or http(s):// URL, with or without a version."""
+    after: Positional[str]
+    """The same, of what it is compared with."""
+    json: bool = False
+    """Print JSON: added, dropped, relabelled, moved (to another split), changed (other bytes)."""
+    workers: int = 0
+    """Number of processes; 0: one per core."""
+
+    def run(self) -> None:
+        """Print a line per sample that differs, and how many there are."""
+        before, after = open_source(self.before), open_source(self.after)
+        difference = compared(before, after, self.workers or core_count())
+        if self.json:
+            sys.stdout.write(json.dumps(asdict(difference), indent=2) + "\n")
+            return
+        for line in difference.lines():
+            sys.stdout.write(f"{clean(line)}\n")
+        counts = ", ".join(f"{len(table):,} {what}" for what, table in vars(difference).items())
+        sys.stdout.write(f"{counts}\n")
+
+
+class _Sample(NamedTuple):
+    """What is known of a sample besides its key."""
+
+    split: str
+    class_name: str
+    mark: int  # its image's CRC-32 and length
+
+
+@dataclass
+class Difference:
+    """Samples by key: the class, or what it was and what it is."""
+
+    added: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    relabelled: dict[str, list[str]] = field(default_factory=dict)
+    moved: dict[str, list[str]] = field(default_factory=dict)
+    changed: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line per sample."""
+        yield from (f"+ {key}  {name}" for key, name in self.added.items())
+        yield from (f"- {key}  {name}" for key, name in self.dropped.items())
+        for sign, table in (("=", self.relabelled), (">", self.moved)):
+            yield from (f"{sign} {key}  {old} -> {new}" for key, (old, new) in table.items())
+        yield from (f"~ {key}  {name}" for key, name in self.changed.items())
+
+
+def compared(before: Source, after: Source, workers: int) -> Difference:
+    """Return what differs; tars that both have, with the same classes, are not opened."""
+    common = _contents(before) & _contents(after)
+    old, new = (_samples(source, common, workers) for source in (before, after))
+    difference = Difference()
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if was is None and now:
+            difference.added[key] = now.class_name
+        elif now is None and was:
+            difference.dropped[key] = was.class_name
+        elif was and now:
+            if was.class_name != now.class_name:
+                difference.relabelled[key] = [was.class_name, now.class_name]
+            if was.split != now.split:
+                difference.moved[key] = [was.split, now.split]
+            if was.mark != now.mark:
+                difference.changed[key] = now.class_name
+    return difference
+
+
+_Content = tuple[str, str, tuple[str, ...]]
+"""Split and digest of a shard, and the class of each of its samples."""
+
+
+def _content(source: Source, stored: StoredShard) -> _Content:
+    classes = source.manifest.classes
+    labels = rows_of(source, stored)["label"].tolist()
+    return stored.split, stored.shard.sha256, tuple(classes[label] for label in labels)
+
+
+def _contents(source: Source) -> set[_Content]:
+    return {_content(source, stored) for stored in shards_of(source.manifest)}
+
+
+def _samples(source: Source, common: set[_Content], workers: int) -> dict[str, _Sample]:
+    """Return the samples of the shards that are not common, by key."""
+    shards = [each for each in shards_of(source.manifest) if _content(source, each) not in common]
+    samples: dict[str, _Sample] = {}
+    for stored, keys in keys_of([(source, each) for each in shards], workers).values():
+        rows = rows_of(source, stored)
+        marks = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
+        labels = rows["label"].tolist()
+        for key, label, mark in zip(keys, labels, marks.tolist(), strict=True):
+            samples[key] = _Sample(stored.split, source.manifest.classes[label], mark)
+    return samples

@@ -1,0 +1,184 @@
+"""Fewer samples, or other classes: the shards that hold them are written anew, under new names.
+
+    names or table -> keys of the shards -> plan of what stays -> shards -> next version
+
+The old shards stay as they are, for the versions that have them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from convert.options import Packing
+from convert.packing.pack import write_version
+from convert.packing.plan import make_plan
+from convert.packing.stored_samples import StoredSamples, StoredShard, keys_of, rows_of
+from convert.readers.records import RecordListing
+from convert.versions.edits import Edit, class_named, edits_of
+from convert.versions.parent import Parent
+from rackrun.errors import DataError, UsageError
+from rackrun.help.options import Examples, Positional
+from rackrun.terminal import clean, say
+from rackrun.units import plural
+
+Keys = Mapping[str, tuple[StoredShard, list[str]]]
+"""The keys of shards by the shard's name."""
+
+DONE = {"drop": "dropped", "relabel": "relabelled"}
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Take samples out of a shard folder, as its next version; its tars stay as they are."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards doctor.csv", "the rows of a table whose action is drop"),
+        ("{prog} data/shards cat_17 cat_18", "samples by their keys"),
+    )
+
+    data: Positional[Path]
+    """Finished shard folder."""
+    samples: Positional[tuple[str, ...]]
+    """Keys, SHARD.tar/KEY, or CSV files with a column key."""
+    workers: int = 0
+    """Number of processes; 0: one per core."""
+    force: bool = False
+    """Give up another change of DATA that was interrupted."""
+
+    def run(self) -> None:
+        """Drop; what is interrupted goes on with the same command."""
+        packing = Packing(workers=self.workers, force=self.force)
+        _edited(self.data, self.samples, "drop", packing)
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """Give samples of a shard folder another class, as its next version; its tars stay."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards doctor.csv", "the rows of a table whose action is relabel"),
+        ("{prog} data/shards cat_17=dog", "a sample by its key"),
+    )
+
+    data: Positional[Path]
+    """Finished shard folder."""
+    samples: Positional[tuple[str, ...]]
+    """KEY=CLASS, SHARD.tar/KEY=CLASS, or CSV files with the columns key and new_class."""
+    workers: int = 0
+    """Number of processes; 0: one per core."""
+    force: bool = False
+    """Give up another change of DATA that was interrupted."""
+
+    def run(self) -> None:
+        """Relabel; what is interrupted goes on with the same command."""
+        packing = Packing(workers=self.workers, force=self.force)
+        _edited(self.data, self.samples, "relabel", packing)
+
+
+def _edited(data: Path, given: Sequence[str], action: str, packing: Packing) -> None:
+    """Make the version that the edits ask for."""
+    edits, others = edits_of(given, action)
+    with Parent.locked(data) as parent:
+        manifest, folder = parent.manifest, parent.target.folder
+        samples = StoredSamples(parent.source)
+        keys = parent.keys(packing.processes)
+        labels = _labels(parent, edits, keys, packing.processes)
+        if not labels:
+            say(f"{folder}: nothing to {action}; the newest version is {manifest.number}")
+            return
+        touched = {
+            name: (stored, names)
+            for name, (stored, names) in keys.items()
+            if not labels.keys().isdisjoint(names)
+        }
+        records = list(samples.records(touched, labels))
+        listing = RecordListing(manifest.dataset, manifest.classes, (samples,), iter(records))
+        packing = replace(packing, seed=manifest.seed, val_percent=0.0, preset=parent.preset)
+        packing = replace(packing, tiles=manifest.tiles, allow=("similar-classes",))
+        replaced = Counter(stored.split for stored, _ in touched.values())
+        plan, lines = make_plan(listing, packing, parent.starts(replaced))
+        plan = replace(
+            parent.planned(plan),
+            origins=manifest.sources,
+            replaced=tuple(sorted(touched)),
+            copied=True,
+            change={DONE[action]: len(labels)},
+        )
+        if not plan.shards and len(touched) == len(keys):
+            raise UsageError(f"{data}: no sample would be left; remove the folder instead")
+        write_version(parent.target, plan, lines, samples, packing, parent.source)
+        done = f"{plural(len(labels), 'sample')} {DONE[action]}"
+        say(f"{folder}: version {plan.version} is the newest one: {done}")
+        if others:
+            say(f"{folder}: left aside {plural(others, 'row')} whose action is not {action}")
+
+
+class _Current(NamedTuple):
+    """A sample of the newest version."""
+
+    shard: str
+    label: int
+
+
+def _labels(
+    parent: Parent, edits: Sequence[Edit], keys: Keys, workers: int
+) -> dict[str, int | None]:
+    """Return the new label by key, None for a sample to drop; without what is so already.
+
+    DataError, with file and line, for an edit that does not fit the newest version.
+    """
+    classes, current = parent.manifest.classes, _current(parent, edits, keys)
+    labels: dict[str, int | None] = {}
+    _check_absent([edit for edit in edits if edit.key not in current], parent, workers)
+    for edit in edits:
+        if edit.key not in current:
+            continue
+        sample = current[edit.key]
+        new = class_named(edit, classes) if edit.new_class else None
+        if new != sample.label:
+            _check_fits(edit, sample, keys, classes)
+        if labels.setdefault(edit.key, new) != new:
+            raise edit.refuse("two classes are asked for; leave one of them")
+    return {key: new for key, new in labels.items() if new != current[key].label}
+
+
+def _current(parent: Parent, edits: Sequence[Edit], keys: Keys) -> dict[str, _Current]:
+    """Return the samples that edits name, by key."""
+    asked = {edit.key for edit in edits}
+    current: dict[str, _Current] = {}
+    for name, (stored, shard_keys) in keys.items():
+        if asked.isdisjoint(shard_keys):
+            continue
+        for key, label in zip(
+            shard_keys, rows_of(parent.source, stored)["label"].tolist(), strict=True
+        ):
+            if key in asked:
+                if key in current:
+                    raise DataError(f"{name}: two samples have the key {clean(key)}")
+                current[key] = _Current(name, label)
+    return current
+
+
+def _check_fits(edit: Edit, sample: _Current, keys: Keys, classes: Sequence[str]) -> None:
+    """Raise DataError if an edit was written for another state of its sample."""
+    if edit.shard in keys and edit.shard != sample.shard:
+        raise edit.refuse(f"it is in {sample.shard}, not in {edit.shard}")
+    class_name = classes[sample.label]
+    if edit.class_name and edit.class_name != class_name:
+        raise edit.refuse(f"its class is {class_name}, not {edit.class_name}: the table is older")
+
+
+def _check_absent(edits: Sequence[Edit], parent: Parent, workers: int) -> None:
+    """Raise DataError for a sample that is not there, unless it has been dropped already."""
+    if not edits:
+        return
+    earlier = [(source, stored) for source, stored, is_newest in parent.stored() if not is_newest]
+    dropped = {key for _, keys in keys_of(earlier, workers).values() for key in keys}
+    for edit in edits:
+        if edit.key not in dropped:
+            raise edit.refuse(f"no sample has that key (version {parent.manifest.number})")
+        if edit.new_class:
+            raise edit.refuse("it has been dropped; append it to its class instead")
+    say(f"{parent.target.folder}: {plural(len(edits), 'sample')} dropped already")

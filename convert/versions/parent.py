@@ -1,0 +1,112 @@
+"""The newest version of a shard folder, as that from which the next one is made."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from convert.images.resize import Preset
+from convert.packing.output_folder import Target
+from convert.packing.plan import ShardPlan, Start
+from convert.packing.stored_samples import StoredShard, keys_of, shards_of
+from rackrun.errors import UsageError
+from rackrun.shard_folder import folder_and_version, why_no_shards
+from shards.index import Manifest, shard_number
+from shards.open import open_source
+from shards.source import Source
+
+MARK_BITS = 32
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The newest version of a locked folder."""
+
+    target: Target
+    source: Source
+
+    @classmethod
+    @contextlib.contextmanager
+    def locked(cls, folder: Path) -> Iterator["Parent"]:
+        """Yield the newest version, while no other command changes the folder.
+
+        UsageError if there is none, if an earlier one is named, or if the tars lie elsewhere.
+        """
+        location, version = folder_and_version(str(folder))
+        if "://" in location:
+            raise UsageError(f"{location}: type this on the server, with the path of its folder")
+        if reason := why_no_shards(location):
+            raise UsageError(reason)
+        target = Target(Path(location))
+        with target.locked():
+            parent = cls(target, open_source(location))
+            if version not in (0, parent.manifest.number):
+                raise UsageError(
+                    f"{folder}: not the newest version, which is {parent.manifest.number}; only "
+                    "that one can be changed; to go on from an earlier one, squash it"
+                )
+            if parent.manifest.tars:
+                raise UsageError(f"{location}: its tars lie on a server; type this in their folder")
+            yield parent
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the newest version."""
+        return self.source.manifest
+
+    @property
+    def preset(self) -> Preset:
+        """Size and quality of its images."""
+        return Preset(**self.manifest.preset)  # type: ignore[arg-type]
+
+    @cached_property
+    def versions(self) -> list[Manifest]:
+        """The manifests of all versions that are here, the newest first."""
+        return list(self.target.versions())
+
+    def starts(self, replaced: Mapping[str, int] | None = None) -> dict[str, Start]:
+        """Return where the new shards of each split begin.
+
+        `replaced`: by split, how many of its shards are written anew. A number that any version
+        has used is never used again.
+        """
+        used = defaultdict[str, int](int)
+        for manifest in self.versions:
+            for split, _, shard in shards_of(manifest):
+                number = shard_number(shard.name, manifest.dataset, split)
+                used[split] = max(used[split], number + 1)
+        counts = {split.name: len(split.shards) for split in self.manifest.splits}
+        fixed = replaced or {}
+        return {
+            split: Start(counts.get(split, 0) - fixed.get(split, 0), number, fixed.get(split, 0))
+            for split, number in used.items()
+        }
+
+    def planned(self, plan: ShardPlan) -> ShardPlan:
+        """Return the plan as one of the next version."""
+        before = self.manifest
+        return replace(
+            plan,
+            version=before.number + 1,
+            parent=before.digest,
+            adopted=before.adopted,
+            origins=tuple(dict.fromkeys((*before.sources, *plan.origins))),
+        )
+
+    def stored(self) -> Iterator[tuple[Source, StoredShard, bool]]:
+        """Yield every shard of every version once, and whether the newest one has it."""
+        seen = set[str]()
+        for manifest in self.versions:
+            is_newest = manifest is self.versions[0]
+            location = f"{self.target.folder}@{manifest.number}"
+            source = self.source if is_newest else open_source(location)
+            for stored in shards_of(manifest):
+                if stored.shard.name not in seen:
+                    seen.add(stored.shard.name)
+                    yield source, stored, is_newest
+
+    def keys(self, workers: int) -> dict[str, tuple[StoredShard, list[str]]]:
+        """Return the keys of the newest version, by shard."""
+        return keys_of([(self.source, each) for each in shards_of(self.manifest)], workers)

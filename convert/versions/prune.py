@@ -1,0 +1,129 @@
+"""Remove versions of a shard folder that no run needs: their manifests, and files of no other one.
+
+A run needs the versions that its config.json names, also when it has ended: its results can then be
+evaluated and repeated. Only run folders that can be seen here are known.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from convert.packing.output_folder import report_name
+from convert.versions.parent import Parent
+from rackrun.errors import DataError, UsageError
+from rackrun.help.options import Examples, Positional
+from rackrun.shapes import Misshapen, parsed_file
+from rackrun.terminal import say
+from rackrun.units import first_few, plural
+from shards.index import Manifest, manifest_name
+
+LARGEST_CONFIG = 1 << 20  # bytes
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class Prune:
+    """List the versions that no run needs; with --yes, remove them. The newest one always stays."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards", "show what could go: runs are those in runs/"),
+        ("{prog} data/shards --runs /scratch/runs --yes", "remove it"),
+    )
+
+    data: Positional[Path]
+    """Shard folder."""
+    runs: tuple[Path, ...] = (Path("runs"),)
+    """Folder with run folders at any depth; repeatable."""
+    yes: bool = False
+    """Remove them."""
+
+    def run(self) -> None:
+        """Remove what is not needed; a prune that was killed goes on with the same command."""
+        if absent := [path for path in self.runs if not path.is_dir()]:
+            raise UsageError(
+                f"{absent[0]}: no folder of runs, so nobody knows which versions are needed; type"
+                " --runs FOLDER"
+            )
+        with Parent.locked(self.data) as parent:
+            users = needed_by(self.runs)
+            kept, unneeded = list[Manifest](), list[Manifest]()
+            for manifest in parent.versions:
+                runs = users.get(manifest.digest, [])
+                reason = _reason(manifest, manifest is parent.versions[0], runs)
+                (kept if reason else unneeded).append(manifest)
+                say(f"version {manifest.number}: {reason or 'no run needs it'}")
+            files = [
+                path
+                for name in _files(parent, kept, unneeded)
+                if (path := parent.target.folder / name).exists()
+            ]
+            size = plural(len(files), "file"), f"{sum(p.stat().st_size for p in files):,} bytes"
+            if not files:
+                say(f"{self.data}: nothing to remove")
+            elif self.yes:
+                for path in files:
+                    path.unlink()
+                say(f"{self.data}: removed {', '.join(size)}")
+            else:
+                say(f"{self.data}: {', '.join(size)} can go; to remove them, add --yes")
+
+
+def _reason(manifest: Manifest, is_newest: bool, runs: list[str]) -> str:
+    """Return why a version stays, if it does."""
+    if is_newest:
+        return "stays, as the newest one"
+    if runs:
+        return f"stays, for {first_few(runs, NAMED)}"
+    if manifest.adopted and manifest.number == 1:
+        return "stays, as it knows which tars other programs have written"
+    return ""
+
+
+def needed_by(folders: tuple[Path, ...]) -> dict[str, list[str]]:
+    """Return the runs below these folders by the digest of each version that they name.
+
+    DataError for a config.json that cannot be read: what its run needs is then not known.
+    """
+    users: dict[str, list[str]] = {}
+    for path in (path for folder in folders for path in sorted(folder.rglob("config.json"))):
+        try:
+            recorded = parsed_file(path, dict[str, Any], LARGEST_CONFIG)
+        except (OSError, Misshapen) as error:
+            raise DataError(f"{path}: which data its run needs is not known: {error}") from None
+        for digest in _digests(recorded):
+            users.setdefault(digest, []).append(str(path.parent))
+    return users
+
+
+def _digests(recorded: dict[str, Any]) -> Iterator[str]:
+    versions = recorded.get("data_versions")
+    named = list(versions.values()) if isinstance(versions, dict) else []
+    yield from (str(digest) for digest in (*named, recorded.get("data_sha256")))
+
+
+def _files(parent: Parent, kept: list[Manifest], unneeded: list[Manifest]) -> list[str]:
+    """Return what only unneeded versions have, their manifests first; never another's tars.
+
+    What a prune that was killed has left is in no version any more.
+    """
+    newest = parent.manifest
+    used = set[str]().union(*(each.files() for each in kept)) | parent.target.unfinished()
+    heads = [name(each.number) for each in unneeded for name in (manifest_name, report_name)]
+    if newest.adopted:
+        first = parent.versions[-1]
+        listed = set[str]().union(*(each.files() for each in unneeded)) - first.files()
+    else:
+        ours = re.compile(rf"{newest.dataset}-[a-z]+(-\d{{6}}\.tar|(\.v\d+)?\.index\.npy)")
+        names = (path.name for path in parent.target.folder.iterdir())
+        listed = {name for name in names if ours.fullmatch(name)}
+    spare = sorted(listed - used)
+    sidecars = [
+        f"{name.removesuffix(ending)}.idx"
+        for name in spare
+        if newest.sidecars
+        for ending in (".tar", "")
+        if name.endswith(".tar")
+    ]
+    return [*heads, *spare, *sidecars]

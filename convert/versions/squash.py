@@ -1,0 +1,79 @@
+"""A version of a shard folder as a folder of its own, without a history."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from convert.images.resize import Preset
+from convert.options import Packing
+from convert.packing.finalize import close_folder, print_use
+from convert.packing.output_folder import Target
+from convert.packing.pack import write_shards
+from convert.packing.plan import make_plan, save_plan
+from convert.packing.sidecars import write_sidecars
+from convert.packing.stored_samples import StoredSamples, keys_of, shards_of
+from convert.readers.records import RecordListing
+from rackrun.errors import UsageError
+from rackrun.help.options import Examples, Positional
+from rackrun.shard_folder import folder_and_version
+from rackrun.terminal import say
+from shards.open import open_source
+
+
+@dataclass(frozen=True)
+class Squash:
+    """Copy the samples of one version into a new folder, mixed and cut as a conversion does."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards data/squashed", "the newest version"),
+        ("{prog} data/shards@2 data/second", "version 2"),
+    )
+
+    location: Positional[str]
+    """Shard folder, or the http(s):// URL of one."""
+    out: Positional[Path]
+    """Folder for the new shards; made if it is missing."""
+    shards: int = 0
+    """Number of training shards; 0: about 64 MiB each, at least 16 if there are enough images."""
+    val_shards: int = 0
+    """Number of validation shards, and of test shards; 0: about 64 MiB each, at least 4."""
+    workers: int = 0
+    """Number of processes; 0: one per core."""
+    force: bool = False
+    """Replace the output of an earlier conversion in OUT."""
+
+    def run(self) -> None:
+        """Copy; what is interrupted goes on with the same command."""
+        source = open_source(self.location)
+        manifest, samples = source.manifest, StoredSamples(source)
+        folder = Path(folder_and_version(self.location)[0])
+        if folder.is_dir() and self.out.resolve().is_relative_to(folder.resolve()):
+            raise UsageError(f"{self.out}: lies inside {folder}; choose a folder outside it")
+        packing = Packing(
+            preset=Preset(**manifest.preset),  # type: ignore[arg-type]
+            shards=self.shards,
+            val_shards=self.val_shards,
+            val_percent=0.0,
+            seed=manifest.seed,
+            allow=("similar-classes",),
+            tiles=manifest.tiles,
+            workers=self.workers,
+            force=self.force,
+        )
+        target = Target(self.out)
+        with target.locked():
+            shards = [(source, stored) for stored in shards_of(manifest)]
+            records = samples.records(keys_of(shards, packing.processes), {})
+            listing = RecordListing(manifest.dataset, manifest.classes, (samples,), records)
+            plan, lines = make_plan(listing, packing)
+            plan = replace(plan, origins=manifest.sources, copied=True, adopted=manifest.adopted)
+            if not target.adopt(plan, packing.force):
+                say(f"{self.out}: holds this data set already")
+                print_use(self.out, plan.dataset)
+                return
+            if not target.plan.exists():
+                save_plan(target.plan, plan, lines)
+            write_shards(target, plan, (samples,), packing)
+            close_folder(target, plan, None)
+            if manifest.sidecars:
+                write_sidecars(self.out, packing.processes)
