@@ -22,6 +22,8 @@ from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
 LARGEST_MANIFEST = 64 << 20  # bytes
+LATER_MANIFESTS = "dataset.v*.json"
+DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 LISTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}(\.tar|\.index\.npy)")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
@@ -206,7 +208,11 @@ def configuration(site: Site, scratch: str, name: str) -> dict[str, str]:
         tls=_block(_tls(site), 4),
         access=_block(_access(site), 8),
     )
-    return {"nginx.conf": text, "listed": as_map(listed_names(site.folder))} | _secrets(site)
+    return {"nginx.conf": text, "listed": _listed(site.folder)} | _secrets(site)
+
+
+def _listed(folder: Path) -> str:
+    return as_map(listed_names(folder)) + later_versions(folder)
 
 
 def _names(site: Site) -> list[str]:
@@ -270,8 +276,20 @@ def _user_line(user: str, password: str) -> str:
 
 
 def listed_names(folder: Path) -> list[str]:
-    """Return the names of all shards and indexes, the shards first; FolderError for none."""
-    path = folder / MANIFEST_NAME
+    """Return the names of the shards and indexes of all versions; FolderError for none.
+
+    The shards of the newest one are the first.
+    """
+    earlier = sorted(folder.glob(LATER_MANIFESTS))
+    return list(
+        dict.fromkeys(
+            name for path in (folder / MANIFEST_NAME, *earlier) for name in _names_in(path)
+        )
+    )
+
+
+def _names_in(path: Path) -> list[str]:
+    """Return the names of the shards and indexes that a manifest lists, the shards first."""
     try:
         splits = parsed_file(path, dict[str, Any], LARGEST_MANIFEST)["splits"]
         names = [shard["name"] for split in splits for shard in split["shards"]]
@@ -304,3 +322,16 @@ def first_shard(folder: Path) -> str:
 def as_map(names: list[str]) -> str:
     """Return the lines of nginx's `map` from each path to itself."""
     return "".join(f'"/{name}" "/{name}";\n' for name in (MANIFEST_NAME, *names))
+
+
+def later_versions(folder: Path) -> str:
+    """Return lines of the same map for what versions are called that are made while nginx runs."""
+    dataset = parsed_file(folder / MANIFEST_NAME, dict[str, Any], LARGEST_MANIFEST).get("dataset")
+    if not isinstance(dataset, str) or not DATASET.fullmatch(dataset):
+        return ""
+    names = (
+        r"dataset\.v[0-9]+\.json",
+        rf"{dataset}-[A-Za-z0-9_-]+-[0-9]{{6,9}}\.tar",
+        rf"{dataset}-[A-Za-z0-9_-]+\.v[0-9]+\.index\.npy",
+    )
+    return "".join(f'"~^/{name}$" $uri;\n' for name in names)

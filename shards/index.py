@@ -128,7 +128,7 @@ class Manifest:
     """True if JPEGs were rewritten with restart tiles (shards.tiles), if possible."""
     parents: Annotated[tuple[Sha256, ...], AtMost(MOST_VERSIONS)] = ()
     """The digests of all versions before this one, the first one first: the last is its parent."""
-    change: dict[str, int] = field(default_factory=dict)
+    change: dict[str, Count] = field(default_factory=dict)
     """The number of samples that were added, dropped and relabelled since its parent."""
 
     @property

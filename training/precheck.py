@@ -19,7 +19,7 @@ from rackrun.errors import UsageError
 from rackrun.machine import why_no_compiler
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed_file
-from rackrun.shard_folder import why_no_splits
+from rackrun.shard_folder import folder_and_version, why_no_splits
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
@@ -309,4 +309,5 @@ def _own_models(source: TaskSource) -> tuple[str, ...] | None:
 
 
 def _is_here(location: str) -> bool:
-    return location != "" and "://" not in location and (Path(location) / MANIFEST_NAME).is_file()
+    folder = Path(folder_and_version(location)[0])
+    return location != "" and "://" not in location and (folder / MANIFEST_NAME).is_file()

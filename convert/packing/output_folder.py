@@ -129,7 +129,7 @@ class Target:
         refused, or with `force` given up.
         """
         if self.plan.exists() and head_of(self.plan) != plan.head():
-            if load_plan(self.plan).parent == plan.parent and not force:
+            if not force:
                 raise UsageError(
                     f"{self.folder}: another change of it was interrupted; run that command again "
                     "to complete it, or add --force to give it up"

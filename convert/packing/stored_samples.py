@@ -6,24 +6,28 @@ anew: that in its .cls, which every sample of a conversion has.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
-from convert.readers.records import Record
+from convert.readers.records import Record, as_text
+from convert.readers.tars import Tar
 from rackrun.errors import DataError
 from rackrun.terminal import clean
 from shards.index import Manifest, Origin, Row, Shard
 from shards.source import Source
 from shards.verify import key_in, sample_of
-from shards.writer import BLOCK, resized_header
+from shards.writer import BLOCK, END, resized_header
 
 if TYPE_CHECKING:
     import numpy as np
 
 LABEL_SUFFIX = ".cls"
+NAME_BYTES = 100  # of a header
 
 
 class StoredShard(NamedTuple):
@@ -68,11 +72,14 @@ def keys_of(
         source, stored = shards[job]
         where = f"{source.location}: {stored.shard.name}"
         working_on(where)
-        starts = [int(start) - BLOCK for start in rows_of(source, stored)["image_offset"]]
+        rows = rows_of(source, stored)
+        starts = [int(start) - BLOCK for start in rows["image_offset"]]
         headers = source.reads([(stored.shard, start, BLOCK) for start in starts])
         keys = [
             key_in(bytes(header), where, start)
-            for header, start in zip(headers, starts, strict=True)
+            if b"\0" in bytes(header[:NAME_BYTES])
+            else _long_key(source, stored.shard, row)
+            for header, start, row in zip(headers, starts, rows, strict=True)
         ]
         report(ShardKeys(stored, keys))
 
@@ -86,6 +93,21 @@ def keys_of(
             keys[answer.stored.shard.name] = answer.stored, answer.keys
             shown.advance(Progress(len(answer.keys), 0))
     return keys
+
+
+def _long_key(source: Source, shard: Shard, row: Any) -> str:
+    """Return the key of a sample whose image has a longer name than its header has room for."""
+    start = int(row["offset"])
+    descriptor = os.memfd_create("sample")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(source.read(shard, start, int(row["length"])))
+        file.write(END)
+        file.flush()
+        tar = Tar(Path(f"{source.location}: {shard.name}"), descriptor)
+        image = int(row["image_offset"]) - start
+        name = next((each.name for each in tar.members() if each.offset == image), "")
+    folder, slash, member = as_text(name).rpartition("/")
+    return folder + slash + member.partition(".")[0]
 
 
 class StoredSamples:

@@ -72,7 +72,7 @@ class Relabel:
     """Give up another change of DATA that was interrupted."""
 
     def run(self) -> None:
-        """Relabel; what is interrupted goes on with the same command."""
+        """Change the classes; what is interrupted goes on with the same command."""
         packing = Packing(workers=self.workers, force=self.force)
         _edited(self.data, self.samples, "relabel", packing)
 
@@ -94,6 +94,9 @@ def _edited(data: Path, given: Sequence[str], action: str, packing: Packing) -> 
             if not labels.keys().isdisjoint(names)
         }
         records = list(samples.records(touched, labels))
+        for record in records:
+            if record.key in labels:
+                samples.labelled(record)  # or an error, before anything is written
         listing = RecordListing(manifest.dataset, manifest.classes, (samples,), iter(records))
         packing = replace(packing, seed=manifest.seed, val_percent=0.0, preset=parent.preset)
         packing = replace(packing, tiles=manifest.tiles, allow=("similar-classes",))
@@ -127,20 +130,25 @@ def _labels(
 ) -> dict[str, int | None]:
     """Return the new label by key, None for a sample to drop; without what is so already.
 
-    DataError, with file and line, for an edit that does not fit the newest version.
+    DataError, with file and line, for a key or a class that no version has. Rows that were written
+    for another state of their sample are left aside, and the first one is named.
     """
     classes, current = parent.manifest.classes, _current(parent, edits, keys)
     labels: dict[str, int | None] = {}
+    stale = list[DataError]()
     _check_absent([edit for edit in edits if edit.key not in current], parent, workers)
     for edit in edits:
         if edit.key not in current:
             continue
         sample = current[edit.key]
         new = class_named(edit, classes) if edit.new_class else None
-        if new != sample.label:
-            _check_fits(edit, sample, keys, classes)
+        if new != sample.label and (why := _misfit(edit, sample, keys, classes)):
+            stale.append(edit.refuse(why))
+            continue
         if labels.setdefault(edit.key, new) != new:
             raise edit.refuse("two classes are asked for; leave one of them")
+    if stale:
+        say(f"left aside {plural(len(stale), 'row')} for another state of DATA; {stale[0]}")
     return {key: new for key, new in labels.items() if new != current[key].label}
 
 
@@ -161,13 +169,14 @@ def _current(parent: Parent, edits: Sequence[Edit], keys: Keys) -> dict[str, _Cu
     return current
 
 
-def _check_fits(edit: Edit, sample: _Current, keys: Keys, classes: Sequence[str]) -> None:
-    """Raise DataError if an edit was written for another state of its sample."""
+def _misfit(edit: Edit, sample: _Current, keys: Keys, classes: Sequence[str]) -> str:
+    """Return why an edit was written for another state of its sample; empty if it was not."""
     if edit.shard in keys and edit.shard != sample.shard:
-        raise edit.refuse(f"it is in {sample.shard}, not in {edit.shard}")
+        return f"it is in {sample.shard}, not in {edit.shard}"
     class_name = classes[sample.label]
     if edit.class_name and edit.class_name != class_name:
-        raise edit.refuse(f"its class is {class_name}, not {edit.class_name}: the table is older")
+        return f"its class is {class_name}, not {edit.class_name}"
+    return ""
 
 
 def _check_absent(edits: Sequence[Edit], parent: Parent, workers: int) -> None:
@@ -179,6 +188,4 @@ def _check_absent(edits: Sequence[Edit], parent: Parent, workers: int) -> None:
     for edit in edits:
         if edit.key not in dropped:
             raise edit.refuse(f"no sample has that key (version {parent.manifest.number})")
-        if edit.new_class:
-            raise edit.refuse("it has been dropped; append it to its class instead")
     say(f"{parent.target.folder}: {plural(len(edits), 'sample')} dropped already")

@@ -1,6 +1,7 @@
 """The newest version of a shard folder, as that from which the next one is made."""
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from convert.images.resize import Preset
 from convert.packing.output_folder import Target
-from convert.packing.plan import ShardPlan, Start
+from convert.packing.plan import ShardPlan, Start, load_plan
 from convert.packing.stored_samples import StoredShard, keys_of, shards_of
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
@@ -17,7 +18,7 @@ from shards.index import Manifest, shard_number
 from shards.open import open_source
 from shards.source import Source
 
-MARK_BITS = 32
+URL = re.compile(r"https?:/")  # of which Path has made one slash
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Parent:
         UsageError if there is none, if an earlier one is named, or if the tars lie elsewhere.
         """
         location, version = folder_and_version(str(folder))
-        if "://" in location:
+        if URL.match(location):
             raise UsageError(f"{location}: type this on the server, with the path of its folder")
         if reason := why_no_shards(location):
             raise UsageError(reason)
@@ -49,6 +50,8 @@ class Parent:
                 )
             if parent.manifest.tars:
                 raise UsageError(f"{location}: its tars lie on a server; type this in their folder")
+            if target.plan.exists() and load_plan(target.plan).parent != parent.manifest.digest:
+                target.give_up()  # it was killed when all but tidying up was done
             yield parent
 
     @property

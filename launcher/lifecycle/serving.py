@@ -23,6 +23,7 @@ from launcher.run.settings import SERVER, Serving
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
+from rackrun.shard_folder import folder_and_version
 
 if TYPE_CHECKING:
     from nginx.serve import Server
@@ -53,13 +54,14 @@ def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]
     )
     with _running(site) as server:
         say(server.announcement)
-        yield with_data(work, server.url)
+        version = folder_and_version(data_of(work))[1]
+        yield with_data(work, server.url + (f"@{version}" if version else ""))
 
 
 def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path | None:
     """Return the folder of this machine to serve; None when there is none, or no need."""
     data = data_of(work)
-    folder = Path(data).expanduser()
+    folder = Path(folder_and_version(data)[0]).expanduser()
     if serving.serve and (not data or "://" in data):
         raise UsageError("--serve: serves the folder of a task; type: --serve TASK --data FOLDER")
     if serving.serve:

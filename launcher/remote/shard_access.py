@@ -30,6 +30,7 @@ def shards(
     data: str, workdir: str, every_shard: bool, environment: dict[str, str]
 ) -> dict[str, Any]:
     """Check that the manifest of a shard folder or server can be read here, and its shards."""
+    data = _folder_of(data)
     try:
         if not data.startswith(("http://", "https://")):
             folder = os.path.join(workdir, os.path.expanduser(data))
@@ -44,6 +45,12 @@ def shards(
         return {"error": f"{data}: does not answer in time"}
     except Unfit as error:
         return {"error": str(error)}
+
+
+def _folder_of(data: str) -> str:
+    """Return the folder or URL in a location such as DATA@2; the ranks check that version."""
+    head, _, digits = data.rpartition("@")
+    return head if head and digits.isdigit() and not os.path.isdir(data) else data
 
 
 class Unfit(Exception):

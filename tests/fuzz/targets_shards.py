@@ -22,6 +22,7 @@ from shards.image_limits import too_large
 from shards.index import Manifest, Shard, Split, parse_index
 from shards.jpeg import jpeg_frame
 from shards.tiles import window
+from shards.versions import read_version
 from training.data import decode
 from training.data.transforms import Transforms
 from training.run import checkpoint, ledger
@@ -35,6 +36,23 @@ def fuzz_manifest(data: bytes) -> None:
     with contextlib.suppress(DataError):
         manifest = Manifest.parse(data, "here")
         assert Manifest.parse(manifest.serialise(), "here") == manifest
+
+
+def fuzz_versions(data: bytes) -> None:
+    """Fuzz a chain of manifests: what is read of it has the digest that the newest names."""
+    text, *earlier = data.split(b"\0")
+
+    def read_file(name: str, most_bytes: int) -> bytes:
+        return dict(zip(("dataset.v1.json", "dataset.v2.json"), earlier, strict=False)).get(
+            name, b""
+        )
+
+    with contextlib.suppress(DataError):
+        newest = Manifest.parse(text, "here")
+        versions = [
+            read_version(newest, number, read_file, "here") for number in range(1, newest.number)
+        ]
+        assert tuple(version.digest for version in versions) == newest.parents
 
 
 def fuzz_index(data: bytes) -> None:

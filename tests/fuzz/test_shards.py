@@ -3,7 +3,7 @@
 import io
 import json
 import struct
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,15 @@ def manifest() -> bytes:
     shard = Shard("a-train-000000.tar", 3, 1 << 20, "0" * 64)
     split = Split("train", 3, "a-train.index.npy", "0" * 64, (shard,))
     return Manifest("a", ("one", "two"), (split,)).serialise()
+
+
+def versions() -> bytes:
+    """Return the newest of three manifests, then those before it."""
+    chain = [Manifest.parse(manifest(), "")]
+    for _ in range(2):
+        parents = (*chain[-1].parents, chain[-1].digest)
+        chain.append(replace(chain[-1], parents=parents, change={"dropped": 1}))
+    return b"\0".join(each.serialise() for each in (chain[2], chain[0], chain[1]))
 
 
 def index() -> bytes:
@@ -66,6 +75,7 @@ def with_tiles() -> bytes:
 
 SEEDS = {
     targets.fuzz_manifest: [manifest()],
+    targets.fuzz_versions: [versions()],
     targets.fuzz_index: [index()],
     targets.fuzz_answer: [answer()],
     targets.fuzz_ledger_page: [page()],

@@ -1,0 +1,583 @@
+"""A finished shard folder gets new versions, and no byte of its tars changes."""
+
+import contextlib
+import csv
+import gc
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import tarfile
+import time
+import warnings
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import webdataset
+
+from convert.__main__ import main
+from rackrun.errors import DataError, Problem, UsageError
+from shards.index import Manifest, brace_name
+from shards.open import open_source, sources_of
+from tests.convert.conftest import Convert, everything, shown
+from tests.convert.drawn import drawn, textured, write_files, write_zip
+from tests.convert.test_index import as_hugging_face, by_webdataset
+
+CLASSES = ("cat", "dog")
+FEW = ("--shards", 4, "--val-shards", 2, "--workers", 1)
+
+
+def photos(folder: Path, numbers: range, classes: tuple[str, ...] = CLASSES) -> Path:
+    """Write images of each class into a folder of class folders."""
+    files = {f"{kind}/{n}.jpg": drawn(f"{kind} {n}") for kind in classes for n in numbers}
+    return write_files(folder, files)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with photos/, 24 cats and 24 dogs, and data/, their shards."""
+    folder = tmp_path_factory.mktemp("converted")
+    main(
+        ["folder", str(photos(folder / "photos", range(24))), str(folder / "data"), *map(str, FEW)]
+    )
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path, converted: Path) -> Path:
+    """Return a copy of data/, beside one of photos/."""
+    shutil.copytree(converted, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "data"
+
+
+def run(*words: object) -> None:
+    main([*map(str, words), "--workers", "1"])
+
+
+def manifest_of(location: Path | str) -> Manifest:
+    return open_source(str(location)).manifest
+
+
+def labels(location: Path | str) -> dict[str, str]:
+    """Return the class of each sample by its key; each of them is verified."""
+    classes = manifest_of(location).classes
+    return {sample.key: classes[sample.label] for sample in everything(Path(location))}
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.tar")}
+
+
+def stock(folder: Path, location: str = "") -> dict[str, int]:
+    """Return label by key as webdataset reads the printed names of a version."""
+    read: dict[str, int] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves its files open
+        for split in manifest_of(location or folder).splits:
+            urls = f"{folder}/{brace_name(split)}"
+            samples = webdataset.WebDataset(urls, shardshuffle=False)
+            for key, label in samples.to_tuple("__key__", "cls"):
+                assert key not in read
+                read[key] = int(label)
+            del samples
+        gc.collect()
+    return read
+
+
+def test_an_append_adds_what_is_new_and_changes_no_tar(tmp_path: Path, data: Path) -> None:
+    """Appending the folder with new images in it adds those, in new shards, as version 2."""
+    before, first = digests(data), labels(data)
+    photos(tmp_path / "photos", range(24, 28))
+    run("append", tmp_path / "photos", data)
+    assert before.items() <= digests(data).items()
+    newest, parent = manifest_of(data), manifest_of(f"{data}@1")
+    assert (newest.number, newest.parents) == (2, (parent.digest,))
+    assert newest.change == {"added": 8}
+    assert labels(f"{data}@1") == first
+    assert labels(data) == first | {f"{kind}_{n}": kind for kind in CLASSES for n in range(24, 28)}
+    main(["verify", str(data)])
+
+
+def test_nothing_new_makes_no_version(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same images again, under whatever names: counted, and no file is written."""
+    before = shown(data)
+    run("append", tmp_path / "photos", data)
+    assert shown(data) == before
+    assert "48 images: are in it already" in capsys.readouterr().err
+
+
+def test_another_image_of_a_taken_name_gets_a_key_of_its_own(tmp_path: Path, data: Path) -> None:
+    """Names are only names: cat/1.jpg of another camera is new; that of the same one is not."""
+    other = write_files(tmp_path / "other", {"cat/1.jpg": drawn("x"), "cat/2.jpg": drawn("cat 2")})
+    run("append", other, data, "--val-percent", 0)
+    (key,) = labels(data).keys() - labels(f"{data}@1").keys()
+    assert re.fullmatch(r"cat_1-[0-9a-f]{8}", key)
+    run("append", other, data)
+    assert manifest_of(data).number == 2
+
+
+def test_dropped_images_do_not_come_back_by_an_append(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An append of the same folder leaves out what was dropped, unless --allow dropped."""
+    run("drop", data, "cat_3")
+    run("append", tmp_path / "photos", data)
+    assert "1 image: were dropped" in capsys.readouterr().err
+    assert "cat_3" not in labels(data)
+    run("append", tmp_path / "photos", data, "--allow", "dropped", "--val-percent", 0)
+    assert labels(data) == labels(f"{data}@1")
+
+
+def test_webdataset_reads_exactly_each_version(tmp_path: Path, data: Path) -> None:
+    """The names that summary prints are the newest version: nothing dropped is in them."""
+    photos(tmp_path / "photos", range(24, 30))
+    run("append", tmp_path / "photos", data)
+    run("drop", data, "cat_1", "dog_25")
+    run("relabel", data, "dog_5=cat", "cat_27=dog")
+    numbers = {"cat": 0, "dog": 1}
+    for location in (f"{data}@{number}" for number in (1, 2, 3, 4)):
+        expected = {key: numbers[name] for key, name in labels(location).items()}
+        assert stock(data, location) == expected
+    assert labels(data)["dog_5"] == "cat" and "cat_1" not in stock(data)
+
+
+def test_new_classes_get_numbers_after_the_old_ones(tmp_path: Path, data: Path) -> None:
+    """ant comes before cat in the alphabet, and after it in the table: old labels stay right."""
+    run("append", photos(tmp_path / "more", range(3), ("ant", "cat")), data)
+    assert manifest_of(data).classes == ("cat", "dog", "ant")
+    newest = labels(data)
+    assert newest["ant_0"] == "ant"
+    assert labels(f"{data}@1").items() <= newest.items()
+
+
+def test_what_is_dropped_and_relabelled_stays_in_the_old_version(data: Path) -> None:
+    """Only shards that hold such samples are written anew, under names that none has had."""
+    before, first = digests(data), labels(data)
+    run("drop", data, "cat_3")
+    third = manifest_of(data)
+    run("relabel", data, "cat_4=dog")
+    assert before.items() <= digests(data).items()
+    assert labels(f"{data}@1") == first
+    assert labels(f"{data}@2") == {key: name for key, name in first.items() if key != "cat_3"}
+    assert labels(data) == labels(f"{data}@2") | {"cat_4": "dog"}
+    names = [shard.name for split in third.splits for shard in split.shards]
+    assert len(set(names) - before.keys()) == 1
+    main(["verify", str(data)])
+
+
+def test_the_same_edit_again_changes_nothing(data: Path) -> None:
+    """A drop or relabel that was done is not done twice: it says so and ends well."""
+    for command in (("drop", data, "cat_3"), ("relabel", data, "cat_4=dog")):
+        run(*command)
+        before = shown(data)
+        run(*command)
+        assert shown(data) == before
+
+
+def table(path: Path, *rows: dict[str, str]) -> Path:
+    """Write a table as doctor writes it."""
+    columns = [
+        "split",
+        "shard",
+        "key",
+        "class",
+        "problem",
+        "action",
+        "new_class",
+        "score",
+        "reason",
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_table_is_the_input_of_drop_and_of_relabel(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each takes the rows of its action; rows without one are left aside and counted."""
+    doctor = table(
+        tmp_path / "doctor.csv",
+        {"key": "cat_1", "class": "cat", "action": "drop"},
+        {"key": "cat_2", "class": "cat", "action": "relabel", "new_class": "dog"},
+        {"key": "cat_3", "class": "cat"},
+    )
+    run("drop", data, doctor)
+    assert "left aside 2 rows whose action is not drop" in capsys.readouterr().err
+    run("relabel", data, doctor)
+    changed = labels(f"{data}@1") | {"cat_2": "dog"}
+    del changed["cat_1"]
+    assert labels(data) == changed
+
+
+def test_rows_for_another_state_are_left_aside(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row whose sample has another class by now changes nothing, and is named and counted."""
+    row = {"key": "cat_2", "action": "drop"}
+    path = table(tmp_path / "old.csv", row | {"class": "dog"}, row | {"key": "cat_3"})
+    run("drop", data, path)
+    assert manifest_of(data).change == {"dropped": 1}
+    message = "left aside 1 row for another state of DATA; "
+    assert f"{message}{path}: line 2: cat_2: its class is cat, not dog" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"key": "cow_1"}, r"line 3: cow_1: no sample has that key"),
+        ({"key": ""}, r"line 3: no key"),
+        ({"key": "cat_2", "new_class": "dgo"}, r"line 3: cat_2: no class 'dgo'; did you mean dog"),
+        ({"key": "cat_2", "new_class": ""}, r"line 3: cat_2: no new_class"),
+        ({"key": "cat_1", "new_class": "cat"}, r"line 3: cat_1: two classes are asked for"),
+        ({"key": "x\x1b[31m" * 200}, r"line 3: a cell of more than"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_and_line(
+    tmp_path: Path, data: Path, row: dict[str, str], message: str
+) -> None:
+    """A table that does not fit changes nothing, and the message says where it is wrong."""
+    good = {"key": "cat_1", "action": "relabel", "new_class": "dog"}
+    path = table(tmp_path / "edits.csv", good, {"new_class": "dog"} | row | {"action": "relabel"})
+    before = shown(data)
+    with pytest.raises(DataError, match=rf"edits\.csv: {message}") as error:
+        run("relabel", data, path)
+    assert "\x1b" not in str(error.value)
+    assert shown(data) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("drop", "{data}@1", "cat_1"), "not the newest version, which is 2"),
+        (("drop", "{data}@9", "cat_1"), "not the newest version"),
+        (("drop", "{data}", "missing.csv"), "cannot be read as CSV"),
+        (("relabel", "{data}", "cat_1"), "type KEY=CLASS"),
+        (("append", "{data}", "{data}"), "class folder"),
+        (("append", "nowhere", "{data}"), "there is no such folder"),
+        (("append", "nowhere", "nowhere"), "there is no such folder"),
+        (("drop", "http://localhost/", "cat_1"), "type this on the server"),
+        (("squash", "{data}", "{data}/inside"), "choose a folder outside"),
+        (("diff", "{data}@1", "{data}@7"), "no version 7; the newest is 2"),
+    ],
+)
+def test_wrong_words_are_refused(data: Path, words: tuple[str, ...], message: str) -> None:
+    """Nothing is written, and what to type is said."""
+    run("drop", data, "cat_9")
+    before = shown(data)
+    with pytest.raises(Problem, match=message):
+        run(*(word.format(data=data) for word in words))
+    assert shown(data) == before
+
+
+def test_leaks_across_versions_are_refused(tmp_path: Path, data: Path) -> None:
+    """A copy of a validation image may not come into train by an append."""
+    source = open_source(str(data))
+    held_out = next(each for each in everything(data) if each.key in keys_of_split(source, "val"))
+    leak = {f"train/{CLASSES[held_out.label]}/new.jpg": held_out.image}
+    for kind in CLASSES:
+        leak[f"train/{kind}/other.jpg"] = drawn(f"other {kind}")
+        leak[f"val/{kind}/unseen.jpg"] = drawn(f"unseen {kind}")
+    write_files(tmp_path / "leaky", leak)
+    with pytest.raises(DataError, match="1 of its images are exact copies of images in another"):
+        run("append", tmp_path / "leaky", data)
+    assert manifest_of(data).number == 1
+    main(["verify", str(data)])
+    run("append", tmp_path / "leaky", data, "--allow", "leaks")
+    assert manifest_of(data).report == {"leak": 1}
+    assert len(labels(data)) == 48 + 5
+
+
+def keys_of_split(source: object, split: str) -> set[str]:
+    from convert.packing.stored_samples import keys_of, shards_of
+
+    shards = [(source, each) for each in shards_of(source.manifest) if each.split == split]
+    return {key for _, keys in keys_of(shards, 1).values() for key in keys}
+
+
+def test_tables_and_archives_are_sources_too(tmp_path: Path, data: Path) -> None:
+    """A CSV of paths, and a zip and a tar of class folders with a folder around them."""
+    photos(tmp_path / "listed", range(30, 32))
+    rows = "".join(f"{kind}/{n}.jpg,{kind}\n" for kind in CLASSES for n in (30, 31))
+    (tmp_path / "list.csv").write_text("path,label\n" + rows)
+    run("append", tmp_path / "list.csv", data, "--root", tmp_path / "listed")
+    files = {f"new/{kind}/40.jpg": drawn(f"{kind} 40") for kind in CLASSES}
+    run("append", write_zip(tmp_path / "new.zip", files), data)
+    with tarfile.open(tmp_path / "new.tar", "w") as archive:
+        for kind in CLASSES:
+            member = tarfile.TarInfo(f"new/{kind}/50.jpg")
+            image = drawn(f"{kind} 50")
+            member.size = len(image)
+            archive.addfile(member, io.BytesIO(image))
+    run("append", tmp_path / "new.tar", data)
+    assert manifest_of(data).number == 4
+    assert len(labels(data)) == 48 + 4 + 2 + 2
+
+
+def test_tiles_and_sidecars_go_on_in_later_versions(tmp_path: Path, convert: Convert) -> None:
+    """Appended JPEGs get restart tiles, new tars their index files; old index files stay."""
+    files = {
+        f"{kind}/{n}.jpg": textured(n + 100 * CLASSES.index(kind))
+        for kind in CLASSES
+        for n in range(12)
+    }
+    source = write_files(tmp_path / "photos", files)
+    folder = convert("folder", source, "--tiles", "--sidecars", *FEW, out="tiled")
+    before = {path.name: path.read_bytes() for path in folder.glob("*.idx")}
+    new = {
+        f"{kind}/{n}.jpg": textured(n + 500 + 100 * CLASSES.index(kind))
+        for kind in CLASSES
+        for n in (1, 2)
+    }
+    write_files(tmp_path / "photos", {name.replace("/", "/n"): data for name, data in new.items()})
+    run("append", source, folder)
+    newest = manifest_of(folder)
+    assert newest.tiles and newest.sidecars
+    after = {path.name: path.read_bytes() for path in folder.glob("*.idx")}
+    assert before.items() <= after.items()
+    shards = [shard.name for split in newest.splits for shard in split.shards]
+    assert {f"{name}.idx" for name in shards} <= after.keys()
+    listed = json.loads((folder / f"{newest.dataset}-train.wids.json").read_text())["shardlist"]
+    assert [each["url"] for each in listed] == [each.name for each in newest.split("train").shards]
+    main(["verify", str(folder), "--source", str(source)])
+
+
+def test_own_splits_stay_apart(tmp_path: Path, data: Path) -> None:
+    """Images from train/, val/ and test/ go where their folders say; test is a new split."""
+    parts = {"train": 100, "val": 200, "test": 300}
+    files = {
+        f"{part}/{kind}/{number}.jpg": drawn(f"{kind} {number}")
+        for part, number in parts.items()
+        for kind in CLASSES
+    }
+    run("append", write_files(tmp_path / "split", files), data)
+    source = open_source(str(data))
+    for part, number in parts.items():
+        assert {f"{kind}_{number}" for kind in CLASSES} <= keys_of_split(source, part)
+
+
+def test_adopted_tars_keep_all_their_members(tmp_path: Path) -> None:
+    """Of tars of other programs, samples are dropped and relabelled with all that is in them."""
+    expected = by_webdataset(tmp_path)
+    before = digests(tmp_path)
+    main(["index", str(tmp_path)])
+    gone, changed, *_ = expected
+    run("drop", tmp_path, gone)
+    run("relabel", tmp_path, f"{changed}={(expected[changed] + 1) % 3}")
+    run("append", photos(tmp_path / "more", range(3), ("0", "2")), tmp_path)
+    assert before.items() <= digests(tmp_path).items()
+    del expected[gone]
+    expected[changed] = (expected[changed] + 1) % 3
+    read = stock(tmp_path)
+    assert expected.items() <= read.items() and len(read) == len(expected) + 6
+    main(["verify", str(tmp_path)])
+
+
+def test_a_class_that_only_a_json_has_is_not_changed(tmp_path: Path) -> None:
+    """A relabel that stock readers would not see is refused; a drop keeps every other member."""
+    expected = as_hugging_face(tmp_path)
+    main(["index", str(tmp_path)])
+    key = next(iter(expected))
+    with pytest.raises(DataError, match=r"its class is in no \.cls"):
+        run("relabel", tmp_path, f"{key}={1 - expected[key]}")
+    run("drop", tmp_path, key)
+    source = open_source(str(tmp_path))
+    left = keys_of_split(source, "train") | keys_of_split(source, "val")
+    assert left == expected.keys() - {key}
+    extra = [
+        name
+        for tar in source.manifest.split("train").shards
+        for name in names_in(tmp_path / tar.name)
+    ]
+    assert sum(name.endswith(".seg.npy") for name in extra) == 2
+    main(["verify", str(tmp_path)])
+
+
+def names_in(path: Path) -> list[str]:
+    with tarfile.open(path) as tar:
+        return tar.getnames()
+
+
+def test_diff_names_every_difference(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Added, dropped and relabelled, by key and class; JSON has the same."""
+    photos(tmp_path / "photos", range(24, 25))
+    run("append", tmp_path / "photos", data)
+    run("drop", data, "cat_1")
+    run("relabel", data, "cat_2=dog")
+    capsys.readouterr()
+    main(["diff", f"{data}@1", str(data)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "+ cat_24  cat",
+        "+ dog_24  dog",
+        "- cat_1  cat",
+        "= cat_2  cat -> dog",
+        "2 added, 1 dropped, 1 relabelled, 0 moved, 0 changed",
+    ]
+    main(["diff", str(data), f"{data}@1", "--json"])
+    back = json.loads(capsys.readouterr().out)
+    assert back["dropped"] == {"cat_24": "cat", "dog_24": "dog"}
+    assert back["relabelled"] == {"cat_2": ["dog", "cat"]}
+
+
+def test_log_lists_what_each_version_changed(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line per version, the newest first, with what it changed and how much it wrote."""
+    run("drop", data, "cat_1", "cat_2")
+    capsys.readouterr()
+    main(["log", str(data)])
+    newest, first = capsys.readouterr().out.splitlines()
+    assert re.match(r" +2  [0-9a-f]{12}  46 samples in 2 classes: 2 dropped; ", newest)
+    assert re.match(r" +1  [0-9a-f]{12}  48 samples in 2 classes: converted; ", first)
+
+
+def test_squash_writes_a_plain_folder(tmp_path: Path, data: Path) -> None:
+    """The same samples as the newest version, no history; the same command again is done."""
+    run("drop", data, "cat_1")
+    run("squash", data, tmp_path / "plain")
+    manifest = manifest_of(tmp_path / "plain")
+    assert manifest.parents == () and labels(tmp_path / "plain") == labels(data)
+    names = [shard.name for shard in manifest.split("train").shards]
+    assert names == [f"photos-train-{number:06d}.tar" for number in range(len(names))]
+    run("squash", data, tmp_path / "plain")
+    main(["verify", str(tmp_path / "plain")])
+
+
+def test_prune_keeps_what_a_run_names(tmp_path: Path, data: Path) -> None:
+    """Versions that no config.json names go with --yes, and only they; a torn one stops it."""
+    for key in ("cat_1", "cat_2", "cat_3"):
+        run("drop", data, key)
+    kept = manifest_of(f"{data}@2")
+    config = tmp_path / "runs" / "sweep" / "a" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps({"data_versions": {"data@2": kept.digest}}))
+    second, newest, before = labels(f"{data}@2"), labels(data), shown(data)
+    with pytest.raises(UsageError, match="no folder of runs"):
+        main(["prune", str(data), "--runs", str(tmp_path / "nowhere")])
+    prune = ("prune", str(data), "--runs", str(tmp_path / "runs"))
+    main([*prune])
+    assert shown(data) == before
+    main([*prune, "--yes"])
+    assert (labels(f"{data}@2"), labels(data)) == (second, newest)
+    with pytest.raises(DataError, match="version 1 may have been pruned"):
+        labels(f"{data}@1")
+    assert [source.manifest.number for source in sources_of(str(data))] == [4, 2]
+    main(["verify", str(data)])
+    used = {name for number in (2, 4) for name in manifest_of(f"{data}@{number}").files()}
+    assert {name for name in shown(data) if name.endswith((".tar", ".npy"))} == used
+    config.write_text("{")
+    with pytest.raises(DataError, match=r"config\.json: which data its run needs is not known"):
+        main([*prune, "--yes"])
+
+
+def test_force_replaces_all_versions(tmp_path: Path, data: Path) -> None:
+    """A conversion with --force leaves nothing of earlier versions."""
+    run("drop", data, "cat_1")
+    main(["folder", str(tmp_path / "photos"), str(data), *map(str, FEW), "--force"])
+    assert manifest_of(data).number == 1
+    main(["verify", str(data)])
+    assert not list(data.glob("dataset.v*"))
+
+
+def killed(words: tuple[object, ...], seconds: float) -> None:
+    """Run a command, and kill it and its workers after so many seconds."""
+    process = os.fork()
+    if not process:
+        os.setsid()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        try:
+            run(*words)
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
+def check_kills(tmp_path: Path, data: Path, kills: int) -> None:
+    """Kill appends, drops and relabels at random moments: the version is whole or absent.
+
+    The same command completes it, to the very bytes of one that was not killed.
+    """
+    photos(tmp_path / "photos", range(24, 34), (*CLASSES, "emu"))
+    folder, first, before = tmp_path / "killed", labels(data), shown(data)
+    commands: list[tuple[object, ...]] = [
+        ("append", tmp_path / "photos", folder),
+        ("drop", folder, "cat_1", "dog_2", "cat_7"),
+        ("relabel", folder, "cat_3=dog", "dog_9=cat"),
+    ]
+    wholes = []
+    for words in commands:
+        shutil.copytree(data, folder)
+        began = time.monotonic()
+        run(*words)
+        wholes.append((shown(folder), time.monotonic() - began))
+        shutil.rmtree(folder)
+    draw = random.Random(20)
+    for kill in range(kills):
+        words, (whole, seconds) = commands[kill % 3], wholes[kill % 3]
+        shutil.copytree(data, folder)
+        for _ in range(draw.choice((1, 1, 2))):
+            killed(words, draw.uniform(0, seconds * 1.1))
+            after = shown(folder)
+            is_whole = after["dataset.json"] == whole["dataset.json"]
+            assert is_whole or before.items() <= after.items()
+            assert labels(f"{folder}@1") == first
+            main(["verify", str(folder), "--workers", "1"])
+        run(*words)
+        assert shown(folder) == whole
+        assert {path.name for path in folder.glob(".*")} == {".lock"}
+        shutil.rmtree(folder)
+
+
+def test_kills_leave_a_version_whole_or_absent(tmp_path: Path, data: Path) -> None:
+    """A dozen kills at random moments."""
+    check_kills(tmp_path, data, 12)
+
+
+@pytest.mark.long
+def test_ninety_kills_leave_a_version_whole_or_absent(tmp_path: Path, data: Path) -> None:
+    """Ninety kills at random moments."""
+    check_kills(tmp_path, data, 90)
+
+
+def test_an_interrupted_change_is_completed_or_given_up(tmp_path: Path, data: Path) -> None:
+    """Another command is refused meanwhile; --force forgets what was begun, and its files."""
+    photos(tmp_path / "photos", range(24, 30))
+    before = shown(data)
+    begin_drop(data)
+    with pytest.raises(UsageError, match="another change of it was interrupted"):
+        run("append", tmp_path / "photos", data)
+    main(["verify", str(data)])
+    run("append", tmp_path / "photos", data, "--force")
+    assert manifest_of(data).number == 2
+    del before["dataset.json"]
+    assert before.items() <= shown(data).items()
+
+
+def begin_drop(data: Path) -> None:
+    """Begin a drop, and kill it before its first shard is written."""
+    from convert.packing import pack
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def interrupted(*args: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(pack, "write_shards", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run("drop", data, "cat_1")

@@ -1,0 +1,164 @@
+"""Versions are read by name from a folder, a server and a cache, and believed by digest only."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from convert.__main__ import main
+from nginx.serve import serving
+from nginx.site import Site
+from rackrun.errors import DataError, Problem, UsageError
+from rackrun.shard_folder import folder_and_version
+from shards.index import Manifest, index_name, manifest_name
+from shards.open import open_source
+from shards.samples import samples
+from tests.convert.drawn import drawn, write_files
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with three versions."""
+    folder = tmp_path_factory.mktemp("three")
+    files = {f"{kind}/{n}.jpg": drawn(f"{kind}{n}") for kind in ("cat", "dog") for n in range(12)}
+    photos = write_files(folder / "photos", files)
+    main(["folder", str(photos), str(folder / "data"), "--shards", "3", "--workers", "1"])
+    for key in ("cat_1", "dog_1"):
+        main(["drop", str(folder / "data"), key, "--workers", "1"])
+    return folder / "data"
+
+
+@pytest.fixture
+def data(three: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(three, tmp_path / "data"))
+
+
+def keys(location: str, cache: str = "") -> set[str]:
+    """Return the keys of all samples, each verified."""
+    source = open_source(location, cache, 10**8)
+    return {
+        sample.key
+        for split in source.manifest.splits
+        for number in range(len(split.shards))
+        for sample in samples(source, split.name, number)
+    }
+
+
+def test_names_of_versions() -> None:
+    """@N at the end names a version; a password, a folder called so, or @0 do not."""
+    assert folder_and_version("data/shards@2") == ("data/shards", 2)
+    assert folder_and_version("http://host:8080/@12") == ("http://host:8080/", 12)
+    assert folder_and_version("http://user@2") == ("http://user@2", 0)
+    for plain in ("data", "data@", "data@0", "data@x", "data@1x", "@2", "http://host/"):
+        assert folder_and_version(plain) == (plain, 0)
+
+
+def test_a_folder_whose_name_ends_like_a_version_is_a_folder(data: Path, tmp_path: Path) -> None:
+    """set@2 is opened if it is a folder of shards itself."""
+    data.rename(tmp_path / "set@2")
+    assert open_source(str(tmp_path / "set@2")).manifest.number == 3
+    assert open_source(str(tmp_path / "set@2@1")).manifest.number == 1
+
+
+def test_each_version_by_name_over_http_and_through_a_cache(data: Path, tmp_path: Path) -> None:
+    """nginx serves all versions; a cache keeps what they share once."""
+    everything = keys(f"{data}@1")
+    with serving(Site(data, port=0, native=True)) as server:
+        for location in (str(data), server.url):
+            names = [f"{location}@{number}" for number in (1, 2, 3)] + [location]
+            for cache in ("", str(tmp_path / "cache")):
+                first, second, third, newest = (keys(name, cache) for name in names)
+                assert first == everything
+                assert (second, third) == (first - {"cat_1"}, first - {"cat_1", "dog_1"})
+                assert newest == third
+        with pytest.raises(UsageError, match="no version 9; the newest is 3"):
+            keys(f"{server.url}@9")
+
+
+def test_readers_of_an_old_version_see_nothing_of_a_new_one(data: Path, tmp_path: Path) -> None:
+    """An append behind a running server: open readers read on, new ones read the new version."""
+    with serving(Site(data, port=0, native=True)) as server:
+        readers = [
+            open_source(location, cache, 10**8)
+            for location in (str(data), server.url)
+            for cache in ("", str(tmp_path / "cache"))
+        ]
+        shards = [source.manifest.split("train").shards for source in readers]
+        for source in readers:
+            source.index("train")
+        before = keys(str(data))
+        photos = write_files(tmp_path / "more", {"cat/77.jpg": drawn(77), "emu/1.jpg": drawn(1)})
+        main(["append", str(photos), str(data), "--workers", "1"])
+        main(["drop", str(data), "cat_2", "--workers", "1"])
+        for source, before_shards in zip(readers, shards, strict=True):
+            read = [
+                each.key for n in range(len(before_shards)) for each in samples(source, "train", n)
+            ]
+            assert source.manifest.number == 3 and "cat_77" not in read and set(read) <= before
+        for cache in ("", str(tmp_path / "cache")):
+            assert keys(server.url, cache) == before - {"cat_2"} | {"cat_77", "emu_1"}
+            assert keys(f"{server.url}@3", cache) == before
+
+
+def rewritten(data: Path, number: int, **changes: object) -> None:
+    """Write a manifest with other values, and the digest that belongs to them."""
+    newest = number == 3
+    path = data / ("dataset.json" if newest else manifest_name(number))
+    manifest = Manifest.parse(path.read_bytes(), "")
+    path.write_bytes(replace(manifest, **changes).serialise())  # type: ignore[arg-type]
+
+
+def test_a_manifest_that_the_newest_does_not_name_is_refused(data: Path) -> None:
+    """Another data set in its place, a version of another chain, a copy of the newest: refused."""
+    second, third = data / manifest_name(2), data / "dataset.json"
+    for text in ((data / manifest_name(1)).read_bytes(), third.read_bytes()):
+        second.write_bytes(text)
+        with pytest.raises(DataError, match=r"dataset\.v2\.json: not the version 2 from which"):
+            keys(f"{data}@2")
+    rewritten(data, 1, seed=5)
+    with pytest.raises(DataError, match="not the version 1 from which"):
+        keys(f"{data}@1")
+    with pytest.raises(Problem, match="not the version"):
+        main(["verify", str(data)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parents": ["0" * 64] * 10_001}, "parents"),
+        ({"parents": ["../../etc/passwd"]}, "parents"),
+        ({"parents": "0" * 64}, "parents"),
+        ({"change": {"added": -1}}, None),
+        ({"splits.0.index": "data-train.v9.index.npy"}, "the index of train is called"),
+        ({"splits.0.index": "../data-train.index.npy"}, "the index of train is called"),
+        ({"splits.0.shards.0.name": "../photos-train-000000.tar"}, "shard 0 of train is called"),
+        ({"splits.0.shards.0.name": "photos-train-999999.tar"}, "shard 1 of train is called"),
+        ({"splits.0.shards.0.name": "photos-train-00.tar"}, "shard 0 of train is called"),
+    ],
+)
+def test_hostile_versions_are_refused(
+    data: Path, change: dict[str, object], message: str | None
+) -> None:
+    """Too many parents, paths, names of other splits or later versions, in a manifest of ours."""
+    path = data / "dataset.json"
+    fields = json.loads(path.read_bytes())
+    for name, value in change.items():
+        *way, last = name.split(".")
+        inner = fields
+        for step in way:
+            inner = inner[int(step)] if isinstance(inner, list) else inner[step]
+        inner[last] = value
+    path.write_text(json.dumps(fields))
+    with pytest.raises(DataError, match=message or "not a data set manifest"):
+        keys(str(data))
+
+
+def test_indexes_keep_their_names_while_they_stay_the_same(data: Path) -> None:
+    """What a version does not change is written once: the index of a split, and every tar."""
+    newest, first = open_source(str(data)).manifest, open_source(f"{data}@1").manifest
+    untouched = [s for s in newest.splits if s.shards == first.split(s.name).shards]
+    for split in untouched:
+        assert split.index == index_name(newest.dataset, split.name)
+    assert newest.split("train").index == index_name(newest.dataset, "train", 3)
