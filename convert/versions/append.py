@@ -29,7 +29,7 @@ from convert.readers.names import free_key
 from convert.readers.records import Container, Defect, Record, RecordListing
 from convert.table import ImageTable
 from convert.versions.parent import Parent
-from rackrun.help.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional
 from rackrun.terminal import say
 from rackrun.units import plural
 

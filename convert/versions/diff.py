@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from convert.packing.stored_samples import StoredShard, keys_of, rows_of, shards_of
-from rackrun.help.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional
 from rackrun.machine import core_count
 from rackrun.terminal import clean
 from shards.open import open_source

@@ -18,8 +18,8 @@ from convert.packing.stored_samples import StoredSamples, StoredShard, keys_of, 
 from convert.readers.records import RecordListing
 from convert.versions.edits import Edit, class_named, edits_of
 from convert.versions.parent import Parent
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.terminal import clean, say
 from rackrun.units import plural
 

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rackrun.help.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional
 from rackrun.terminal import clean
 from rackrun.units import plural
 from shards.index import Manifest, Shard

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from convert.packing.output_folder import report_name
 from convert.versions.parent import Parent
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.shapes import Misshapen, parsed_file
 from rackrun.terminal import say
 from rackrun.units import first_few, plural

@@ -13,8 +13,8 @@ from convert.packing.plan import make_plan, save_plan
 from convert.packing.sidecars import write_sidecars
 from convert.packing.stored_samples import StoredSamples, keys_of, shards_of
 from convert.readers.records import RecordListing
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
-from rackrun.help.options import Examples, Positional
 from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import say
 from shards.open import open_source
