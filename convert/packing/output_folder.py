@@ -140,7 +140,7 @@ class Target:
 
     def give_up(self) -> None:
         """Remove what an unfinished version has written so far."""
-        planned = load_plan(self.plan).files()
+        planned = self.unfinished()
         used = set[str]().union(*(manifest.files() for manifest in self.versions()))
         for name in planned - used:
             if OURS.fullmatch(name):

@@ -169,9 +169,10 @@ def _new_records(
     """
     marks, current = _marks(parent, packing.processes)
     doubtful = [record for record in records if record.key.lower() in marks]
-    stored = dict(
-        zip(doubtful, _marks_of(doubtful, container, treatment, packing.processes), strict=True)
-    )
+    stored = dict[Record, int]()
+    if doubtful:
+        compared = _marks_of(doubtful, container, treatment, packing.processes)
+        stored = dict(zip(doubtful, compared, strict=True))
     taken = set(marks)
     kept, counts = list[Record](), Counter[Known]()
     for record in records:

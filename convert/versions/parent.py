@@ -21,6 +21,11 @@ from shards.source import Source
 URL = re.compile(r"https?:/")  # of which Path has made one slash
 
 
+def _goes_on(target: Target, newest: Manifest) -> bool:
+    """Return True if the work of an interrupted change would make the version after this one."""
+    return target.plan.exists() and load_plan(target.plan).parent == newest.digest
+
+
 @dataclass(frozen=True)
 class Parent:
     """The newest version of a locked folder."""
@@ -50,7 +55,7 @@ class Parent:
                 )
             if parent.manifest.tars:
                 raise UsageError(f"{location}: its tars lie on a server; type this in their folder")
-            if target.plan.exists() and load_plan(target.plan).parent != parent.manifest.digest:
+            if target.work.exists() and not _goes_on(target, parent.manifest):
                 target.give_up()  # it was killed when all but tidying up was done
             yield parent
 

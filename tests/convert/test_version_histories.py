@@ -45,6 +45,7 @@ class History:
         newest = dict(self.versions[-1])
         keys = self.draw.sample(sorted(newest), self.draw.randint(1, 4))
         command = self.draw.choice(("append", "append", "drop", "relabel"))
+        command = command if len(newest) > 5 else "append"  # a version holds at least a sample
         if command == "append":
             newest |= self.photos(tuple(self.draw.sample(CLASSES, 2)), 3)
             run("append", self.source, self.data)
