@@ -108,15 +108,15 @@ def _candidates(indexes: Sequence[Rows]) -> Iterator[tuple[str, Any]]:
     """Yield split and row of each image whose length and CRC-32 another image has."""
     import numpy as np
 
-    keys = np.sort(np.concatenate([_keys(rows) for _, rows in indexes]))
+    keys = np.sort(np.concatenate([image_marks(rows) for _, rows in indexes]))
     repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
     for split, rows in indexes:
-        for row in rows[np.isin(_keys(rows), repeated)]:
+        for row in rows[np.isin(image_marks(rows), repeated)]:
             yield split, row
 
 
-def _keys(rows: np.ndarray) -> np.ndarray:
-    """Return checksum and length of each row as one number."""
+def image_marks(rows: np.ndarray) -> np.ndarray:
+    """Return CRC-32 and length of each row's image as one number."""
     import numpy as np
 
     keys: Any = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from convert.packing.copies import image_marks
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
 from convert.readers.records import Record, as_text
@@ -61,6 +62,12 @@ def rows_of(source: Source, stored: StoredShard) -> np.ndarray:
     rows = source.index(stored.split)
     low, high = np.searchsorted(rows["shard"], [stored.number, stored.number + 1])
     return rows[low:high]
+
+
+def marks_of(rows: np.ndarray) -> list[int]:
+    """Return CRC-32 and length of each image as one number, by which equal ones are found."""
+    marks: list[int] = image_marks(rows).tolist()
+    return marks
 
 
 def keys_of(

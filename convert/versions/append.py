@@ -13,8 +13,6 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-import numpy as np
-
 from convert.folder import listing as listing_of_folder
 from convert.images.jpegtran import jpegtran
 from convert.images.treatment import Treatment
@@ -22,7 +20,7 @@ from convert.options import Packing
 from convert.packing.pack import refuse_inside, write_version
 from convert.packing.plan import VAL, make_plan
 from convert.packing.sidecars import write_sidecars
-from convert.packing.stored_samples import keys_of, rows_of
+from convert.packing.stored_samples import keys_of, marks_of, rows_of
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter, metered
 from convert.readers.names import free_key
@@ -206,10 +204,9 @@ def _marks(parent: Parent, workers: int) -> tuple[dict[str, int], set[str]]:
     keys = keys_of([(source, each) for source, each, _ in stored], workers)
     marks, current = dict[str, int](), set[str]()
     for source, each, is_newest in stored:
-        rows = rows_of(source, each)
-        numbers = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
+        numbers = marks_of(rows_of(source, each))
         shard_keys = [key.lower() for key in keys[each.shard.name][1]]
-        marks.update(zip(shard_keys, numbers.tolist(), strict=True))
+        marks.update(zip(shard_keys, numbers, strict=True))
         if is_newest:
             current.update(shard_keys)
     return marks, current

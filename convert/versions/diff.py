@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-
-from convert.packing.stored_samples import StoredShard, keys_of, rows_of, shards_of
+from convert.packing.stored_samples import StoredShard, keys_of, marks_of, rows_of, shards_of
 from rackrun.commandline.options import Examples, Positional
 from rackrun.machine import core_count
 from rackrun.terminal import clean
@@ -115,8 +113,7 @@ def _samples(source: Source, common: set[_Content], workers: int) -> dict[str, _
     samples: dict[str, _Sample] = {}
     for stored, keys in keys_of([(source, each) for each in shards], workers).values():
         rows = rows_of(source, stored)
-        marks = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
         labels = rows["label"].tolist()
-        for key, label, mark in zip(keys, labels, marks.tolist(), strict=True):
+        for key, label, mark in zip(keys, labels, marks_of(rows), strict=True):
             samples[key] = _Sample(stored.split, source.manifest.classes[label], mark)
     return samples

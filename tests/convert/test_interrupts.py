@@ -202,7 +202,7 @@ def test_the_image_that_a_worker_died_of_is_named(
         os.kill(os.getpid(), number)
 
     function, expected = {
-        "convert": ("convert.packing.shard_job.inspect", r"-000000\.tar: train/(cat|dog)\.\d\.jpg"),
+        "convert": ("convert.images.treatment.inspect", r"-000000\.tar: train/(cat|dog)\.\d\.jpg"),
         "index": ("convert.indexing.tar_index.inspect", r"/train\.tar: a/1"),
         "verify": ("convert.verify.sample_of", r"-train-000000\.tar: the sample at byte 0"),
         "sidecars": ("convert.packing.sidecars.samples_of", r"/out/catdog-train-000000\.tar"),

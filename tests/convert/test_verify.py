@@ -48,7 +48,7 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
     main(["verify", str(folder)])
     assert "40 samples in 4 shards, all as it should be" in capsys.readouterr().out
     main(["verify", str(folder), "--json"])
-    counted = {"location": str(folder), "samples": 40, "shards": 4}
+    counted = {"location": str(folder), "versions": [1], "samples": 40, "shards": 4}
     assert json.loads(capsys.readouterr().out) == {**counted, "faults": [], "copies": []}
 
 

@@ -101,6 +101,7 @@ def test_differences_of_random_histories_are_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 def test_differences_of_two_hundred_random_histories_are_exact(tmp_path: Path) -> None:
     """Two hundred of them."""
     check_histories(tmp_path, range(200))
