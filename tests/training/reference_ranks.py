@@ -5,7 +5,7 @@ reference_ranks.py FOLDER [mutated]    the two are equal; and differ with each m
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -133,7 +133,7 @@ class InMemory:
         images, labels = VALIDATION
         return iter([Batch(images[self.mine], labels[self.mine])])
 
-    def grid(self, count: int) -> None:
+    def grid(self, count: int, rows: Sequence[int] = ()) -> None:
         return None
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class Halves:
     def evaluation(self) -> Iterator[Batch]:
         return iter([next(self.training(10_000 + self.ranks.rank))])
 
-    def grid(self, count: int) -> None:
+    def grid(self, count: int, rows: Sequence[int] = ()) -> None:
         return None
 
 
