@@ -150,12 +150,14 @@ ROOMS: dict[str, dict[str, str]] = {
     "rackrun": {
         "__main__": "cli commandline terminal",
         "cli": "commandline commands errors runs user_code",
-        "run_report": "atomic commandline commands contract errors runs shapes terminal units",
+        "run_report": "atomic commandline commands contract errors generation runs shapes terminal"
+        " units",
         "user_code": "atomic commandline contract errors",
         "commandline": "__init__ contract errors signals terminal",
         "commands": "contract",
         "runs": "commands contract errors shapes",
         "tables": "atomic errors terminal",
+        "generation": "shapes",
         "shard_folder": "commands contract",
         "__init__": "",
         "atomic": "errors",

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.run import events
 from launcher.run.events import Event, Report
-from launcher.run.generation import MOST_SHOWN, Generation
 from launcher.run.hosts import MOST_SLOTS
 from launcher.run.incidents import MOST_OF_RUN, Incident
 from launcher.run.job import RUN_NAME, Limits
@@ -23,6 +22,7 @@ from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
 from launcher.supervision.reports import fitting_fields
 from rackrun.errors import UsageError
+from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
 

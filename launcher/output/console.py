@@ -201,6 +201,12 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
         if isinstance(path, str):
             yield name, short_path(result.folder / one_line(path))
     yield "run", short_path(result.folder)
+    if len(result.generations) > 1:
+        losses = sum(len(group.lost) for group in result.generations)
+        joins = sum(bool(group.joined) for group in result.generations)
+        ranks = plural(result.generations[-1].ranks, "rank")
+        lost = plural(losses, "loss", "losses")
+        yield "group", f"{lost}, {plural(joins, 'join')}; {ranks} at the end"
     clean = sum(state == "clean" for state in result.hosts.values())
     if result.verdict != "done" and len(result.hosts) > 1:
         nothing_left = ": nothing left running" * (clean == len(result.hosts))

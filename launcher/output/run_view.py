@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.run.events import Usage
-from launcher.run.generation import Generation
 from launcher.run.plan import Plan
 from launcher.run.state import RESERVE, HostState, RankState, RunState
 from rackrun.contract import phases
+from rackrun.generation import Generation
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
@@ -98,7 +98,7 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
         name=name,
         run_id=run.plan.run_id,
         folder=str(folder),
-        machines=machines(run.plan),
+        machines=_machines_now(run),
         dataset=text(first, "dataset"),
         seconds=max(0.0, now - run.started_at),
         phase=first.phase,
@@ -167,9 +167,18 @@ def _slowed_by(run: RunState, host: HostState) -> str:
     return found or (run.slow.why if run.slow and run.slow_host is host else "")
 
 
+def _machines_now(run: RunState) -> str:
+    """Return ranks and hosts, and those of an elastic run that train now."""
+    now = run.generations[-1] if run.generations else None
+    planned = machines(run.plan)
+    if now is None or now.ranks == run.plan.world_size:
+        return planned
+    return f"{now.ranks} of {planned}"
+
+
 def machines(plan: Plan) -> str:
     """Return ranks and hosts, how many ranks each host has, and the models of the GPUs."""
-    where = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.hosts), 'host')}"
+    where = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.hosts) - plan.spares, 'host')}"
     counts = [host.processes for host in plan.hosts]
     least, most = min(counts), max(counts)
     each = f"{least} each" if least == most else f"{least} to {most} each"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.errors import HostLost
-from launcher.run.generation import Generation
+from rackrun.generation import Generation
 from rackrun.shapes import AtMost, Between
 
 Stream: TypeAlias = Literal["out", "err"]

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.run.generation import Generation
 from launcher.run.incidents import LETTERS, Incident, Kind
+from rackrun.generation import Generation
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.generation import MOST_SHOWN, Generation
 from launcher.run.incidents import IncidentLog
 from launcher.run.plan import HostPlan, Plan
 from launcher.run.stragglers import (
@@ -44,6 +43,7 @@ from launcher.run.stragglers import (
     straggler,
 )
 from rackrun.contract import phases
+from rackrun.generation import MOST_SHOWN, Generation
 
 STEPS_REMEMBERED = 64
 RESERVE = "in reserve"

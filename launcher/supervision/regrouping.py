@@ -30,7 +30,6 @@ from launcher.run.events import (
     Swept,
     TorchrunEnded,
 )
-from launcher.run.generation import Generation
 from launcher.run.job import Job
 from launcher.run.state import RunState
 from launcher.supervision.agent_protocol import again_order, kill_order, regroup_order, stop_order
@@ -39,6 +38,7 @@ from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import Hang
 from launcher.supervision.membership import Group, Membership
 from launcher.supervision.root_cause import LOST, Failure, Tail, as_raised, cause_of
+from rackrun.generation import Generation
 from rackrun.terminal import one_line
 from rackrun.units import plural
 

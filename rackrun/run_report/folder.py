@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rackrun.errors import DataError, UsageError
+from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.run_report import npy
 from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
 from rackrun.shapes import AtMost, Misshapen, parsed_file, shaped
@@ -126,6 +127,8 @@ class RunEnd:
     hosts: dict[str, str] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     """What ranks have reported last, by name."""
+    generations: Annotated[tuple[Generation, ...], AtMost(MOST_SHOWN)] = ()
+    """The groups of an elastic run."""
 
     def number(self, name: str) -> float | None:
         """Return a number that ranks have reported; None if they have not."""

@@ -88,6 +88,8 @@ def run_page(story: Story, folder: Path) -> dict[str, Any]:
         "classes": by_class(story.predictions) if story.predictions else None,
         "matrix": matrix(story.predictions) if story.predictions else "",
         "confusions": confusions(story.predictions) if story.predictions else [],
+        "generations": list(generations(story)),
+        "ranks_over_time": ranks_over_time(story),
         "hosts": list(hosts(story)),
         "usage": list(_usage_charts(story.usage)),
         "settings": sorted((one_line(key), setting(value)) for key, value in settings_of(story)),
@@ -268,6 +270,31 @@ def _story_curves(
     if of_validation and story.validation:
         x, y = values(story.validation, "epoch"), values(story.validation, of_validation)
         yield Series(f"{name}{story.judged_by}", x, y, number if several else 1, dots=True)
+
+
+def generations(story: Story) -> Iterator[tuple[str, ...]]:
+    """Yield the groups of an elastic run as rows; none where no rank was lost."""
+    groups = story.end.generations if len(story.end.generations) > 1 else ()
+    for group in groups:
+        happened = [*group.lost, *(f"joined: {who}" for who in group.joined)] or ["start"]
+        step = "not formed" if group.step is None else f"{group.step:,}"
+        took = "" if group.regroup_seconds is None else f"{group.regroup_seconds:.2f} s"
+        what = one_line("; ".join(happened))
+        yield duration(group.seconds), step, str(group.ranks), str(group.hosts), took, what
+
+
+def ranks_over_time(story: Story) -> Markup | None:
+    """Return a drawing of the number of ranks over time; None where it did not change."""
+    groups = story.end.generations
+    if len(groups) < 2:
+        return None
+    ends = [*(group.seconds for group in groups[1:]), max(story.end.seconds, groups[-1].seconds)]
+    minutes = [
+        at / 60 for group, end in zip(groups, ends, strict=True) for at in (group.seconds, end)
+    ]
+    ranks = [float(group.ranks) for group in groups for _ in range(2)]
+    curve = Series("ranks", np.array(minutes), np.array(ranks))
+    return chart([curve], lambda count: f"{count:g}", "minutes", (0.0, max(ranks) + 1))
 
 
 def _usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:

@@ -39,10 +39,10 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.generation import Generation
 from launcher.run.job import Command, Job, RunFolder
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
+from rackrun.generation import Generation
 from rackrun.shapes import Misshapen
 from tests.fuzz import targets_detached as targets
 

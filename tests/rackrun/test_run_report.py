@@ -431,3 +431,24 @@ def test_tensorboard_has_the_use_of_hosts(run: Path) -> None:
     curve = events.Scalars("usage/gpu")
     assert [(point.step, point.value) for point in curve] == [(60 * n, 0.5) for n in range(5)]
     assert events.Scalars("usage/gpu_least")[0].value == 0
+
+
+def test_losses_and_joins_are_a_table(run: Path) -> None:
+    """An elastic run's groups stand with time, step and cause; texts of hosts are only text."""
+    first = {"number": 1, "ranks": 4, "hosts": 3, "seconds": 1.0, "step": 0}
+    smaller = {**first, "number": 2, "ranks": 3, "seconds": 9.0, "step": 1200, "lost": [EVIL]}
+    smaller["regroup_seconds"] = 0.05
+    whole = {**first, "number": 3, "seconds": 21.0, "step": None, "joined": ["rank 2 on gpu02"]}
+    end = {"verdict": "done", "exit_code": 0, "cause": "done", "seconds": 75.0}
+    (run / "result.json").write_text(json.dumps({**end, "generations": [first]}))
+    assert "Losses and joins" not in page_of(run)
+    (run / "result.json").write_text(json.dumps({**end, "generations": [first, smaller, whole]}))
+    page = page_of(run)
+    assert "Losses and joins" in page and EVIL not in page
+    assert "<td>0:09</td><td>1,200</td><td>3</td><td>3</td><td>0.05 s</td>" in page
+    assert "<td>not formed</td>" in page and "joined: rank 2 on gpu02" in page
+
+
+def page_of(run: Path) -> str:
+    """Return the page of a run that has been written again."""
+    return write(run).read_text()
