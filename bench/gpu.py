@@ -48,6 +48,7 @@ from imagenet.recipes import ImageNet
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.tables import table
 from shards.open import open_source
 from training.config import nearest
@@ -59,7 +60,6 @@ from training.device import set_up
 from training.loop import run as train
 from training.monitor.profile import forward_flops, measure, memory_traffic, peak
 from training.ranks import Ranks, joined
-from training.run.folder import RunFiles
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
 
@@ -326,7 +326,7 @@ def accuracy(settings: Settings) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             train(CATDOG, config)
         seconds = time.monotonic() - begun
-        lines = RunFiles(Path(folder, "run")).metrics.read_text().splitlines()
+        lines = RunFolder(Path(folder, "run")).metrics.read_text().splitlines()
         evaluations = [line for line in map(json.loads, lines) if line["kind"] == "evaluate"]
     accuracies = [f"{line['top1']:.2%}" for line in evaluations]
     print(

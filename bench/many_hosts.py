@@ -28,10 +28,11 @@ from launcher.output.console import PlainOutput
 from launcher.remote.agent import frames
 from launcher.remote.service import MARKER
 from launcher.run.events import Event, RankStarted
-from launcher.run.job import Command, Job, RunFolder
+from launcher.run.job import Command, Job
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.transport.local import SocketChannel
 from launcher.transport.open_files import allow_connections
+from rackrun.run_folder import RunFolder
 
 RANKS = 8
 STOP = b'"do": "stop"'

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rackrun.commands import called
-from rackrun.contract.files import ATTACHED, LATEST
+from rackrun.contract.files import LATEST
 from rackrun.errors import UsageError
+from rackrun.run_folder import RUN_NAME, RUNS, RunFolder
 from rackrun.shapes import AtMost, Misshapen, parsed_file
 
-RUNS = Path("runs")
 RECORDS = Path("~/.rackrun/known")
 SHORT_ID = 8
 """Digits of the id of a detached run, and of any other in messages; the others have 32."""
 MOST_BYTES = 1 << 26  # of a plan or a record, which name every host
 MOST_HOSTS = 100_000
 
-_FOLDER = re.compile(r"(?P<start>[0-9]{8}-[0-9]{6})-(?P<name>[A-Za-z0-9._-]{1,239})")
+_FOLDER = re.compile(RUN_NAME)
 _ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
@@ -76,9 +76,8 @@ class Run:
         """Return True if its folder shows that it has ended."""
         if self.folder is None:
             return False
-        return (self.folder / "result.json").exists() or not (
-            self.is_detached or is_supervised(self.folder / "plan.json")
-        )
+        folder = RunFolder(self.folder)
+        return folder.result.exists() or not (self.is_detached or is_supervised(folder.plan))
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.id else self.name
@@ -96,7 +95,7 @@ def find_run(text: str | os.PathLike[str], runs: Path = RUNS) -> Run | None:
     is meant; where only their hosts know which that is, these are asked for the name.
     """
     text, path, records = os.fspath(text), Path(text), recorded_runs()
-    if os.sep in text or (path / "plan.json").is_file():
+    if os.sep in text or RunFolder(path).plan.is_file():
         return _in_folder(path, records) if path.is_dir() else None
     if path.is_file() or not NAME.fullmatch(text):
         return None
@@ -219,8 +218,7 @@ def _in_folder(folder: Path, records: Mapping[str, Record]) -> Run:
 def _id_in(folder: Path) -> str:
     """Return the id of the run of a folder: of a copy that of its detached run."""
     with suppress(OSError, ValueError, Misshapen):
-        mark = folder / ATTACHED
-        plan = folder / "plan.json"
+        mark, plan = RunFolder(folder).attached, RunFolder(folder).plan
         run_id = (
             mark.read_text()
             if mark.is_file()

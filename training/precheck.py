@@ -17,6 +17,7 @@ from rackrun.contract.task_needs import TaskNeeds
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import UsageError
 from rackrun.machine import why_no_compiler
+from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed_file
 from rackrun.shard_folder import folder_and_version, why_no_splits
@@ -35,7 +36,7 @@ from training.models.registered import (
     registered,
 )
 from training.recorded import IN_CHECKPOINT, SELECTION, STEPS, differences, settings_of, short
-from training.run.folder import RunFiles, newest_run, run_name, runs_folder
+from training.run.folder import newest_run, run_name, runs_folder
 from training.run.weights_file import is_whole, why_no_weights
 from training.schedule import SCALED_BATCH, SCALED_LR
 
@@ -203,7 +204,7 @@ def _check_resumed(source: TaskSource, config: Config, is_here: bool) -> int:
         _check_checkpoints(config.resume, path)
     folder = path.parent.parent if path.suffix == ".pt" else path
     try:
-        recorded = parsed_file(folder / "config.json", dict[str, Any], MOST_BYTES)
+        recorded = parsed_file(RunFolder(folder).config, dict[str, Any], MOST_BYTES)
     except (OSError, Misshapen):
         return 0
     settings, recorded_settings = settings_of(as_plain(config)), settings_of(recorded)
@@ -249,9 +250,9 @@ def _run_to_resume(source: TaskSource, config: Config, is_here: bool) -> Path | 
 
 def _check_checkpoints(resume: str, path: Path) -> None:
     """Raise UsageError for a run on this machine without a checkpoint, or without a whole one."""
-    files = [path] if path.is_file() else sorted(RunFiles(path).checkpoints.glob("step-*.pt"))
+    files = [path] if path.is_file() else sorted(RunFolder(path).checkpoints.glob("step-*.pt"))
     if not files:
-        raise UsageError(f"--resume {resume}: {RunFiles(path).checkpoints} has no checkpoint")
+        raise UsageError(f"--resume {resume}: {RunFolder(path).checkpoints} has no checkpoint")
     with suppress(OSError):  # which the ranks report
         if not any(map(is_whole, files)):
             raise UsageError(

@@ -20,9 +20,10 @@ from rich.terminal_theme import TerminalTheme
 from launcher.output.dashboard import Dashboard
 from launcher.output.run_view import view
 from launcher.run.events import Event, Gpu, RankStarted, Report, Usage
-from launcher.run.job import Job, RunFolder, TaskWork
+from launcher.run.job import Job, TaskWork
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.state import RunState
+from rackrun.run_folder import RunFolder
 from rackrun.run_report.page import write
 
 IMAGES = Path(__file__).parents[1] / "images"

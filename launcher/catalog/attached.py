@@ -28,10 +28,11 @@ from launcher.errors import HostLost
 from launcher.output.console import say
 from launcher.remote import processes
 from launcher.run.hosts import Host
-from launcher.run.job import Limits, RunFolder
+from launcher.run.job import Limits
 from launcher.transport.local import LocalTransport
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, SHORT_ID, Run, is_supervised
 from rackrun.shapes import Misshapen, parsed_file
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from launcher.catalog.listed import ListedRun, task_of
-from launcher.run.job import RUN_ID, RunFolder
+from launcher.run.job import RUN_ID
+from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, folders_in, is_supervised, name_of, start_of
 from rackrun.shapes import Between, Matches, Misshapen, parsed_file, parsed_json, shaped
 
@@ -99,7 +100,7 @@ def _last_step(folder: RunFolder) -> int | None:
     """Return the newest step of a run without a result, from its launcher or from its task."""
     with suppress(OSError, Misshapen):
         return _step_of(_object(folder.live))
-    with suppress(OSError, Misshapen), (folder.path / "metrics.jsonl").open("rb") as file:
+    with suppress(OSError, Misshapen), folder.metrics.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - METRICS_BYTES))
         lines = file.read().rpartition(b"\n")[0].splitlines()
         return _step_of(parsed_json(lines[-1], METRICS_BYTES)) if lines else None

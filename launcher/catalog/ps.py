@@ -28,7 +28,8 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import Problem
-from rackrun.runs import RUNS, SHORT_ID, recorded_runs
+from rackrun.run_folder import RUNS
+from rackrun.runs import SHORT_ID, recorded_runs
 
 KNOWN_SECONDS = 10.0  # for hosts that the command line does not name
 

@@ -25,7 +25,7 @@ from launcher.lifecycle.session import run
 from launcher.lifecycle.task_check import check_task_options, refuse_missing_packages
 from launcher.lifecycle.this_machine import planned
 from launcher.rendezvous.gather import Agreement, Rendezvous
-from launcher.run.job import RunFolder, Work, run_name
+from launcher.run.job import Work
 from launcher.run.plan import Plan, describe, make_plan
 from launcher.run.result import Result
 from launcher.run.settings import check_nproc
@@ -34,6 +34,7 @@ from launcher.supervision.peers import Peers
 from launcher.transport.local import LocalTransport, free_port
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder, folder_name
 
 OPTIONS = NodeOptions
 ELASTIC = "--elastic"
@@ -111,7 +112,7 @@ def detected_in(
 ) -> tuple[dict[str, object], Plan]:
     """Return the placement as plain data, and the plan for it, without asking other nodes."""
     slots = _expected_slots(placement, options)
-    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+    folder = RunFolder((options.runs / folder_name(options.name or work.name)).resolve())
     names = tuple(f"node-{node}" for node in range(placement.nodes.value))
     agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
     address = placement.master.value if placement.nodes.value > 1 else LOOPBACK

@@ -24,20 +24,12 @@ from launcher.rendezvous.callers import NodeInfo
 from launcher.rendezvous.connection import job_key
 from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join
 from launcher.run.hosts import MOST_SLOTS
-from launcher.run.job import (
-    RUN_NAME,
-    Job,
-    RunFolder,
-    Work,
-    data_of,
-    file_name,
-    new_run_folder,
-    with_data,
-)
+from launcher.run.job import Job, Work, data_of, with_data
 from launcher.schedulers import Placement, Sourced
 from launcher.transport.local import gpu_count
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
+from rackrun.run_folder import RUN_NAME, RunFolder, file_name, new_run_folder
 from rackrun.units import whole_number
 
 LOOPBACK = "127.0.0.1"

@@ -15,12 +15,12 @@ from launcher.commands.settings import SshOptions
 from launcher.config.command_line import with_place
 from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.output.console import say
-from launcher.run.job import RunFolder
 from launcher.run.kept_settings import digest_of, kept_settings
 from launcher.run.settings import Options
 from rackrun.commandline.parser import current_names
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, find_run, unknown_run
 from rackrun.user_code.tasks import find_task
 

@@ -16,13 +16,14 @@ from launcher.run import events
 from launcher.run.events import Event, Report
 from launcher.run.hosts import MOST_SLOTS
 from launcher.run.incidents import MOST_OF_RUN, Incident
-from launcher.run.job import RUN_NAME, Limits
+from launcher.run.job import Limits
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
 from launcher.supervision.reports import fitting_fields
 from rackrun.errors import UsageError
 from rackrun.generation import MOST_SHOWN, Generation
+from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
 

@@ -15,10 +15,11 @@ from launcher.detached.entries import AttemptRecord, Wrote
 from launcher.detached.locate import RunOptions, reached
 from launcher.detached.replay import LogScreen, Replay
 from launcher.output.console import Display
-from launcher.run.job import Job, Limits, RunFolder
+from launcher.run.job import Job, Limits
 from launcher.run.plan import Plan
 from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, Run, is_supervised, name_of
 from rackrun.shapes import Misshapen, parsed_file
 

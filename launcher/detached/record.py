@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from launcher.run.events import Event, Output, Report, Usage
-from launcher.run.job import Job, RunFolder
+from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
+from rackrun.run_folder import RunFolder
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
 STATE_SECONDS = 1.0

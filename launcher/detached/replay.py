@@ -30,9 +30,10 @@ from launcher.detached.entries import (
 from launcher.lifecycle.session import OpenScreen
 from launcher.output.console import Display, PlainOutput
 from launcher.run.events import Event, Output
-from launcher.run.job import RUN_NAME, Command, Job, RunFolder
+from launcher.run.job import Command, Job
 from launcher.run.result import Result
 from launcher.run.state import RunState
+from rackrun.run_folder import RUN_NAME, RunFolder
 from rackrun.terminal import clean, clean_lines
 
 DELAY_SECONDS = 1.0  # of the clock shown, so that no entry is ever from the future

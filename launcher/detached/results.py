@@ -23,11 +23,11 @@ from launcher.detached.locate import DetachedRun, run_manager_on
 from launcher.files.download import fetch_results
 from launcher.output.console import say
 from launcher.output.run_page import write_run_page
-from launcher.run.job import RunFolder
 from launcher.run.kept_settings import kept_settings
 from rackrun.atomic import write_whole
 from rackrun.contract.files import ATTACHED
 from rackrun.errors import Problem
+from rackrun.run_folder import RunFolder
 from rackrun.runs import recorded_runs
 from rackrun.terminal import one_line
 

@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 from launcher.remote import transfer
-from launcher.run.job import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
 from launcher.run.plan import HostPlan
 from launcher.transport.base import Transport
 from launcher.transport.rpc import LISTING_BYTES, Answer, RpcClient
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
+from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
 from rackrun.units import data_size, first_few, plural

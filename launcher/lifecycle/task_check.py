@@ -18,7 +18,6 @@ from launcher.run.job import (
     Work,
     data_of,
     device_of,
-    file_name,
     further_data_of,
     is_on_cpu,
     resumed_by,
@@ -31,6 +30,7 @@ from rackrun.contract.files import PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed
 from rackrun.shard_folder import why_no_shards
@@ -144,7 +144,7 @@ def refuse_unready_data(work: Work) -> None:
 
 def _file_meant(path: Path) -> str:
     """Return which file of a folder was probably meant, or that `final.pt` in it could be."""
-    if (path / "final.pt").is_file():
+    if RunFolder(path).final.is_file():
         return f"; did you mean {path / 'final.pt'}?"
     names = [other.name for other in path.parent.glob("*") if other.is_file()]
     close = get_close_matches(path.name, [*names, PUBLISHED], n=1)

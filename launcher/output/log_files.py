@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from launcher.run.events import Output
-from launcher.run.job import RunFolder
 from launcher.run.plan import Plan
 from launcher.run.result import Result, as_plain
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import is_supervised
 
 TAIL_BYTES = 1 << 16
@@ -115,7 +115,7 @@ def unfinished_run_notice(runs: Path, besides: Path) -> str:
     """
     folders = (plan.parent for plan in runs.glob("*/plan.json"))
     others = (folder for folder in folders if folder != besides and not folder.is_symlink())
-    plans = sorted(folder / "plan.json" for folder in others)
+    plans = sorted(RunFolder(folder).plan for folder in others)
     if not plans or RunFolder(plans[-1].parent).result.exists():
         return ""
     if is_supervised(plans[-1]):

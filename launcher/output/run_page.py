@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
 
 
@@ -13,7 +14,7 @@ def write_run_page(folder: Path, task: str) -> str:
     Return why that failed, else nothing. A command's own program that measures nothing has no page;
     `rackrun report RUN` draws one of its hosts.
     """
-    if not (task or (folder / "metrics.jsonl").exists()):
+    if not (task or RunFolder(folder).metrics.exists()):
         return ""
     try:
         from rackrun.run_report.page import write

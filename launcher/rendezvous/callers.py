@@ -13,8 +13,8 @@ from typing import Annotated
 
 from launcher.rendezvous.connection import Nonce, PeerConnection
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
-from launcher.run.job import RUN_NAME
 from rackrun.contract.variables import JOB_KEY
+from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import Between, Matches, Misshapen, shaped
 
 HELLO_SECONDS = 5.0  # from a connection to all of its first words; strangers may drip

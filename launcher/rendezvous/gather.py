@@ -30,9 +30,10 @@ from launcher.rendezvous.callers import (
 )
 from launcher.rendezvous.connection import PeerConnection
 from launcher.run.hosts import MOST_HOSTS
-from launcher.run.job import RUN_ID, RUN_NAME
+from launcher.run.job import RUN_ID
 from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
+from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import AtMost, Matches, Misshapen, shaped
 from rackrun.terminal import one_line
 from rackrun.units import first_few, form

@@ -9,10 +9,11 @@ from dataclasses import fields
 from functools import reduce
 from typing import Any, get_type_hints
 
-from launcher.run.job import CALL, FunctionCall, RunFolder
+from launcher.run.job import CALL, FunctionCall
 from launcher.run.result import LaunchResult, Result
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem, UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, parsed_file
 from rackrun.user_code.imports import is_import_path
 

@@ -1,22 +1,18 @@
-"""A job: its work, its limits, and its run folder."""
+"""A job: its work and its limits."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 import secrets
-import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract.files import ATTACHED, LATEST, PUBLISHED, RETURNED
+from rackrun.contract.files import LATEST, PUBLISHED
 from rackrun.contract.tasks import PACKAGES, TASKS
-from rackrun.contract.trackers import SENT_FILES
-from rackrun.errors import SaveError, UsageError
+from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder, file_name, folder_name, new_run_folder
 from rackrun.units import MOST_SECONDS
 
 TRAINING = ("-u", "-m", "training")
@@ -98,9 +94,7 @@ Work: TypeAlias = TaskWork | Command
 
 RUN_ID_BYTES = 16
 RUN_ID = r"[0-9a-f]{32}"
-RUN_NAME = r"[0-9]{8}-[0-9]{6}-[A-Za-z0-9._-]{1,239}"
-"""The grammars of a run's id and of its folder's name, which other machines may send."""
-PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
+"""The grammar of a run's id, which other machines may send."""
 LEAST_SECONDS = {"lease_seconds": 1.0, "hang_seconds": 0.1, "start_seconds": 1.0}
 LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
 
@@ -140,84 +134,6 @@ def check_seconds(name: str, seconds: float, least: float = 0.0) -> None:
         option = name.replace("_", "-")
         bounds = f"at least {least:g} s, and at most a century"
         raise UsageError(f"--{option} {seconds:g}: must be {bounds}")
-
-
-LAUNCHER_FILES = frozenset(
-    {"run.toml", "report.html", "live.json", ATTACHED, "checkpoints", *SENT_FILES.values()}
-)
-"""At the top of a run folder, what no host supplies.
-
-`rerun` obeys run.toml, a browser report.html; a resumed run continues from checkpoints, and a
-tracker the run of its own that one of SENT_FILES names.
-"""
-
-SUPERVISOR_FILES = frozenset({"plan.json", "result.json", "usage.jsonl", "logs", RETURNED})
-"""What the supervisor of a run writes: the launcher, or the controller of a detached run."""
-
-_NODE_SUFFIX = re.compile(r"-node\d+(?=\.)")
-
-
-def is_named(name: str, names: Collection[str]) -> bool:
-    """Return True for one of these files, also of another node or in another case."""
-    return _NODE_SUFFIX.sub("", name.casefold()) in names
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Every path of a run on the launcher's side."""
-
-    path: Path
-    node: int = 0
-    """Whose launcher it is, when every node has one of its own: they may share the folder."""
-
-    @property
-    def plan(self) -> Path:
-        """Return the path of the plan, which is written before anything starts."""
-        return self.path / f"plan{self._suffix}.json"
-
-    @property
-    def settings(self) -> Path:
-        """Return the path of the settings file, with which the run can be started again."""
-        return self.path / "run.toml"
-
-    @property
-    def attached(self) -> Path:
-        """Return the path of the id of the detached run of which this folder is a copy."""
-        return self.path / ATTACHED
-
-    @property
-    def result(self) -> Path:
-        """Return the path of the result, written when the run has ended."""
-        return self.path / f"result{self._suffix}.json"
-
-    @property
-    def returned(self) -> Path:
-        """Return the folder with what a function returned on each rank."""
-        return self.path / RETURNED
-
-    @property
-    def usage(self) -> Path:
-        """Return the path of what the hosts used over time, a JSON object per line."""
-        return self.path / f"usage{self._suffix}.jsonl"
-
-    @property
-    def live(self) -> Path:
-        """Return the path of what the dashboard shows, while the run goes on."""
-        return self.path / f"live{self._suffix}.json"
-
-    @property
-    def _suffix(self) -> str:
-        return f"-node{self.node}" if self.node else ""
-
-    @property
-    def logs(self) -> Path:
-        """The folder with a folder per host."""
-        return self.path / "logs"
-
-    def log(self, host: str, rank: int | None, stream: str) -> Path:
-        """Return the file for one stream of one rank, or of a host's torchrun."""
-        source = "torchrun" if rank is None else f"rank-{rank}"
-        return self.logs / file_name(host) / f"{source}.{stream}"
 
 
 @dataclass(frozen=True)
@@ -280,7 +196,7 @@ class JobTemplate:
 
     def planned_folder(self, work: Work) -> RunFolder:
         """Return a run folder that is not made, for a plan that is only shown."""
-        return RunFolder((self.runs / run_name(self.name or work.name)).resolve())
+        return RunFolder((self.runs / folder_name(self.name or work.name)).resolve())
 
     def job(self, work: Work, folder: RunFolder, mark: str = "") -> Job:
         """Return the job of one attempt; `mark` is the prefix of its id."""
@@ -310,62 +226,6 @@ class JobTemplate:
 def _new_run_id(mark: str = "") -> str:
     """Return a random id of 32 hexadecimal digits that begins with `mark`."""
     return mark + secrets.token_hex(RUN_ID_BYTES)[len(mark) :]
-
-
-def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
-    """Make `runs/<time>-<name>`, with a number after it when that exists already.
-
-    It is closed to other accounts, unless it is to be shared.
-    """
-    stem = run_name(name)
-    candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
-    try:
-        if _make_folder(runs, SHARED_MODE):
-            _keep_from_git(runs)
-        mode = SHARED_MODE if share else PRIVATE_MODE
-        path = next(runs / name for name in candidates if _make_folder(runs / name, mode))
-    except OSError as error:
-        reason = f"cannot make a run folder in {runs}: {error.strerror}"
-        raise SaveError(f"{reason}; type: --runs FOLDER") from error
-    point_latest_to(path)
-    return RunFolder(path.resolve())
-
-
-def point_latest_to(folder: Path) -> None:
-    """Make `runs/latest` a link to this run; what is there and is no such link stays."""
-    link = folder.with_name(LATEST)
-    partial = folder.with_name(f".{LATEST}.{secrets.token_hex(4)}")
-    with suppress(OSError):  # a file system without links costs only this convenience
-        if os.path.lexists(link) and not re.fullmatch(RUN_NAME, str(link.readlink())):
-            return
-        partial.symlink_to(folder.name)
-        partial.replace(link)
-
-
-def _make_folder(folder: Path, mode: int) -> bool:
-    """Make a folder and its parents; return False where it was there already."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        folder.mkdir(mode)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _keep_from_git(runs: Path) -> None:
-    """Make git ignore a folder that the launcher made in the user's working tree."""
-    if any((folder / ".git").exists() for folder in runs.resolve().parents):
-        (runs / ".gitignore").write_text("*\n")
-
-
-def run_name(name: str) -> str:
-    """Return the name of a run that starts now."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(name)}"
-
-
-def file_name(text: str) -> str:
-    """Return `text` as a file name: letters, digits, dots, dashes and underscores."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"
 
 
 def elastic(work: Work) -> TaskWork:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from launcher.lifecycle.restart_policy import without
 from launcher.run.hosts import Host
-from launcher.run.job import Command, TaskWork, Work, file_name
+from launcher.run.job import Command, TaskWork, Work
 from rackrun.errors import UsageError
+from rackrun.run_folder import file_name
 from rackrun.units import plural
 
 OPTION = "--sweep"

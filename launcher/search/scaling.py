@@ -13,9 +13,10 @@ from statistics import median
 from typing import Annotated
 
 from launcher.run.hosts import MOST_HOSTS
-from launcher.run.job import JobTemplate, TaskWork, Work, new_run_folder
+from launcher.run.job import JobTemplate, TaskWork, Work
 from launcher.run.result import Result
 from rackrun.errors import Problem, UsageError
+from rackrun.run_folder import new_run_folder
 from rackrun.shapes import AtMost, Between, Misshapen, shaped
 from rackrun.tables import table
 from rackrun.terminal import one_line

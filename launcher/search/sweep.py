@@ -20,11 +20,12 @@ from pathlib import Path
 from launcher.catalog.folders import runs_in
 from launcher.lifecycle.task_check import check_task_options
 from launcher.output.console import say
-from launcher.run.job import Work, new_run_folder
+from launcher.run.job import Work
 from launcher.run.settings import SweepOptions
 from launcher.search.members import OPTION, Combination, command, members_of
 from rackrun.commands import called, program
 from rackrun.errors import Problem, UsageError
+from rackrun.run_folder import new_run_folder
 from rackrun.run_report.folder import Story, read
 from rackrun.run_report.page import write_comparison
 from rackrun.tables import table

@@ -11,10 +11,11 @@ from launcher.output.console import last_line
 from launcher.output.journal import Curves, live
 from launcher.output.run_view import view
 from launcher.run.events import Event, Report
-from launcher.run.job import Job, RunFolder
+from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
+from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, parsed_file
 
 MOST_BYTES = 1 << 24

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from rackrun.errors import DataError, UsageError
 from rackrun.generation import MOST_SHOWN, Generation
+from rackrun.run_folder import RunFolder
 from rackrun.run_report import npy
 from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
 from rackrun.shapes import AtMost, Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line, say
 
-PAGE = "report.html"
 FIELDS = {  # fields of a line of metrics.jsonl, by its kind
     "start": ("step", "epoch"),
     "train": ("step", "epoch", "loss", "accuracy", "images_per_second", "rate"),
@@ -202,22 +202,23 @@ class Story:
 
 def read(folder: Path) -> Story:
     """Return all that a run has left so far; UsageError for a folder that is none of a run."""
-    names = ("metrics.jsonl", "plan.json", "config.json")
-    if not any((folder / name).exists() for name in names):
-        missing = f"{', '.join(names[:-1])} and {names[-1]} are missing"
+    files = RunFolder(folder)
+    needed = (files.metrics, files.plan, files.config)
+    if not any(path.exists() for path in needed):
+        missing = "{}, {} and {} are missing".format(*(path.name for path in needed))
         raise UsageError(f"{folder}: not the folder of a run: {missing}")
-    lines = list(_lines(folder / "metrics.jsonl", _metric_line, METRICS))
+    lines = list(_lines(files.metrics, _metric_line, METRICS))
     return Story(
         name=folder.absolute().name,
         config=read_settings(folder),
-        typed=_typed(folder / "run.toml"),
+        typed=_typed(files.settings),
         train=[line for line in lines if line["kind"] == "train"],
         validation=[line for line in lines if line["kind"] == "evaluate"],
-        predictions=read_predictions(folder / "predictions.npz"),
-        hardest=read_predictions(folder / "hardest.npz"),
-        first_batch=_first_batch(folder / "first_batch.npz"),
-        plan=_plan(folder / "plan.json"),
-        end=_picked(_object(folder / "result.json", ENDED), RunEnd, folder / "result.json", ENDED),
+        predictions=read_predictions(files.predictions),
+        hardest=read_predictions(files.hardest),
+        first_batch=_first_batch(files.first_batch),
+        plan=_plan(files.plan),
+        end=_picked(_object(files.result, ENDED), RunEnd, files.result, ENDED),
         usage=read_usage(folder),
         parts=list(_parts(lines)),
     )
@@ -249,12 +250,12 @@ def _typed(path: Path) -> tuple[str, ...]:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return config.json, an empty one where it is missing; DataError for what is none."""
-    return _object(folder / "config.json", SETTINGS)
+    return _object(RunFolder(folder).config, SETTINGS)
 
 
 def read_usage(folder: Path) -> list[HostUsage]:
     """Return what hosts used over time."""
-    return list(_lines(folder / "usage.jsonl", usage_line, "usage"))
+    return list(_lines(RunFolder(folder).usage, usage_line, "usage"))
 
 
 def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:

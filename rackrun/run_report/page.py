@@ -16,10 +16,10 @@ from markupsafe import Markup
 from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.contract import variables
+from rackrun.run_folder import RunFolder
 from rackrun.run_report.chart import Series, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
 from rackrun.run_report.folder import (
-    PAGE,
     Predictions,
     Story,
     TrainingImages,
@@ -56,7 +56,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
 
     Raises DataError for a damaged file of the run.
     """
-    page = out or folder / PAGE
+    page = out or RunFolder(folder).report
     write_whole(page, rendered("run.html", **run_page(read(folder), folder)).encode())
     return page
 

@@ -11,6 +11,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import read_usage
 from rackrun.run_report.usage import HostUsage
 
@@ -19,7 +20,7 @@ SUFFIX = ".usage"
 
 def write_usage(folder: Path) -> None:
     """Rewrite what hosts used in a run's folder for TensorBoard, if there is one."""
-    target = folder / "tensorboard"
+    target = RunFolder(folder).tensorboard
     if not target.is_dir():
         return
     by_host: dict[str, list[HostUsage]] = defaultdict(list)

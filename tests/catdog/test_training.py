@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rackrun.run_folder import RunFolder
 from tests import warm
 from training.run import checkpoint
-from training.run.folder import RunFiles
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 30.0
@@ -109,7 +109,7 @@ def test_a_signal_to_all_processes_ends_with_a_checkpoint(
         assert rank.wait() == code
     assert "Traceback" not in complaint
     (run,) = (tmp_path / "runs").glob("2*")
-    saved = checkpoint.steps_in(RunFiles(run).checkpoints)[-1]
+    saved = checkpoint.steps_in(RunFolder(run).checkpoints)[-1]
     epochs = checkpoint.read(saved)["state"]["epoch"] + 1
     args = ["--data", str(shards), "--workers", "1", *TINY]
     done = catdog(*args, "--resume", "latest", "--epochs", str(epochs), cwd=tmp_path)

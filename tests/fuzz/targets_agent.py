@@ -15,13 +15,14 @@ from launcher.output.run_view import view
 from launcher.remote import service
 from launcher.remote.agent import frames, reports
 from launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
-from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.job import Command, Job, Limits
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.state import RunState
 from launcher.supervision import hangs
 from launcher.supervision.agent_protocol import Decoder
 from launcher.supervision.reports import valid_fields
 from launcher.supervision.root_cause import Failure, cause_of, find_root_failure
+from rackrun.run_folder import RunFolder
 
 
 @functools.cache

@@ -12,9 +12,9 @@ from launcher.files.download import fetch_results
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import WorkingTree, with_files
 from launcher.remote import service, transfer
-from launcher.run.job import LAUNCHER_FILES, SUPERVISOR_FILES
 from launcher.run.plan import HostPlan
 from rackrun.errors import DataError, Problem
+from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES
 from rackrun.run_report.folder import read
 from rackrun.terminal import clean
 

@@ -39,10 +39,11 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.job import Command, Job, RunFolder
+from launcher.run.job import Command, Job
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from rackrun.generation import Generation
+from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen
 from tests.fuzz import targets_detached as targets
 

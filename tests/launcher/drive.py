@@ -24,9 +24,10 @@ from typing import Any
 import pyte
 
 from launcher.lifecycle.session import run
-from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.job import Command, Job, Limits
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.transport.local import LocalTransport, free_port
+from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.waiting import until
 

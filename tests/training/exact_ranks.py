@@ -30,6 +30,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
+from rackrun.run_folder import RunFolder
 from training import loop
 from training import state as states
 from training.config import Config
@@ -44,7 +45,6 @@ from training.phases import begin, loss
 from training.phases.start import TrainingRun
 from training.ranks import Ranks, joined
 from training.run import checkpoint, ledger
-from training.run.folder import RunFiles
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
@@ -375,7 +375,7 @@ def float16_skips_the_same_steps(ranks: Ranks) -> None:
     with patch.object(loss_scale, "GradScaler", scaler):
         straight = ran(settings(49, "half", **options), ranks, SINGLE)
         assert equal_on_all(ranks, straight)
-        name = RunFiles(FOLDER / "runs" / "half")
+        name = RunFolder(FOLDER / "runs" / "half")
         again = settings(49, "half-again", **options, resume=str(name.checkpoint(5)))
         assert digest(ran(again, ranks, SINGLE)) == digest(straight)
     lines = [json.loads(line) for line in name.metrics.read_text().splitlines()]
@@ -407,7 +407,7 @@ def norms_go_on_as_if_never_saved(ranks: Ranks) -> None:
         whole = ran(settings(samples, name, **options), ranks, NARROW)
         saving = {**options, "save_steps": 2, "keep_checkpoints": 99}
         saved = ran(settings(samples, f"{name}-saved", **saving), ranks, NARROW)
-        point = str(RunFiles(FOLDER / "runs" / f"{name}-saved").checkpoint(2))
+        point = str(RunFolder(FOLDER / "runs" / f"{name}-saved").checkpoint(2))
         resumed = ran(settings(samples, f"{name}-again", resume=point, **options), ranks, NARROW)
         if ranks.first:
             statistics = checkpoint.read(Path(point))["statistics"]

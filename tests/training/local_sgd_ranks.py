@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from rackrun.run_folder import RunFolder
 from tests.training.torchrun import prove
 from tests.training.two_ranks import GLOBAL_BATCH, TASK, Halves
 from training.config import Config
@@ -16,7 +17,6 @@ from training.phases.begin import begin
 from training.phases.start import TrainingRun
 from training.ranks import Ranks
 from training.run import checkpoint
-from training.run.folder import RunFiles
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
@@ -94,7 +94,7 @@ def a_stop_between_two_meetings_loses_nothing(config: Config, ranks: Ranks, fold
     ours = replace(config, local_sgd_steps=4, run_folder=str(folder / "stopped"))
     code, state = trained(ours, ranks, Halves(ranks, signalled=(1, 8)))
     assert code == 128 + signal.SIGTERM and state.step == 9 and alike(state)
-    saved = RunFiles(folder / "stopped").checkpoint(9)
+    saved = RunFolder(folder / "stopped").checkpoint(9)
     again = replace(ours, run_folder=str(folder / "again"), resume=str(saved))
     code, state = trained(again, ranks, Halves(ranks))
     assert code == 0 and state.step == 12 and alike(state)

@@ -17,6 +17,7 @@ from torch import nn
 
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
+from rackrun.run_folder import RunFolder
 from tests.training import reference
 from tests.training.mutations import MUTATIONS
 from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
@@ -29,7 +30,6 @@ from training.loop import train
 from training.phases.start import TrainingRun
 from training.ranks import Numbers, Ranks
 from training.run import checkpoint
-from training.run.folder import RunFiles
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.task import Task
@@ -219,8 +219,8 @@ def parts_of(recipe: Recipe, world: int, step: int) -> list[list[Samples]]:
 def far_from_reference(folder: Path, world: int, recipe: Recipe) -> float:
     """Return the largest relative difference of what a run has written."""
     expected = reference.trained(model(), partial(parts_of, recipe, world), recipe)
-    state = checkpoint.read(RunFiles(folder).checkpoint(recipe.steps))["state"]
-    lines = [json.loads(line) for line in RunFiles(folder).metrics.read_text().splitlines()]
+    state = checkpoint.read(RunFolder(folder).checkpoint(recipe.steps))["state"]
+    lines = [json.loads(line) for line in RunFolder(folder).metrics.read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     last = [line for line in lines if line["kind"] == "evaluate"][-1]
     by_file = [last[name] for name in ("loss", "top1", "top5")]

@@ -18,14 +18,14 @@ from torch import nn
 
 from catdog.recipes import CatDog, DemoRecipe
 from rackrun.errors import SaveError, UsageError
+from rackrun.run_folder import RunFolder
 from training.config import Config, as_plain
 from training.run import checkpoint, compatibility, resume
-from training.run.folder import RunFiles
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFiles:
-    folder = RunFiles(tmp_path / "20260101-000000-catdog")
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "20260101-000000-catdog")
     folder.make()
     return folder
 
@@ -34,7 +34,7 @@ def content(step: int) -> checkpoint.Content:
     return {"state": {"step": step, "weight": torch.full((100,), float(step))}}
 
 
-def test_what_was_written_is_read(folder: RunFiles) -> None:
+def test_what_was_written_is_read(folder: RunFolder) -> None:
     """Tensors and plain data come back as they were."""
     checkpoint.write(folder.final, {"a": torch.arange(5), "b": {"c": [1, "two", None]}})
     result = checkpoint.read(folder.final)
@@ -43,7 +43,7 @@ def test_what_was_written_is_read(folder: RunFiles) -> None:
     assert torch.load(folder.final, weights_only=True)["b"] == {"c": [1, "two", None]}
 
 
-def test_ckpt_2_every_flipped_byte_is_found(folder: RunFiles) -> None:
+def test_ckpt_2_every_flipped_byte_is_found(folder: RunFolder) -> None:
     """One flipped byte anywhere makes a file damaged; torch alone would load most of them."""
     checkpoint.write(folder.final, content(3))
     good = folder.final.read_bytes()
@@ -56,7 +56,7 @@ def test_ckpt_2_every_flipped_byte_is_found(folder: RunFiles) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 71, 500, -1])
-def test_a_truncated_file_is_found(folder: RunFiles, length: int) -> None:
+def test_a_truncated_file_is_found(folder: RunFolder, length: int) -> None:
     """A file that was cut, even to nothing, is never taken for a checkpoint."""
     checkpoint.write(folder.final, content(3))
     folder.final.write_bytes(folder.final.read_bytes()[:length])
@@ -64,7 +64,7 @@ def test_a_truncated_file_is_found(folder: RunFiles, length: int) -> None:
         checkpoint.read(folder.final)
 
 
-def test_ckpt_1_code_in_a_file_is_refused(folder: RunFiles, tmp_path: Path) -> None:
+def test_ckpt_1_code_in_a_file_is_refused(folder: RunFolder, tmp_path: Path) -> None:
     """A file that would run something when it is unpickled does not get to."""
     canary = tmp_path / "canary"
 
@@ -78,7 +78,7 @@ def test_ckpt_1_code_in_a_file_is_refused(folder: RunFiles, tmp_path: Path) -> N
     assert not canary.exists()
 
 
-def test_the_last_ones_and_the_best_are_kept(folder: RunFiles) -> None:
+def test_the_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
     """Old checkpoints go, the best one stays under a name of its own."""
     for step in range(1, 7):
         checkpoint.save(folder, content(step), keep=2, best=step == 3)
@@ -91,7 +91,7 @@ def test_the_last_ones_and_the_best_are_kept(folder: RunFiles) -> None:
 
 
 def test_the_newest_whole_one_is_taken_and_the_others_are_named(
-    folder: RunFiles, capsys: pytest.CaptureFixture[str]
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Damage costs an interval, not the run, and a line says so."""
     for step in (1, 2, 3, 4):
@@ -108,7 +108,7 @@ def test_the_newest_whole_one_is_taken_and_the_others_are_named(
     assert "step-00000003.pt: damaged" in errors[1]
 
 
-def test_when_none_is_whole_nothing_starts(folder: RunFiles) -> None:
+def test_when_none_is_whole_nothing_starts(folder: RunFolder) -> None:
     """A run never begins again from scratch because its checkpoints are damaged."""
     checkpoint.save(folder, content(1), keep=2, best=False)
     folder.checkpoint(1).write_bytes(b"x" * 1000)
@@ -124,10 +124,10 @@ def test_latest_is_the_newest_run_of_the_task(
     with pytest.raises(UsageError, match="no run catdog of catdog in runs"):
         resume.requested_checkpoint("latest", "catdog")
     for name in ("20260101-000000-catdog", "20260102-000000-catdog", "20260103-000000-mnist"):
-        folder = RunFiles(Path("runs") / name)
+        folder = RunFolder(Path("runs") / name)
         folder.make()
         checkpoint.save(folder, content(1), keep=2, best=False)
-    RunFiles(Path("runs/20260104-000000-catdog")).make()  # ended before its first checkpoint
+    RunFolder(Path("runs/20260104-000000-catdog")).make()  # ended before its first checkpoint
     path, _ = resume.requested_checkpoint("latest", "catdog")
     assert path == Path("runs/20260102-000000-catdog/checkpoints/step-00000001.pt")
     for wrong, says in (("runs/20260104-000000-catdog", "has no checkpoint"), ("x", "no such")):
@@ -143,7 +143,7 @@ def test_latest_is_the_newest_run_of_this_launch(
     names = ("1-low-lr", "2-low-lr", "3-low-lr", "4-low-lr-2", "5-high-lr", "6-very-low-lr")
     tasks = dict.fromkeys(names, "catdog") | {"3-low-lr": "imagenet"}
     for name, task in tasks.items():
-        folder = RunFiles(runs / f"2026010{name[0]}-000000-{name[2:]}")
+        folder = RunFolder(runs / f"2026010{name[0]}-000000-{name[2:]}")
         folder.make()
         checkpoint.save(folder, content(1), keep=2, best=False)
         folder.config.write_text(json.dumps({"task": task, "name": name[2:]}))
@@ -260,9 +260,9 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from rackrun.commandline.program import run\n"
         "from training.run import checkpoint\n"
-        "from training.run.folder import RunFiles\n"
+        "from rackrun.run_folder import RunFolder\n"
         "def main(args):\n"
-        "    folder = RunFiles(Path(args[0]))\n"
+        "    folder = RunFolder(Path(args[0]))\n"
         "    folder.make()\n"
         "    saves = checkpoint.BackgroundSaves(folder, keep=1)\n"
         "    for step, size in ((1, 10), (2, 1_000_000)):\n"
@@ -280,12 +280,12 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     assert done.returncode == 74
     assert "step-00000002.pt: cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
-    folder = RunFiles(tmp_path)
+    folder = RunFolder(tmp_path)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step-00000001.pt"]
     assert checkpoint.read(folder.checkpoint(1))["state"]["step"] == 1
 
 
-def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFiles) -> None:
+def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFolder) -> None:
     """After kill -9 in the middle of saving, every file under a final name is whole."""
     checkpoint.save(folder, content(1), keep=3, best=True)
     for delay_ms in (1, 3, 7, 15, 25):
@@ -306,7 +306,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFiles) ->
 
 @pytest.mark.parametrize("meanwhile", ["before", "after"])
 def test_nodes_may_share_the_folder(
-    folder: RunFiles, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     """Another node saves the same step, while this one gives it its second name: both succeed."""
     link = os.link

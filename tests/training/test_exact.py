@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
 from tests import warm
 from training import loop
 from training.config import Config, from_command_line
@@ -26,7 +27,6 @@ from training.data.samples import StoredSample
 from training.data.transforms import Transforms
 from training.ranks import Ranks
 from training.run import checkpoint, ledger
-from training.run.folder import RunFiles
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -175,7 +175,7 @@ def options(name: str, **changed: Any) -> str:
 
 
 def far(run: Path, other: Path) -> float:
-    one, two = (checkpoint.read(RunFiles(path).final)["model"] for path in (run, other))
+    one, two = (checkpoint.read(RunFolder(path).final)["model"] for path in (run, other))
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
 
@@ -192,13 +192,13 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder
     stops = sorted(chance.sample(range(2, total - 1), kills))
     for stop in [*stops, total]:
         ranks = chance.choice([1, 2, 3])
-        steps = checkpoint.steps_in(RunFiles(run).checkpoints)
+        steps = checkpoint.steps_in(RunFolder(run).checkpoints)
         changed = {"save_minutes": 1e-9, "workers": chance.choice([0, 2]), "log_every_steps": 1}
         if steps:
             changed["resume"] = str(run)
         job = started(ranks, folder, "train", options("killed", **changed))
         if stop < total:
-            wait_for(RunFiles(run).checkpoints, stop, job)
+            wait_for(RunFolder(run).checkpoints, stop, job)
             chance.choice(job).kill()
             for rank in job:  # what the launcher does: one is gone, so all are
                 rank.kill()
@@ -206,9 +206,9 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder
         else:
             results = ended(job)
             assert all(code == 0 for code, _ in results), results
-    verdicts = list(ledger.verdicts(ledger.read(RunFiles(run).ledger)))
+    verdicts = list(ledger.verdicts(ledger.read(RunFolder(run).ledger)))
     assert [verdict.exact and verdict.steps for verdict in verdicts] == [11, 11, 11], verdicts
-    lines = [json.loads(line) for line in RunFiles(run).metrics.read_text().splitlines()]
+    lines = [json.loads(line) for line in RunFolder(run).metrics.read_text().splitlines()]
     trained = [line["step"] for line in lines if line["kind"] == "train"]
     assert trained == list(range(1, total + 1))
     assert far(run, folder / "runs" / "calm") < 1e-9
@@ -229,7 +229,7 @@ def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
             )
         )
         assert code == 0, output
-    damaged = RunFiles(runs[1]).checkpoint(11)
+    damaged = RunFolder(runs[1]).checkpoint(11)
     damaged.write_bytes(damaged.read_bytes()[:-100])
     nodes = tuple(options(run.name, resume=str(run)) for run in runs)
     results = ended(started(3, folder, "train", nodes=nodes))
@@ -237,9 +237,9 @@ def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
     assert "resumed after step 22" in results[0][1]
     for run in runs:
         assert {22, 33} <= {int(path.stem[5:]) for path in run.glob("checkpoints/step-*.pt")}
-        verdicts = ledger.verdicts(ledger.read(RunFiles(run).ledger))
+        verdicts = ledger.verdicts(ledger.read(RunFolder(run).ledger))
         assert [verdict.exact and verdict.ranks for verdict in verdicts] == [(1,), (1,), (3,)]
-    states = [checkpoint.read(RunFiles(run).checkpoint(33))["state"]["model"] for run in runs]
+    states = [checkpoint.read(RunFolder(run).checkpoint(33))["state"]["model"] for run in runs]
     assert same(states[0], states[1]) and same(states[0], states[2])
     none = ended(started(1, folder, "train", options("none", resume=str(folder / "nowhere"))))
     assert none[0][0] == 64 and "no such file or run folder" in none[0][1]
@@ -264,7 +264,7 @@ def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
         "--no-tensorboard", "--ema-decay", "0.9", *args,
     ]  # fmt: skip
     assert loop.run(TASK, from_command_line(RECIPES, "test", arguments)) == 0
-    weights: dict[str, torch.Tensor] = checkpoint.read(RunFiles(run).final)["model"]
+    weights: dict[str, torch.Tensor] = checkpoint.read(RunFolder(run).final)["model"]
     return weights
 
 
@@ -282,17 +282,17 @@ def test_any_step_and_any_number_of_workers_give_the_same_bits(
     whole = trained_alone(data, tmp_path / "whole", "--exact-epochs", *every_step)
     assert same(whole, trained_alone(data, tmp_path / "three", "--splitshards", "--workers", "3"))
     for step in (1, 6, 7, 8, 13):  # 7 steps make an epoch
-        origin = RunFiles(tmp_path / "whole").checkpoint(step)
+        origin = RunFolder(tmp_path / "whole").checkpoint(step)
         run = tmp_path / f"from-{step}"
         went_on = trained_alone(data, run, "--exact-epochs", "--ledger", "--resume", str(origin))
         assert same(whole, went_on), step
-        assert all(verdict.exact for verdict in ledger.verdicts(ledger.read(RunFiles(run).ledger)))
+        assert all(verdict.exact for verdict in ledger.verdicts(ledger.read(RunFolder(run).ledger)))
 
 
 def test_a_position_is_one_integer(folder: Path, tmp_path: Path) -> None:
     """What a checkpoint holds of the way through the data is the step: far below 200 bytes."""
     trained_alone(folder / "49", tmp_path, "--exact-epochs")
-    content = checkpoint.read(RunFiles(tmp_path).checkpoint(12))
+    content = checkpoint.read(RunFolder(tmp_path).checkpoint(12))
     plain = {name: value for name, value in content["state"].items() if not isinstance(value, dict)}
     assert plain.keys() == {"step", "epoch", "accuracy", "best"}
     assert plain["step"] == 12
@@ -318,7 +318,7 @@ def test_chosen_samples_are_all_that_is_trained_on(
     whole = trained_alone(folder / "61", tmp_path / "whole", *args)
     assert set(read) <= set(range(1, 41, 2))
     assert mode != "--exact-epochs" or set(read) == set(range(1, 41, 2))
-    origin = RunFiles(tmp_path / "whole").checkpoint(1)
+    origin = RunFolder(tmp_path / "whole").checkpoint(1)
     went_on = trained_alone(folder / "61", tmp_path / "on", *args, "--resume", str(origin))
     assert same(whole, went_on)
 

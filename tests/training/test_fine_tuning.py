@@ -21,12 +21,12 @@ from torchvision import models
 
 from catdog.model import TASK
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.training.test_loop import same_weights, settings
 from training import loop
 from training.entry import run_command
 from training.run import checkpoint
-from training.run.folder import RunFiles
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = re.compile(r"(denselayer\d+\.(?:norm|conv))([12])\.")
@@ -76,7 +76,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "TORCH_HOME": str(tmp_path / "home"),
     }
-    data, folder = tmp_path / "data", RunFiles(tmp_path / "run")
+    data, folder = tmp_path / "data", RunFolder(tmp_path / "run")
     drawn = warm.run("-m", "catdog", "demo", data, "--images", 32, cwd=tmp_path, env=environment)
     assert drawn.returncode == 0, drawn.stderr
     with served(tmp_path / "www") as (address, asked):

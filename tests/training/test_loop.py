@@ -25,6 +25,7 @@ from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.atomic import partials
 from rackrun.errors import Problem, SaveError
+from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import mean_speed, read
 from training import loop
 from training.counts import HighestLosses
@@ -33,7 +34,6 @@ from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.ranks import Ranks
 from training.run import checkpoint
-from training.run.folder import RunFiles
 from training.state import TrainingState, pack
 from training.task import Task
 
@@ -90,7 +90,7 @@ def test_it_learns(shapes: Path, tmp_path: Path) -> None:
 
 def test_the_run_folder_has_all_it_should(whole: Path) -> None:
     """Settings, numbers, events, checkpoints, weights, images and the page."""
-    folder = RunFiles(whole)
+    folder = RunFolder(whole)
     config = json.loads(folder.config.read_text())
     assert config["epochs"] == 4
     assert (config["precision"], config["resolved"]["precision"]) == ("auto", "fp32")
@@ -123,7 +123,7 @@ def test_the_images_with_the_highest_loss_are_kept_in_order(whole: Path) -> None
         shares = np.where(is_right, grid["probability"], 1 - grid["probability"])
         return dict(zip(grid["keys"].tolist(), shares.tolist(), strict=True))
 
-    folder = RunFiles(whole)
+    folder = RunFolder(whole)
     hardest, some = of_label(np.load(folder.hardest)), of_label(np.load(folder.predictions))
     ascending = list(hardest.values())
     assert len(hardest) == 24 and ascending == sorted(ascending)
@@ -198,7 +198,7 @@ def test_the_same_seed_gives_the_same_weights(shapes: Path, whole: Path, tmp_pat
 
 def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_path: Path) -> None:
     """Weights, optimiser, schedule, average and data: as if nothing had happened."""
-    origin = RunFiles(whole).checkpoint(20)
+    origin = RunFolder(whole).checkpoint(20)
     assert loop.run(TASK, settings(shapes, tmp_path, resume=str(origin))) == 0
     assert same_weights(whole, tmp_path)
     old, new = (
@@ -272,7 +272,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
     with pytest.MonkeyPatch.context() as patch:
         Interrupting(number, step, patch)
         assert loop.run(TASK, settings(shapes, tmp_path / "stopped")) == code
-    saved = RunFiles(tmp_path / "stopped").checkpoint(step + 1)
+    saved = RunFolder(tmp_path / "stopped").checkpoint(step + 1)
     assert checkpoint.read(saved)["state"]["step"] == step + 1
     assert not (tmp_path / "stopped" / "final.pt").exists()
     config = settings(shapes, tmp_path / "went-on", resume=str(tmp_path / "stopped"))
@@ -350,7 +350,7 @@ def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
         with suppress(SaveError):
             saves.wait()  # else the asserts would come before the thread is through
 
-    def interrupted(folder: RunFiles, content: checkpoint.Content, keep: int, best: bool) -> Path:
+    def interrupted(folder: RunFolder, content: checkpoint.Content, keep: int, best: bool) -> Path:
         if content["state"]["step"] == 8:
             signal_after(call, signals, abandoned, monkeypatch)
         return save(folder, content, keep, best=True)
@@ -360,7 +360,7 @@ def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
     config = settings(shapes, tmp_path, epochs=1, save_steps=4)
     with pytest.raises(KeyboardInterrupt) if code is None else nullcontext():
         assert loop.run(TASK, config) == code
-    folder = RunFiles(tmp_path)
+    folder = RunFolder(tmp_path)
     path, _ = checkpoint.newest_valid(folder.checkpoints)
     step = checkpoint.read(path)["state"]["step"]
     assert step > newest if code else step == newest  # a step more, as training goes on meanwhile
@@ -399,7 +399,7 @@ def test_a_checkpoint_is_of_its_step_though_training_goes_on(
         assert loop.run(TASK, settings(shapes, tmp_path / "stopped")) == 143
     save, advance, later = checkpoint.save, TrainingState.advance, threading.Event()
 
-    def saved(folder: RunFiles, content: checkpoint.Content, keep: int, best: bool) -> Path:
+    def saved(folder: RunFolder, content: checkpoint.Content, keep: int, best: bool) -> Path:
         assert later.wait(60)
         return save(folder, content, keep, best)
 
@@ -412,7 +412,7 @@ def test_a_checkpoint_is_of_its_step_though_training_goes_on(
     monkeypatch.setattr(TrainingState, "advance", advanced)
     config = settings(shapes, tmp_path / "on", save_steps=4, keep_checkpoints=100)
     assert loop.run(TASK, config) == 0
-    files = [RunFiles(tmp_path / name).checkpoint(4) for name in ("stopped", "on")]
+    files = [RunFolder(tmp_path / name).checkpoint(4) for name in ("stopped", "on")]
     stopped, on = (checkpoint.read(file)["state"] for file in files)
     assert pack(stopped) == pack(on)
 
@@ -463,7 +463,7 @@ def test_a_trace_of_chosen_steps_is_written(
     """--profile-steps: torch.profiler's events of these steps, whose file the last lines name."""
     config = settings(shapes, tmp_path / "a", epochs=1, profile_steps="3,4")
     assert loop.run(TASK, config) == 0
-    trace = RunFiles(tmp_path / "a").trace
+    trace = RunFolder(tmp_path / "a").trace
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     steps = [event for event in events if event.get("name") == "Optimizer.step#AdamW.step"]
     assert len(steps) == 2

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.lab import free_port
 from tests.launcher.netlab import NetLab
 from tests.waiting import until
 from training.run import checkpoint, ledger
 from training.run.checkpoint import steps_in
-from training.run.folder import RunFiles
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
 OPTIONS = (
@@ -65,9 +65,9 @@ def hosts(one: NetLab, python: Path) -> str:
     return str(one.write_hosts(*settings))
 
 
-def attempts(one: NetLab, number: int) -> list[RunFiles]:
+def attempts(one: NetLab, number: int) -> list[RunFolder]:
     """Return the runs that a host took part in, in order."""
-    return [RunFiles(path) for path in sorted(disk(one, number).glob("runs/*-net*"))]
+    return [RunFolder(path) for path in sorted(disk(one, number).glob("runs/*-net*"))]
 
 
 def cut_off(
@@ -85,13 +85,13 @@ def cut_off(
     one.pull_cable(number)
 
 
-def losses(run: RunFiles) -> list[float]:
+def losses(run: RunFolder) -> list[float]:
     """Return the loss on the validation set after each epoch."""
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     return [line["loss"] for line in lines if line["kind"] == "evaluate"]
 
 
-def exact(run: RunFiles) -> list[int]:
+def exact(run: RunFolder) -> list[int]:
     """Check that every epoch is the data set; return the world sizes, in order."""
     verdicts = ledger.verdicts(ledger.read(run.ledger))
     assert [verdict.exact and verdict.steps for verdict in verdicts] == [STEPS] * EPOCHS, verdicts
@@ -99,7 +99,7 @@ def exact(run: RunFiles) -> list[int]:
     return [world for world, _ in groupby(worlds)]
 
 
-def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFiles:
+def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFolder:
     """Return an undisturbed run of this many ranks."""
     port = str(free_port("127.0.0.1"))
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
@@ -109,10 +109,10 @@ def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFiles:
         for rank in range(ranks)
     ]
     assert [rank.wait(SECONDS) for rank in job] == [0] * ranks
-    return RunFiles(run)
+    return RunFolder(run)
 
 
-def weights(run: RunFiles) -> dict[str, torch.Tensor]:
+def weights(run: RunFolder) -> dict[str, torch.Tensor]:
     result: dict[str, torch.Tensor] = checkpoint.read(run.final)["model"]
     return result
 

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from catdog.recipes import CatDog
 from rackrun.cli.dispatch import run
 from rackrun.commandline.program import report
+from rackrun.run_folder import RunFolder
 from rackrun.terminal import clean_lines
 from shards.open import open_source
 from tests.training.conftest import MakeShards
 from training.config import as_plain
 from training.run import checkpoint
-from training.run.folder import RunFiles
 from training.run.weights_file import why_no_weights
 
 EARLIER = Path("runs/20260101-120000-catdog")
@@ -54,7 +54,7 @@ def data(make_shards: MakeShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    files = RunFiles(EARLIER)
+    files = RunFolder(EARLIER)
     files.make()
     settings = as_plain(CatDog(data=str(folder), batch_size=4))
     resolved = {"batch": 8, "images": 24, "world_size": 2}

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rackrun.run_folder import RunFolder
 from tests.training.torchrun import prove
 from tests.waiting import until
 from training.config import Config
@@ -26,7 +27,7 @@ from training.loop import train
 from training.phases.start import TrainingRun
 from training.ranks import Numbers, Ranks
 from training.run import checkpoint
-from training.run.folder import RunFiles, writes_to
+from training.run.folder import writes_to
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
@@ -107,7 +108,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def curve(folder: Path) -> list[float]:
     """Return the training losses that a run has recorded."""
-    lines = map(json.loads, RunFiles(folder).metrics.read_text().splitlines())
+    lines = map(json.loads, RunFolder(folder).metrics.read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
@@ -131,7 +132,7 @@ def a_signal_to_one_rank_stops_both_at_one_step(config: Config, ranks: Ranks, fo
     """The other rank ends after the same step, with the same code; going on gives the same bits."""
     stopped = replace(config, run_folder=str(folder / "stopped"))
     assert ran(stopped, ranks, Halves(ranks, signalled=(1, 8))) == 128 + signal.SIGTERM
-    saved = RunFiles(folder / "stopped").checkpoint(9)
+    saved = RunFolder(folder / "stopped").checkpoint(9)
     if ranks.first:
         assert checkpoint.read(saved)["state"]["step"] == 9
     went_on = replace(config, run_folder=str(folder / "went-on"), resume=str(saved))
@@ -269,7 +270,7 @@ def norms_share_their_mean_and_get_their_own_back(
 def nodes_that_share_a_disk_write_once(config: Config, ranks: Ranks, folder: Path) -> None:
     """Each rank on a node of its own: in one folder the first of them writes, in two both do."""
     node = replace(ranks, local_rank=0, local_world=1)
-    shared, options = RunFiles(folder / "shared"), RunFiles(folder / f"own-{ranks.rank}")
+    shared, options = RunFolder(folder / "shared"), RunFolder(folder / f"own-{ranks.rank}")
     assert writes_to(shared, node) == ranks.first
     assert writes_to(options, node)
     assert ranks.all_reduce_max(0) == 0

@@ -24,8 +24,8 @@ from rackrun.atomic import (
     write_whole,
 )
 from rackrun.errors import SaveError
+from rackrun.run_folder import RunFolder
 from rackrun.terminal import clean, say
-from training.run.folder import RunFiles
 from training.run.weights_file import FOOTER, FOOTER_BYTES, ZIP, kind_of
 from training.state import Snapshot, pack, unpack
 
@@ -84,7 +84,7 @@ def _check_sizes(data: bytes) -> None:
         raise ValueError("compressed")
 
 
-def save(folder: RunFiles, content: Content, keep: int, best: bool) -> Path:
+def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
     """Write the checkpoint of a step, mark it as the best if it is, drop all but the last ones."""
     path = folder.checkpoint(content["state"]["step"])
     write(path, content)
@@ -102,7 +102,7 @@ class BackgroundSaves:
     The error of a failed save is raised by the next call of `ended` or `wait`.
     """
 
-    def __init__(self, folder: RunFiles, keep: int) -> None:
+    def __init__(self, folder: RunFolder, keep: int) -> None:
         self._folder = folder
         self._keep = keep
         self._snapshot = Snapshot()
@@ -144,13 +144,13 @@ class BackgroundSaves:
         remove_partials(self._folder)
 
 
-def remove_partials(folder: RunFiles) -> None:
+def remove_partials(folder: RunFolder) -> None:
     """Remove the files that interrupted saves have left."""
     for rubbish in partials(folder.checkpoints):
         rubbish.unlink(missing_ok=True)
 
 
-def keep_best(earlier: RunFiles, folder: RunFiles) -> None:
+def keep_best(earlier: RunFolder, folder: RunFolder) -> None:
     """Take over the best checkpoint of the run that this one continues."""
     if earlier.best.exists() and not folder.best.exists():
         write_whole(folder.best, earlier.best.read_bytes())

@@ -1,11 +1,10 @@
-"""The folder of a run: the only place that knows the names of its files."""
+"""The folder of this run, which the launcher has made, and those of earlier runs of its name."""
 
 import glob
 import json
 import os
 import re
 import secrets
-import time
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,99 +13,21 @@ from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.errors import SaveError
-from rackrun.run_report.folder import PAGE
+from rackrun.run_folder import RUNS, RunFolder, folder_name
 from rackrun.runs import run_folder
 
 if TYPE_CHECKING:  # the check of a task reads names here, without torch
     from training.ranks import Ranks
 
-RUNS = Path("runs")
 
-
-class RunFiles:
-    """Every path of a run, as a property; the folder is created on first use."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def config(self) -> Path:
-        """The settings and what they were resolved to, written before the first step."""
-        return self.path / "config.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per line: training intervals and evaluations."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint with the best validation accuracy."""
-        return self.checkpoints / "best.pt"
-
-    @property
-    def final(self) -> Path:
-        """The trained weights, with everything that `predict` needs."""
-        return self.path / "final.pt"
-
-    @property
-    def predictions(self) -> Path:
-        """A grid of validation images with the predictions of the model."""
-        return self.path / "predictions.npz"
-
-    @property
-    def hardest(self) -> Path:
-        """The same of those with the highest loss in the last evaluation."""
-        return self.path / "hardest.npz"
-
-    @property
-    def first_batch(self) -> Path:
-        """A grid of training images as the model sees them."""
-        return self.path / "first_batch.npz"
-
-    @property
-    def trace(self) -> Path:
-        """The steps of --profile-steps, as torch.profiler traces them."""
-        return self.path / "trace.json.gz"
-
-    @property
-    def report(self) -> Path:
-        """The report of the run as a page."""
-        return self.path / PAGE
-
-    @property
-    def ledger(self) -> Path:
-        """Folder of the pages with the samples that each rank trained on."""
-        return self.path / "ledger"
-
-    def checkpoint(self, step: int) -> Path:
-        """Return the checkpoint that was written after this many steps."""
-        return self.checkpoints / f"step-{step:08d}.pt"
-
-    def make(self) -> None:
-        """Make the folder and those below it."""
-        with translated_os_errors(self.path):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-
-
-def own_folder(task: str, given: str, ranks: "Ranks") -> RunFiles:
+def own_folder(task: str, given: str, ranks: "Ranks") -> RunFolder:
     """Return the folder of this run: the given one, the launcher's, or a new one under runs/."""
-    name = ranks.broadcast_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
+    name = ranks.broadcast_bytes(folder_name(task).encode()).decode()
     path = given or os.environ.get(variables.RUN_FOLDER)
-    return RunFiles(Path(path) if path else RUNS / name)
+    return RunFolder(Path(path) if path else RUNS / name)
 
 
-def writes_to(folder: RunFiles, ranks: "Ranks") -> bool:
+def writes_to(folder: RunFolder, ranks: "Ranks") -> bool:
     """Make the folder on all nodes; return True on the one rank that writes to each disk.
 
     Any node may survive the others, so one rank of each node writes, unless nodes share the folder.
@@ -139,7 +60,7 @@ def weights_file(given: str | os.PathLike[str]) -> Path:
         raise SaveError(f"{path}: no such run or file; type {meant}")
     if not path.is_dir():
         return path
-    files = RunFiles(path)
+    files = RunFolder(path)
     if not files.final.exists():
         saved = sorted(files.checkpoints.glob("*.pt"))
         what = f"; type {saved[-1]}" if saved else ", and no checkpoints; type another run"
@@ -176,7 +97,7 @@ def _is_of(run: Path, name: str, task: str) -> bool:
     if not re.fullmatch(rf"\d{{8}}-\d{{6}}-{re.escape(name)}(-\d+)?", run.name):
         return False
     try:
-        content = json.loads(RunFiles(run).config.read_bytes())
+        content = json.loads(RunFolder(run).config.read_bytes())
     except (OSError, ValueError):
         return True
     recorded = content if isinstance(content, dict) else {}

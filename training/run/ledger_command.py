@@ -9,6 +9,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, Problem, Unavailable, UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed_file, shaped
 from training.config import Config
@@ -37,7 +38,7 @@ class LedgerCommand:
         """Print a line per epoch; DataError when one of them is not exact."""
         from training.run.ledger import read, verdicts
 
-        intervals = read(self.run_folder / "ledger")
+        intervals = read(RunFolder(self.run_folder).ledger)
         if not intervals:
             raise UsageError(
                 f"{self.run_folder}: there is no ledger in it; train with --exact-epochs --ledger"
@@ -109,7 +110,7 @@ class TrainingCommand:
 
 def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
     """Return the settings of a run, if need be with the data elsewhere."""
-    path = run_folder / "config.json"
+    path = RunFolder(run_folder).config
     try:
         stored = parsed_file(path, dict[str, Any], LARGEST_CONFIG)
         kept = {name: stored[name] for name in CHOICES if name in stored}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.run_folder import RunFolder
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts, Scaling
 from training.monitor.stragglers import Waiting
-from training.run.folder import RunFiles
 from training.run.tracker import Tracker
 from training.track.scalars import Line
 from training.track.sent import hand_on
@@ -103,9 +103,9 @@ class MetricsWriter:
 
 
 def begin_metrics(
-    folder: RunFiles,
+    folder: RunFolder,
     config: Config,
-    earlier: RunFiles | None,
+    earlier: RunFolder | None,
     step: int,
     say: Callable[[str], None],
 ) -> MetricsWriter:

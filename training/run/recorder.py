@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rackrun.atomic import write_whole
 from rackrun.contract import phases
+from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts, Scaling, check_finite, check_weights
@@ -17,7 +18,7 @@ from training.monitor.stragglers import Waiting
 from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.checkpoint import BackgroundSaves
-from training.run.folder import RunFiles, run_name
+from training.run.folder import run_name
 from training.run.ledger import Ledger
 from training.run.metrics import MetricsWriter, begin_metrics
 from training.run.progress import ProgressReporter
@@ -34,7 +35,7 @@ class RunRecorder:
 
     def __init__(
         self,
-        folder: RunFiles,
+        folder: RunFolder,
         config: Config,
         schedule: Schedule,
         ranks: Ranks,

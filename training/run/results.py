@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from rackrun.atomic import atomic_write, translated_os_errors
+from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
 from training.run import checkpoint
-from training.run.folder import RunFiles
 
 Content = dict[str, Any]
 
 
 def write_results(
-    folder: RunFiles,
+    folder: RunFolder,
     final: Content,
     grid: Content | None,
     hardest: Content | None,
@@ -35,7 +35,7 @@ def write_grid(path: Path, grid: Content) -> None:
         np.savez_compressed(file, **grid)
 
 
-def _draw(folder: RunFiles, say: Callable[[str], None]) -> str:
+def _draw(folder: RunFolder, say: Callable[[str], None]) -> str:
     """Draw the report and return its path; nothing if that fails, as the run has ended."""
     from rackrun.run_report.page import write  # nothing else here needs what that imports
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from rackrun.contract.files import LATEST
 from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
 from training.config import Config
 from training.ranks import Ranks
 from training.run.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
-from training.run.folder import RunFiles, newest_run, run_name, runs_folder
+from training.run.folder import newest_run, run_name, runs_folder
 
 CheckpointFile = tuple[Path, bytes]  # a checkpoint and its bytes
 
@@ -29,9 +30,9 @@ class Earlier:
     data: bytes  # the whole file
 
     @property
-    def folder(self) -> RunFiles:
+    def folder(self) -> RunFolder:
         """The run that wrote it."""
-        return RunFiles(self.path.parents[1])
+        return RunFolder(self.path.parents[1])
 
     def with_batch(self, config: Config) -> Config:
         """Return the settings with the earlier run's global batch, where that can be chosen."""
@@ -101,7 +102,7 @@ def _search_node(
 
 def _in_attempts(attempts: Sequence[Path]) -> CheckpointFile | None:
     """Return the newest whole checkpoint of the newest run with one; SaveError if none is whole."""
-    folders = [RunFiles(path).checkpoints for path in attempts]
+    folders = [RunFolder(path).checkpoints for path in attempts]
     saved = [folder for folder in folders if steps_in(folder)]
     for folder in saved:
         with suppress(SaveError):
@@ -125,7 +126,7 @@ def requested_checkpoint(resume: str, task: str) -> CheckpointFile:
         raise UsageError(f"--resume {resume}: no such file or run folder; type its path, or latest")
     if run.is_file():
         return run, read_bytes(run)
-    folder = RunFiles(run)
+    folder = RunFolder(run)
     if not steps_in(folder.checkpoints):
         raise UsageError(f"--resume {resume}: {folder.checkpoints} has no checkpoint")
     return newest_valid(folder.checkpoints)

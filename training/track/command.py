@@ -24,7 +24,8 @@ from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.trackers import TrackerName
 from rackrun.errors import MissingPackage, Problem, UsageError
-from rackrun.run_report.folder import PAGE, MetricsReader, read_settings
+from rackrun.run_folder import RunFolder
+from rackrun.run_report.folder import MetricsReader, read_settings
 from rackrun.runs import run_folder
 from rackrun.terminal import one_line, say
 from rackrun.units import plural
@@ -74,7 +75,7 @@ def main(args: list[str]) -> None:
     """Send a run to a tracker."""
     options = parse(TrackOptions, called("track"), args)
     options = replace(options, run=run_folder(options.run))
-    if not (options.run / "config.json").exists():
+    if not RunFolder(options.run).config.exists():
         raise UsageError(f"{options.run}: not the folder of a run: config.json is missing")
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     try:
@@ -92,7 +93,7 @@ class RunEnding:
     """How the run ended, once it has: a word on standard input; or what its folder shows."""
 
     def __init__(self, options: TrackOptions) -> None:
-        self.verdict = "finished" if (options.run / "final.pt").exists() else "failed"
+        self.verdict = "finished" if RunFolder(options.run).final.exists() else "failed"
         self._over = threading.Event()
         if options.follow:
             threading.Thread(target=self._listen, daemon=True).start()
@@ -112,7 +113,7 @@ class RunEnding:
 
 def send(tracker: str, folder: Path, ending: RunEnding) -> int:
     """Send what a tracker lacks of a run, until the run has ended; return the number of lines."""
-    sent, metrics = read_sent(folder, tracker), MetricsReader(folder / "metrics.jsonl")
+    sent, metrics = read_sent(folder, tracker), MetricsReader(RunFolder(folder).metrics)
     run = opened(tracker, folder, sent)
     steps = sent.steps if run.id == sent.id else {}  # a new run has none of those of another one
     sent = Sent(run.id, run.place, steps)
@@ -127,7 +128,7 @@ def send(tracker: str, folder: Path, ending: RunEnding) -> int:
                 sent = sent.plus(lacking)
                 count += len(lacking)
                 write_sent(folder, tracker, sent)
-    run.end(ending.verdict, result, folder / PAGE)
+    run.end(ending.verdict, result, RunFolder(folder).report)
     write_sent(folder, tracker, sent)
     return count
 

@@ -1,7 +1,7 @@
 """What a tracker already has of a run: tracker-NAME.json in the run's folder.
 
 With it a resumed run goes on as the same run of the tracker, and nothing is sent twice. It stays
-where it was written: results of a host come back without it (launcher.run.job.LAUNCHER_FILES).
+where it was written: results of a host come back without it (rackrun.run_folder.LAUNCHER_FILES).
 """
 
 import json

@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import read_predictions
 from training.track.scalars import Line, scalars, summary
 
@@ -38,7 +39,7 @@ class TensorBoard:
         for name, value in result.items():
             self._events.add_scalar(name, value)
         if verdict == "finished" and (
-            predictions := read_predictions(self._run / "predictions.npz")
+            predictions := read_predictions(RunFolder(self._run).predictions)
         ):
             self._events.add_images("predictions", predictions.images, dataformats="NHWC")
         self._events.close()

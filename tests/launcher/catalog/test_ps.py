@@ -20,12 +20,13 @@ from launcher.lifecycle.task_check import refuse_absent_run
 from launcher.output.log_files import LogFiles
 from launcher.remote import processes
 from launcher.run.hosts import Host, hosts_named
-from launcher.run.job import Job, TaskWork, new_run_folder, point_latest_to
+from launcher.run.job import Job, TaskWork
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from launcher.transport.local import free_port
 from rackrun import runs as runs_here
 from rackrun.errors import UsageError
+from rackrun.run_folder import new_run_folder, point_latest_to
 from rackrun.run_report import __main__ as report
 from rackrun.runs import Run, find_run, run_folder
 from rackrun.units import age

@@ -20,10 +20,11 @@ from launcher.commands.ssh_detach import refuse_what_stays
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.lifecycle.this_machine import plan_alone
 from launcher.preflight.checks import CHECKS, check_allowed
-from launcher.run.job import Command, Limits, RunFolder, TaskWork, new_run_folder
+from launcher.run.job import Command, Limits, TaskWork
 from launcher.run.launch_options import LaunchOptions
 from launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.errors import SaveError, UsageError
+from rackrun.run_folder import RunFolder, new_run_folder
 from rackrun.user_code.revision import git_commit
 from tests import warm
 from tests.launcher.drive import ROOT

@@ -19,10 +19,11 @@ from launcher.config.command_line import settings_text
 from launcher.config.settings_file import options_of, read_settings, words_of
 from launcher.config.toml_text import toml_of
 from launcher.run import kept_settings
-from launcher.run.job import Command, TaskWork, new_run_folder
+from launcher.run.job import Command, TaskWork
 from launcher.run.settings import LocalOptions, Options
 from rackrun import runs as runs_here
 from rackrun.errors import UsageError
+from rackrun.run_folder import new_run_folder
 from tests import warm
 from tests.launcher.lab import ROOT, Lab
 

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from rackrun.atomic import partials
+from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.drive import ROOT, Drive
 from tests.waiting import until
 from training.run import checkpoint
-from training.run.folder import RunFiles
 
 SLOW = """
 import os, signal, sys, time
@@ -59,7 +59,7 @@ def test_ctrl_c_waits_for_a_save_that_takes_its_time(tmp_path: Path) -> None:
     assert drive.wait() == 130, drive.err
     assert drive.result["codes"] == {"0": 143, "1": 143}
     assert "stopped by Ctrl-C" in drive.err.splitlines()[-1]
-    saved = RunFiles(drive.folder).checkpoints
+    saved = RunFolder(drive.folder).checkpoints
     first, *_, newest = [checkpoint.read(path) for path in checkpoint.steps_in(saved)]
     assert first["state"]["step"] == 3 < newest["state"]["step"]
     assert not partials(saved)

@@ -15,10 +15,11 @@ from rich.console import Console
 from launcher.output.console import PROGRESS_SECONDS, PlainOutput, next_commands, say, time_of_day
 from launcher.output.dashboard import Dashboard
 from launcher.run.events import Report
-from launcher.run.job import Command, Job, RunFolder, TaskWork
+from launcher.run.job import Command, Job, TaskWork
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
+from rackrun.run_folder import RunFolder
 from tests.launcher.drive import ROOT
 
 SAY = """

@@ -23,10 +23,11 @@ from launcher.run.events import (
     Report,
     Usage,
 )
-from launcher.run.job import Command, Job, RunFolder, TaskWork, Work
+from launcher.run.job import Command, Job, TaskWork, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
+from rackrun.run_folder import RunFolder
 from rackrun.units import duration
 from tests.launcher.drive import Terminal
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from launcher.output.log_files import LogFiles, unfinished_run_notice
-from launcher.run.job import RunFolder
 from launcher.run.plan import HostPlan, Plan
+from rackrun.run_folder import RunFolder
 from tests.launcher.drive import ROOT
 
 BEGIN = """
 import sys
 from pathlib import Path
-from launcher.run.job import RunFolder
+from rackrun.run_folder import RunFolder
 from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.run.plan import Plan
 runs = Path(sys.argv[1])

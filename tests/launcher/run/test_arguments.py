@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.remote.agent.torchrun import environment
-from launcher.run.job import Command, Job, RunFolder, TaskWork
+from launcher.run.job import Command, Job, TaskWork
 from launcher.run.plan import PlannedHost, make_plan
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.drive import Drive
 

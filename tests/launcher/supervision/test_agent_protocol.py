@@ -11,11 +11,12 @@ from launcher.errors import HostLost
 from launcher.remote import service
 from launcher.remote.agent import frames
 from launcher.run.events import Closed, Event, Gpu, Lost, Output, RankEnded, Report, Usage
-from launcher.run.job import Command, Job, RunFolder
+from launcher.run.job import Command, Job
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.state import RunState
 from launcher.supervision import agent_protocol
 from launcher.supervision.reports import FIELDS
+from rackrun.run_folder import RunFolder
 
 
 def plan_of(hosts: int = 2, slots: int = 2) -> Plan:

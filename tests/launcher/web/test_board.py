@@ -16,10 +16,10 @@ import pytest
 from launcher.output.journal import Curves, live
 from launcher.output.run_view import view
 from launcher.run.events import Event, Gpu, RankStarted, Report, Usage
-from launcher.run.job import new_run_folder
 from launcher.run.state import RunState
 from launcher.web.server import served
 from launcher.web.watch import of_folder
+from rackrun.run_folder import new_run_folder
 from tests.launcher.away import Away
 from tests.launcher.drive import ROOT
 from tests.launcher.output.test_dashboard import plan_of

@@ -27,11 +27,12 @@ from launcher.run.events import (
     Stopping,
     Unreached,
 )
-from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.job import Command, Job, Limits
 from launcher.run.plan import HostPlan, PlannedHost, make_plan
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.local import LocalChannel, LocalTransport
+from rackrun.run_folder import RunFolder
 from tests.launcher.drive import FAKE, peak_mib
 from tests.waiting import until
 

@@ -1,0 +1,229 @@
+"""The folder of a run: the name and the writer of every file in it, and how one is made."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import secrets
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rackrun.atomic import translated_os_errors
+from rackrun.contract.files import ATTACHED, LATEST, RETURNED
+from rackrun.contract.trackers import SENT_FILES
+from rackrun.errors import SaveError
+
+RUNS = Path("runs")
+"""The folder of run folders, unless another is asked for."""
+
+RUN_NAME = r"(?P<start>[0-9]{8}-[0-9]{6})-(?P<name>[A-Za-z0-9._-]{1,239})"
+"""The grammar of a run folder's name, which other machines may send."""
+
+PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
+
+LAUNCHER_FILES = frozenset(
+    {"run.toml", "report.html", "live.json", ATTACHED, "checkpoints", *SENT_FILES.values()}
+)
+"""At the top of a run folder, what no host supplies.
+
+`rerun` obeys run.toml, a browser report.html; a resumed run continues from checkpoints, and a
+tracker the run of its own that one of SENT_FILES names.
+"""
+
+SUPERVISOR_FILES = frozenset({"plan.json", "result.json", "usage.jsonl", "logs", RETURNED})
+"""What the supervisor of a run writes: the launcher, or the controller of a detached run."""
+
+_NODE_SUFFIX = re.compile(r"-node\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Every path of a run: first those that its launcher writes, then those of its first rank."""
+
+    path: Path
+    node: int = 0
+    """Whose launcher it is, when every node has one of its own: they may share the folder."""
+
+    @property
+    def plan(self) -> Path:
+        """What runs where, written before anything starts."""
+        return self._of_node("plan.json")
+
+    @property
+    def settings(self) -> Path:
+        """The settings file with which the run can be started again."""
+        return self.path / "run.toml"
+
+    @property
+    def attached(self) -> Path:
+        """The id of the detached run of which this folder is a copy."""
+        return self.path / ATTACHED
+
+    @property
+    def result(self) -> Path:
+        """The result, written when the run has ended."""
+        return self._of_node("result.json")
+
+    @property
+    def returned(self) -> Path:
+        """The folder with what a function returned on each rank."""
+        return self.path / RETURNED
+
+    @property
+    def usage(self) -> Path:
+        """What the hosts used over time, a JSON object per line."""
+        return self._of_node("usage.jsonl")
+
+    @property
+    def live(self) -> Path:
+        """What the dashboard shows, while the run goes on."""
+        return self._of_node("live.json")
+
+    @property
+    def logs(self) -> Path:
+        """The folder with a folder per host."""
+        return self.path / "logs"
+
+    def log(self, host: str, rank: int | None, stream: str) -> Path:
+        """Return the file for one stream of one rank, or of a host's torchrun."""
+        source = "torchrun" if rank is None else f"rank-{rank}"
+        return self.logs / file_name(host) / f"{source}.{stream}"
+
+    @property
+    def config(self) -> Path:
+        """The settings and what they were resolved to, written before the first step."""
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per line: training intervals and evaluations."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the checkpoint that was written after this many steps."""
+        return self.checkpoints / f"step-{step:08d}.pt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best validation accuracy."""
+        return self.checkpoints / "best.pt"
+
+    @property
+    def final(self) -> Path:
+        """The trained weights, with everything that `predict` needs."""
+        return self.path / "final.pt"
+
+    @property
+    def predictions(self) -> Path:
+        """A grid of validation images with the predictions of the model."""
+        return self.path / "predictions.npz"
+
+    @property
+    def hardest(self) -> Path:
+        """The same of those with the highest loss in the last evaluation."""
+        return self.path / "hardest.npz"
+
+    @property
+    def first_batch(self) -> Path:
+        """A grid of training images as the model sees them."""
+        return self.path / "first_batch.npz"
+
+    @property
+    def trace(self) -> Path:
+        """The steps of --profile-steps, as torch.profiler traces them."""
+        return self.path / "trace.json.gz"
+
+    @property
+    def report(self) -> Path:
+        """The report of the run as a page."""
+        return self.path / "report.html"
+
+    @property
+    def ledger(self) -> Path:
+        """The folder of the pages with the samples that each rank trained on."""
+        return self.path / "ledger"
+
+    def make(self) -> None:
+        """Make the folder and that of the checkpoints; raise SaveError if it cannot be."""
+        with translated_os_errors(self.path):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    def _of_node(self, name: str) -> Path:
+        stem, dot, ending = name.partition(".")
+        suffix = f"-node{self.node}" if self.node else ""
+        return self.path / f"{stem}{suffix}{dot}{ending}"
+
+
+def is_named(name: str, names: Collection[str]) -> bool:
+    """Return True for one of these files, also of another node or in another case."""
+    return _NODE_SUFFIX.sub("", name.casefold()) in names
+
+
+def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
+    """Make `runs/<time>-<name>`, with a number after it when that exists already.
+
+    It is closed to other accounts, unless it is to be shared.
+    """
+    stem = folder_name(name)
+    candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    try:
+        if _make_folder(runs, SHARED_MODE):
+            _keep_from_git(runs)
+        mode = SHARED_MODE if share else PRIVATE_MODE
+        path = next(runs / name for name in candidates if _make_folder(runs / name, mode))
+    except OSError as error:
+        reason = f"cannot make a run folder in {runs}: {error.strerror}"
+        raise SaveError(f"{reason}; type: --runs FOLDER") from error
+    point_latest_to(path)
+    return RunFolder(path.resolve())
+
+
+def folder_name(name: str) -> str:
+    """Return the name of the folder of a run that starts now."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(name)}"
+
+
+def file_name(text: str) -> str:
+    """Return `text` as a file name: letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"
+
+
+def point_latest_to(folder: Path) -> None:
+    """Make `runs/latest` a link to this run; what is there and is no such link stays."""
+    link = folder.with_name(LATEST)
+    partial = folder.with_name(f".{LATEST}.{secrets.token_hex(4)}")
+    with suppress(OSError):  # a file system without links costs only this convenience
+        if os.path.lexists(link) and not re.fullmatch(RUN_NAME, str(link.readlink())):
+            return
+        partial.symlink_to(folder.name)
+        partial.replace(link)
+
+
+def _make_folder(folder: Path, mode: int) -> bool:
+    """Make a folder and its parents; return False where it was there already."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _keep_from_git(runs: Path) -> None:
+    """Make git ignore a folder that the launcher made in the user's working tree."""
+    if any((folder / ".git").exists() for folder in runs.resolve().parents):
+        (runs / ".gitignore").write_text("*\n")
