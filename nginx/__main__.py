@@ -130,7 +130,6 @@ def detach(settings: Serve) -> int:
 
 
 def _stop_command(record: ServerRecord) -> str:
-    """Return the command that ends one server."""
     port = record.url.rstrip("/").rpartition(":")[2]
     return f"{called('serve')} stop {shlex.quote(record.folder)} --port {port}"
 

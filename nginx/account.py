@@ -74,7 +74,6 @@ def _free_number(name: str) -> int:
 
 
 def _users() -> Iterator[int]:
-    """Yield the users of all processes."""
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with suppress(OSError):

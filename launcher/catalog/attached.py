@@ -134,7 +134,6 @@ def show_attached(run: Run, as_json: bool) -> int:
 
 
 def _listed(run: Run) -> ListedRun:
-    """Return the run as the list shows it."""
     if run.folder is None:
         raise UsageError(f"{run} has no folder here; type: {called('stop')} {run.id[:SHORT_ID]}")
     try:

@@ -149,7 +149,6 @@ def _resumable(member: NodeInfo, options: NodeOptions, work: Work) -> str:
 
 
 def _is_run_of(run: str, name: str) -> bool:
-    """Return True when a run folder is of a run of that name."""
     return bool(re.fullmatch(RUN_NAME, run)) and run[_TIME_LENGTH:] == f"-{name}"
 
 

@@ -97,7 +97,6 @@ def status_of_all(run: DetachedRun) -> list[HostStatus]:
 
 
 def _status_of(run_id: str, pair: Asked) -> HostStatus:
-    """Return the answer of one host."""
     host, transport = pair
     if isinstance(transport, Problem):
         raise transport

@@ -453,7 +453,6 @@ def our_pids() -> Iterator[int]:
 
 
 def _is_controller(pid: int, environment: list[bytes], run: str) -> bool:
-    """Return True for the controller of the run."""
     return f"{variables.CONTROLLER}={run}".encode() in environment and PROGRAM in command_line(pid)
 
 

@@ -56,7 +56,6 @@ def find_placement(variables: Variables) -> Placement | None:
 
 
 def _is_in_step(variables: Variables) -> bool:
-    """Return True in a step of srun."""
     if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_NODES"} <= variables.set.keys():
         return False
     return variables.number("SLURM_STEP_ID").value < FIRST_SPECIAL_STEP

@@ -99,7 +99,6 @@ def _options(command: str, typed: Sequence[str]) -> set[str]:
 
 
 def _kinds() -> set[str]:
-    """Return the kinds of conversion."""
     return set(import_module("convert.commands").COMMANDS)
 
 
