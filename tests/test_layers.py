@@ -150,8 +150,8 @@ ROOMS: dict[str, dict[str, str]] = {
     "rackrun": {
         "__main__": "cli commandline terminal",
         "cli": "commandline commands errors runs user_code",
-        "run_report": "atomic commandline commands contract errors generation run_folder runs shapes "
-        "terminal units",
+        "run_report": "atomic commandline commands contract errors generation run_folder runs "
+        "shapes terminal units",
         "user_code": "atomic commandline contract errors",
         "commandline": "__init__ contract errors signals terminal",
         "commands": "contract",
