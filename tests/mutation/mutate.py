@@ -29,6 +29,12 @@ class Target(NamedTuple):
 TARGETS = {
     "training/schedule.py": Target(("training/test_schedule.py",), 68),
     "training/phases/loss.py": Target(("training/test_loss.py",), 20),
+    "training/judge/measures.py": Target(("training/test_judge.py",), 0),
+    "training/optim/loss_scale.py": Target(("training/test_loss_scale.py",), 0),
+    "convert/packing/copies.py": Target(("convert/test_copies.py",), 0),
+    "convert/readers/names.py": Target(("convert/test_copies.py", "convert/test_folder.py"), 0),
+    "convert/readers/idx.py": Target(("mnist/test_mnist.py",), 0),
+    "convert/readers/webdataset_tars.py": Target(("convert/test_index.py",), 0),
 }
 """A line here adds a module, or a pattern, that is walked by `./run-tests --long`."""
 

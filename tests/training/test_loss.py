@@ -20,3 +20,36 @@ def test_the_threshold_of_bce_applies_to_smoothed_targets() -> None:
     weights = torch.tensor([0.5, 2.0, 1.0, 1.0], dtype=torch.float64)
     weighted = each @ (shares @ weights).numpy()
     assert abs(float(summed_loss(logits, shares, config, weights)) - weighted) < 1e-12
+
+
+def test_cross_entropy_is_summed_with_weights_and_smoothing() -> None:
+    """Of labels and of shares: each sample counts by the weight of its classes."""
+    logits = torch.tensor([[0.3, -1.2, 0.7], [-0.4, 0.9, 0.2]], dtype=torch.float64)
+    weights = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+    log_shares = logits.numpy() - np.log(np.exp(logits.numpy()).sum(1, keepdims=True))
+    for targets in (torch.tensor([2, 1]), torch.tensor([[0.25, 0, 0.75], [0, 0.5, 0.5]])):
+        shares = np.eye(3)[targets.numpy()] if targets.ndim == 1 else targets.double().numpy()
+        for smoothing in (0.0, 0.3):
+            config = OptimSettings(label_smoothing=smoothing)
+            smooth = shares * (1 - smoothing) + smoothing / 3
+            given = targets if targets.ndim == 1 else targets.double()
+            expected = -(smooth * log_shares).sum()
+            assert abs(float(summed_loss(logits, given, config)) - expected) < 1e-12
+            expected = -(smooth * log_shares * weights.numpy()).sum()
+            assert abs(float(summed_loss(logits, given, config, weights)) - expected) < 1e-12
+
+
+def test_binary_cross_entropy_of_labels_is_that_of_their_shares() -> None:
+    """A label is its class with share 1; a share that equals the threshold counts as 0."""
+    logits = torch.tensor([[0.3, -1.2], [-0.4, 0.9]], dtype=torch.float64)
+    labels, shares = torch.tensor([1, 0]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    plain = OptimSettings(loss="bce", label_smoothing=0.2)
+    probability = 1 / (1 + np.exp(-logits.numpy()))
+    smooth = shares.numpy() * 0.8 + 0.1
+    each = -(smooth * np.log(probability) + (1 - smooth) * np.log(1 - probability)).mean(1)
+    for targets in (labels, shares):
+        assert abs(float(summed_loss(logits, targets, plain)) - each.sum()) < 1e-7
+    equal = OptimSettings(loss="bce", bce_threshold=0.5)
+    half = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    none = -np.log(1 - probability).mean(1).sum()
+    assert abs(float(summed_loss(logits, half, equal)) - none) < 1e-12

@@ -1,13 +1,15 @@
 """When things happen, and the rate at each step."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rackrun.errors import UsageError
-from training.config import Config
-from training.schedule import check_scaled_lr, due, make_schedule
+from training.config import BODY, Config
+from training.schedule import Stage, check_scaled_lr, due, make_schedule
 
 
 def test_due_is_true_at_every_multiple_and_at_the_last_step() -> None:
@@ -76,6 +78,72 @@ def test_a_warm_up_longer_than_the_run_leaves_half_of_it() -> None:
     assert make_schedule(Config(epochs=1, warmup_epochs=5), 10, 1).warmup == 5
 
 
+def test_each_stage_has_a_course_of_its_own() -> None:
+    """The last layer first, then all but those that stay frozen: each warms up and falls."""
+    config = Config(
+        epochs=6, head_epochs=2, head_lr=1.0, lr=0.1, warmup_epochs=1, freeze="stem,", scale_lr=True
+    )
+    schedule = make_schedule(config, 10, world=2)
+    head = Stage(0, 2, 2.0, (BODY, "stem"))
+    body = Stage(2, 6, 0.2, ("stem",))
+    assert schedule.stages == (head, body) and schedule.peak == 0.2
+    assert schedule.stages_from(1) == (head, body)
+    assert schedule.stages_from(2) == schedule.stages_from(6) == (body,)
+    assert [schedule.lr(step) for step in (0, 9, 10, 15)] == pytest.approx([0.2, 2.0, 2.0, 1.0])
+    assert [schedule.lr(20 + step) for step in (0, 9, 10, 25)] == pytest.approx(
+        [0.02, 0.2, 0.2, 0.1]
+    )
+    assert 0 < schedule.lr(59) < 0.001
+
+
+def test_a_stage_shorter_than_the_warm_up_rises_for_half_of_it() -> None:
+    """Also where the run is long enough; a stage without epochs is none."""
+    config = Config(epochs=8, head_epochs=1, head_lr=1.0, warmup_epochs=3, lr_schedule="step")
+    schedule = make_schedule(replace(config, step_epochs=1, lr=2.0), 10, 1)
+    assert schedule.warmup == 30
+    assert [schedule.lr(step) for step in (0, 4, 5, 9)] == pytest.approx([0.2, 1, 1, 1])
+    assert [schedule.lr(10 + step) for step in (29, 30, 40)] == pytest.approx([2, 2e-3, 2e-4])
+    for epochs in (1, 8):
+        only = make_schedule(replace(config, epochs=epochs, head_epochs=epochs), 10, 1).stages
+        assert [(stage.first, stage.last, stage.frozen) for stage in only] == [(0, epochs, (BODY,))]
+    (only,) = make_schedule(replace(config, head_epochs=0, freeze="a,b"), 10, 1).stages
+    assert only == Stage(0, 8, config.lr, ("a", "b"))
+
+
+def test_a_schedule_of_the_user_gives_the_share_after_the_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is called with a stage's steps, and what is no share is refused with the step."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    Path("own_rates.py").write_text(
+        "def falls(step, steps): return 1.5 - step / steps\n"
+        "def ends(step, steps): return {0: 1, 1: 0, 2: -0.1, 3: float('inf')}.get(step)\n"
+    )
+    config = Config(epochs=4, lr=2.0, warmup_epochs=1, lr_schedule="own_rates:falls")
+    schedule = make_schedule(config, 10, 1)
+    assert [schedule.lr(step) for step in (4, 10, 25, 40)] == pytest.approx([1, 3, 2, 1])
+    other = make_schedule(replace(config, lr_schedule="own_rates:ends"), 10, 1)
+    assert (other.lr(10), other.lr(11)) == (2, 0)
+    for step, share in ((2, "-0.1"), (3, "inf"), (4, "None")):
+        refusal = f"^--lr-schedule own_rates:ends: {share} at step {step} of 30: return the share"
+        with pytest.raises(UsageError, match=refusal):
+            other.lr(10 + step)
+    with pytest.raises(UsageError, match=r"^--lr-schedule own_rates:rises: no .* rises in own_ra"):
+        make_schedule(replace(config, lr_schedule="own_rates:rises"), 10, 1)
+
+
+def test_the_first_steps_are_logged_unless_an_interval_was_chosen() -> None:
+    """A small data set shows a loss before its epoch ends."""
+    assert [step for step in range(1, 45) if make_schedule(Config(), 50, 1).logs(step, 44)] == [
+        *(1, 2, 5, 10, 20, 40, 44)
+    ]
+    chosen = make_schedule(Config(log_every_steps=30), 50, 1)
+    assert [step for step in range(1, 51) if chosen.logs(step, 50)] == [30, 50]
+    assert (chosen.epoch(25), chosen.log) == (0.5, 30)
+
+
 def test_a_scaled_rate_has_a_limit() -> None:
     """SGD's rate is multiplied up to 3.2, for 8,192 images per step: what to type is said."""
     scaled = Config(batch_size=256, scale_lr=True)
@@ -84,5 +152,11 @@ def test_a_scaled_rate_has_a_limit() -> None:
         check_scaled_lr(scaled, 6.4, 16384)
     with pytest.raises(UsageError, match="lr 16 for 8,192 .* up to 3.2 for 8,192; .* --lr 3.2"):
         check_scaled_lr(scaled, 16, 8192)
+    with pytest.raises(UsageError, match="^--scale-lr: lr 3.2 for 8,193 images per step; such sca"):
+        check_scaled_lr(scaled, 3.2, 8193)
+    with pytest.raises(UsageError, match="lr 3.21 for 512 .*, or what you have tried$"):
+        check_scaled_lr(scaled, 3.21, 512)
+    check_scaled_lr(scaled, 3.2 * 1.001, 512)  # rounding
+    check_scaled_lr(scaled, 6.4, 256)  # one rank: nothing is scaled
     for other in ({"scale_lr": False}, {"optimizer": "adamw"}, {"synthetic": True}):
         check_scaled_lr(replace(scaled, **other), 6.4, 16384)
