@@ -25,7 +25,7 @@ from convert.packing.sidecars import remove_sidecars
 from convert.readers.records import reading
 from rackrun.atomic import partials, translated_os_errors, written_for
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.errors import UsageError
+from rackrun.errors import DataError, UsageError
 from shards.index import Manifest, manifest_name
 from shards.versions import read_version
 
@@ -100,8 +100,18 @@ class Target:
         """Make the folder ready for a plan: True to convert, False if that is done already.
 
         What an interrupted conversion of the same plan has finished is kept; anything else in the
-        folder is refused, or with `force` removed.
+        folder is refused, or with `force` removed. Raises DataError where a damaged manifest does
+        not say what that is.
         """
+        try:
+            return self._adopt(plan, force)
+        except DataError as error:
+            hint = (
+                "what it lists is not known to be ours: name another folder, or move this one away"
+            )
+            raise DataError(f"{error}; {hint}") from None
+
+    def _adopt(self, plan: ShardPlan, force: bool) -> bool:
         if force:
             self.clear()
             self._refuse_foreign(plan)

@@ -244,6 +244,19 @@ def test_a_plan_that_is_none_is_refused(
             run()
 
 
+@pytest.mark.parametrize("options", [(), ("--force",)])
+def test_a_damaged_manifest_is_replaced_by_hand(
+    train_zip: Path, convert: Convert, options: tuple[str, ...]
+) -> None:
+    """What to type is said, also with --force: whose the files are is not known any more."""
+    out = convert("catdog", train_zip)
+    manifest = (out / "dataset.json").read_text()
+    (out / "dataset.json").write_text(manifest.replace("catdog", "catdgo"))
+    with pytest.raises(DataError, match="damaged.*: name another folder, or move this one away"):
+        convert("catdog", train_zip, *options)
+    assert list(out.glob("*.tar"))
+
+
 def test_what_a_kill_left_beside_the_manifest_is_removed(train_zip: Path, convert: Convert) -> None:
     """Killed between manifest and tidying up: the same command finds all done, and tidies."""
     out = convert("catdog", train_zip)

@@ -662,17 +662,22 @@ def test_runs_on_different_gpus_of_a_host_share_it(lab: Labs) -> None:
     first.communicate(timeout=60)
 
 
-def test_a_planted_link_in_place_of_the_lock_is_not_followed(lab: Labs, tmp_path: Path) -> None:
-    """PROC-3: a foreign symbolic link is not followed, its target is untouched."""
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_what_is_planted_in_place_of_the_lock_blocks_no_host(
+    lab: Labs, tmp_path: Path, kind: str
+) -> None:
+    """PROC-3: a foreign link is not followed, and nothing that cannot be locked is in the way."""
     one = lab(1)
     target = tmp_path / "target"
     target.write_text("mine")
     host = one.hosts[0]
-    link = Path(f"/tmp/rackrun-{host.address}-{host.port}.lock")
-    link.symlink_to(target)
+    planted = Path(f"/tmp/rackrun-{host.address}-{host.port}.lock")
+    {"link": lambda path: path.symlink_to(target), "folder": Path.mkdir, "pipe": os.mkfifo}[kind](
+        planted
+    )
     try:
         code, _, err = one.said(cheap_hosts(one), "--", "true")
     finally:
-        link.unlink()
+        planted.rmdir() if kind == "folder" else planted.unlink()
     assert code == 0, err
     assert target.read_text() == "mine"
