@@ -52,7 +52,8 @@ def run(
     handle(signals, _terminate)
     code = _outcome(main)
     exec("")  # noqa: S102  else `python -m` ends by SIGINT, see rackrun/__main__.py
-    gc.freeze()  # the exit would look for garbage in all of torch: a second, for nothing
+    if "torch" not in sys.modules:  # whose triton prints a page of leaks unless it is collected
+        gc.freeze()  # the exit would look for garbage in every import, for nothing
     sys.exit(code)
 
 

@@ -338,6 +338,19 @@ def test_what_a_file_system_refuses_is_no_error_of_ours(
     assert (capsys.readouterr().err == line) == (code == 74)
 
 
+@pytest.mark.parametrize("has_torch", [False, True])
+def test_a_process_that_has_imported_torch_is_collected_at_its_end(has_torch: bool) -> None:
+    """Otherwise a library of torch prints a page of leaks behind a function's last line."""
+    code = (
+        "import atexit, gc, sys, types; from rackrun.commandline.program import run\n"
+        f"sys.modules.update({{'torch': types.ModuleType('torch')}} if {has_torch} else {{}})\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0)); run(lambda args: 0)"
+    )
+    words = [sys.executable, "-c", code]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stdout == f"{not has_torch}\n"
+
+
 def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Path) -> None:
     """Exit code 1, its traceback, and its file and line."""
     broken = program("--count", "70")
