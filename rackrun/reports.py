@@ -68,10 +68,20 @@ def send(fields: dict[str, Any]) -> None:
             sender.sendto(data, target)
 
 
+def rank_number() -> int:
+    """Return the number of this rank for the whole run.
+
+    In an elastic run, torchrun counts the ranks of this host only.
+    """
+    if first := os.environ.get(variables.FIRST_RANK):
+        return int(first) + int(os.environ.get("LOCAL_RANK", "0"))
+    return int(os.environ.get("RANK", "0"))
+
+
 @cache
 def _script_reporter() -> Reporter:
     """Return the reporter of this process, which sends its last values when the process ends."""
-    reporter = Reporter(int(os.environ.get("RANK", "0")))
+    reporter = Reporter(rank_number())
     atexit.register(reporter.send_rest)
     return reporter
 

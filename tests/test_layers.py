@@ -79,8 +79,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "precheck": "conditions config data models recorded run schedule",
         "tasks/classify": "config data models task",
         "loop": "config counts data monitor phases run schedule state sync task",
-        "phases": "conditions config counts data device models monitor optim ranks run schedule"
-        " state sync task",
+        "phases": "conditions config counts data device membership models monitor optim ranks run"
+        " schedule state sync task",
         "export": "trained",
         "judge": "config counts data device ranks trained",
         "predict": "data task trained",
@@ -97,7 +97,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "data": "config data/order ranks",
         "data/order": "",
         "optim": "config counts",
-        "ranks": "config",
+        "ranks": "config membership",
+        "membership": "",
         "schedule": "config",
         "conditions": "config",
         "config": "recorded",

@@ -89,8 +89,8 @@ CONDITIONS = (
     ),
     Condition(
         ("shuffle_buffer",),
-        lambda config: not (config.exact_epochs or config.chooses),
-        "--exact-epochs and chosen samples have a planned order",
+        lambda config: not config.has_planned_order,
+        "--exact-epochs, --elastic and chosen samples have a planned order",
     ),
     Condition(("cache_size",), lambda config: bool(config.cache), "no --cache", "--cache FOLDER"),
     Condition(

@@ -94,6 +94,9 @@ class DataSettings:
     global_batch: int = 0
     """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
     keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
+    elastic: Annotated[bool, Hidden] = False
+    """Train on in another group when ranks are lost or join. The launcher sets this; it decides who
+    is in the group."""
     ledger: bool = False
     """Exact epochs: record which samples each rank trained on (`rackrun ledger`)."""
     only_classes: str = ""
@@ -134,6 +137,11 @@ class DataSettings:
     def judged_by(self) -> str:
         """Return the split that is evaluated, in words."""
         return "validation" if self.eval_split == "val" else self.eval_split
+
+    @property
+    def has_planned_order(self) -> bool:
+        """Return whether a plan assigns samples to steps, whichever ranks compute them."""
+        return self.exact_epochs or self.chooses or self.elastic
 
     @property
     def chooses(self) -> bool:
@@ -406,9 +414,26 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
             problems += [
                 f"--{name.replace('_', '-')} needs --exact-epochs"
                 for name in EXACT_ONLY
-                if getattr(self, name)
+                if getattr(self, name) and not (self.elastic and name == "global_batch")
             ]
-        return problems
+        return problems + self._inelastic()
+
+    def _inelastic(self) -> list[str]:
+        """Return what cannot go on in another group."""
+        obstacles = (
+            (self.local_sgd_steps, "--local-sgd-steps", "ranks have weights of their own"),
+            (self.aug_repeats > 1, "--aug-repeats", "copies of an image are on certain ranks"),
+            (
+                self.grad_compression == "powersgd",
+                "--grad-compression powersgd",
+                "what a step leaves out is on one rank only",
+            ),
+        )
+        return [
+            f"--elastic and {option} exclude each other: {why}; leave one of them out"
+            for obstacle, option, why in obstacles
+            if self.elastic and obstacle
+        ]
 
     def _unclear(self) -> list[str]:
         """Return what asks for two things at once, or for nothing that there is."""

@@ -90,7 +90,7 @@ def _diverged(symptom: str, step: int, other: str = "") -> Diverged:
 
 
 class Counter:
-    """Adds up on the device, so that no step waits for a number; `take` does."""
+    """Adds up on the device, so that no step waits for a number."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(5, dtype=torch.float64, device=device)  # whole up to 2^53
@@ -102,11 +102,9 @@ class Counter:
         if batch.skipped:
             self.sums[4] += batch.skipped
 
-    def take(self) -> torch.Tensor:
-        """Return the sums since the last call."""
-        sums = self.sums.clone()
+    def clear(self) -> None:
+        """Begin anew."""
         self.sums.zero_()
-        return sums
 
 
 class Confusion:

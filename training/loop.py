@@ -4,20 +4,21 @@ A run has one stage, or two with --head-epochs, which train different layers (tr
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 
 from training.config import Config
-from training.counts import Counter
 from training.data.samples import Batch
 from training.monitor.stragglers import StragglerMonitor
 from training.monitor.trace import StepTrace
 from training.phases.begin import begin, new_state, pictured
 from training.phases.evaluate import evaluate
 from training.phases.finish import finish
+from training.phases.regroup import regrouped, wait_for_order
 from training.phases.start import TrainingRun, started
 from training.phases.step import train_step
 from training.run.recorder import RunRecorder
-from training.run.stop_requests import SAVE
+from training.run.stop_requests import REGROUP, SAVE
 from training.schedule import Stage, due
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
@@ -34,21 +35,48 @@ def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
     state = new_state(run)
     with begin(run, state) as log:
-        return train_stages(run, state, log)
+        if not run.membership:
+            return train_stages(run, state, log)
+        return train_elastically(run, state, log)
+
+
+def train_elastically(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
+    """Train in one group of ranks after another, as they are lost and join; return as `train`."""
+    membership = run.membership
+    assert membership
+    while True:
+        run = regrouped(run, state, log)
+        try:
+            request = train_stages(run, state, log)
+        except (RuntimeError, OSError) as error:
+            wait_for_order(membership, error)  # raises it again unless a rank was lost
+            request = REGROUP
+        if request != REGROUP:
+            return request
+        state.drop_step()
 
 
 def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
-    """Train the remaining stages; return 0, or 128 + the number of a signal."""
-    trace = StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)
-    batches = trace.watched(run.batches(state.step, log.progress), state.step)
-    for stage in run.schedule.stages_from(state.epoch):
-        if signal := train_stage(run, state, log, stage, batches):
-            trace.close()
-            log.wait_for_save()
-            return 128 + signal
-    trace.close()
-    log.remark(trace.remark())
-    finish(run, state, log, batches)
+    """Train the remaining stages; return 0, REGROUP, or 128 + the number of a signal."""
+    log.save_if_owed(state)
+    with (
+        closing(StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)) as trace,
+        closing(trace.watched(run.batches(state.step, log.progress), state.step)) as batches,
+    ):
+        for stage in run.schedule.stages_from(state.epoch):
+            state.freeze(stage.frozen, len(run.data.classes))
+            stragglers = StragglerMonitor(
+                run.config.straggler_steps, state.model, state.optimizer, run.ranks
+            )
+            with closing(stragglers):
+                request = train_stage(run, state, log, stage, batches, stragglers)
+            if request != REGROUP:
+                log.wait_for_save()
+            if request:
+                return request
+        trace.close()
+        log.remark(trace.remark())
+        finish(run, state, log, batches)
     return 0
 
 
@@ -58,14 +86,12 @@ def train_stage(
     log: RunRecorder,
     stage: Stage,
     batches: Iterator[Batch],
+    stragglers: StragglerMonitor,
 ) -> int:
-    """Train the remaining epochs of a stage; return the signal that asks to stop, or 0."""
+    """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
     config, schedule = run.config, run.schedule
-    state.freeze(stage.frozen, len(run.data.classes))
     sync = GradientSync(config, run.ranks, state, schedule.steps)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
-    sums = Counter(run.ranks.device)  # stay on the device: reading them would wait for the step
-    stragglers = StragglerMonitor(config.straggler_steps, state.model, state.optimizer, run.ranks)
 
     while state.epoch < stage.last and not state.exhausted:
         transforms = run.task.transforms(config, state.epoch)
@@ -75,29 +101,40 @@ def train_stage(
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
             # A signal reaches ranks at different steps, and clocks differ. All ranks must do the
             # same after a step, so they agree on the strongest request during the step.
-            strongest_request = run.exchange_requests()
-            lr = state.set_lr(schedule.lr(state.step))
+            exchange = run.exchange(log, state.step, batch)
+            state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
                 log.first_batch(pictured(run, state.step, batch))
+            if run.membership:
+                state.begin_step()
             with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):
-                train_step(run, state, sync, batch, transforms, sums)
-            log.step(state.step, batch.rows)
+                train_step(run, state, sync, batch, transforms, exchange, log.sums)
+            log.step(state.step)
             if schedule.logs(state.step, epoch_end):
-                counts, scaling = run.sum_over_ranks(sums.take()), state.loss_scale.take()
-                log.interval(state.step, counts, lr, stragglers.take(), scaling)
-            request = strongest_request()
-            saves = bool(request) or due(state.step, config.save_steps, 0)  # and in end_epoch
+                log_interval(run, state, log, stragglers)
+            request = exchange.request
+            saves = request >= SAVE or due(state.step, config.save_steps, 0)  # and in end_epoch
             sync.average_weights(epoch_end, before_save=saves)
-            if signal := save_or_stop(run, state, log, request, saves):
-                return signal
-        if signal := end_epoch(run, state, log):
-            return signal
-    stragglers.close()
+            if request := save_or_stop(run, state, log, request, saves):
+                return request
+        if log.logged < state.step:  # the group before was lost when it was about to do that
+            log_interval(run, state, log, stragglers)
+        if request := end_epoch(run, state, log):
+            return request
     return 0
 
 
+def log_interval(
+    run: TrainingRun, state: TrainingState, log: RunRecorder, stragglers: StragglerMonitor
+) -> None:
+    """Record the steps since the last time, of all ranks."""
+    counts, waiting = run.sum_over_ranks(log.sums.sums), stragglers.take()
+    lr = run.schedule.lr(state.step - 1) * state.improvement.lr_factor
+    log.interval(state.step, counts, lr, waiting, state.loss_scale.take())
+
+
 def end_epoch(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
-    """Evaluate and save if due; return the signal that asks to stop, or 0."""
+    """Evaluate and save if due; return the request that ends the stage early, or 0."""
     schedule = run.schedule
     for model in state.models:
         run.ranks.share_statistics(model)  # each rank's batch norms have seen other images
@@ -107,7 +144,7 @@ def end_epoch(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
     if request <= SAVE:  # otherwise the evaluation may be incomplete; a resumed run repeats it
         is_best = state.finish_epoch(metrics)
         log.epoch(state, metrics)
-    saves = bool(request) or is_best or due(state.step, schedule.save, schedule.steps)
+    saves = request >= SAVE or is_best or due(state.step, schedule.save, schedule.steps)
     return save_or_stop(run, state, log, request, saves or state.exhausted, is_best)
 
 
@@ -119,9 +156,9 @@ def save_or_stop(
     saves: bool,
     is_best: bool = False,
 ) -> int:
-    """Save a checkpoint if due; return the signal that asks to stop, or 0."""
+    """Save a checkpoint if due; return the request that ends the stage early, or 0."""
     if saves:
         log.save(state, is_best)
         run.requests.acknowledge()
         request = run.agreed_request()  # a save takes long, and a signal may have arrived during it
-    return request if request > SAVE else 0
+    return 0 if request == SAVE else request

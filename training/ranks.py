@@ -8,6 +8,9 @@ All ranks must have the same world size, run and code. A host that finds no othe
 succeeds, a rank that calls a port which two launches share joins the wrong ones, and a host with
 yesterday's code computes other gradients. None of them fails by itself, so every rank looks before
 its first step.
+
+In an elastic run (--elastic) the world changes: a rank sets itself up alone, and is then in one
+group after another, each with `Ranks` of its own (docs/concepts/elastic.md).
 """
 
 import hashlib
@@ -16,7 +19,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
@@ -27,6 +30,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,6 +40,7 @@ from rackrun.errors import Problem, UsageError
 from rackrun.terminal import one_line
 from rackrun.units import plural
 from training.config import DeviceSettings
+from training.membership import FORMING_SECONDS, Generation, Membership
 
 
 class DeviceError(Problem):
@@ -71,6 +76,17 @@ class Ranks:
     local_rank: int
     local_world: int
     device: torch.device
+    members: tuple[int, ...] = ()
+    """In an elastic run, by rank, the number that each has for the whole run."""
+    generation: int = 0
+    """The number of the group in an elastic run."""
+    first_local_rank: int = 0
+    """The lowest local rank of this host that is in the group."""
+
+    @property
+    def member(self) -> int:
+        """The number that this rank has for the whole run, whatever the group."""
+        return self.members[self.rank] if self.members else self.rank
 
     @property
     def first(self) -> bool:
@@ -80,7 +96,7 @@ class Ranks:
     @property
     def writes(self) -> bool:
         """Return True on the rank that writes for its node: any node may survive the others."""
-        return self.local_rank == 0
+        return self.local_rank == self.first_local_rank
 
     @property
     def connected(self) -> bool:
@@ -95,16 +111,19 @@ class Ranks:
         """
         if self.world == 1:
             return model
+        device_ids = [self.device] if self.device.type == "cuda" else None
         before = [each.clone() for each in _statistics(model)]
         forward_only = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-        if not forward_only:  # older torch, as 2.10: then DDP leaves them alone from the beginning
+        agreed = self.generation > 0  # on the state, so that DDP need not move it
+        if not (forward_only or agreed):  # older torch, as 2.10, leaves them alone from the start
             self.broadcast_buffers(model)
         option = "forward_sync_buffers" if forward_only else "broadcast_buffers"
         never: dict[str, Any] = {option: False}
         distributed = DistributedDataParallel(
             model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
+            device_ids=device_ids,
             gradient_as_bucket_view=True,
+            init_sync=not agreed,
             **never,
         )
         for each, kept in zip(_statistics(model), before, strict=True):
@@ -132,6 +151,15 @@ class Ranks:
         exchange = dist.all_reduce(result, dist.ReduceOp.MAX, async_op=True)
         assert exchange is not None
         return lambda: int(result) if exchange.wait() else number
+
+    def all_gather_later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start to exchange as many numbers of each rank; return what waits for (world, n)."""
+        if self.world == 1:
+            return lambda: numbers[None]
+        parts = [torch.empty_like(numbers) for _ in range(self.world)]
+        exchange = dist.all_gather(parts, numbers, async_op=True)
+        assert exchange is not None
+        return lambda: torch.stack(parts) if exchange.wait() else numbers[None]
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0.
@@ -203,26 +231,6 @@ class Ranks:
             for part, size in zip(parts, sizes, strict=True)
         ]
 
-    def gather(self, numbers: Rows, sizes: Sequence[int], to: Sequence[int]) -> Rows | None:
-        """Return, on the ranks `to`, the numbers of all ranks, by rank; None on the others.
-
-        `sizes`, how many each rank gives, count on the ranks `to`. Nothing is padded or converted,
-        and the other ranks hold no more than their own.
-        """
-        rank_numbers, together = torch.from_numpy(np.ascontiguousarray(numbers)), None
-        for target in to:
-            if self.rank != target:
-                if rank_numbers.numel():
-                    dist.send(rank_numbers, target)
-                continue
-            together = torch.empty(sum(sizes), dtype=rank_numbers.dtype)
-            for rank, part in enumerate(torch.split(together, list(sizes))):
-                if rank == self.rank:
-                    part.copy_(rank_numbers)
-                elif part.numel():
-                    dist.recv(part, rank)
-        return None if together is None else together.numpy()
-
     def broadcast_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
         """Give every rank the bytes that one of them has; what the others give is ignored."""
         if self.world == 1:
@@ -233,6 +241,19 @@ class Ranks:
         if payload and self.rank == source:
             content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         dist.broadcast(content, source)
+        return content.numpy().tobytes()
+
+    def send_bytes(self, payload: bytes, target: int) -> None:
+        """Give one rank these bytes, which it must `receive_bytes`."""
+        dist.send(torch.tensor(len(payload)), target)
+        dist.send(torch.frombuffer(bytearray(payload), dtype=torch.uint8), target)
+
+    def receive_bytes(self, source: int) -> bytes:
+        """Return what one rank sends to this one."""
+        length = torch.tensor(0)
+        dist.recv(length, source)
+        content = torch.zeros(int(length), dtype=torch.uint8)
+        dist.recv(content, source)
         return content.numpy().tobytes()
 
 
@@ -247,6 +268,11 @@ def _fill(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
     parts = torch.split(flat, [each.numel() for each in tensors])
     for each, part in zip(tensors, parts, strict=True):
         each.copy_(part.view_as(each))
+
+
+def part_of(ranks: Ranks, count: int) -> range:
+    """Return the part of so many things that is this rank's; parts differ by one at most."""
+    return range(count * ranks.rank // ranks.world, count * (ranks.rank + 1) // ranks.world)
 
 
 def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
@@ -268,14 +294,95 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
     if ranks.world == 1:
         yield ranks
         return
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=config.collective_timeout_seconds),
-        device_id=ranks.device if ranks.device.type == "cuda" else None,
-    )
+    dist.init_process_group(**_backend(config, ranks))
     _check_marks(ranks.all_gather(_fingerprint()))
     yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
     dist.destroy_process_group()
+
+
+def _backend(config: DeviceSettings, ranks: Ranks) -> dict[str, Any]:
+    on_gpu = ranks.device.type == "cuda"
+    return {
+        "backend": "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        "timeout": timedelta(seconds=config.collective_timeout_seconds),
+        "device_id": ranks.device if on_gpu else None,
+    }
+
+
+def alone(config: DeviceSettings) -> Ranks:
+    """Return this rank of an elastic run before it is in a group: none that writes for others."""
+    local_rank = _number("LOCAL_RANK", 0)
+    return Ranks(
+        rank=-1,
+        world=1,
+        local_rank=local_rank,
+        local_world=_number("LOCAL_WORLD_SIZE", 1),
+        device=_device(config.device, local_rank),
+        first_local_rank=local_rank,
+    )
+
+
+def in_group(
+    ranks: Ranks, order: Generation, membership: Membership, config: DeviceSettings
+) -> Ranks:
+    """Leave the group of these ranks for the one that was ordered; return the ranks there.
+
+    Raise RuntimeError or OSError if that fails, as when another member is lost meanwhile.
+    """
+    _leave_group(ranks)
+    first = order.members[order.rank] - ranks.local_rank
+    local_ranks = [member - first for member in order.members]
+    among = replace(
+        ranks,
+        rank=order.rank,
+        world=order.world,
+        members=order.members,
+        generation=order.generation,
+        first_local_rank=min(n for n in local_ranks if 0 <= n < ranks.local_world),
+    )
+    if among.world > 1:
+        backend = _backend(config, ranks)
+        store = _store(order, membership)
+        dist.init_process_group(**backend, store=store, rank=among.rank, world_size=among.world)
+        if ranks.device.type == "cuda":
+            group = dist.distributed_c10d._get_default_group()
+            membership.abort = group._get_backend(ranks.device).abort
+        _check_marks(among.all_gather(_fingerprint()))
+    return among
+
+
+def _leave_group(ranks: Ranks) -> None:
+    """End the group that this rank was in; its connections are shut down already."""
+    if not dist.is_initialized():
+        return
+    if ranks.device.type == "cuda":  # NCCL would wait for ranks that are lost
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def is_of_exchange(error: Exception) -> bool:
+    """Return whether an error is that of an exchange in which another rank had no part.
+
+    torch raises a plain RuntimeError for most of them.
+    """
+    if isinstance(error, dist.DistError | ConnectionError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in EXCHANGES)
+
+
+EXCHANGES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+
+
+def _store(order: Generation, membership: Membership) -> TCPStore:
+    """Return the store of a group, which rank 0 keeps; each group has one of its own."""
+    seconds = timedelta(seconds=FORMING_SECONDS)
+    if order.rank == 0:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=seconds)
+        membership.tell_members(order, store.port)
+        return store
+    port = membership.store_port(order)
+    return TCPStore(order.master[0], port, wait_for_workers=False, timeout=seconds)
 
 
 def _number(name: str, default: int) -> int:
@@ -327,10 +434,14 @@ def _problem_with(capabilities: list[str]) -> str:
     )
 
 
+def planned_world() -> int:
+    """Return the number of ranks that the launcher planned; without one, torchrun's."""
+    return _number(variables.WORLD_SIZE, _number("WORLD_SIZE", 1))
+
+
 def _check_world(world: int) -> None:
     """Refuse to train in a world that is not as large as the launcher planned."""
-    promised = int(os.environ.get(variables.WORLD_SIZE, world))
-    if promised != world:
+    if (promised := planned_world()) != world:
         raise WorldError(
             f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
             f" {world}: the hosts did not find each other"

@@ -1,6 +1,7 @@
 """The state that survives a restart, in one object; a copy of it, and its form as bytes."""
 
 import copy
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -39,6 +40,8 @@ class TrainingState:
         self.epoch = 0  # how many are done, evaluation included
         self.accuracy = 0.0
         self.improvement = Improvement()
+        self._begun = -1  # the step before which the buffers were kept
+        self._buffers: list[torch.Tensor] = []
 
     @property
     def best(self) -> float:
@@ -91,6 +94,24 @@ class TrainingState:
             group["lr"] = lr * group.get("lr_scale", 1.0)  # older checkpoints have none
         return lr
 
+    @torch.no_grad()
+    def begin_step(self) -> None:
+        """Keep what a step changes before its gradients are there, in case it is lost."""
+        buffers = list(self.model.buffers())
+        if not self._buffers:
+            self._buffers = [torch.empty_like(buffer) for buffer in buffers]
+        if buffers:
+            torch._foreach_copy_(self._buffers, buffers)
+        self._begun = self.step
+
+    @torch.no_grad()
+    def drop_step(self) -> None:
+        """Return to the end of the last whole step, if one has begun that cannot be finished."""
+        self.optimizer.zero_grad()
+        self.loss_scale.drop_step()
+        if self._begun == self.step and self._buffers:
+            torch._foreach_copy_(list(self.model.buffers()), self._buffers)
+
     def advance(self) -> None:
         """Take a step with the gradients that are there."""
         self.loss_scale.step(self.optimizer)
@@ -106,6 +127,26 @@ class TrainingState:
             return False
         self.accuracy = evaluation.accuracy
         return self.improvement.update(evaluation, self._config, self.epoch)
+
+    def digest(self) -> str:
+        """Return what identifies all that must be the same on every rank.
+
+        Left out are buffers, as each rank's batch norms have seen other images, and learning rates,
+        which follow from the step.
+        """
+        digest = hashlib.sha256()
+        weights = [weight for model in self.models for weight in model.parameters()]
+        optimizer = self.optimizer.state_dict()["state"]
+        rest = [self.step, self.epoch, self.accuracy, asdict(self.improvement)]
+        rest.append(self.loss_scale.state_dict())
+        for tensor in weights:
+            digest.update(_bytes_of(tensor))
+        for number in sorted(optimizer):
+            for name, value in sorted(optimizer[number].items()):
+                is_tensor = isinstance(value, torch.Tensor)
+                digest.update(_bytes_of(value) if is_tensor else f"{name} {value}".encode())
+        digest.update(repr(rest).encode())
+        return digest.hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain data and tensors."""
@@ -133,6 +174,11 @@ class TrainingState:
         self.epoch = state["epoch"]
         self.accuracy = state["accuracy"]
         self.improvement = Improvement(**state["improvement"])
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().data.tobytes()
 
 
 class Snapshot:

@@ -14,6 +14,7 @@ The transforms of a sample follow from seed, epoch and its position in the epoch
 rank, the worker, or where the run was interrupted.
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,17 @@ class Planned:
         self.lanes = 0
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
+
+    def most_samples(self, step: int) -> int:
+        """Return the samples of this step on the rank that has most."""
+        return self._walk.largest
+
+    def among(self, ranks: Ranks) -> "Planned":
+        """Return the same steps, cut for other ranks; nothing is read again."""
+        planned = copy.copy(self)
+        planned._walk = replace(self._walk, rank=ranks.rank, world=ranks.world)
+        planned._validation = self._validation.among(ranks)
+        return planned
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on."""

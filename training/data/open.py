@@ -51,7 +51,7 @@ from training.data.samples import (
 from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, Transforms, TransformsOfEpoch
 from training.data.validation import Validation
-from training.ranks import Numbers, Ranks
+from training.ranks import Numbers, Ranks, part_of
 
 os.environ["WDS_SECURE"] = "1"  # before webdataset is read: nothing in a name or a sample runs
 import webdataset  # noqa: E402
@@ -86,6 +86,12 @@ class Data(Protocol):
     def samples_in(self, step: int) -> int:
         """Return the samples of this step over all ranks: fewer where an epoch ends exactly."""
 
+    def most_samples(self, step: int) -> int:
+        """Return the samples of this step on the rank that has most."""
+
+    def among(self, ranks: Ranks) -> "Data":
+        """Return the same steps, cut for other ranks (--elastic)."""
+
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches of every step from this one on, without end."""
 
@@ -110,9 +116,8 @@ def open_data(
     if config.synthetic:
         return Synthetic(config, transforms(0), synthetic_classes, ranks)
     require_data(config, task)
-    planned = config.exact_epochs or config.chooses
     of_run = partial(_of_run, transforms, config.epochs)
-    return (Planned if planned else Resampled)(config, ranks, of_run)
+    return (Planned if config.has_planned_order else Resampled)(config, ranks, of_run)
 
 
 def _of_run(transforms: TransformsOfEpoch, epochs: int, epoch: int) -> Transforms:
@@ -170,6 +175,14 @@ class Resampled:
         """Return the global batch, always."""
         return self.batch
 
+    def most_samples(self, step: int) -> int:
+        """Return a rank's batch, always."""
+        return self._plan.config.batch_size
+
+    def among(self, ranks: Ranks) -> "Resampled":
+        """Refuse: lanes belong to ranks, so that --elastic reads in a planned order."""
+        raise NotImplementedError
+
     def evaluation(self) -> Iterator[Batch]:
         """Yield this rank's part of the validation set, in the order of the index."""
         return self._validation.batches()
@@ -185,15 +198,18 @@ class Synthetic:
     def __init__(
         self, config: DataSettings, transforms: Transforms, classes: int, ranks: Ranks
     ) -> None:
+        self._made_from = config, transforms, classes
         self.classes = tuple(f"class {number}" for number in range(classes))
         self.digest = self.dataset = "synthetic"
         self.epoch_steps = config.steps_per_epoch or 100
-        self.batch = config.batch_size * ranks.world
+        self.batch = config.global_batch or config.batch_size * ranks.world
         self.rows = self.batch
         self.has_evaluation = True
         self.lanes, self.remark = 0, ""
-        random = torch.Generator().manual_seed(config.seed + ranks.rank)
-        shape = (config.batch_size, transforms.size, transforms.size, transforms.channels)
+        self._ranks = ranks
+        samples = len(part_of(ranks, self.batch)) if ranks.rank >= 0 else 0  # -1: in no group yet
+        random = torch.Generator().manual_seed(config.seed + max(ranks.rank, 0))
+        shape = (samples, transforms.size, transforms.size, transforms.channels)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=random)
         labels = torch.randint(classes, shape[:1], generator=random)
         batch = Batch(images.permute(0, 3, 1, 2), labels)
@@ -211,6 +227,14 @@ class Synthetic:
     def samples_in(self, step: int) -> int:
         """Return the global batch, always."""
         return self.batch
+
+    def most_samples(self, step: int) -> int:
+        """Return the batch of the rank that has most, always."""
+        return -(-self.batch // self._ranks.world)
+
+    def among(self, ranks: Ranks) -> "Synthetic":
+        """Return as many images a step, cut for other ranks."""
+        return Synthetic(*self._made_from, ranks)
 
     def evaluation(self) -> Iterator[Batch]:
         """Yield the one batch, once."""

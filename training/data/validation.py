@@ -6,6 +6,7 @@ is short, and each batch is read by itself.
     rows_of -> filled
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -21,7 +22,7 @@ from training.data.pool import share_index
 from training.data.samples import Batch, Quarantine, filled, rows_of
 from training.data.slots import room_for
 from training.data.transforms import Decoded, TransformsOfEpoch
-from training.ranks import Ranks
+from training.ranks import Ranks, part_of
 
 VALIDATION = "val"
 
@@ -43,12 +44,19 @@ class Validation:
         self.has_evaluation = total > 0
         if self.has_evaluation:
             share_index(source, split, ranks)
-        part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
         self._source = source
-        self._rows = ValidationRows(config, source, transforms, part)
+        self._rows = ValidationRows(config, source, transforms, part_of(ranks, total))
         self._total = total
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
+
+    def among(self, ranks: Ranks) -> "Validation":
+        """Return the same samples, in parts for other ranks."""
+        validation = copy.copy(self)
+        rows = self._rows
+        part = part_of(ranks, self._total)
+        validation._rows = ValidationRows(rows.config, rows.source, rows.transforms, part)
+        return validation
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's part, in the order of the index."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ class StepTrace:
         self._device = ranks.device
         self._profile: torch.profiler.profile | None = None
 
-    def watched(self, batches: Iterator[Batch], done: int) -> Iterator[Batch]:
+    def watched(self, batches: Iterator[Batch], done: int) -> Generator[Batch]:
         """Yield the batches of the steps after those that are done."""
         for step, batch in enumerate(batches, start=done + 1):
             if step == self._first:

@@ -1,4 +1,4 @@
-"""The last phase before the first step: build the model, open the run folder, load weights."""
+"""The last phase before the first step: build the model, load weights, open the run folder."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,27 +70,36 @@ def new_state(run: TrainingRun) -> TrainingState:
 
 @contextmanager
 def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
-    """Open the run folder, load the weights or checkpoint of the settings; yield the recorder."""
+    """Load the weights or checkpoint of the settings; yield the recorder of the run."""
     check_scaled_lr(run.config, run.schedule.peak, run.data.batch)
-    if run.ranks.first:
-        check_trackers(run.config.trackers)
     with (
         _recorder(run, state) as log,
         compilation_reported(log.progress, run.compute.compile),
     ):
-        _load(run, state, log)
-        for remark in _remarks(run):
-            log.say(remark)
+        if run.earlier:
+            state.load_state_dict(run.earlier.content["state"])
+            statistics = run.earlier.content.get("statistics")
+            run.ranks.restore_statistics(state.model, statistics)
+        log.begin(state.step, run.earlier)
+        loaded = _load_weights(run, state, log)
+        if not run.membership:
+            open_folder(run, state, log)
+            log.remark(loaded)
         yield log
 
 
-def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
-    """Load the weights or checkpoint to start from; record the settings and their resolution."""
+def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
+    """Write and print what the settings were resolved to, once a group is there; go on in it."""
     config, changed = run.config, ""
+    if run.ranks.first:
+        check_trackers(config.trackers)
+    writes = writes_to(log.folder, run.ranks)
+    log.enter(run.ranks, BackgroundSaves(log.folder, config.keep_checkpoints) if writes else None)
+    if log.resolved:  # in an elastic run: by another group
+        log.open(state.step, log.resolved)
+        return
     if run.earlier:
         changed = compatibility.changes(as_plain(config), run.earlier.content)
-        state.load_state_dict(run.earlier.content["state"])
-        run.ranks.restore_statistics(state.model, run.earlier.content.get("statistics"))
     facts = resolved.resolved(config, run.ranks, run.data, state.model, run.compute.precision)
     stages = run.schedule.stages_from(state.epoch)
     head = next(reversed(heads_of(state.model, len(run.data.classes))), "")
@@ -102,15 +111,25 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
     if run.ranks.first and not config.synthetic:
         log.say(resolved.class_line(config, run.data.classes, run.data.class_sizes()))
     log.progress.reads(", ".join(resolved.images(facts)))
-    log.begin(state.step, run.earlier, facts)
+    order = compatibility.order(run.data.lanes, run.earlier.content) if run.earlier else ""
+    log.open(state.step, facts)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
-    log.remark(compatibility.order(run.data.lanes, run.earlier.content) if run.earlier else "")
+    log.remark(order)
     if config.earlier_attempts and not run.earlier:
         log.say("no checkpoint from earlier attempts; starting from scratch")
-    if config.weights and not run.earlier and not config.synthetic:
-        classes = len(run.data.classes)
-        log.say(load_initial_weights(state.model, classes, config, run.ranks, log.progress))
-        state.start_average()
+    for remark in _remarks(run):
+        log.say(remark)
+
+
+def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> str:
+    """Load the weights that the settings name, if any; return a line about them."""
+    config = run.config
+    if not config.weights or run.earlier or config.synthetic:
+        return ""
+    classes = len(run.data.classes)
+    line = load_initial_weights(state.model, classes, config, run.ranks, log.progress)
+    state.start_average()
+    return line
 
 
 def _first_weights(run: TrainingRun) -> str:
@@ -143,9 +162,7 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
     if run.earlier:
         compatibility.check(identity, described, run.earlier.content, run.earlier.path)
     folder = own_folder(run.task.name, config.run_folder, run.ranks)
-    writes = writes_to(folder, run.ranks)
-    ledger = Ledger(folder.ledger, run.ranks, writes, data.rows, data.epoch_steps)
-    saves = BackgroundSaves(folder, config.keep_checkpoints) if writes else None
+    ledger = Ledger(folder.ledger, run.ranks, False, data.rows, data.epoch_steps)
     return RunRecorder(
         folder,
         config,
@@ -154,7 +171,6 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
         described,
         identity,
         ledger,
-        saves,
         data.has_evaluation,
     )
 

@@ -30,7 +30,7 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
             confusion.add(logits, batch.labels)
             losses.add(logits, batch)
         log.progress.evaluated(number)
-        if run.requests.ending:
+        if run.requests.ending or (run.membership and run.membership.is_broken):
             break
     state.train()
     log.hardest = losses.rows_of_all(run.ranks, GRID_IMAGES)

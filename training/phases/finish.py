@@ -39,6 +39,9 @@ def finish(
     grid = predictions(run, state) if run.ranks.first else None
     hardest = predictions(run, state, log.hardest) if run.ranks.first and log.hardest else None
     log.finish(state, grid, hardest, speed)
+    if run.membership:
+        run.ranks.all_reduce_max(0)  # if rank 0 is lost before, another writes the results
+        run.membership.leave()
 
 
 @torch.no_grad()

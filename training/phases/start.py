@@ -1,9 +1,9 @@
 """The first phase of a run: join the other ranks, set up the device, open the data."""
 
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,18 +17,21 @@ from training.data.samples import Batch
 from training.data.transforms import TransformsOfEpoch
 from training.data.waiting import after_first_batch, waits_reported
 from training.device import Compute, set_up
+from training.membership import Membership, membership_here
 from training.phases.class_weights import class_weights
-from training.ranks import Ranks, joined
+from training.ranks import Ranks, alone, joined, planned_world
 from training.run.progress import ProgressReporter, report_start
+from training.run.recorder import RunRecorder
 from training.run.resume import Earlier, earlier_run
-from training.run.stop_requests import StopRequests
+from training.run.stop_requests import NOTHING, REGROUP, StopRequests
 from training.schedule import Schedule, make_schedule
+from training.sync.step_exchange import StepExchange
 from training.task import Task
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Everything that stays the same during a run."""
+    """Everything that stays the same during a run; in an elastic run, while a group lasts."""
 
     task: Task
     config: Config
@@ -40,6 +43,8 @@ class TrainingRun:
     earlier: Earlier | None
     weights: torch.Tensor | None = None
     """Weight of each class in the loss; None if they are equal."""
+    membership: Membership | None = None
+    """What the launcher orders in an elastic run."""
 
     def class_weights(self, logits: torch.Tensor) -> torch.Tensor | None:
         """Return the class weights in the dtype of the logits; None if they are equal."""
@@ -58,19 +63,36 @@ class TrainingRun:
         largest = -(-self.data.samples_in(step) // self.ranks.world)
         return -(-largest * self.config.grad_accum_steps // self.config.batch_size)
 
+    def pending(self) -> int:
+        """Return the strongest request to this rank now."""
+        regroups = self.membership is not None and self.membership.is_superseded
+        return max(self.requests.pending, REGROUP if regroups else NOTHING)
+
     def agreed_request(self) -> int:
-        """Return the strongest request of any rank: none, to save, or a signal to stop."""
-        return self.ranks.all_reduce_max(self.requests.pending)
+        """Return the strongest request of any rank: none, to regroup, to save, or to stop."""
+        return self.ranks.all_reduce_max(self.pending())
 
-    def exchange_requests(self) -> Callable[[], int]:
-        """Send this rank's request; return a function that waits for the strongest of all ranks.
+    def exchange(self, log: RunRecorder, step: int, batch: Batch) -> StepExchange:
+        """Begin what ranks tell one another during a step.
 
-        The exchange overlaps with the step, so that no step waits for it. A request that arrives
-        meanwhile is sent before the next step.
+        A request that arrives meanwhile is sent with the next step.
         """
-        if self.ranks.world == 1:
-            return self.agreed_request
-        return self.ranks.all_reduce_max_later(self.requests.pending)
+        exchange = StepExchange(self.ranks, self.pending)
+        note = log.note_rows(step)
+        if note and batch.rows is not None:
+            exchange.send_rows(batch.rows, self.data.most_samples(step), note)
+        return exchange
+
+    def check_group(self) -> None:
+        """Raise ConnectionAbortedError if the launcher has given up the group of this rank.
+
+        What a GPU computed last may then be wrong.
+        """
+        if self.membership:
+            if self.ranks.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+            if self.membership.is_broken:
+                raise ConnectionAbortedError("the group was given up")
 
     def sum_over_ranks(self, sums: torch.Tensor) -> Counts:
         """Return the counts of all ranks, summed."""
@@ -79,13 +101,20 @@ class TrainingRun:
 
 @contextmanager
 def started(task: Task, config: Config) -> Iterator[TrainingRun]:
-    """Join the world that torchrun describes as one of its ranks; yield the opened run."""
+    """Join the world that torchrun describes as one of its ranks; yield the opened run.
+
+    A rank of an elastic run opens it alone, so that others need not wait for a newcomer.
+    """
     report_start()
-    with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
+    membership = membership_here() if config.elastic else None
+    world = nullcontext(alone(config)) if config.elastic else joined(config)
+    with world as ranks, StopRequests(config.save_minutes) as requests:
         compute = set_up(config, ranks)
         earlier = earlier_run(config, task.name, ranks)
         if earlier:
             config = earlier.with_batch(config)
+        if config.elastic and not config.global_batch:  # the same for any group
+            config = replace(config, global_batch=config.batch_size * planned_world())
         transforms = _for_workers(task, config)
         data = open_data(config, ranks, transforms, task.name, task.synthetic_classes)
         if not data.has_evaluation:
@@ -94,7 +123,9 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
         if weights is not None:
             weights = weights.to(ranks.device)
-        yield TrainingRun(task, config, ranks, requests, compute, data, schedule, earlier, weights)
+        yield TrainingRun(
+            task, config, ranks, requests, compute, data, schedule, earlier, weights, membership
+        )
 
 
 def _for_workers(task: Task, config: Config) -> TransformsOfEpoch:

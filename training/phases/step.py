@@ -18,6 +18,7 @@ from training.phases.loss import summed_loss
 from training.phases.start import TrainingRun
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
+from training.sync.step_exchange import StepExchange
 from training.task import check_logits
 
 
@@ -27,10 +28,12 @@ def train_step(
     sync: GradientSync,
     batch: Batch,
     transforms: Transforms,
+    exchange: StepExchange,
     sums: Counter,
 ) -> None:
     """Take a step of the optimizer, and count its loss and correct predictions."""
     if not sync.has_work(len(batch.labels) + batch.skipped):
+        exchange.complete()
         return  # the end of an exact epoch: the ranks that have samples compute the step
     config, ranks = run.config, run.ranks
     seed_step(config, ranks, state.step)
@@ -45,6 +48,9 @@ def train_step(
             loss = summed_loss(logits, targets, config, run.class_weights(logits))
             state.loss_scale.backward(loss * share)
         step_sums += torch.stack([loss.detach(), correct_predictions(logits, labels, 1)])
+    # From here on nothing waits for another rank: the step is taken as a whole, or not at all.
+    exchange.complete()
+    run.check_group()
     if config.clip_grad:
         state.loss_scale.unscale(state.optimizer)
         clip_grad_norm_(sync.model.parameters(), config.clip_grad)

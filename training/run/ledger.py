@@ -4,19 +4,22 @@
         counts   int32 (ranks, steps): samples per rank and step
         rows     int32: the rows of the index, step by step of rank 0, then of rank 1, …
         samples  rows in the index; epoch_steps, steps that make an epoch
+        generation  the number of the ranks' group in an elastic run, else 0
 
-Entries are the samples that reached the optimizer, not those that were planned. They are gathered
-when a checkpoint is written, and kept with it on every disk. Steps after the last checkpoint that
-were lost in an interruption are in no file, as they are in no weights: the run repeats them.
+Entries are the samples that reached the optimizer, not those that were planned. Ranks tell one
+another during each step, so that the share of a rank that is lost later is not lost with it. Pages
+are written when a checkpoint is, and kept with it on every disk. Steps after the last checkpoint
+that were lost in an interruption are in no file, as they are in no weights: the run repeats them.
 """
 
 import io
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
@@ -52,6 +55,7 @@ class Interval:
     rows: Rows
     samples: int
     epoch_steps: int
+    generation: int = 0
 
     @property
     def fits(self) -> bool:
@@ -60,6 +64,7 @@ class Interval:
         return (
             ranges
             and 0 < self.epoch_steps <= MOST_STEPS
+            and self.generation >= 0
             and self.counts.shape[0] > 0
             and self.counts.shape[1] == self.last - self.first
             and bool((self.counts >= 0).all())
@@ -74,41 +79,74 @@ class Interval:
         return np.repeat(np.tile(np.arange(self.first, self.last), ranks), self.counts.ravel())
 
 
+class Note(NamedTuple):
+    """The samples of a step: how many each rank of a group had, and their rows, by rank."""
+
+    generation: int
+    counts: Rows
+    rows: Rows
+
+
 class Ledger:
-    """Notes the samples of this rank; with every checkpoint, all ranks together write a page."""
+    """Notes the samples of all ranks; with every checkpoint, a rank of each disk writes a page."""
 
     def __init__(
         self, folder: Path, ranks: "Ranks", writes: bool, samples: int, epoch_steps: int
     ) -> None:
         self.folder = folder
-        self._ranks = ranks
-        self._writes = writes
         self._samples = samples
         self._epoch_steps = epoch_steps
-        self._first = 0
-        self._noted: list[Rows] = []
+        self._notes: dict[int, Note] = {}
+        self.enter(ranks, writes)
 
-    def note(self, rows: Rows) -> None:
-        """Note the rows of this rank's batch of the next step."""
-        self._noted.append(rows)
+    def enter(self, ranks: "Ranks", writes: bool) -> None:
+        """Go on in a group, as the rank that writes to a disk or as another one."""
+        self._ranks = ranks
+        self._writes = writes
 
-    def write(self) -> None:
-        """Write what all ranks noted since the last call, once per disk."""
-        if not self._noted:
-            return
-        ranks, steps = self._ranks, len(self._noted)
-        asked = ranks.all_gather(np.array([self._writes], np.int8))
-        writers = [rank for rank, (writes,) in enumerate(asked) if writes]
-        sizes = np.array([rows.size for rows in self._noted], np.int32)
-        counts = ranks.gather(sizes, [steps] * ranks.world, writers)
-        table = sizes[None] if counts is None else counts.reshape(ranks.world, steps)
-        noted_rows = np.concatenate(self._noted).astype(np.int32)
-        rows = ranks.gather(noted_rows, table.sum(1).tolist(), writers)
-        last = self._first + steps
-        if rows is not None:
-            page = Interval(self._first, last, table, rows, self._samples, self._epoch_steps)
+    def note(self, step: int, counts: Rows, rows: Rows) -> None:
+        """Note the samples of a step; they count once it is taken, and are noted again if not."""
+        self._notes[step] = Note(self._ranks.generation, counts, rows)
+
+    def write(self, step: int) -> None:
+        """Write what was noted since the last call, up to this step, once per disk."""
+        steps = [number for number in sorted(self._notes) if number < step]
+        by_group = groupby(steps, lambda number: self._notes[number].generation)
+        for generation, numbers in by_group if self._writes else ():
+            span = list(numbers)
+            notes = [self._notes[number] for number in span]
+            page = Interval(
+                span[0],
+                span[-1] + 1,
+                np.stack([note.counts for note in notes], 1),
+                _by_rank(notes),
+                self._samples,
+                self._epoch_steps,
+                generation,
+            )
             save(self.folder, page)
-        self._first, self._noted = last, []
+        self._notes = {}
+
+    def state_dict(self) -> dict[str, npt.NDArray[np.integer[Any]]]:
+        """Return what was noted and is in no page yet, for a rank that has missed it."""
+        notes = [
+            [step, note.generation, note.counts.size, note.rows.size]
+            for step, note in self._notes.items()
+        ]
+        empty = np.empty(0, np.int32)
+        return {
+            "notes": np.array(notes, np.int64).reshape(-1, 4),
+            "counts": np.concatenate([empty, *(note.counts for note in self._notes.values())]),
+            "rows": np.concatenate([empty, *(note.rows for note in self._notes.values())]),
+        }
+
+    def load_state_dict(self, state: dict[str, npt.NDArray[np.integer[Any]]]) -> None:
+        """Take over what `state_dict` returned."""
+        steps, generations, worlds, sizes = state["notes"].T
+        counts = np.split(state["counts"], np.cumsum(worlds)[:-1])
+        rows = np.split(state["rows"], np.cumsum(sizes)[:-1])
+        notes = map(Note, generations.tolist(), counts, rows)
+        self._notes = dict(zip(steps.tolist(), notes, strict=False))
 
     def go_on(self, step: int, earlier: Path, source: int) -> None:
         """Continue at this step with the ledger that rank `source` has in an earlier run.
@@ -117,8 +155,12 @@ class Ledger:
         """
         intervals = pages(earlier) if self._ranks.rank == source else iter(())
         sent = (as_file(interval) for interval in intervals if interval.last <= step)
+        self.replace(iter(lambda: self._ranks.broadcast_bytes(next(sent, None), source), b""))
+
+    def replace(self, files: Iterator[bytes]) -> None:
+        """Write these pages, if this rank writes, in place of all that are there."""
         kept = set[str]()
-        while data := self._ranks.broadcast_bytes(next(sent, None), source):
+        for data in files:
             if self._writes:
                 interval = as_interval(data, Path("ledger"))
                 save(self.folder, interval)
@@ -126,7 +168,13 @@ class Ledger:
         for path in self.folder.glob("*.npz") if self._writes else ():
             if path.name not in kept:
                 path.unlink(missing_ok=True)
-        self._first = step
+
+
+def _by_rank(notes: Sequence[Note]) -> Rows:
+    """Return the rows of some steps of a group, step by step of rank 0, then of rank 1, …"""
+    parts = [np.split(note.rows, np.cumsum(note.counts)[:-1]) for note in notes]
+    by_rank = [rows for of_rank in zip(*parts, strict=True) for rows in of_rank]
+    return np.concatenate(by_rank).astype(np.int32)
 
 
 def save(folder: Path, interval: Interval) -> None:
@@ -145,10 +193,15 @@ def read(folder: Path) -> list[Interval]:
     return list(pages(folder))
 
 
+def page_paths(folder: Path) -> list[Path]:
+    """Return the pages in a folder, in order."""
+    return sorted(path for path in folder.glob("*.npz") if NAME.fullmatch(path.name))
+
+
 def pages(folder: Path) -> Iterator[Interval]:
     """Yield the intervals in a folder, in order, each read when it is asked for."""
     run: tuple[int, int] | None = None
-    for path in sorted(path for path in folder.glob("*.npz") if NAME.fullmatch(path.name)):
+    for path in page_paths(folder):
         interval = as_interval(path.read_bytes(), path)
         run = run or (interval.samples, interval.epoch_steps)
         if (interval.samples, interval.epoch_steps) != run:
@@ -167,6 +220,7 @@ def as_file(interval: Interval) -> bytes:
         last=interval.last,
         samples=interval.samples,
         epoch_steps=interval.epoch_steps,
+        generation=interval.generation,
     )
     return buffer.getvalue()
 
@@ -176,13 +230,13 @@ def as_interval(data: bytes, path: Path) -> Interval:
     try:
         with ZipFile(io.BytesIO(data)) as pages:
             counts, rows = _table(pages, "counts", "<i4", 2), _table(pages, "rows", "<i4", 1)
-            first, last, samples, epoch_steps = (
+            first, last, samples, epoch_steps, generation = (
                 int(_table(pages, name, "<i8", 0))
-                for name in ("first", "last", "samples", "epoch_steps")
+                for name in ("first", "last", "samples", "epoch_steps", "generation")
             )
     except ZIP_ERRORS as error:
         raise DataError(f"{path}: not a page of a ledger: {one_line(str(error))[:200]}") from None
-    interval = Interval(first, last, counts, rows, samples, epoch_steps)
+    interval = Interval(first, last, counts, rows, samples, epoch_steps, generation)
     if not interval.fits:
         raise DataError(f"{path}: a page of a ledger whose numbers do not fit together")
     return interval
@@ -209,6 +263,7 @@ class Verdict:
     epoch_steps: int
     samples: int
     ranks: tuple[int, ...]  # how many there were, in the order in which that changed
+    generations: tuple[int, ...]  # of their groups in an elastic run
     missing: Rows  # rows that did not come, or not often enough, in an epoch that is over
     extra: Rows  # rows that came too often
 
@@ -222,6 +277,9 @@ class Verdict:
         noun = "rank" if ranks.endswith(" 1") or ranks == "1" else "ranks"
         samples = plural(self.samples, "sample")
         parts = [f"epoch {self.epoch + 1}: {samples} on {ranks} {noun}"]
+        if self.generations:
+            groups = "group" if len(self.generations) == 1 else "groups"
+            parts[0] += f" ({groups} {', '.join(map(str, self.generations))})"
         if self.steps < self.epoch_steps:
             parts.append(f"{self.steps:,} of {plural(self.epoch_steps, 'step')}")
         if self.steps < self.due:
@@ -252,6 +310,7 @@ def _verdict(
     times = np.zeros(samples, np.int32)
     steps: set[int] = set()
     ranks: list[int] = []
+    generations: list[int] = []
     for interval in intervals:
         overlap = range(max(interval.first, begin), min(interval.last, end))
         if overlap:
@@ -259,6 +318,7 @@ def _verdict(
             rows = interval.rows[(interval.steps >= begin) & (interval.steps < end)]
             times += np.bincount(rows, minlength=samples).astype(np.int32)
             ranks += [len(interval.counts)] if ranks[-1:] != [len(interval.counts)] else []
+            generations += [interval.generation] if interval.generation else []
     over = end - begin == epoch_steps
     return Verdict(
         epoch=epoch,
@@ -267,6 +327,7 @@ def _verdict(
         epoch_steps=epoch_steps,
         samples=int(times.sum()),
         ranks=tuple(ranks),
+        generations=tuple(dict.fromkeys(generations)),
         missing=np.flatnonzero(times < expected_times if over else []).astype(np.int32),
         extra=np.flatnonzero(times > expected_times).astype(np.int32),
     )

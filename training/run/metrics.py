@@ -31,11 +31,33 @@ class Logger(Protocol):
 
 
 class MetricsWriter:
-    """Writes metrics.jsonl, and hands each line to the loggers."""
+    """Keeps the lines of metrics.jsonl; where it is opened, writes them and hands them to loggers.
 
-    def __init__(self, path: Path, loggers: Sequence[Logger]) -> None:
+    In an elastic run every rank keeps them, as any may become the one that writes.
+    """
+
+    def __init__(self, path: Path, lines: Sequence[str] = ()) -> None:
         self.path = path
-        self._loggers = loggers
+        self.lines = list(lines)
+        self._loggers: list[Logger] = []
+        self._is_open = False
+
+    def open(self, config: Config, earlier: Path | None, say: Callable[[str], None]) -> None:
+        """Write the lines so far, and start the loggers; `earlier`: the run that goes on."""
+        if self._is_open:
+            return
+        self._is_open = True
+        write_whole(self.path, "".join(f"{line}\n" for line in self.lines).encode())
+        folder = RunFolder(self.path.parent)
+        if config.tensorboard:
+            from training.track.tensorboard import TensorBoard  # a second of imports
+
+            kept = [json.loads(line) for line in self.lines]
+            self._loggers.append(TensorBoard(folder.tensorboard, as_plain(config), kept))
+        for name in config.trackers:
+            if earlier:
+                hand_on(earlier, folder.path, name)
+            self._loggers.append(Tracker(name, folder.path, say))
 
     def train(
         self,
@@ -96,36 +118,16 @@ class MetricsWriter:
 
     def _write(self, **values: Any) -> None:
         line = {**values, "time": round(time.time(), 3)}
-        with translated_os_errors(self.path), self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.lines.append(json.dumps(line))
+        if self._is_open:
+            with translated_os_errors(self.path), self.path.open("a") as file:
+                file.write(f"{self.lines[-1]}\n")
         for logger in self._loggers:
             logger.log(line)
 
 
-def begin_metrics(
-    folder: RunFolder,
-    config: Config,
-    earlier: RunFolder | None,
-    step: int,
-    say: Callable[[str], None],
-) -> MetricsWriter:
-    """Begin with the lines of an earlier run up to this step, and start the loggers."""
-    kept = _lines_until(step, earlier.metrics) if earlier else []
-    write_whole(folder.metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
-    loggers: list[Logger] = []
-    if config.tensorboard:
-        from training.track.tensorboard import TensorBoard  # a second of imports
-
-        loggers.append(TensorBoard(folder.tensorboard, as_plain(config), kept))
-    for name in config.trackers:
-        if earlier:
-            hand_on(earlier.path, folder.path, name)
-        loggers.append(Tracker(name, folder.path, say))
-    return MetricsWriter(folder.metrics, loggers)
-
-
-def _lines_until(step: int, path: Path) -> list[Line]:
+def lines_until(step: int, path: Path) -> list[str]:
     """Return the whole lines of a file up to a step."""
     text = path.read_text() if path.exists() else ""
     whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [line for line in map(json.loads, whole) if line["step"] <= step]
+    return [line.rstrip("\n") for line in whole if json.loads(line)["step"] <= step]

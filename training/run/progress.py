@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from rackrun.contract import phases, variables
-from rackrun.reports import Reporter, send
+from rackrun.reports import Reporter, rank_number, send
 from rackrun.units import duration
 from training.ranks import Ranks
 from training.schedule import Schedule
@@ -17,10 +17,14 @@ class ProgressReporter:
     """Progress of a rank: every rank sends reports, rank 0 also prints lines."""
 
     def __init__(self, ranks: Ranks, schedule: Schedule, epochs: int) -> None:
-        self._reporter = Reporter(ranks.rank, epochs=epochs, steps=schedule.steps)
+        self._reporter = Reporter(rank_number(), epochs=epochs, steps=schedule.steps)
         self._report = self._reporter.fields
         self._epochs = epochs
         self._epoch_steps = schedule.epoch_steps
+        self.enter(ranks)
+
+    def enter(self, ranks: Ranks) -> None:
+        """Go on in a group, in which rank 0 prints."""
         self._speaks = ranks.first
         self._tells_steps = ranks.first and not self.launched
         self._live = self._tells_steps and sys.stdout.isatty()
@@ -105,4 +109,4 @@ class ProgressReporter:
 
 def report_start() -> None:
     """Report that this rank has started: from now on hangs are detected, even before ranks join."""
-    send({"rank": int(os.environ.get("RANK", 0)), "phase": phases.START})
+    send({"rank": rank_number(), "phase": phases.START})

@@ -2,6 +2,9 @@
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +16,21 @@ from rackrun.contract import phases
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
 from training.config import Config, as_plain
-from training.counts import TOP5_CLASSES, Counts, Scaling, check_finite, check_weights
+from training.counts import (
+    TOP5_CLASSES,
+    Counter,
+    Counts,
+    Scaling,
+    check_finite,
+    check_weights,
+)
 from training.monitor.stragglers import Waiting
-from training.ranks import Ranks
+from training.ranks import Ranks, Rows
 from training.run import checkpoint
 from training.run.checkpoint import BackgroundSaves
 from training.run.folder import run_name
-from training.run.ledger import Ledger
-from training.run.metrics import MetricsWriter, begin_metrics
+from training.run.ledger import Ledger, page_paths
+from training.run.metrics import MetricsWriter, lines_until
 from training.run.progress import ProgressReporter
 from training.run.results import write_grid, write_results
 from training.run.resume import Earlier
@@ -28,6 +38,7 @@ from training.schedule import Schedule
 from training.state import TrainingState
 
 Content = dict[str, Any]
+NOTHING, DUE, BEST = 0, 1, 2
 
 
 class RunRecorder:
@@ -42,7 +53,6 @@ class RunRecorder:
         described: Content,
         identity: Content,
         ledger: Ledger,
-        saves: BackgroundSaves | None,
         judges: bool,
     ) -> None:
         self.folder = folder
@@ -51,14 +61,20 @@ class RunRecorder:
         self._classes = len(described["classes"])
         self._identity = identity
         self._ledger = ledger
-        self._saves = saves  # on the rank that writes for all on its disk
+        self._saves: BackgroundSaves | None = None  # on the rank that writes to its disk
         self._judges = judges and not config.synthetic  # predictions of noise mean nothing
-        self.shows_next_batch = ranks.first and not config.synthetic
+        self.shows_next_batch = False
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
         self._journal: MetricsWriter | None = None
+        self._earlier: Earlier | None = None
+        self._resolved: Content | None = None
         self._finished = False
+        self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step
+        self.logged = 0  # the last step of which the sums are in the metrics
+        self._handed_over: dict[str, torch.Tensor] = {}  # files of another host
+        self._owed = NOTHING  # a save that is due and not finished
         self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
         self.hardest: list[int] = []  # likewise: rows of the highest loss
         self._epoch = Counts()  # since the epoch began, of all ranks
@@ -78,30 +94,66 @@ class RunRecorder:
         if self._journal:
             self._journal.end("failed" if kind else "finished" if self._finished else "stopped")
 
-    def begin(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
-        """Write the settings and what they were resolved to, before the first step."""
+    def begin(self, step: int, earlier: Earlier | None) -> None:
+        """Take up where the run begins, or goes on."""
         self.progress.phase(phases.START)
-        self._begun = step
-        if self._saves:
-            checkpoint.remove_partials(self.folder)
-        if self._ranks.first:
-            self._open_journal(step, earlier, resolved)
-        if earlier:
-            self._take_over(step, earlier)
+        self._begun = self.logged = step
+        self._earlier = earlier
+        if self._ranks.first or self._config.elastic:
+            lines = lines_until(step, earlier.folder.metrics) if earlier else ()
+            self._journal = MetricsWriter(self.folder.metrics, lines)
+            self._journal.start(step, self._schedule.epoch(step))
 
-    def _open_journal(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
+    def enter(self, ranks: Ranks, saves: BackgroundSaves | None) -> None:
+        """Go on in a group: as its first rank, as one that writes to a disk, or as another one."""
+        self._ranks = ranks
+        self.shows_next_batch = ranks.first and not (
+            self._config.synthetic or self.folder.first_batch.exists()
+        )
+        self.progress.enter(ranks)
+        self._ledger.enter(ranks, saves is not None)
+        if saves and not self._saves:
+            checkpoint.remove_partials(self.folder)
+        self._saves = saves and (self._saves or saves)
+        self._keep_files()
+
+    def _keep_files(self) -> None:
+        """Write the files that another host has handed over, in place of what was here."""
+        files, self._handed_over = self._handed_over, {}
+        if not files or not self._saves:
+            return
+        if best := files.pop(self.folder.best.name, None):
+            write_whole(self.folder.best, best.numpy().tobytes())
+        self._ledger.replace(page.numpy().tobytes() for page in files.values())
+
+    def open(self, step: int, resolved: Content) -> None:
+        """Write the settings and what they were resolved to, and all that came before."""
+        self._resolved = resolved
+        if self._ranks.first:
+            self._open_journal(step)
+        if self._earlier:
+            self._take_over(step, self._earlier)
+        self._earlier = None
+
+    @property
+    def resolved(self) -> Content | None:
+        """What the settings were resolved to, in the first group of the run."""
+        return self._resolved
+
+    def _open_journal(self, step: int) -> None:
         recorded = {
             "task": self._described["task"],
             "name": run_name(self._described["task"]),
             **as_plain(self._config),
             "data_sha256": self._identity["data"],
-            "resolved": resolved,
+            "resolved": self._resolved,
         }
         settings = json.dumps(recorded, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
-        before = earlier.folder if earlier else None
-        self._journal = begin_metrics(self.folder, self._config, before, step, self.say)
-        self._journal.start(step, self._schedule.epoch(step))
+        earlier = self._earlier
+        if self._journal:
+            before = earlier.folder.path if earlier else None
+            self._journal.open(self._config, before, self.say)
         if earlier:
             self.say(f"resumed after step {step} of {earlier.path}")
 
@@ -118,13 +170,56 @@ class RunRecorder:
             self.progress.phase(phases.START, checkpoint=step)
         earlier.release()
 
-    def step(self, step: int, rows: torch.Tensor | None) -> None:
-        """Report that a step is done, and record the samples it was made of."""
-        if self._config.ledger and rows is not None:
-            self._ledger.note(rows.numpy())
+    def note_rows(self, step: int) -> Callable[[Rows, Rows], None] | None:
+        """Return what notes the samples of a step; None without --ledger."""
+        return partial(self._ledger.note, step) if self._config.ledger else None
+
+    def step(self, step: int) -> None:
+        """Report that a step is done."""
         if self._saves:
             self._saved(self._saves.ended())
         self.progress.step(step)
+
+    @property
+    def position(self) -> list[int]:
+        """How far the record of this rank is: whether it is in a run at all, and what it logged."""
+        return [int(self._resolved is not None), self.logged]
+
+    def state_dict(self, files: bool) -> Content:
+        """Return what a rank needs that goes on with this record: of a newcomer's host, or behind.
+
+        `files`: also those of the run folder that its host lacks.
+        """
+        journal = self._journal.lines if self._journal else []
+        ledger = {
+            name: torch.from_numpy(array) for name, array in self._ledger.state_dict().items()
+        }
+        earlier = self._earlier.folder if self._earlier else self.folder
+        paths = [*page_paths(earlier.ledger), earlier.best] if files else []
+        return {
+            "lines": journal,
+            "ledger": ledger,
+            "resolved": json.dumps(self._resolved),
+            "epoch": list(self._epoch),
+            "clocks": [self._samples, self._seconds, self._epoch_seconds, self._skipped_steps],
+            "steps": [self._begun, self.logged, self._owed],
+            "files": {path.name: _content(path) for path in paths if path.exists()},
+        }
+
+    def load_state_dict(self, record: Content) -> None:
+        """Take over what `state_dict` returned on another rank."""
+        self._earlier = None
+        if self._journal:
+            self._journal.lines[:] = record["lines"]
+        self._ledger.load_state_dict({name: t.numpy() for name, t in record["ledger"].items()})
+        self._resolved = json.loads(record["resolved"])
+        self._epoch = Counts(*record["epoch"])
+        self._samples, self._seconds, self._epoch_seconds, self._skipped_steps = record["clocks"]
+        begun, logged, owed = record["steps"]
+        if logged != self.logged:
+            self.sums.clear()
+        self._begun, self.logged, self._owed = begun, logged, owed
+        self._handed_over = record["files"]
 
     def say(self, text: str) -> None:
         """Print a line, once for all ranks."""
@@ -144,7 +239,6 @@ class RunRecorder:
         """Start the clock: training begins or continues."""
         self.progress.phase(phases.TRAIN)
         self._clock = time.monotonic()
-        self._epoch_seconds = 0.0
 
     def interval(
         self,
@@ -158,6 +252,8 @@ class RunRecorder:
 
         Raise Diverged if no step can be taken any more.
         """
+        self.logged = step
+        self.sums.clear()
         self._measured(step, counts, lr, scaling)
         if waiting:
             self._waited(step, waiting)
@@ -180,7 +276,12 @@ class RunRecorder:
 
     def _waited(self, step: int, waiting: Waiting) -> None:
         if self.progress.launched:
-            self.progress.slow(*waiting.blamed, waiting.text())
+            rank, why = waiting.blamed
+            self.progress.slow(
+                self._ranks.members[rank] if self._ranks.members and rank >= 0 else rank,
+                why,
+                waiting.text(),
+            )
         elif text := waiting.text():
             self.say(text)
         if self._journal:
@@ -189,6 +290,10 @@ class RunRecorder:
     def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
         trained, self._epoch = self._epoch, Counts()
+        seconds, self._epoch_seconds = self._epoch_seconds, 0.0
+        skipped_steps, self._skipped_steps = self._skipped_steps, 0
+        if evaluated and self._judges:
+            self._note(state.step, evaluated)
         if not self._ranks.first:
             return
         parts = [f"epoch {state.epoch}/{self._config.epochs}"]
@@ -200,13 +305,11 @@ class RunRecorder:
             parts += _loss_and_accuracy(f"{self._config.judged_by} ", evaluated)
             if self._classes > TOP5_CLASSES:
                 parts.append(f"top 5 {evaluated.accuracy5:.2%}")
-            self._note(state.step, evaluated)
             self.progress.best_accuracy(state.best)
         if trained.samples:
-            parts.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
-        if self._skipped_steps:
-            parts.append(f"{plural(self._skipped_steps, 'step')} skipped (float16 overflow)")
-            self._skipped_steps = 0
+            parts.append(f"{trained.samples / max(seconds, 1e-9):,.0f} images/s")
+        if skipped_steps:
+            parts.append(f"{plural(skipped_steps, 'step')} skipped (float16 overflow)")
         if skipped := trained.skipped + (evaluated.skipped if evaluated else 0):
             parts.append(f"{plural(skipped, 'image')} skipped")
         self.say("  ".join(parts))
@@ -218,7 +321,7 @@ class RunRecorder:
 
     def confused(self, counts: torch.Tensor, classes: int) -> None:
         """Store the counts of validation images by label and prediction, for the report."""
-        if classes and self._ranks.first:
+        if classes:
             self._confusion = counts.long().reshape(classes, classes).cpu().numpy()
 
     def save(self, state: TrainingState, best: bool = False) -> None:
@@ -226,18 +329,28 @@ class RunRecorder:
 
         Raise Diverged if no run could continue from it, before the next line of the log does.
         """
+        self._owed = BEST if best else max(self._owed, DUE)
         self.progress.phase(phases.SAVE)
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
         self.wait_for_save()
-        self._ledger.write()
+        self._ledger.write(state.step)
         statistics = self._ranks.gather_statistics(state.model)
-        for model in state.models:
-            self._ranks.share_statistics(model)
-        if self._saves:
-            content = {"identity": self._identity, "state": state.state_dict(), **self._described}
-            self._saves.begin({**content, "statistics": statistics}, best)
-        self._ranks.restore_statistics(state.model, statistics)
+        try:
+            for model in state.models:
+                self._ranks.share_statistics(model)
+            if self._saves:
+                content: Content = {"identity": self._identity, "state": state.state_dict()}
+                content |= {**self._described, "statistics": statistics}
+                self._saves.begin(content, self._owed == BEST)
+        finally:
+            self._ranks.restore_statistics(state.model, statistics)
+        self._owed = NOTHING
         self.progress.phase(phases.TRAIN)
+
+    def save_if_owed(self, state: TrainingState) -> None:
+        """Save what a rank of the group could not finish in the group before."""
+        if owed := self._ranks.all_reduce_max(self._owed):
+            self.save(state, owed == BEST)
 
     def wait_for_save(self) -> None:
         """Wait until the last checkpoint is written; raise SaveError if that fails."""
@@ -298,6 +411,10 @@ class RunRecorder:
         self.say("  ".join(parts))
         if not self.progress.launched:  # a launcher prints it at its own end
             self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
+
+
+def _content(path: Path) -> torch.Tensor:
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
 
 
 def _loss_and_accuracy(what: str, counts: Counts) -> list[str]:

@@ -1,0 +1,121 @@
+"""A rank of an elastic run for test_elastic: elastic_ranks.py OPTIONS DIE, both JSON.
+
+OPTIONS are settings of training; DIE says where this rank ends itself: {"at": PHASE, "step": N}.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from training import loop
+from training.config import Config
+from training.data.transforms import Transforms
+from training.data.worker_server import start_worker_server
+from training.entry import enter
+from training.phases import evaluate, regroup, step
+from training.state import TrainingState
+from training.task import Task
+
+SIZE = 8
+faulthandler.register(signal.SIGUSR1)  # says where a rank is that a test waits for
+torch.set_num_threads(1)
+
+
+class Small(nn.Module):
+    """A small model in float64, so that only true differences show."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4) if norm else nn.Identity(),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * 6 * 6, 8),
+            nn.Tanh(),
+            nn.Linear(8, 2),
+        ).double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(images.double())
+        return outputs
+
+
+def transforms(config: Config, epoch: int) -> Transforms:
+    """Return those of small images."""
+    return Transforms(SIZE)
+
+
+def main(args: list[str]) -> int:
+    """Train with the options, and end where the test says so."""
+    options, die = (json.loads(arg) for arg in args)
+    norm, pause = options.pop("norm", False), options.pop("pause", 0.0)
+    config = Config(elastic="RACKRUN_MEMBERSHIP" in os.environ, **options)
+
+    def model(config: Config, classes: int) -> nn.Module:
+        torch.manual_seed(5)
+        return Small(norm)
+
+    task = Task("small", model, transforms)
+    if config.workers:
+        start_worker_server(__name__)
+    patch(die, pause)
+    return loop.run(task, config)
+
+
+def patch(die: dict[str, Any], pause: float) -> None:
+    """End this process at a place in a step; make every step last longer."""
+    number = getattr(signal, die.get("signal", "SIGKILL"))
+    begin_step, advance = TrainingState.begin_step, TrainingState.advance
+
+    def end_at(place: str, step_number: int | None = None) -> None:
+        if die.get("at") == place and step_number in (None, die.get("step")):
+            die.clear()
+            os.kill(os.getpid(), number)
+
+    def slow(state: TrainingState) -> None:
+        time.sleep(pause)
+        end_at("begin", state.step)
+        begin_step(state)
+
+    def advanced(state: TrainingState) -> None:
+        end_at("advance", state.step)
+        advance(state)
+        end_at("advanced", state.step)
+
+    TrainingState.begin_step = slow
+    TrainingState.advance = advanced
+    wrap(step, "summed_loss", lambda: end_at("loss", COUNT["steps"]))
+    wrap(evaluate, "evaluation_sums", lambda: end_at("evaluate"))
+    wrap(regroup, "_agree", lambda: end_at("agree", COUNT["agree"]))
+    wrap(loop, "finish", lambda: end_at("finish"))
+    wrap(loop.RunRecorder, "save", lambda: end_at("save"))
+    wrap(TrainingState, "finish_epoch", lambda: end_at("evaluated"))
+
+
+COUNT = {"steps": 0, "agree": 0}
+
+
+def wrap(module: Any, name: str, before: Any) -> None:
+    """Call a function before another one."""
+    whole = getattr(module, name)
+
+    def both(*args: Any, **more: Any) -> Any:
+        if name == "_agree":
+            COUNT["agree"] += 1
+        if name == "summed_loss":
+            COUNT["steps"] += 1
+        before()
+        return whole(*args, **more)
+
+    setattr(module, name, both)
+
+
+if __name__ == "__main__":
+    enter(main)

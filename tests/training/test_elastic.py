@@ -1,0 +1,213 @@
+"""Elastic runs on real ranks with gloo: ranks are lost and join, and the run is the same."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
+from tests import warm
+from tests.training.membership_server import ROOT, SCRIPT, MembershipServer
+from training.config import Config
+from training.run import checkpoint, ledger
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 2,
+    "exact_epochs": True,
+    "global_batch": 12,
+    "batch_size": 4,
+    "workers": 0,
+    "lr": 0.05,
+    "image_size": 8,
+    "ledger": True,
+    "tensorboard": False,
+    "log_every_steps": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def data(make_shards: Callable[..., Path]) -> Path:
+    """Return shards with 50 training and 13 validation images: the last step has 2 samples."""
+    return make_shards(train=(20, 20, 10), val=(8, 5))
+
+
+Start = Callable[..., MembershipServer]
+
+
+@pytest.fixture
+def start(tmp_path: Path, data: Path) -> Iterator[Start]:
+    """Return a function that starts a run on some hosts; `die`: where which of them ends."""
+    servers = []
+
+    def start(
+        die: dict[int, dict[str, Any]] | None = None, hosts: int = 3, ranks: int = 1, **options: Any
+    ) -> MembershipServer:
+        settings = {**SETTINGS, "data": str(data), **options}
+        server = MembershipServer(tmp_path, hosts, ranks, **settings)
+        servers.append(server)
+        for host in range(hosts):
+            server.start(host, **(die or {}).get(host, {}))
+        return server
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """Return the weights of a run of one process that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    options = {**SETTINGS, "data": str(data), "run_folder": str(folder), "batch_size": 12}
+    result = warm.run(
+        SCRIPT, json.dumps(options), "{}", env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert result.returncode == 0, result.stderr
+    return weights(folder)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    final: dict[str, torch.Tensor] = checkpoint.read(RunFolder(folder).final)["model"]
+    return final
+
+
+def check(server: MembershipServer, undisturbed: dict[str, torch.Tensor]) -> Path:
+    """Assert that a run ended as if nothing had happened; return its folder."""
+    first = server.members[0]
+    folder = next(host.folder / "run" for host in server.hosts if host.first == first)
+    final = weights(folder)
+    differences = [float((final[name] - undisturbed[name]).abs().max()) for name in undisturbed]
+    assert max(differences) < 1e-9, server.outputs()
+    verdicts = ledger.verdicts(ledger.read(RunFolder(folder).ledger))
+    assert len(verdicts) == 2 and all(verdict.exact for verdict in verdicts), (
+        [str(verdict) for verdict in verdicts],
+        server.outputs(),
+    )
+    for number, formed in server.formed.items():
+        assert len({(each["step"], each["digest"]) for each in formed.values()}) == 1, number
+    lines = [json.loads(line) for line in RunFolder(folder).metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "evaluate"] == [5, 10]
+    trained = [line["step"] for line in lines if line["kind"] == "train"]
+    assert trained == sorted(set(trained)) and {5, 10} <= set(trained)
+    assert RunFolder(folder).report.exists() and RunFolder(folder).best.exists()
+    return folder
+
+
+def test_a_run_that_loses_nobody_is_whole(start: Start, undisturbed: Any) -> None:
+    """Three ranks under the launcher's orders train as one process does."""
+    server = start()
+    server.run_to_the_end()
+    assert server.codes == {0: [0], 1: [0], 2: [0]} and server.left == {0, 1, 2}
+    check(server, undisturbed)
+
+
+LOSSES = {
+    "in a forward pass": {1: {"at": "loss", "step": 3}},
+    "rank 0": {0: {"at": "loss", "step": 3}},
+    "before its update": {1: {"at": "advance", "step": 2}},
+    "after its update": {1: {"at": "advanced", "step": 2}},
+    "rank 0 after its update": {0: {"at": "advanced", "step": 2}},
+    "in the Join tail": {0: {"at": "advance", "step": 4}},
+    "in the Join tail, without samples": {2: {"at": "begin", "step": 4}},
+    "after the Join tail": {0: {"at": "advanced", "step": 4}},
+    "in an evaluation": {1: {"at": "evaluate"}},
+    "rank 0 after an evaluation": {0: {"at": "evaluated"}},
+    "in a save": {0: {"at": "save"}},
+    "in the last step": {1: {"at": "advance", "step": 9}},
+    "at the end": {0: {"at": "finish"}},
+    "while the first group forms": {1: {"at": "agree", "step": 1}},
+    "two at once": {0: {"at": "loss", "step": 3}, 2: {"at": "loss", "step": 3}},
+    "while the next group forms": {
+        1: {"at": "loss", "step": 2},
+        0: {"at": "agree", "step": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("die", LOSSES.values(), ids=LOSSES)
+def test_the_others_go_on_as_if_nothing_had_happened(
+    start: Start, undisturbed: Any, die: dict[int, dict[str, Any]]
+) -> None:
+    """Wherever ranks are lost: weights as of one process, every sample once, all files."""
+    server = start(die)
+    server.run_to_the_end()
+    lost = set(die)
+    assert server.codes == {n: [-9] if n in lost else [0] for n in range(3)}, server.outputs()
+    check(server, undisturbed)
+
+
+def test_a_host_that_returns_joins_and_can_go_on_alone(start: Start, undisturbed: Any) -> None:
+    """It gets the state at a step's end, and with it all that makes a run folder whole."""
+    server = start({1: {"at": "loss", "step": 2}}, pause=0.15)
+    server.run(lambda: len(server.formed.get(2, ())) == 2)
+    server.start(1)
+    server.run(lambda: len(server.formed.get(3, ())) == 3)
+    assert server.orders[2]["members"] == [0, 2, 1]
+    server.kill(0)
+    server.run(lambda: len(server.formed.get(4, ())) == 2)
+    server.kill(2)
+    server.run_to_the_end()
+    assert server.codes == {0: [-9], 1: [-9, 0], 2: [-9]}, server.outputs()
+    assert check(server, undisturbed) == server.hosts[1].folder / "run"
+
+
+def test_a_silent_rank_is_left_behind_and_fenced_off(start: Start, undisturbed: Any) -> None:
+    """The others' blocked exchange ends as soon as the launcher gives the rank up.
+
+    When it wakes up, it ends, without a word to the group.
+    """
+    server = start({1: {"at": "loss", "step": 3, "signal": "SIGSTOP"}})
+    server.run(lambda: not is_running(server.hosts[1].processes[0].pid))
+    given_up = time.monotonic()
+    server.give_up(1)
+    server.run(lambda: len(server.formed.get(2, ())) == 2)
+    assert time.monotonic() - given_up < 10
+    server.kill(1, signal.SIGCONT)
+    server.run_to_the_end()
+    assert server.codes == {0: [0], 1: [75], 2: [0]}, server.outputs()
+    assert "silent for too long" in (server.hosts[1].folder / "printed").read_text()
+    check(server, undisturbed)
+
+
+def is_running(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "T"
+
+
+def test_hosts_of_several_ranks_and_loader_workers(start: Start, undisturbed: Any) -> None:
+    """A host is lost with all its ranks; the workers of the others read the new cut."""
+    server = start({0: {"at": "loss", "step": 3}}, hosts=2, ranks=2, workers=1, pause=0.05)
+    server.run(lambda: len(server.formed.get(2, ())) == 2)
+    server.start(0)
+    server.run_to_the_end()
+    assert server.codes == {0: [-9, 0], 1: [-9, 0], 2: [0], 3: [0]}, server.outputs()
+    check(server, undisturbed)
+
+
+def test_batch_norms_are_put_back(start: Start) -> None:
+    """Statistics that a lost forward pass has changed do not count twice."""
+    settings = {"norm": True, "epochs": 1, "global_batch": 12}
+    server = start({1: {"at": "advance", "step": 3}}, **settings)
+    server.run_to_the_end()
+    folder = server.hosts[0].folder / "run"
+    counted = weights(folder)["layers.1.num_batches_tracked"]
+    assert int(counted) == 5
+
+
+def test_what_cannot_be_elastic_is_refused_with_what_to_type() -> None:
+    """Ranks with weights of their own, or copies of an image on certain ranks."""
+    for options, words in (
+        ({"local_sgd_steps": 4}, "--elastic and --local-sgd-steps exclude each other"),
+        ({"aug_repeats": 3}, "--elastic and --aug-repeats exclude each other"),
+        ({"grad_compression": "powersgd"}, "--elastic and --grad-compression powersgd exclude"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            Config(elastic=True, data="data", **options)
+    Config(elastic=True, data="data", global_batch=64)

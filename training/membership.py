@@ -1,0 +1,325 @@
+"""This rank's line to the launcher, which alone decides who is in the group of an elastic run.
+
+    rank -> launcher    ready PORT · formed G · broken G · left G
+    launcher -> rank    a generation: who is in the group from now on, and where it meets · the end
+
+Packets are JSON on a socket of the host's agent. A thread takes them while the rank computes, or is
+blocked in an exchange with a peer that is silent: it shuts down the TCP connections of a group that
+the launcher has given up, and every exchange of the rank ends with an error at once. (`abort()` of
+gloo's group returns at once, too, but wakes nobody: torch 2.15.)
+"""
+
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rackrun.contract import variables
+from rackrun.errors import Problem, UsageError
+from rackrun.shapes import AtMost, Between, Misshapen, parsed_json, shaped
+from rackrun.terminal import clean
+
+MOST_BYTES = 1 << 16
+MOST_RANKS = 1 << 16
+FORMING_SECONDS = 60.0
+"""In which a group must be there, its members' states equal; then the attempt is broken."""
+WAITING_SECONDS = 120.0
+"""In which the launcher must have found who was lost; then this rank's own error stands."""
+
+POLL_SECONDS = 0.2
+HELLO_SECONDS, HELLO_BYTES = 2.0, 256
+
+Number = Annotated[int, Between(0, 1 << 40)]
+Rank = Annotated[int, Between(0, MOST_RANKS)]
+
+
+class Fenced(Problem):
+    """This rank is out of the group, and must not speak for it any more."""
+
+    exit_code = 75
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A group that the launcher has ordered; its number grows with each."""
+
+    generation: Number
+    rank: Rank
+    world: Annotated[int, Between(1, MOST_RANKS)]
+    members: Annotated[tuple[Rank, ...], AtMost(MOST_RANKS)]
+    """By rank, the number that each has for the whole run."""
+    master: tuple[Annotated[str, AtMost(255)], Annotated[int, Between(1, 65535)]]
+    """Where rank 0 listens."""
+    reason: Annotated[str, AtMost(1000)] = ""
+    abort: bool = True
+    """Whether a member was lost, so that nobody can finish a step of the group before."""
+
+    def check(self, member: int) -> None:
+        """Raise Misshapen unless it can be an order to the rank with this number."""
+        if len(self.members) != self.world or len(set(self.members)) != self.world:
+            raise Misshapen("members that are not as many as the world has")
+        if not self.rank < self.world or self.members[self.rank] != member:
+            raise Misshapen(f"not for member {member}")
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a member says to rank 0, to learn where the store of the group is."""
+
+    generation: Number
+    member: Rank
+
+
+@dataclass(frozen=True)
+class End:
+    """The launcher's order to end at once."""
+
+    end: Annotated[str, AtMost(1000)]
+
+
+class Membership:
+    """What the launcher has ordered, and the connections of the group that this rank is in."""
+
+    def __init__(self, path: str, member: int, local_rank: int) -> None:
+        self.member = member
+        self.current = 0
+        """The generation that this rank is in, or tries to form."""
+        self._listener: socket.socket | None = None
+        self._local_rank = local_rank
+        self._changed = threading.Condition()
+        self._newest: Generation | None = None
+        self._others = frozenset[str]()  # connections that were there before the group
+        self._group: frozenset[str] | None = frozenset()  # its connections; None while it forms
+        self._deadline = float("inf")
+        self._left = False
+        self.abort: Callable[[], object] = lambda: None
+        """Ends what runs of the group on a GPU: NCCL has connections that are not sockets."""
+        self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._agent.connect(path)
+        self._agent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
+        threading.Thread(target=self._obey, name="membership", daemon=True).start()
+
+    @property
+    def is_superseded(self) -> bool:
+        """Return whether the launcher has ordered another group than the current one."""
+        return self._newest is not None and self._newest.generation > self.current
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether no exchange of the current group can succeed any more."""
+        newest = self._newest
+        return newest is not None and newest.generation > self.current and newest.abort
+
+    def announce(self) -> None:
+        """Say that this rank can be a member, and lead: where others meet it if it is rank 0."""
+        if not self._listener:
+            dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            self._listener = socket.create_server(
+                ("", 0), family=family, backlog=MOST_RANKS, dualstack_ipv6=dual
+            )
+            self._listener.settimeout(POLL_SECONDS)
+        self._send(ready=self._listener.getsockname()[1])
+
+    def tell_members(self, order: Generation, port: int) -> None:
+        """Tell the other members of a group, as they come, the port of the store that rank 0 keeps.
+
+        Raise ConnectionAbortedError when the group is not wanted any more.
+        """
+        assert self._listener
+        missing = set(order.members) - {self.member}
+        while missing:
+            self.check_order()
+            with suppress(OSError, Misshapen), self._listener.accept()[0] as connection:
+                connection.settimeout(HELLO_SECONDS)
+                hello = shaped(parsed_json(connection.recv(HELLO_BYTES), HELLO_BYTES), Hello)
+                if hello.generation == order.generation:
+                    connection.sendall(port.to_bytes(2, "big"))
+                    missing.discard(hello.member)
+
+    def store_port(self, order: Generation) -> int:
+        """Return the port of a group's store, which rank 0 tells the others once it has it.
+
+        Raise ConnectionAbortedError when the group is not wanted any more.
+        """
+        hello = json.dumps({"generation": order.generation, "member": self.member}).encode()
+        while True:
+            with suppress(OSError), socket.create_connection(order.master, HELLO_SECONDS) as rank_0:
+                rank_0.sendall(hello)
+                rank_0.settimeout(POLL_SECONDS)
+                if port := self._answer(rank_0):
+                    return port
+            self.check_order()
+            time.sleep(POLL_SECONDS / 4)
+
+    def _answer(self, rank_0: socket.socket) -> int:
+        """Return the port that rank 0 answers when it comes to form the group; 0 if it leaves."""
+        while True:
+            self.check_order()
+            with suppress(TimeoutError):
+                return int.from_bytes(rank_0.recv(2), "big")
+
+    def check_order(self) -> None:
+        """Raise ConnectionAbortedError unless the group that this rank forms is still wanted."""
+        if self.is_superseded:
+            raise ConnectionAbortedError("another group was ordered meanwhile")
+        if time.monotonic() > self._deadline:
+            raise ConnectionAbortedError(f"not formed within {FORMING_SECONDS:g} s")
+
+    def awaited(self, seconds: float = float("inf")) -> Generation | None:
+        """Wait for a newer group than the current one; return None if none is ordered in time."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not self.is_superseded:
+                if time.monotonic() >= deadline:
+                    return None
+                self._changed.wait(min(1.0, deadline - time.monotonic()))
+            return self._newest
+
+    @contextmanager
+    def forming(self, generation: Generation) -> Iterator[None]:
+        """Take the connections that come into being in this block for those of a group.
+
+        They end as soon as another group is ordered.
+        Those of the group before end first.
+        """
+        with self._changed:
+            self._shut_down()
+            self.current, self._group = generation.generation, None
+            self._others = frozenset(_connections())
+            self._deadline = time.monotonic() + FORMING_SECONDS
+        try:
+            self.check_order()
+            yield
+        finally:
+            with self._changed:
+                self._group = frozenset(_connections()) - self._others
+                self._deadline = float("inf")
+                self._changed.notify_all()
+
+    def formed(self, step: int, digest: str) -> None:
+        """Say that this rank is in the current group, with the state after that many steps."""
+        self._send(formed=self.current, step=step, digest=digest)
+        self.announce()
+
+    def broken(self, error: str) -> None:
+        """Say that an exchange of the current group failed, and end its other exchanges, too.
+
+        A peer may wait for this rank, and not for the one that was lost.
+        """
+        with self._changed:
+            self._shut_down()
+        self._send(broken=self.current, error=clean(error)[:1000])
+        self.announce()
+
+    def leave(self) -> None:
+        """Say that this rank's training is over: its end is no loss, and no order concerns it."""
+        self._left = True
+        self._send(left=self.current)
+
+    def _send(self, **message: object) -> None:
+        packet = json.dumps({"local": self._local_rank, **message}).encode()
+        with suppress(BrokenPipeError, ConnectionResetError):  # the thread ends this process
+            self._agent.sendall(packet)
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                packet = self._agent.recv(MOST_BYTES + 1)
+            except BlockingIOError:
+                self._end_overdue_attempt()
+                continue
+            except OSError:  # as at its end
+                packet = b""
+            if self._left:
+                return
+            try:
+                self._take(packet)
+            except Misshapen as error:
+                _end(f"an order of the launcher cannot be read: {error}")
+
+    def _take(self, packet: bytes) -> None:
+        if not packet:
+            _end("the agent of this host has ended")
+        order = parsed_json(packet, MOST_BYTES)
+        if isinstance(order, dict) and "end" in order:
+            _end(shaped(order, End).end)
+        generation: Generation = shaped(order, Generation)
+        generation.check(self.member)
+        with self._changed:
+            if self._newest and generation.generation <= self._newest.generation:
+                return
+            self._newest = generation
+            self._changed.notify_all()
+            if generation.abort:
+                self._shut_down()
+            self._end_attempt()
+
+    def _end_overdue_attempt(self) -> None:
+        with self._changed:
+            if time.monotonic() > self._deadline:
+                self._end_attempt()
+
+    def _end_attempt(self) -> None:
+        """End the connections of a group that forms, and those that it still opens meanwhile."""
+        attempt = self.current
+        while self._group is None and self.current == attempt:
+            self._shut_down()
+            self._changed.wait(0.02)
+
+    def _shut_down(self) -> None:
+        """End the connections of the current group, so that every exchange of it fails."""
+        self.abort()
+        for name, number in _connections().items():
+            if name not in self._others if self._group is None else name in self._group:
+                _shut_down(name, number)
+
+
+def _connections() -> dict[str, int]:
+    """Return this process's TCP connections by the kernel's name of each."""
+    sockets = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            name = str(entry.readlink())
+            if name.startswith("socket:") and _is_connected(int(entry.name)):
+                sockets[name] = int(entry.name)
+    return sockets
+
+
+def _is_connected(number: int) -> bool:
+    with socket.socket(fileno=os.dup(number)) as connection:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        connection.getpeername()  # OSError for what listens
+        return True
+
+
+def _shut_down(name: str, number: int) -> None:
+    with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+        # The number may belong to another socket by now.
+        if str(Path(f"/proc/self/fd/{connection.fileno()}").readlink()) == name:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _end(text: str) -> None:
+    """End this process at once: what its main thread does must not reach anybody any more."""
+    sys.stderr.write(f"{clean(text)}\n")
+    sys.stderr.flush()
+    os._exit(Fenced.exit_code)
+
+
+def membership_here() -> Membership:
+    """Return this rank's line to the launcher; UsageError where there is none."""
+    path = os.environ.get(variables.MEMBERSHIP)
+    if not path:
+        raise UsageError("--elastic is an option of run-ssh and run-local: type it before the task")
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    return Membership(path, int(os.environ[variables.FIRST_RANK]) + local_rank, local_rank)
