@@ -81,7 +81,8 @@ class Run:
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.id else self.name
-        return f"run {self.id[:SHORT_ID]}{name}" + f", {self.folder}" * (self.folder is not None)
+        folder = f", {self.folder}" if self.folder else ""
+        return f"run {self.id[:SHORT_ID]}{name}{folder}"
 
     def is_called(self, start: str) -> bool:
         """Return True for the start of its id; the ids of a detached run's attempts begin so."""

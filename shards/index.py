@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from rackrun import npy
 from rackrun.errors import DataError
-from rackrun.run_report import npy
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed_json, shaped
 
 if TYPE_CHECKING:

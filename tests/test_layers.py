@@ -151,7 +151,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "rackrun": {
         "__main__": "cli commandline terminal",
         "cli": "commandline commands errors runs user_code",
-        "run_report": "atomic commandline commands contract errors generation run_folder runs "
+        "run_report": "atomic commandline commands contract errors generation npy run_folder runs "
         "shapes terminal units",
         "user_code": "atomic commandline contract errors",
         "commandline": "__init__ contract errors signals terminal",
@@ -168,6 +168,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "cuda": "",
         "errors": "",
         "machine": "",
+        "npy": "",
         "shapes": "",
         "signals": "",
         "terminal": "",

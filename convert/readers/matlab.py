@@ -106,7 +106,8 @@ class _Reader:
         *_, (stored, content) = self._first(matrix, 4)
         if kind == CHAR:
             coding = TEXTS.get(stored, "utf-8")
-            return bytes(content).decode(coding + ENDIANS[self._order] * (coding != "utf-8"))
+            order = "" if coding == "utf-8" else ENDIANS[self._order]
+            return bytes(content).decode(coding + order)
         number: int | float = struct.unpack_from(self._order + NUMBERS.get(stored, "b"), content)[0]
         return number
 

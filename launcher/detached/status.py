@@ -193,7 +193,8 @@ def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
     states = Counter(one_line(host["state"]) for host in hosts)
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
     silent = [one_line(host["name"]) for host in hosts if host["error"]]
-    return f"{plural(len(hosts), 'host')}: {counted}" + f" ({grouped(silent)})" * bool(silent)
+    names = f" ({grouped(silent)})" if silent else ""
+    return f"{plural(len(hosts), 'host')}: {counted}{names}"
 
 
 def _headline(report: dict[str, Any]) -> str:

@@ -154,7 +154,8 @@ def is_left(run: DetachedRun, linger_seconds: float) -> bool:
         names = ", ".join(str(process.pid) for process in host.processes)
         say(f"{host.name}: {host.error or f'still running: {names}'}")
     clean = len(hosts) - len(unclean)
-    say(f"{clean} of {plural(len(hosts), 'host')} clean" + ": nothing left running" * (not unclean))
+    rest = "" if unclean else ": nothing left running"
+    say(f"{clean} of {plural(len(hosts), 'host')} clean{rest}")
     return bool(unclean)
 
 

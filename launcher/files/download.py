@@ -120,11 +120,11 @@ class Fetched:
 
     def __str__(self) -> str:
         """Return a summary; empty when there was nothing to fetch."""
-        came = [f"{plural(len(self.files), 'file')} came back from {self.host}"] * bool(self.files)
-        if not self.problems:
-            return "".join(came)
+        count = plural(len(self.files), "file")
+        came = f"{count} came back from {self.host}" if self.files else ""
         some = first_few(self.problems, NAMED)
-        return "; ".join((*came, f"still on {self.host}, in {self.folder}: {some}"))
+        left = f"still on {self.host}, in {self.folder}: {some}" if self.problems else ""
+        return "; ".join(filter(None, (came, left)))
 
 
 def fetch_results(
@@ -152,7 +152,7 @@ def fetch_results(
         if only:
             files = {path: files[path] for path in only if files.get(path, LARGE) < LARGE}
         _check_room(files, folder)
-        problems = [f"{offer.odd} with odd names"] * bool(offer.odd)
+        problems = [f"{offer.odd} with odd names"] if offer.odd else []
         if others := [] if only else sorted(offer.files.keys() - files.keys()):
             named = first_few(others, NAMED)
             problems.append(f"{len(others)} of kinds that are not fetched ({named})")

@@ -147,7 +147,7 @@ def _make_environment(
     chosen = {
         variable: os.environ.get(variable, "") for variable in (variables.OWN_TORCH, variables.LOCK)
     }
-    chosen[variables.OWN_COMMAND] = "1" * is_own_command
+    chosen[variables.OWN_COMMAND] = "1" if is_own_command else ""
     client.order("environment", root=root, chosen=chosen)
     last = ""
     for _ in range(MOST_LINES):

@@ -209,7 +209,7 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
         yield "group", f"{lost}, {plural(joins, 'join')}; {ranks} at the end"
     clean = sum(state == "clean" for state in result.hosts.values())
     if result.verdict != "done" and len(result.hosts) > 1:
-        nothing_left = ": nothing left running" * (clean == len(result.hosts))
+        nothing_left = ": nothing left running" if clean == len(result.hosts) else ""
         yield "hosts", f"{clean} of {len(result.hosts)} clean{nothing_left}"
     for host, state in result.hosts.items():
         if state != "clean":

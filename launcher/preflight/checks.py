@@ -163,7 +163,7 @@ def lines_of(rows: Sequence[TableRow]) -> list[str]:
     lines = []
     for (check, problem), names in hosts.items():
         hint = hint_of.pop(check, "")
-        lines.append(f"{grouped(names)}: {check}: {problem}{'; ' * bool(hint)}{hint}")
+        lines.append(f"{grouped(names)}: {check}: {problem}{f'; {hint}' if hint else ''}")
     return lines
 
 

@@ -23,9 +23,6 @@ from launcher.remote import loader
 
 ROOMS = ("launcher.remote", "rackrun.contract")
 """Whose modules a program may import: it takes along those that it does."""
-CODE_UNIT = 2  # bytes
-NO_COLUMNS, NO_LINE = 0x80 | 13 << 3, 0x80 | 15 << 3  # kinds of entries in a table of lines
-NO_DIFFERENCE = b"\0"
 ZLIB_LEVEL = 4  # two thirds of the time of 6, for 3 percent more bytes
 MARSHAL_VERSION = 2  # of the containers: any Python can read it
 _PACKING = threading.Lock()
@@ -98,55 +95,9 @@ def _compiled(spec: ModuleSpec) -> CodeType:
 
 
 def _portable(code: CodeType, path: str) -> CodeType:
-    """Return code that names its file as in the repository, and lines without their columns.
-
-    Columns are a third of what would be sent, and tracebacks do without them.
-    """
+    """Return code that names its file as in the repository, not as on this machine."""
     inner = (_portable(one, path) if isinstance(one, CodeType) else one for one in code.co_consts)
-    return code.replace(co_consts=tuple(inner), co_filename=path, co_linetable=_line_table(code))
-
-
-def _line_table(code: CodeType) -> bytes:
-    """Return the table of a code's lines as CPython 3.11 and later read it.
-
-    An entry is a byte, 0x80 | kind << 3 | units - 1, for 8 units of bytecode at most; and then, of
-    kind 13, the difference to the line before. Of kind 15, the bytecode has no line.
-    """
-    table, before = bytearray(), code.co_firstlineno
-    for line, units in _line_ranges(code):
-        kind, first, other = NO_LINE, b"", b""
-        if line is not None:
-            kind, first, other = NO_COLUMNS, _signed(line - before), NO_DIFFERENCE
-            before = line
-        for left in range(units, 0, -8):
-            table.append(kind | min(left, 8) - 1)
-            table += first if left == units else other
-    return bytes(table)
-
-
-def _line_ranges(code: CodeType) -> Iterator[tuple[int | None, int]]:
-    """Yield line numbers in the order of the bytecode, each with the units in a row that it has.
-
-    Python's own table has several entries for most lines, one for each range of columns.
-    """
-    begun, last = 0, 0
-    line: int | None = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if number != line:
-            if last > begun:
-                yield line, (last - begun) // CODE_UNIT
-            begun, line = start, number
-        last = end
-    yield line, (last - begun) // CODE_UNIT
-
-
-def _signed(number: int) -> bytes:
-    """Return a number in pieces of 6 bits, the lowest first; the very lowest bit is its sign."""
-    left, pieces = abs(number) << 1 | (number < 0), bytearray()
-    while left >= 1 << 6:
-        pieces.append(left & 0x3F | 0x40)
-        left >>= 6
-    return bytes([*pieces, left])
+    return code.replace(co_consts=tuple(inner), co_filename=path)
 
 
 def _source(name: str) -> bytes:

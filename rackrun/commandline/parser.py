@@ -120,8 +120,7 @@ def _unknown(name: str, names: Collection[str], hints: Hints) -> Exception:
     """Return the error for an option that the command does not have."""
     if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
         return UsageError(f"{name}: {hint}")
-    close = _closest(name, names)
-    return _Mistyped(f"{name}: no such option" + f"; did you mean {close}?" * bool(close))
+    return _Mistyped(f"{name}: no such option{_did_you_mean(_closest(name, names))}")
 
 
 def _set(values: Values, option: Option, typed: str | bool) -> None:
@@ -134,11 +133,8 @@ def _converted(option: Option, typed: str) -> Any:
     """Return what was typed as a value of the option."""
     if option.choices:
         if typed not in option.choices:
-            close = _closest(typed, option.choices)
-            raise _Mistyped(
-                f"{option.name} {typed}: not one of {', '.join(option.choices)}"
-                + f"; did you mean {close}?" * bool(close)
-            )
+            close = _did_you_mean(_closest(typed, option.choices))
+            raise _Mistyped(f"{option.name} {typed}: not one of {', '.join(option.choices)}{close}")
         return get_args(option.type)[option.choices.index(typed)]
     try:
         return option.type(typed)
@@ -153,7 +149,11 @@ def _no_number(option: Option, typed: str) -> str:
     except ValueError:
         return "not a number"
     is_whole = abs(number) <= _MOST and number.is_integer()
-    return "not a whole number" + f"; did you mean {option.name} {number:.0f}?" * is_whole
+    return f"not a whole number{_did_you_mean(f'{option.name} {number:.0f}' if is_whole else '')}"
+
+
+def _did_you_mean(text: str) -> str:
+    return f"; did you mean {text}?" if text else ""
 
 
 def built(settings: type[Settings], values: Values, defaults: Settings | None = None) -> Settings:

@@ -19,10 +19,10 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from rackrun import npy
 from rackrun.errors import DataError, UsageError
 from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.run_folder import RunFolder
-from rackrun.run_report import npy
 from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
 from rackrun.shapes import AtMost, Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line, say

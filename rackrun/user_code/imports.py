@@ -82,7 +82,7 @@ def own_module(where: str, name: str, hint: str = "") -> ModuleType:
                 raise
             if f"{name}.".startswith(f"{error.name}."):
                 missing = f"no module {error.name} in {Path.cwd()} or installed"
-                raise UsageError(f"{where}: {missing}" + f"; {hint}" * bool(hint)) from None
+                raise UsageError(f"{where}: {missing}{f'; {hint}' if hint else ''}") from None
         frames = traceback.extract_tb(error.__traceback__)
         last = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]
         what = f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}"

@@ -19,8 +19,8 @@ from catdog.model import TASK
 from catdog.recipes import RECIPES
 from nginx.serve import Server, serving
 from nginx.site import Site
+from rackrun import npy as npy_file
 from rackrun.errors import DataError, UsageError
-from rackrun.run_report import npy as npy_file
 from tests import warm
 from training import loop
 from training.__main__ import main

@@ -32,7 +32,8 @@ def adapted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, lis
     notes = []
     for step in STEPS:
         file_tensors, note = step(file_tensors, model_tensors)
-        notes += [note] * bool(note)
+        if note:
+            notes.append(note)
     return file_tensors, notes
 
 
@@ -57,7 +58,8 @@ def _without_prefix(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tens
     if not prefix:
         return kept, ""
     others = len(file_tensors) - len(kept)
-    return kept, f"found below {prefix}" + f" ({others} others left out)" * bool(others)
+    left_out = f" ({others} others left out)" if others else ""
+    return kept, f"found below {prefix}{left_out}"
 
 
 def _fitting(file_tensors: Iterable[str], model_tensors: Tensors, prefix: str) -> int:
@@ -88,7 +90,7 @@ def _without_extra_heads(file_tensors: Tensors, model_tensors: Tensors) -> tuple
         for n, one in file_tensors.items()
         if n in model_tensors or not n.startswith(EXTRA_HEADS)
     }
-    return kept, "auxiliary heads left out" * (len(kept) < len(file_tensors))
+    return kept, "auxiliary heads left out" if len(kept) < len(file_tensors) else ""
 
 
 def blurred(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:

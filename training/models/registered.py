@@ -52,7 +52,7 @@ def other_models(name: str, task_models: Sequence[str], library_models: Sequence
     lists = f"{called('models')} lists all"
     if likely := did_you_mean(name, names, 0.5):
         is_unknown = not (timm_models or ":" in name)
-        of_timm = f" or {TIMM}{name}, if it is one of timm's?" * is_unknown
+        of_timm = f" or {TIMM}{name}, if it is one of timm's?" if is_unknown else ""
         return f"{likely.removeprefix('; ').rstrip('?')}{of_timm or '?'} {lists}"
     kinds = [
         *task_models,

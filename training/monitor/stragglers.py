@@ -98,9 +98,10 @@ class Waiting:
             remarks.append(
                 f"network-bound: {self.network / self.step:.0%} of each step"
                 f" ({_share(self.network, self.step)}) is spent waiting for gradients"
-                + f"; {self.link} is {self.link_times:.1f}x slower in communication than the others"
-                * bool(self.link)
             )
+            if self.link:
+                slower = f"{self.link_times:.1f}x slower in communication than the others"
+                remarks[-1] += f"; {self.link} is {slower}"
         return f"last {plural(self.steps, 'step')}: {'; '.join(remarks)}" if remarks else ""
 
 

@@ -25,9 +25,9 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 import numpy as np
 import numpy.typing as npt
 
+from rackrun import npy
 from rackrun.atomic import write_whole
 from rackrun.errors import DataError
-from rackrun.run_report import npy
 from rackrun.terminal import one_line
 from rackrun.units import plural
 

@@ -128,7 +128,7 @@ def class_line(config: Config, classes: Sequence[str], sizes: Numbers) -> str:
             f" ({short(classes[most])}) training images of a class"
         )
     if empty and not config.only_classes:
-        names = ", ".join(map(short, empty[:3])) + ", …" * (len(empty) > 3)
+        names = ", ".join(map(short, empty[:3])) + (", …" if len(empty) > 3 else "")
         line += (
             f"; none of {plural(len(empty), 'class', 'classes')}, which cannot be learnt: {names}"
         )

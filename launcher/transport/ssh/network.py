@@ -183,7 +183,7 @@ class Network:
 
     def _config(self, name: str, user: str | None, port: int | None) -> Config:
         """Return Fabric's view of ssh_config; user and port of hosts.txt override it."""
-        given = f"User {user}\n" * bool(user) + f"Port {port}\n" * bool(port)
+        given = (f"User {user}\n" if user else "") + (f"Port {port}\n" if port else "")
         text = f"{given}{_OVERRIDES}Host *\n{self._directives.about(name)}{_DEFAULTS}"
         if text not in self._configs:
             self._configs[text] = _fabric_config(text)
