@@ -98,7 +98,8 @@ class _EqualLines:
 
     lines: deque[_PendingLine] = field(default_factory=deque)
     released: int = 0
-    said: dict[LogSource, int] = field(default_factory=dict)
+    counts: dict[LogSource, int] = field(default_factory=dict)
+    """How often each source has written it."""
 
 
 class LogMerger:
@@ -134,7 +135,7 @@ class LogMerger:
         for source, raw in self.raw.items():
             data = b"".join((self.rest.pop(source, b""), *raw))
             if len(data) > flood_bytes:
-                shown += self.release(now, source)
+                shown += self.release(now, source)  # or its earlier lines would come after these
                 end = data.rfind(b"\n") + 1
                 if end:
                     shown.append(Flood(data[:end], (source,)))
@@ -184,9 +185,11 @@ class LogMerger:
 
     def wait(self, source: LogSource, text: str, now: float) -> None:
         """Let a line wait for its equals."""
+        # A rank that prints a text twice is not two ranks: its n-th one joins the n-th of the others.
+        # Those already on the screen cannot be joined any more.
         same = self.waiting.setdefault(text, _EqualLines())
-        nth = max(same.said.get(source, 0), same.released)
-        same.said[source] = nth + 1
+        nth = max(same.counts.get(source, 0), same.released)
+        same.counts[source] = nth + 1
         if nth == same.released + len(same.lines):
             self.number += 1
             same.lines.append(_PendingLine(self.number, now))
@@ -196,7 +199,7 @@ class LogMerger:
         """Return the lines that have waited since then, or only those that one source wrote."""
         due: list[tuple[int, Line]] = []
         for text, same in list(self.waiting.items()):
-            if source is not None and source not in same.said:
+            if source is not None and source not in same.counts:
                 continue
             while same.lines and same.lines[0].since <= until:
                 line = same.lines.popleft()

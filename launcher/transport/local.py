@@ -33,6 +33,8 @@ class LocalTransport:
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
         """Start a program in a session of its own, so that Ctrl-C does not reach it."""
+        # A socket and not two pipes: one end of file tells the agent that we are gone, even if a
+        # child of ours has inherited the other direction.
         ours, theirs = socket.socketpair()
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 - the channel closes it
         try:

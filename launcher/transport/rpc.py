@@ -60,6 +60,7 @@ class RpcClient:
         self._buffer = bytearray()
         self._begun = False
         self._channel: Channel | None = None
+        # The system's Python is there before any environment is, and starts without a login's PATH.
         try:
             self._start(program, "python3")
         except HostUnreachable:
@@ -101,8 +102,9 @@ class RpcClient:
                 self._channel.send(data[start : start + SEND_BYTES])
         except HostLost:
             self._channel.close()
+            # What it printed before it stopped reading may contain the reason.
             while len(self._buffer) < NOISE_BYTES and (data := self._channel.receive()):
-                self._buffer += data  # which may contain the reason
+                self._buffer += data
             raise self._silent("accepts no more data") from None
 
     def answer(self, seconds: float | None = None, most_bytes: int = ANSWER_BYTES) -> Answer:
@@ -145,6 +147,8 @@ class RpcClient:
 
     def receive(self, size: int) -> Iterator[bytes]:
         """Yield the next plain bytes, piece by piece."""
+        # A deadline for the whole would end a slow but healthy link, and one for the next byte would
+        # let a host send a byte a minute for ever: so one for every TRICKLE_BYTES.
         until, trickle = time.monotonic() + STALL_SECONDS, 0
         while size:
             if not self._buffer:
