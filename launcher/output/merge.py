@@ -185,8 +185,8 @@ class LogMerger:
 
     def wait(self, source: LogSource, text: str, now: float) -> None:
         """Let a line wait for its equals."""
-        # A rank that prints a text twice is not two ranks: its n-th one joins the n-th of the others.
-        # Those already on the screen cannot be joined any more.
+        # A rank that prints a text twice is not two ranks: the n-th one joins the others' n-th, but
+        # for those that are on the screen already.
         same = self.waiting.setdefault(text, _EqualLines())
         nth = max(same.counts.get(source, 0), same.released)
         same.counts[source] = nth + 1

@@ -147,8 +147,8 @@ class RpcClient:
 
     def receive(self, size: int) -> Iterator[bytes]:
         """Yield the next plain bytes, piece by piece."""
-        # A deadline for the whole would end a slow but healthy link, and one for the next byte would
-        # let a host send a byte a minute for ever: so one for every TRICKLE_BYTES.
+        # A deadline for all would end a slow but healthy link; one for the next byte would let a
+        # host send a byte a minute for ever. So there is one for every TRICKLE_BYTES.
         until, trickle = time.monotonic() + STALL_SECONDS, 0
         while size:
             if not self._buffer:
