@@ -41,15 +41,16 @@ def test_cross_entropy_is_summed_with_weights_and_smoothing() -> None:
 
 def test_binary_cross_entropy_of_labels_is_that_of_their_shares() -> None:
     """A label is its class with share 1; a share that equals the threshold counts as 0."""
-    logits = torch.tensor([[0.3, -1.2], [-0.4, 0.9]], dtype=torch.float64)
-    labels, shares = torch.tensor([1, 0]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    plain = OptimSettings(loss="bce", label_smoothing=0.2)
+    logits = torch.tensor([[0.3, -1.2, 0.5], [-0.4, 0.9, 0.1]], dtype=torch.float64)
+    labels = torch.tensor([1, 0])  # no sample of the last class
+    shares = torch.eye(3, dtype=torch.float64)[labels]
+    plain = OptimSettings(loss="bce", label_smoothing=0.3)
     probability = 1 / (1 + np.exp(-logits.numpy()))
-    smooth = shares.numpy() * 0.8 + 0.1
+    smooth = shares.numpy() * 0.7 + 0.1
     each = -(smooth * np.log(probability) + (1 - smooth) * np.log(1 - probability)).mean(1)
     for targets in (labels, shares):
-        assert abs(float(summed_loss(logits, targets, plain)) - each.sum()) < 1e-7
+        assert abs(float(summed_loss(logits, targets, plain)) - each.sum()) < 1e-12
     equal = OptimSettings(loss="bce", bce_threshold=0.5)
-    half = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    half = torch.full((2, 3), 0.5, dtype=torch.float64)
     none = -np.log(1 - probability).mean(1).sum()
     assert abs(float(summed_loss(logits, half, equal)) - none) < 1e-12
