@@ -17,7 +17,6 @@ from launcher.commands.parse import (
     typed,
     work_of,
 )
-from launcher.lifecycle.task_check import DEMO
 from launcher.run.settings import LocalOptions
 from rackrun.commandline.help_page import Head
 from rackrun.errors import UsageError
@@ -54,6 +53,7 @@ def main(args: Sequence[str]) -> int:
 
         return sweep("local", launcher_args, work, options, [""])
     from launcher.commands.local_run import start
+    from launcher.lifecycle.task_check import DEMO
 
     return start(work, options, typed("local", launcher_args, work or DEMO))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from launcher.commands.settings import SshOptions
 from launcher.config.command_line import (
@@ -23,15 +24,22 @@ from launcher.config.command_line import (
     work_words,
 )
 from launcher.config.settings_file import SettingsFile, read_settings
-from launcher.lifecycle.restart_policy import without
-from launcher.lifecycle.task_check import become_task
-from launcher.run.job import JobTemplate, TaskWork, Work, all_data_of, command_of, resume_of
+from launcher.run.job import (
+    JobTemplate,
+    TaskWork,
+    Work,
+    all_data_of,
+    command_of,
+    resume_of,
+    without_option,
+)
 from launcher.run.settings import Options
 from launcher.run.url import check_url
 from rackrun.commandline import parser
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import HELP, Option, options
 from rackrun.commands import called, is_command
+from rackrun.contract import variables
 from rackrun.contract.files import LATEST
 from rackrun.errors import UsageError
 from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
@@ -246,9 +254,15 @@ def read_work(
     work = work_of(rest, (*prog.split(), *launcher_args))
     if isinstance(work, TaskWork):
         if _is_question(work):
-            become_task(work, shlex.join([*prog.split(), *launcher_args]))
+            _become_task(work, shlex.join([*prog.split(), *launcher_args]))
         _refuse_misplaced(prog, launcher_args, settings, work)
     return work
+
+
+def _become_task(work: Work, typed: str) -> NoReturn:
+    """Let a task answer in place of this process: its --help, or a tool such as predict."""
+    sys.stdout.flush()
+    os.execve(sys.executable, work.argv(sys.executable), {**os.environ, variables.TYPED: typed})
 
 
 def _refuse_misplaced(
@@ -329,7 +343,12 @@ def typed(command: str, launcher_args: Sequence[str], work: Work) -> tuple[str, 
     """Return the command that launched a task, without --resume; empty for other work."""
     if not isinstance(work, TaskWork):
         return ()
-    return (*called(command).split(), *launcher_args, work.task, *without(work.options, "--resume"))
+    return (
+        *called(command).split(),
+        *launcher_args,
+        work.task,
+        *without_option(work.options, "--resume"),
+    )
 
 
 def _is_question(task: TaskWork) -> bool:

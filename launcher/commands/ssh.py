@@ -23,7 +23,6 @@ from launcher.commands.parse import (
 )
 from launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
 from launcher.config.command_line import NO_FILE
-from launcher.lifecycle.task_check import demo_for_hosts
 from launcher.run.job import Command
 from rackrun.commandline.parser import current_names
 from rackrun.commands import called
@@ -63,6 +62,8 @@ def main(args: Sequence[str]) -> int:
         return sweep(
             "ssh", launcher_args, work, options, groups_of(listed(options), options.sweep_hosts)
         )
+    from launcher.lifecycle.task_check import demo_for_hosts
+
     if work is None:
         work = ONLY_HOSTS if options.check else demo_for_hosts()
     from launcher.commands.ssh_run import start
@@ -96,5 +97,6 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the host file, and the options by name."""
     settings = from_names(SshOptions, options)
     from launcher.commands.ssh_run import launch_attached
+    from launcher.lifecycle.task_check import demo_for_hosts
 
     return launch_attached(work_of(args) or demo_for_hosts(), settings)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.run.hosts import Host
-from launcher.run.job import TaskWork, Work
+from launcher.run.job import TaskWork, Work, without_option
 from launcher.run.result import Result
 from rackrun.errors import UsageError
 
@@ -98,15 +98,4 @@ def resumed(work: Work, run: str) -> Work:
     """Return the task with `--resume RUN` in place of any other; a command stays as it is."""
     if not isinstance(work, TaskWork) or not run:
         return work
-    return replace(work, options=(*without(work.options, "--resume"), "--resume", run))
-
-
-def without(options: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the options without one of them and its value."""
-    left: list[str] = []
-    skip = False
-    for arg in options:
-        if not skip and arg != name and not arg.startswith(f"{name}="):
-            left.append(arg)
-        skip = arg == name and not skip
-    return tuple(left)
+    return replace(work, options=(*without_option(work.options, "--resume"), "--resume", run))

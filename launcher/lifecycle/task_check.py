@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn
 
 from launcher.run.job import (
     JobTemplate,
@@ -107,12 +106,6 @@ def _refuse(process: subprocess.Popen[str]) -> TaskNeeds:
         return parsed("".join(needs.splitlines()[-1:]), TaskNeeds, MOST_BYTES)
     except Misshapen:  # a task of the user's that this machine cannot import: its ranks say why
         return TaskNeeds()
-
-
-def become_task(work: Work, typed: str) -> NoReturn:
-    """Let a task answer in place of this process: its --help, or a tool such as predict."""
-    sys.stdout.flush()
-    os.execve(sys.executable, work.argv(sys.executable), {**os.environ, variables.TYPED: typed})
 
 
 def refuse_missing_packages(needs: TaskNeeds, python: str) -> None:

@@ -292,6 +292,17 @@ def weights_file_of(work: Work) -> str:
     return "" if named == PUBLISHED or "://" in named else named
 
 
+def without_option(options: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the options without one of them and its value."""
+    left: list[str] = []
+    skip = False
+    for arg in options:
+        if not skip and arg != name and not arg.startswith(f"{name}="):
+            left.append(arg)
+        skip = arg == name and not skip
+    return tuple(left)
+
+
 def _last_of(work: Work, option: str) -> str:
     """Return the value that counts of a task's option; empty where it is not given."""
     return (_given(work, option) or [""])[-1]

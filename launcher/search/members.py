@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.lifecycle.restart_policy import without
 from launcher.run.hosts import Host
-from launcher.run.job import Command, TaskWork, Work
+from launcher.run.job import Command, TaskWork, Work, without_option
 from rackrun.errors import UsageError
 from rackrun.run_folder import file_name
 from rackrun.units import plural
@@ -36,7 +35,7 @@ class Combination:
             return replace(work, words=(*work.words, *options))
         kept = tuple(work.options)
         for key, _ in self.settings:
-            kept = without(kept, f"--{key}")
+            kept = without_option(kept, f"--{key}")
         return replace(work, options=(*kept, *options))
 
 
@@ -85,7 +84,7 @@ def command(launcher_args: Sequence[str], member: Combination, group: str, work:
     """Return the arguments of a member's launch on a group of hosts, from those of the sweep."""
     kept = tuple(arg for arg in launcher_args if arg != "--plain")
     for option in OF_THE_SWEEP:
-        kept = without(kept, option)
+        kept = without_option(kept, option)
     hosts = [f"--include={group}"] if group else []
     what = member.work(work)
     work_args = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.words]

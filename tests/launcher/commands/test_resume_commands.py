@@ -8,14 +8,14 @@ import pytest
 
 from catdog.recipes import RECIPES
 from launcher.commands import local_run, ray, ssh_run
-from launcher.commands.parse import recorded, without
+from launcher.commands.parse import recorded
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import SshOptions
 from launcher.detached.entries import Ending
 from launcher.detached.replay import resume_command
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.task_check import DEMO
-from launcher.run.job import JobTemplate, TaskWork, Work
+from launcher.run.job import JobTemplate, TaskWork, Work, without_option
 from launcher.run.settings import LocalOptions, Options
 from rackrun.cli import dispatch
 from training.config import from_command_line
@@ -78,7 +78,7 @@ def test_it_asks_for_the_same_and_the_run(
     )
     assert resume_command(first.jobs.resume_command(""), report) == printed
     again = asked(monkeypatch, printed)
-    options = (*without(first.work.options, "--resume"), "--resume", run)
+    options = (*without_option(first.work.options, "--resume"), "--resume", run)
     assert again.work == TaskWork(first.work.task, options)
     assert again.options == first.options
     assert again.jobs.typed == first.jobs.typed
