@@ -1,9 +1,13 @@
-"""Handle signals, except those that the caller ignores."""
+"""Handle signals, except those that the caller ignores; end with the parent process."""
 
+import ctypes
+import os
 import signal
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
+
+PR_SET_PDEATHSIG = 1
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -21,3 +25,10 @@ def restore(before: dict[signal.Signals, Any]) -> None:
     """Undo `handle`."""
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

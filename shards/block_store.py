@@ -30,6 +30,7 @@ PIECE_BYTES = 128 << 10
 USAGE = struct.Struct("<QI")  # the file `usage`: the bytes of all blocks, and their CRC-32
 SPARE = 0.05  # of the limit is made free at once: finding the oldest blocks takes a while
 PARTIAL = ".partial"
+READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 STUCK_SECONDS = 150.0  # more than a fetch takes: who holds a lock longer has been stopped
 POLL_SECONDS = 0.01
 
@@ -56,10 +57,10 @@ class BlockStore:
         is_right: Callable[[Stored], bool],
     ) -> Stored:
         """Return a part of a block; fetch the block if necessary, and store it if it is correct."""
-        data = self._load(key, length, part)
+        data = self.load(key, length, part)
         if data is None:
             with self._claim(key) as partial:
-                data = self._load(key, length, part)  # another process may have fetched it
+                data = self.load(key, length, part)  # another process may have fetched it
                 if data is None:
                     return self._fetched(key, length, partial, fetch, is_right)[part]
         self.hits += 1
@@ -83,11 +84,18 @@ class BlockStore:
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / key
 
-    def _load(self, key: str, length: int, part: slice) -> bytes | None:
+    def has(self, key: str, length: int) -> bool:
+        """Return True if a block is here, by its size; what is in it shows when it is used."""
+        try:
+            return self._path(key).stat().st_size == length + _sums_bytes(length)
+        except OSError:
+            return False
+
+    def load(self, key: str, length: int, part: slice) -> bytes | None:
         """Return a part of a stored block, or None; a damaged file is removed."""
         path = self._path(key)
         try:
-            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            file = os.open(path, READING)
             try:
                 data = _read_part(file, key, length, part)
             finally:
@@ -100,6 +108,20 @@ class BlockStore:
             self._warn_once(error)
             return None
         return data
+
+    @contextlib.contextmanager
+    def opened(self, key: str, length: int) -> Iterator[tuple[int, int] | None]:
+        """Give a stored block, not verified, as descriptor and offset of its bytes; else None."""
+        try:
+            file = os.open(self._path(key), READING)
+        except OSError:
+            yield None
+            return
+        try:
+            sums = _sums_bytes(length)
+            yield (file, sums) if os.fstat(file).st_size == sums + length else None
+        finally:
+            os.close(file)
 
     @contextlib.contextmanager
     def _claim(self, key: str) -> Iterator[int | None]:
@@ -189,9 +211,14 @@ def _checksums(key: str, data: Stored, first: int = 0) -> bytes:
     )
 
 
+def _sums_bytes(length: int) -> int:
+    """Return the bytes of the checksums before a block of this length."""
+    return 4 * -(-length // PIECE_BYTES)
+
+
 def _read_part(file: int, key: str, length: int, part: slice) -> bytes | None:
     """Return the part of the block in that file; None if size or checksums are wrong."""
-    sums_length = 4 * -(-length // PIECE_BYTES)
+    sums_length = _sums_bytes(length)
     if os.fstat(file).st_size != sums_length + length:
         return None
     first, stop, _ = part.indices(length)

@@ -10,23 +10,29 @@ bytes are the same block, from any server, file name or run; other bytes never a
 import bisect
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rackrun.errors import DataError
 from shards.block_store import BlockStore
 from shards.index import Shard, index_bytes
 from shards.metadata import DescribedSource
 from shards.source import Range, Source, Stored
+from shards.traffic import Traffic
 from shards.verify import sample_at, verified
 from shards.versions import is_manifest
 
-_CACHED_BYTES = 4 << 20  # of a block, about
+if TYPE_CHECKING:
+    import numpy as np
+
+_Bytes = TypeVar("_Bytes", bound=Stored)
+
+CELL_BYTES = 4 << 20  # the samples that begin within the same ones make a block
 _AHEAD = 2  # blocks that are made ready while one is used
-_ALL = slice(None)
+ALL = slice(None)
 
 
 class Block(NamedTuple):
@@ -36,6 +42,15 @@ class Block(NamedTuple):
     end: int
     rows: slice  # of the split's index
 
+    @property
+    def bytes(self) -> int:
+        """Return the length of the block."""
+        return self.end - self.start
+
+    def key(self, shard: Shard) -> str:
+        """Return the name of the block in a store."""
+        return f"{shard.sha256}-{self.start}"
+
 
 class CachedSource(DescribedSource):
     """A source whose blocks are stored in a folder of this machine, on a disk or in memory."""
@@ -43,15 +58,24 @@ class CachedSource(DescribedSource):
     def __init__(self, source: Source, folder: str, limit_bytes: int) -> None:
         super().__init__(source.location, source, folder, limit_bytes)
         self.source = source
+        self.folder = folder
+        self.traffic = Traffic()
         self.store = BlockStore(Path(folder), limit_bytes)
-        self._blocks: dict[str, list[Block]] = {}  # by the digest of the shard
+        self._blocks: dict[str, list[Block]] = {}  # by the name of the shard
+
+    def __reduce__(self) -> tuple[type[DescribedSource], tuple[Any, ...], Any]:
+        kind, arguments, shared = super().__reduce__()
+        return kind, arguments, shared and (shared, self.traffic.shared())
+
+    def __setstate__(self, shared: Any) -> None:
+        metadata, traffic = shared
+        super().__setstate__(metadata)
+        self.traffic.inherit(traffic)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
         try:
-            blocks = (
-                (shard, block.start, block.end - block.start) for block in self._blocks_of(shard)
-            )
+            blocks = ((shard, block.start, block.bytes) for block in self.blocks_of(shard))
             yield from verified(self.reads(blocks), shard, f"{self.location}: {shard.name}")
         except DataError:
             # The damage may lie between samples, where no row of the index covers it.
@@ -73,56 +97,84 @@ class CachedSource(DescribedSource):
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""
-        blocks, end = self._blocks_of(shard), offset + length
+        parts = [self.obtain(shard, *part) for part in self.parts_of(shard, offset, length)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def parts_of(self, shard: Shard, offset: int, length: int) -> list[tuple[Block, slice]]:
+        """Return the blocks that a range lies in, each with the part of it."""
+        blocks, end = self.blocks_of(shard), offset + length
         first = bisect.bisect_right(blocks, offset, key=lambda block: block.start) - 1
         last = bisect.bisect_left(blocks, end, key=lambda block: block.start)
-        parts = [
-            self._obtain(
-                shard,
-                block,
-                slice(max(offset - block.start, 0), min(end, block.end) - block.start),
-            )
+        return [
+            (block, slice(max(offset - block.start, 0), min(end, block.end) - block.start))
             for block in blocks[first:last]
         ]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a manifest from the source, or an index, which may be stored here."""
-        read = partial(self.source.read_file, name, most_bytes)
         if is_manifest(name):  # never stored: it has the digests of everything that is
-            return read()
+            return self._counted(self.source.read_file(name, most_bytes))
         split = next(split for split in self.manifest.splits if split.index == name)
         length, digest = index_bytes(split.samples), split.index_sha256
         data = self.store.get_or_fetch(
-            digest, length, _ALL, read, lambda data: hashlib.sha256(data).hexdigest() == digest
+            digest,
+            length,
+            ALL,
+            fetch=lambda: self._counted(self.source.read_file(name, most_bytes)),
+            is_right=lambda data: hashlib.sha256(data).hexdigest() == digest,
         )
         return bytes(data)
 
-    def _obtain(self, shard: Shard, block: Block, part: slice) -> Stored:
-        """Return a part of a block, from the store or fetched into it."""
-        return self.store.get_or_fetch(
-            f"{shard.sha256}-{block.start}",
-            block.end - block.start,
-            part,
-            fetch=lambda: self.source.read(shard, block.start, block.end - block.start),
-            is_right=partial(self._is_right, shard, block),
-        )
+    def keeps(self, shard: Shard, block: Block) -> bool:
+        """Return True if this host stores the block when it has fetched it."""
+        return True
 
-    def _is_right(self, shard: Shard, block: Block, data: Stored) -> bool:
+    def obtain(self, shard: Shard, block: Block, part: slice) -> Stored:
+        """Return a part of a block, from the store or fetched into it."""
+        return self._kept(shard, block, part, lambda: self._fetch(shard, block, ALL))
+
+    def _kept(self, shard: Shard, block: Block, part: slice, fetch: Callable[[], Stored]) -> Stored:
+        """Return a part of a block from the store, or of what is fetched for it."""
+        fetched: list[Stored] = []
+
+        def fetch_now() -> Stored:
+            fetched.append(fetch())
+            return fetched[0]
+
+        data = self.store.get_or_fetch(
+            block.key(shard), block.bytes, part, fetch_now, partial(self.is_right, shard, block)
+        )
+        if not fetched:
+            self.traffic.add("cache", len(data))
+        return data
+
+    def _fetch(self, shard: Shard, block: Block, part: slice) -> Stored:
+        """Return a part of a block from the source."""
+        first, stop, _ = part.indices(block.bytes)
+        return self._counted(self.source.read(shard, block.start + first, stop - first))
+
+    def _counted(self, data: _Bytes) -> _Bytes:
+        self.traffic.add("origin", len(data))
+        return data
+
+    def is_right(self, shard: Shard, block: Block, data: Stored) -> bool:
         """Return True if every sample of a block matches the index; readers report the others."""
-        rows = self.index(self._split_of(shard))[block.rows]
+        return self._match(shard, self.index(self._split_of(shard))[block.rows], block.start, data)
+
+    def _match(self, shard: Shard, rows: "np.ndarray", start: int, data: Stored) -> bool:
+        """Return True if `data`, from byte `start` of a shard on, has the samples of these rows."""
         try:
             for row in rows:
-                sample_at(row, data, block.start, shard.name, self.manifest.adopted)
+                sample_at(row, data, start, shard.name, self.manifest.adopted)
         except DataError:
             return False
         return True
 
-    def _blocks_of(self, shard: Shard) -> list[Block]:
+    def blocks_of(self, shard: Shard) -> list[Block]:
         """Return the blocks that a shard consists of, the end of the archive with the last one."""
-        if shard.sha256 not in self._blocks:
-            self._blocks[shard.sha256] = self._cut(shard)
-        return self._blocks[shard.sha256]
+        if shard.name not in self._blocks:
+            self._blocks[shard.name] = self._cut(shard)
+        return self._blocks[shard.name]
 
     def _cut(self, shard: Shard) -> list[Block]:
         import numpy as np
@@ -132,7 +184,7 @@ class CachedSource(DescribedSource):
         index = self.index(split)
         low, high = np.searchsorted(index["shard"], [number, number + 1]).tolist()
         offsets = index["offset"][low:high]
-        firsts = np.flatnonzero(np.diff(offsets // _CACHED_BYTES, prepend=np.uint64(2**63)))
+        firsts = np.flatnonzero(np.diff(offsets // CELL_BYTES, prepend=np.uint64(2**63)))
         rows = [*(firsts + low).tolist(), high]
         starts = [*offsets[firsts].tolist(), shard.bytes]
         return [
@@ -141,4 +193,9 @@ class CachedSource(DescribedSource):
         ]
 
     def _split_of(self, shard: Shard) -> str:
-        return next(split.name for split in self.manifest.splits if shard in split.shards)
+        return self._splits[shard.name]
+
+    @cached_property
+    def _splits(self) -> dict[str, str]:
+        """The name of its split, by the name of a shard."""
+        return {shard.name: split.name for split in self.manifest.splits for shard in split.shards}

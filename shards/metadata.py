@@ -31,6 +31,9 @@ from shards.versions import read_version
 if TYPE_CHECKING:
     import numpy as np
 
+    from shards.index import Shard
+    from shards.source import Stored
+
 Shared = tuple[Manifest | None, dict[str, tuple[Any, "np.dtype[Any]"]]]
 """The manifest, and by split a duplicate of the index's descriptor and the type of its rows."""
 
@@ -71,6 +74,14 @@ class DescribedSource(ABC):
     def borrow_index(self, split: str, loan: Loan) -> bool:
         """Use the index of another process; return False if its memory cannot be found."""
         return self._metadata.borrow(split, loan)
+
+    def reread(self, shard: Shard, offset: int, length: int) -> Stored:
+        """Return the same as `read` after bytes that were wrong."""
+        return self.read(shard, offset, length)
+
+    @abstractmethod
+    def read(self, shard: Shard, offset: int, length: int) -> Stored:
+        """Return exactly `length` bytes of a shard from `offset` on."""
 
     @abstractmethod
     def read_file(self, name: str, most_bytes: int) -> bytes:

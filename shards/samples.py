@@ -65,7 +65,7 @@ def _checked(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> li
     if not any(sample.fault for sample in portion):
         return portion
     try:
-        data = source.read(*_range_of(shard, rows))
+        data = source.reread(*_range_of(shard, rows))
     except Unavailable:
         raise
     except DataError:

@@ -46,6 +46,9 @@ class Source(Protocol):
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""
 
+    def reread(self, shard: Shard, offset: int, length: int) -> Stored:
+        """Return the same after bytes that were wrong, from where they are surely right."""
+
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
         """Yield each range in turn, while the next ones are being fetched."""
 

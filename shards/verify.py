@@ -54,7 +54,7 @@ def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
     try:
         return sample_at(row, data, start, where, adopted)
     except DataError:
-        again = source.read(shard, start, int(row["length"]))
+        again = source.reread(shard, start, int(row["length"]))
         return sample_at(row, again, start, where, adopted)
 
 

@@ -92,7 +92,12 @@ CONDITIONS = (
         lambda config: not config.has_planned_order,
         "--exact-epochs, --elastic and chosen samples have a planned order",
     ),
-    Condition(("cache_size",), lambda config: bool(config.cache), "no --cache", "--cache FOLDER"),
+    Condition(
+        ("cache_size", "cache_peers", "prefetch"),
+        lambda config: bool(config.cache),
+        "no --cache",
+        "--cache FOLDER",
+    ),
     Condition(
         ("bad_samples_limit",),
         lambda config: config.bad_samples == "quarantine",

@@ -78,7 +78,11 @@ class DataSettings:
     cache: str = ""
     """Folder on the node, on a disk or in /dev/shm, that caches what is read from --data."""
     cache_size: float = 50.0
-    """Size limit of --cache in GB; the oldest entries are removed first."""
+    """Size limit of --cache in GB on each host; the oldest entries are removed first."""
+    cache_peers: bool = True
+    """With --cache: hosts keep a part of the data each, and read the rest from each other."""
+    prefetch: bool = False
+    """Fill the caches of all hosts before the first step."""
     synthetic: bool = False
     """Train on fixed random images instead of data, to measure speed."""
     image_size: int = 224

@@ -14,11 +14,12 @@ from training.monitor.trace import StepTrace
 from training.phases.begin import begin, new_state, pictured
 from training.phases.evaluate import evaluate
 from training.phases.finish import finish
+from training.phases.prefetch import prefetch
 from training.phases.regroup import regrouped, wait_for_order
 from training.phases.start import TrainingRun, started
 from training.phases.step import train_step
 from training.run.recorder import RunRecorder
-from training.run.stop_requests import REGROUP, SAVE
+from training.run.stop_requests import NOTHING, REGROUP, SAVE
 from training.schedule import Stage, due
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
@@ -36,7 +37,7 @@ def train(run: TrainingRun) -> int:
     state = new_state(run)
     with begin(run, state) as log:
         if not run.membership:
-            return train_stages(run, state, log)
+            return prefetch(run, log) or train_stages(run, state, log)
         return train_elastically(run, state, log)
 
 
@@ -44,10 +45,13 @@ def train_elastically(run: TrainingRun, state: TrainingState, log: RunRecorder) 
     """Train in one group of ranks after another, as they are lost and join; return as `train`."""
     membership = run.membership
     assert membership
+    filled = False
     while True:
         run = regrouped(run, state, log)
         try:
-            request = train_stages(run, state, log)
+            request = NOTHING if filled else prefetch(run, log)
+            filled = not request
+            request = request or train_stages(run, state, log)
         except (RuntimeError, OSError) as error:
             wait_for_order(membership, error)  # raises it again unless a rank was lost
             request = REGROUP

@@ -1,6 +1,5 @@
 """Jobs done side by side by forked processes, which never outlive the one that started them."""
 
-import ctypes
 import mmap
 import multiprocessing
 import os
@@ -12,9 +11,9 @@ from multiprocessing.context import ForkProcess
 from typing import Any, NoReturn, TypeVar
 
 from rackrun.errors import Problem
+from rackrun.signals import end_with
 from rackrun.terminal import one_line
 
-PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 5.0
 TITLE_BYTES = 1024
 
@@ -134,7 +133,7 @@ def _serve(
     """Run jobs one by one, until the parent ends this process."""
     global _title
     _title = title
-    _die_with(parent)
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as the parent's SIGTERM
     signal.signal(signal.SIGTERM, _leave)
     while True:
@@ -145,13 +144,6 @@ def _serve(
             connection.send(problem)
         working_on("")
         connection.send(None)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, even by SIGKILL."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _leave(number: int, frame: object) -> None:

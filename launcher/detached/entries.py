@@ -112,6 +112,9 @@ class Ending:
     """Not trusted: the machine that started the run knows the command itself."""
     leader: Name | Literal[""] = ""
     generations: Annotated[tuple[Generation, ...], AtMost(MOST_SHOWN)] = ()
+    read: dict[Name, dict[Literal["cache", "peers", "origin"], events.Count]] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)

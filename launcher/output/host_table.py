@@ -134,6 +134,12 @@ def network(host: HostView) -> Text:
     return Text(f"↓{usage.received / 1e6:,.0f} ↑{usage.sent / 1e6:,.0f} MB/s")
 
 
+def data(host: HostView) -> Text:
+    """Return how much of the data came from the own cache, from peers, and from the origin."""
+    total = sum(host.read.values())
+    return Text("/".join(f"{count / total:.0%}" for count in host.read.values()) if total else "")
+
+
 def gpu(host: HostView) -> Text:
     """Return GPU utilization, odd GPUs by themselves, and the memory of the fullest one."""
     gpus = host.usage.gpus if host.usage else ()
@@ -180,4 +186,5 @@ COLUMNS = (
     HostColumn("heat", 12, 7, heat),
     HostColumn("loss", 7, 8, loss),
     HostColumn("network", 17, 9, network),
+    HostColumn("cache/peers/origin", 18, 10, data),
 )

@@ -20,6 +20,7 @@ from rackrun.units import plural
 BUSY = {
     phases.START: "loading",
     phases.DOWNLOAD: "loading",
+    phases.PREFETCH: "filling cache",
     phases.COMPILE: "compiling",
     phases.DATA: "lacks data",
     phases.TRAIN: "training",
@@ -52,6 +53,8 @@ class HostView:
     images_per_second: float
     """Its share of those of all ranks."""
     usage: Usage | None
+    read: dict[str, int]
+    """Bytes of data by where they came from; empty where nothing is cached."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ def _host_view(run: RunState, host: HostState, now: float) -> HostView:
         loss=measure(slowest, "loss"),
         images_per_second=sum(speeds) / run.plan.world_size,
         usage=host.usage,
+        read=run.bytes_read(host.plan.node),
     )
 
 

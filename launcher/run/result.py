@@ -43,6 +43,8 @@ class Result:
     """The host with the results: that of the first rank of the last group."""
     generations: tuple[Generation, ...] = ()
     """The groups of an elastic run."""
+    read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """With --cache, by host: bytes of data from its own cache, from peers, and from the origin."""
 
     @property
     def port_was_taken(self) -> bool:

@@ -56,6 +56,11 @@ def result_of(
         saved=saved,
         resume=shlex.join(job.resume) if saved and verdict != "done" else "",
         incidents=_incidents(run, cause, verdict, job.folder.path.name),
+        read={
+            host.plan.name: counts
+            for host in run.hosts
+            if (counts := run.bytes_read(host.plan.node))
+        },
     )
 
 

@@ -87,7 +87,7 @@ def _is_rank(value: object) -> bool:
 FIELDS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("phase", "slow_why", "slow", "final", "report", "dataset"), _is_text),
     **dict.fromkeys(("epoch", "epochs", "step", "steps", "epoch_step", "epoch_steps"), _is_count),
-    "checkpoint": _is_count,
+    **dict.fromkeys(("checkpoint", "cache_bytes", "peer_bytes", "origin_bytes"), _is_count),
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
     "slow_rank": _is_rank,
     **dict.fromkeys(("data_seconds", "compute_seconds"), _is_seconds),

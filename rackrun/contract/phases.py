@@ -2,6 +2,8 @@
 
 START = "start"
 DOWNLOAD = "download"
+PREFETCH = "prefetch"
+"""The rank fills the cache of its node."""
 COMPILE = "compile"
 TRAIN = "train"
 DATA = "data"

@@ -331,7 +331,7 @@ def _usage_curve(
     return Series(host, (points[:, 0] - begun) / 60, points[:, 1], number)
 
 
-def hosts(story: Story) -> Iterator[dict[str, str]]:
+def hosts(story: Story) -> Iterator[dict[str, Any]]:
     """Yield a row per host: how it ended, its ranks, and its mean use."""
     for host in story.plan.hosts:
         lines = [line for line in story.usage if line.host == host.name]
@@ -345,6 +345,7 @@ def hosts(story: Story) -> Iterator[dict[str, str]]:
             "cpu": percent(np.mean([line.cpu for line in lines])) if lines else "–",
             "memory": data_size(max(line.memory for line in lines)) if lines else "–",
             "received": data_size(received) if lines else "–",
+            "read": [data_size(count) for count in story.end.read.get(host.name, {}).values()],
         }
 
 

@@ -21,6 +21,8 @@ from shards.http.response import decoded, moved, sendable
 from shards.image_limits import too_large
 from shards.index import Manifest, Shard, Split, parse_index
 from shards.jpeg import jpeg_frame
+from shards.peers import protocol
+from shards.peers.client import PeerClient, PeerFailed, PeerTimeouts
 from shards.tiles import window
 from shards.versions import read_version
 from training.data import decode
@@ -90,6 +92,30 @@ def fuzz_answer(data: bytes) -> None:
     path = moved("http://host:80/a/b.tar", answer.location)
     assert path is None or (path.startswith("/") and path.isascii() and path.isprintable())
     assert isinstance(sendable(answer.identity), bool)
+
+
+def fuzz_peer_request(data: bytes) -> None:
+    """Fuzz what another host asks a cache for, with the right token at its begin."""
+    whole = (bytes(protocol.TOKEN_BYTES) + data)[: protocol.REQUEST_BYTES]
+    request = protocol.decoded(
+        bytes(protocol.TOKEN_BYTES), whole.ljust(protocol.REQUEST_BYTES, b"\0")
+    )
+    assert request is not None
+    assert len(request.sha256) == 64 and request.sha256.isalnum()
+    assert 0 <= request.offset < 1 << 64 and 0 <= request.length < 1 << 32
+    assert protocol.decoded(b"another token...", whole.ljust(protocol.REQUEST_BYTES)) is None
+
+
+def fuzz_peer_answer(data: bytes) -> None:
+    """Fuzz the answer of another host to a request for a few bytes."""
+    client = PeerClient(b"", (), PeerTimeouts())
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            theirs.sendall(data)
+        with contextlib.suppress(PeerFailed, OSError):
+            answer = client._received(ours, ours.recv(1), 5)
+            assert answer is None or len(answer) == 5
 
 
 def fuzz_ledger_page(data: bytes) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from convert.images.tiles import tiled
 from shards.index import Manifest, Row, Shard, Split, pack_rows, serialise_index
+from shards.peers import protocol
 from tests.fuzz import targets_shards as targets
 from training.data.transforms import Transforms
 from training.run import checkpoint, ledger
@@ -78,6 +79,10 @@ SEEDS = {
     targets.fuzz_versions: [versions()],
     targets.fuzz_index: [index()],
     targets.fuzz_answer: [answer()],
+    targets.fuzz_peer_request: [
+        protocol.encoded(bytes(16), protocol.Request("0a" * 32, 1, 2))[16:]
+    ],
+    targets.fuzz_peer_answer: [b"wwh12345", b"n"],
     targets.fuzz_ledger_page: [page()],
     targets.fuzz_checkpoint: [weights(), b"\x80\x02}q\x00."],
     targets.fuzz_final: [transforms(), b"{}"],

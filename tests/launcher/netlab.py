@@ -21,34 +21,25 @@ def port() -> int:
 HOSTS_FILE = "127.0.0.1 localhost\n127.0.1.1 {name}\n"
 
 
-class NetLab(Lab):
-    """A bridge in a namespace of its own, where the launcher is, and hosts behind cables."""
+class Cables:
+    """A bridge in a namespace of its own, 10.77.0.1, and namespaces behind cables, 10.77.0.11 on.
 
-    def __init__(self, folder: Path, count: int) -> None:
+    `bridge` and `names` are those of the namespaces.
+    """
+
+    def __init__(self, count: int) -> None:
         assert os.geteuid() == 0, "cables need root; type: sudo ./run-tests"
-        super().__init__(folder)
-        self.mark = f"rackrun{os.getpid()}"
-        self.bridge = f"{self.mark}-0"
-        self.names = [f"{self.mark}-{number}" for number in range(1, count + 1)]
-        self.etc = [Path("/etc/netns") / name for name in (self.bridge, *self.names)]
+        mark = f"rackrun{os.getpid()}"
+        self.bridge = f"{mark}-0"
+        self.names = [f"{mark}-{number}" for number in range(1, count + 1)]
         self._lay_bridge()
         for number in range(1, count + 1):
             self._lay_cable(number)
-        known = "".join(f"10.77.0.{10 + n} node{n}\n" for n in range(1, count + 1))
-        self._write_etc(self.bridge, f"127.0.0.1 localhost {socket.gethostname()}\n{known}")
-        for number, name in enumerate(self.names, start=1):
-            self._write_etc(name, HOSTS_FILE.format(name=f"node{number}"))
-            self._start_host(number, name)
-        self.trust()
 
-    def run_ssh(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
-        """Start the launcher in the bridge's namespace."""
-        there = ("ip", "netns", "exec", self.bridge)
-        return super().run_ssh(*args, before=there, python=self.python(), **more)
-
-    def python(self) -> str:
-        """Return what runs the launcher: a Python whose imports are done."""
-        return os.fspath(warm.interpreter())
+    def remove(self) -> None:
+        """Delete the namespaces, and all that hangs on them."""
+        for name in (*self.names, self.bridge):
+            subprocess.run(["ip", "netns", "delete", name], check=False)
 
     def pull_cable(self, number: int) -> None:
         """Take the link of a host down at the switch."""
@@ -61,29 +52,6 @@ class NetLab(Lab):
         """Let a host send no faster than that."""
         slow = ("tbf", "rate", f"{kilobits}kbit", "burst", "3000", "latency", "5s")
         self._in(self.names[number - 1], "tc", "qdisc", "add", "dev", "eth0", "root", *slow)
-
-    def firewall(self, number: int, *rule: str) -> None:
-        """Add a rule for what comes in at a host."""
-        self._in(self.names[number - 1], "iptables", "-A", "INPUT", *rule)
-
-    def ask(self, address: str) -> None:
-        """Let the launcher ask this name server."""
-        (self.etc[0] / "resolv.conf").write_text(f"nameserver {address}\n")
-
-    def stop(self) -> None:
-        super().stop()
-        self._remove_locks()
-        for name in (*self.names, self.bridge):
-            subprocess.run(["ip", "netns", "delete", name], check=False)
-        for folder in self.etc:
-            shutil.rmtree(folder)
-
-    def _remove_locks(self) -> None:
-        """Remove the locks of agents that a test cut off or killed."""
-        for path in self.folder.glob("runs/2*/plan.json"):
-            for host in json.loads(path.read_text())["hosts"]:
-                for lock, _ in host["locks"]:
-                    Path(lock).unlink(missing_ok=True)
 
     def _lay_bridge(self) -> None:
         run("ip", "netns", "add", self.bridge)
@@ -102,6 +70,55 @@ class NetLab(Lab):
         self._in(name, "ip", "link", "set", "eth0", "up")
         self._in(name, "ip", "link", "set", "lo", "up")
 
+    def _in(self, name: str, *command: str) -> None:
+        run("ip", "netns", "exec", name, *command)
+
+
+class NetLab(Cables, Lab):
+    """Hosts behind cables, each with a name and an sshd; the launcher is where the bridge is."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        Lab.__init__(self, folder)
+        Cables.__init__(self, count)
+        self.etc = [Path("/etc/netns") / name for name in (self.bridge, *self.names)]
+        known = "".join(f"10.77.0.{10 + n} node{n}\n" for n in range(1, count + 1))
+        self._write_etc(self.bridge, f"127.0.0.1 localhost {socket.gethostname()}\n{known}")
+        for number, name in enumerate(self.names, start=1):
+            self._write_etc(name, HOSTS_FILE.format(name=f"node{number}"))
+            self._start_host(number, name)
+        self.trust()
+
+    def run_ssh(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
+        """Start the launcher in the bridge's namespace."""
+        there = ("ip", "netns", "exec", self.bridge)
+        return super().run_ssh(*args, before=there, python=self.python(), **more)
+
+    def python(self) -> str:
+        """Return what runs the launcher: a Python whose imports are done."""
+        return os.fspath(warm.interpreter())
+
+    def firewall(self, number: int, *rule: str) -> None:
+        """Add a rule for what comes in at a host."""
+        self._in(self.names[number - 1], "iptables", "-A", "INPUT", *rule)
+
+    def ask(self, address: str) -> None:
+        """Let the launcher ask this name server."""
+        (self.etc[0] / "resolv.conf").write_text(f"nameserver {address}\n")
+
+    def stop(self) -> None:
+        super().stop()
+        self._remove_locks()
+        self.remove()
+        for folder in self.etc:
+            shutil.rmtree(folder)
+
+    def _remove_locks(self) -> None:
+        """Remove the locks of agents that a test cut off or killed."""
+        for path in self.folder.glob("runs/2*/plan.json"):
+            for host in json.loads(path.read_text())["hosts"]:
+                for lock, _ in host["locks"]:
+                    Path(lock).unlink(missing_ok=True)
+
     def _write_etc(self, name: str, hosts: str) -> None:
         folder = Path("/etc/netns") / name
         folder.mkdir(parents=True)
@@ -112,9 +129,6 @@ class NetLab(Lab):
         address = f"10.77.0.{10 + number}"
         host = self.start(address, command=("ip", "netns", "exec", name, *named), port=port())
         until(lambda: "Server listening" in host.log, "sshd listens", 20)
-
-    def _in(self, name: str, *command: str) -> None:
-        run("ip", "netns", "exec", name, *command)
 
     def trust(self) -> None:
         """Add every host to known_hosts by its name and by its address."""

@@ -33,6 +33,7 @@ from training.config import DataSettings
 from training.data.gpu_decode import gpu_decoder, preparing
 from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.mixture import Mixture
+from training.data.node_cache import NodeCache
 from training.data.order.blocks import resampled, rows_by_label, shuffled
 from training.data.order.epoch import Order, Positions
 from training.data.order.reading import Part, Reader, Reading
@@ -101,6 +102,8 @@ class Planned:
         self.dataset = pool.sources[0].manifest.dataset
         self.epoch_steps = self._walk.epoch_steps
         self._validation = Validation(config, ranks, transforms, pool.sources[0])
+        self.cache = NodeCache(pool.sources, (pool.split, config.eval_split))
+        self.cache.meet(ranks)
         self.has_evaluation = self._validation.has_evaluation
         self.lanes = 0
         self._device = ranks.device
@@ -115,6 +118,7 @@ class Planned:
         planned = copy.copy(self)
         planned._walk = replace(self._walk, rank=ranks.rank, world=ranks.world)
         planned._validation = self._validation.among(ranks)
+        planned.cache.meet(ranks)
         return planned
 
     def training(self, start: int) -> Iterator[Batch]:

@@ -34,6 +34,7 @@ from training.config import DataSettings, require_data
 from training.data.exact import Planned
 from training.data.gpu_decode import gpu_decoder, preparing
 from training.data.loader import loaded, on_device, with_problems, worker_count
+from training.data.node_cache import NodeCache
 from training.data.pool import opened, share_index
 from training.data.samples import (
     Batch,
@@ -79,6 +80,8 @@ class Data(Protocol):
     """True if there are validation samples."""
     lanes: int
     """Streams of a rank on which the order of its samples depends; 0: it follows from the seed."""
+    cache: NodeCache
+    """What is kept of the data on this node."""
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in an epoch of training."""
@@ -156,6 +159,8 @@ class Resampled:
             on_gpu=self._decoder is not None,
         )
         self._validation = Validation(config, ranks, transforms, self._source)
+        self.cache = NodeCache([self._source], (TRAIN, config.eval_split))
+        self.cache.meet(ranks)
         self.has_evaluation = self._validation.has_evaluation
 
     def training(self, start: int) -> Iterator[Batch]:
@@ -206,6 +211,7 @@ class Synthetic:
         self.rows = self.batch
         self.has_evaluation = True
         self.lanes, self.remark = 0, ""
+        self.cache = NodeCache((), ())
         self._ranks = ranks
         samples = len(part_of(ranks, self.batch)) if ranks.rank >= 0 else 0  # -1: in no group yet
         random = torch.Generator().manual_seed(config.seed + max(ranks.rank, 0))

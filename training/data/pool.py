@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rackrun.errors import DataError
 from shards.open import open_source
+from shards.peers.source import PeerSource
 from shards.samples import neighbours
 from shards.source import Source
 from training.config import DataSettings
@@ -97,7 +98,10 @@ class SamplePool:
 
 def opened(config: DataSettings, location: str = "") -> Source:
     """Return the data set at a location, by default that of the settings, read by its cache."""
-    return open_source(location or config.data, config.cache, int(config.cache_size * 1e9))
+    location, limit_bytes = location or config.data, int(config.cache_size * 1e9)
+    if config.cache and config.cache_peers:
+        return PeerSource(open_source(location), config.cache, limit_bytes)
+    return open_source(location, config.cache, limit_bytes)
 
 
 def training_pool(config: DataSettings) -> SamplePool:

@@ -20,8 +20,8 @@ FORMAT = 1
 FREE = {
     *(field.name for field in fields(OutputSettings)),
     *(field.name for field in fields(RunSettings) if field.name not in ("recipe", "model")),
-    *("data", "cache", "cache_size", "workers", "first_batch_seconds", "ledger", "global_batch"),
-    *("collective_timeout_seconds", "numa_binding", "gpu_decode"),
+    *("data", "cache", "cache_size", "cache_peers", "prefetch", "workers", "first_batch_seconds"),
+    *("ledger", "global_batch", "collective_timeout_seconds", "numa_binding", "gpu_decode"),
 }
 """Settings that change neither the model nor what it learns, or that the identity covers."""
 NOT_OF_MODELS = {field.name for field in fields(Config)} - {"model"}

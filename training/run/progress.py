@@ -2,11 +2,13 @@
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rackrun.contract import phases, variables
 from rackrun.reports import Reporter, rank_number, send
 from rackrun.units import duration
+from shards.traffic import ReadBytes
 from training.ranks import Ranks
 from training.schedule import Schedule
 
@@ -26,6 +28,8 @@ class ProgressReporter:
     def enter(self, ranks: Ranks) -> None:
         """Go on in a group, in which rank 0 prints."""
         self._speaks = ranks.first
+        self.read_bytes: Callable[[], ReadBytes | None] = lambda: None
+        """What this rank has read so far, by where it came from."""
         self._tells_steps = ranks.first and not self.launched
         self._live = self._tells_steps and sys.stdout.isatty()
 
@@ -41,7 +45,7 @@ class ProgressReporter:
 
     def phase(self, name: str, **fields: Any) -> None:
         """Report, at once, that another phase begins."""
-        self._report |= {"phase": name, **fields}
+        self._report |= {"phase": name, **self._read_fields(), **fields}
         self._reporter.send()
 
     def step(self, step: int) -> None:
@@ -57,6 +61,12 @@ class ProgressReporter:
     def evaluated(self, batches: int) -> None:
         """Report the number of batches of an evaluation that are done."""
         self._take(epoch_step=batches)
+
+    def prefetched(self, blocks: int, text: str) -> None:
+        """Report the blocks that this rank has stored; show what all have, if no launcher does."""
+        self._take(epoch_step=blocks)
+        if self._tells_steps:
+            self._show(text)
 
     def measured(
         self, loss: float, accuracy: float | None, images_per_second: float, seconds_left: float
@@ -104,7 +114,12 @@ class ProgressReporter:
 
     def _take(self, **fields: Any) -> None:
         """Report values within a phase, at a limited rate."""
-        self._reporter.report(self._report["phase"], fields)
+        self._reporter.report(self._report["phase"], {**self._read_fields(), **fields})
+
+    def _read_fields(self) -> dict[str, int]:
+        counts = self.read_bytes()
+        names = ("cache_bytes", "peer_bytes", "origin_bytes")
+        return dict(zip(names, counts, strict=True)) if counts else {}
 
 
 def report_start() -> None:

@@ -1,0 +1,252 @@
+"""Measure hosts that serve each other from their caches, beside the origin and a local folder.
+
+    sudo python -m bench.cache_peers [--hosts 8] [--images 6000] [--epochs 4] [--rounds 2]
+
+Hosts are network namespaces on a bridge, the origin is nginx behind a limit of --origin-rate, each
+cache holds its share of the data and a tenth more. Every host runs the real loader: exact epochs,
+decoded and cropped, all in one process and in the steps of all others. In turn: a cold run, another
+run with the caches that it has left, and one that reads a local folder. In the last epoch of the
+second run the server of one host is killed. All share the cores of this machine, as on no rack: the
+ratios count, of images per second and, where others use the machine, of CPU time.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from bench.peers import write_images
+from convert.folder import FolderOfClasses
+from convert.options import Packing
+from nginx.serve import Server, serving
+from nginx.site import Site
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
+from tests.launcher.netlab import Cables
+
+ROOT = Path(__file__).parents[1]
+CLONE_NEWNET = 0x40000000
+TICKS = os.sysconf("SC_CLK_TCK")
+STEP_IMAGES = 16  # of each host
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Speeds of epochs, and bytes of the origin."""
+
+    hosts: int = 8
+    """Hosts of the run."""
+    images: int = 6000
+    """Images of about 110 KB."""
+    epochs: int = 4
+    """Epochs of each run."""
+    rounds: int = 2
+    """Times that everything is measured."""
+    origin_rate: int = 50
+    """MB/s that the origin can send."""
+    scratch: Path = Path(tempfile.gettempdir())
+    """Folder for the images and the caches: three times 110 KB for each image."""
+
+
+class Epoch(NamedTuple):
+    """An epoch of all hosts."""
+
+    seconds: float
+    images_per_second: float
+    longest_step: float
+    """Seconds of the slowest batch of any host."""
+    cpu_ms: float
+    """Of loader and server, per image."""
+    origin_share: float
+    """Bytes that the origin sent, of those of the data."""
+
+
+def main(args: list[str]) -> None:
+    """Measure and print."""
+    if args[:1] == ["host"]:
+        host(*args[1:])
+    settings = parse(Settings, "python -m bench.cache_peers", args)
+    with entered(settings) as cables, tempfile.TemporaryDirectory(dir=settings.scratch) as name:
+        Path(name).chmod(0o755)
+        images = write_images(Path(name), settings.images)
+        packing = Packing(shards=max(settings.images // 500, 1), allow=("leaks",))
+        FolderOfClasses(images, Path(name) / "shards", packing=packing).run()
+        measure(settings, cables, Path(name))
+
+
+@contextmanager
+def entered(settings: Settings) -> Iterator[Cables]:
+    """Lay the cables, with this process where the origin is, and limit what that sends."""
+    cables = Cables(settings.hosts)
+    try:
+        with Path("/run/netns", cables.bridge).open() as namespace:
+            assert ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET) == 0
+        limit = ("rate", f"{8 * settings.origin_rate}mbit", "burst", "256k", "latency", "1s")
+        command = ("tc", "qdisc", "add", "dev", "br0", "root", "tbf", *limit)
+        subprocess.run(command, check=True)  # what hosts send each other does not pass here
+        yield cables
+    finally:
+        cables.remove()
+
+
+def measure(settings: Settings, cables: Cables, folder: Path) -> None:
+    """Run all, round by round, and print what the bars are about."""
+    shards = folder / "shards"
+    total = sum(path.stat().st_size for path in shards.glob("*-train-*.tar"))
+    size = str(1.1 * total / settings.hosts / 1e9)
+    results: dict[str, list[list[Epoch]]] = {"cold": [], "again": [], "folder": []}
+    print(f"{settings.hosts} hosts, {total / 1e6:,.0f} MB, caches of {float(size) * 1e3:,.0f} MB")
+    site = Site(shards, address="10.77.0.1", port=0, native=True)
+    for number in range(settings.rounds):
+        caches = folder / f"caches-{number}"
+        with serving(site) as server:
+            for seed, (name, location, cache) in enumerate(
+                (
+                    ("cold", server.url, caches),
+                    ("folder", str(shards), None),
+                    ("again", server.url, caches),
+                )
+            ):
+                epochs = list(
+                    run_epochs(settings, cables, location, cache, size, seed, server, total)
+                )
+                results[name].append(epochs)
+                for epoch, one in enumerate(epochs, start=1):
+                    print(f"{name:8} epoch {epoch}  {described(one)}", flush=True)
+        print_listeners(cables)
+    warm = [one for name in ("cold", "again") for run in results[name] for one in run[1:-1]]
+    local = [one for run in results["folder"] for one in run[1:]]
+    for what in ("images_per_second", "cpu_ms"):
+        ours, theirs = (statistics.median(getattr(e, what) for e in es) for es in (warm, local))
+        print(f"{what}: {ours:.2f}, from a local folder {theirs:.2f}: {ours / theirs:.3f}")
+
+
+def described(one: Epoch) -> str:
+    """Return a line of the table."""
+    return (
+        f"{one.seconds:6.1f} s {one.images_per_second:7.0f} images/s {one.cpu_ms:6.2f} CPU ms/image"
+        f"  longest step {one.longest_step:5.2f} s  origin {one.origin_share:.3f} of the data"
+    )
+
+
+def run_epochs(
+    settings: Settings,
+    cables: Cables,
+    location: str,
+    cache: Path | None,
+    size: str,
+    seed: int,
+    server: Server,
+    total: int,
+) -> Iterator[Epoch]:
+    """Run a host in each namespace; yield what its epochs cost."""
+    world = {"MASTER_ADDR": "10.77.0.11", "MASTER_PORT": "29512", "LOCAL_RANK": "0"}
+    world |= {"WORLD_SIZE": str(settings.hosts), "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    world |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    world |= {"GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(ROOT)}
+    hosts = []
+    for rank, name in enumerate(cables.names):
+        own = cache / f"host-{rank}" if cache else ""
+        words = ("host", location, str(own), size, str(settings.epochs), str(seed))
+        hosts.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, sys.executable, "-m", "bench.cache_peers", *words],
+                env={**os.environ, **world, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                cwd=ROOT,
+            )
+        )
+    sent = bytes_sent(server)
+    for epoch in range(settings.epochs):
+        lines = [json.loads(host.stdout.readline()) for host in hosts if host.stdout]
+        before, sent = sent, bytes_sent(server)
+        seconds = lines[0]["seconds"]
+        images = sum(line["images"] for line in lines)
+        yield Epoch(
+            seconds,
+            images / seconds,
+            max(line["longest"] for line in lines),
+            1000 * sum(line["cpu"] for line in lines) / images,
+            (sent - before) / total,
+        )
+        if epoch == settings.epochs - 2 and seed == 2:
+            os.kill(lines[-1]["server"], signal.SIGKILL)
+    assert [host.wait() for host in hosts] == [0] * settings.hosts
+
+
+def bytes_sent(server: Server) -> int:
+    """Return all bytes that nginx has sent so far."""
+    time.sleep(0.2)  # nginx writes its line when the last byte has left
+    return sum(json.loads(line)["bytes"] for line in server.traffic.log.read_text().splitlines())
+
+
+def print_listeners(cables: Cables) -> None:
+    """Print what listens in the namespaces of the hosts when the runs are over."""
+    found = 0
+    for name in cables.names:
+        command = ("ip", "netns", "exec", name, "cat", "/proc/net/tcp", "/proc/net/tcp6")
+        table = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+        found += table.count(" 0A ")
+    print(f"listening sockets at the hosts after the runs: {found}", flush=True)
+
+
+def host(location: str, cache: str, size: str, epochs: str, seed: str) -> NoReturn:
+    """Read epochs as a rank does; print a line of JSON for each."""
+    from imagenet.model import TASK
+    from imagenet.recipes import ImageNet
+    from training.data.open import open_data
+    from training.ranks import joined
+
+    config = ImageNet(
+        data=location, cache=cache, cache_size=float(size), exact_epochs=True, workers=0,
+        batch_size=STEP_IMAGES, epochs=int(epochs) + 1, seed=int(seed), device="cpu",
+    )  # fmt: skip
+    with joined(config) as ranks:
+        transforms = partial(TASK.transforms, config)
+        data = open_data(config, ranks, transforms, TASK.name, TASK.synthetic_classes)
+        process = getattr(data.cache, "_server", None)
+        batches = data.training(0)
+        for _ in range(config.epochs - 1):
+            ranks.all_reduce_max(0)
+            began, cpu = time.monotonic(), cpu_seconds(process)
+            longest, images = 0.0, 0
+            for _ in range(data.epoch_steps):
+                asked = time.monotonic()
+                images += len(next(batches).labels)
+                longest = max(longest, time.monotonic() - asked)
+                ranks.all_reduce_max(0)  # as the steps of a training do
+            line = {
+                "seconds": time.monotonic() - began,
+                "images": images,
+                "longest": longest,
+                "cpu": cpu_seconds(process) - cpu,
+                "server": process.pid if process else 0,
+            }
+            print(json.dumps(line), flush=True)
+        ranks.all_reduce_max(0)
+    os._exit(0)
+
+
+def cpu_seconds(server: Any) -> float:
+    """Return the CPU seconds of this process and its server."""
+    seconds = time.process_time()
+    try:
+        fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+        return seconds + (int(fields[11]) + int(fields[12])) / TICKS
+    except (AttributeError, OSError, IndexError):
+        return seconds
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""Blocks of the node cache from other hosts of the run."""

@@ -1,0 +1,152 @@
+"""Ask other hosts for parts of shards, within time limits, and leave alone those that fail."""
+
+import logging
+import os
+import socket
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shards.peers.protocol import HAVE, NO, WAIT, Request, encoded
+
+IDLE = 2  # connections of a process to one host that are kept for the next request
+
+log = logging.getLogger(__name__)
+
+
+class Peer(NamedTuple):
+    """A host of the run; `port` 0: it serves no blocks."""
+
+    identity: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class PeerTimeouts:
+    """Limits on waiting for another host, in seconds."""
+
+    connect_seconds: float = 1.0
+    """For a connection."""
+    answer_seconds: float = 5.0
+    """For a sign of life, and then for all bytes of the answer."""
+    fetch_seconds: float = 60.0
+    """For a block that the host says it is fetching."""
+    pause_seconds: float = 30.0
+    """How long a host that has failed is left alone; doubled each time, up to an hour."""
+
+
+class PeerFailed(Exception):
+    """A host does not answer, or not as the protocol has it."""
+
+
+class PeerClient:
+    """The connections of a process to the other hosts; any thread may use it."""
+
+    def __init__(self, token: bytes, peers: Sequence[Peer], timeouts: PeerTimeouts) -> None:
+        self._token = token
+        self._peers = peers
+        self._timeouts = timeouts
+        self._idle: dict[tuple[int, int], deque[socket.socket]] = defaultdict(deque)
+        """By process, as a child makes its own after a fork, and host."""
+        self._failures: dict[int, int] = defaultdict(int)
+        self._left_until: dict[int, float] = {}
+
+    def __del__(self) -> None:
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+
+    def ask(self, number: int, request: Request) -> memoryview | None:
+        """Return the bytes that a host has; None if it has none, fails, or is left alone."""
+        if not self._peers[number].port or self.leaves_alone(number):
+            return None
+        try:
+            return self._answer(number, request)
+        except (OSError, PeerFailed) as error:
+            self.leave_alone(number, str(getattr(error, "strerror", None) or error))
+            return None
+
+    def leaves_alone(self, number: int) -> bool:
+        """Return True while a host is not asked, because it has failed."""
+        return time.monotonic() < self._left_until.get(number, 0.0)
+
+    def leave_alone(self, number: int, why: str) -> None:
+        """Do not ask a host for a while; warn the first time."""
+        pause = min(self._timeouts.pause_seconds * 2 ** self._failures[number], 3600.0)
+        self._failures[number] = min(self._failures[number] + 1, 20)
+        self._left_until[number] = time.monotonic() + pause
+        if self._failures[number] == 1:
+            address = self._peers[number].address
+            log.warning("%s: no help as a cache: %s; its blocks come from --data", address, why)
+
+    def _answer(self, number: int, request: Request) -> memoryview | None:
+        """Return the answer, over a connection that is kept if the host still has it open."""
+        data = encoded(self._token, request)
+        while True:
+            connection, is_new = self._connection(number)
+            is_whole = False
+            try:
+                status = self._status(connection, data)
+                if not status and not is_new:
+                    continue  # the host has closed it meanwhile
+                answer = self._received(connection, status, request.length)
+                is_whole = True
+                return answer
+            finally:
+                idle = self._idle[os.getpid(), number]
+                if is_whole and len(idle) < IDLE:
+                    idle.append(connection)
+                else:
+                    connection.close()
+
+    def _connection(self, number: int) -> tuple[socket.socket, bool]:
+        """Return a connection to a host, and True for a new one."""
+        try:
+            return self._idle[os.getpid(), number].pop(), False
+        except IndexError:
+            pass
+        peer = self._peers[number]
+        seconds = self._timeouts.connect_seconds
+        connection = socket.create_connection((peer.address, peer.port), seconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection, True
+
+    def _status(self, connection: socket.socket, data: bytes) -> bytes:
+        """Send a request; return the first byte of the answer, or nothing if there is none."""
+        connection.settimeout(self._timeouts.answer_seconds)
+        try:
+            connection.sendall(data)
+            return connection.recv(1)
+        except ConnectionError:
+            return b""
+
+    def _received(self, connection: socket.socket, status: bytes, length: int) -> memoryview | None:
+        """Return the rest of an answer whose first byte is `status`; None if the host has none."""
+        deadline = time.monotonic() + self._timeouts.fetch_seconds
+        while status == WAIT:
+            if time.monotonic() > deadline:
+                raise PeerFailed("fetches a block for too long")
+            status = connection.recv(1)
+        if status == NO:
+            return None
+        if status != HAVE:
+            raise PeerFailed("sends nonsense" if status else "closes the connection")
+        return self._bytes(connection, length)
+
+    def _bytes(self, connection: socket.socket, length: int) -> memoryview:
+        """Return so many bytes, which have to come before the time for an answer is over."""
+        deadline = time.monotonic() + self._timeouts.answer_seconds
+        data = np.empty(length, np.uint8).data  # its memory is not wiped first
+        room = data
+        while room:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            count = connection.recv_into(room)
+            if not count:
+                raise PeerFailed("breaks off an answer")
+            room = room[count:]
+        return data

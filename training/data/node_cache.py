@@ -1,0 +1,200 @@
+"""The cache of this node, and with those of the other hosts one for the whole run.
+
+    every rank: its host -> the first rank of each host: a server -> its address, to all ranks
+
+Ranks exchange this at the start; no launcher is involved. When the ranks change, they `meet` again.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar
+
+import numpy as np
+
+from rackrun.contract import variables
+from rackrun.machine import boot_id
+from rackrun.shapes import AtMost, Between, Matches, parsed
+from shards.block_store import SPARE
+from shards.cache import Block, CachedSource
+from shards.index import Shard
+from shards.peers import server
+from shards.peers.client import Peer
+from shards.peers.protocol import TOKEN_BYTES
+from shards.peers.source import PeerSource, PeerTable
+from shards.source import Source
+from shards.traffic import ReadBytes
+from training.ranks import Ranks
+
+MOST_MESSAGE_BYTES = 4096
+
+_log = logging.getLogger(__name__)
+
+
+class MissingBlock(NamedTuple):
+    """A block that is to be stored."""
+
+    source: CachedSource
+    shard: Shard
+    block: Block
+
+    @property
+    def is_here(self) -> bool:
+        """Return True if it has been stored meanwhile."""
+        return self.source.store.has(self.block.key(self.shard), self.block.bytes)
+
+    def fetch(self) -> int:
+        """Store the block; return its bytes."""
+        self.source.obtain(self.shard, self.block, slice(0))
+        return self.block.bytes
+
+
+Message = TypeVar("Message", "Route", "Server")
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a rank sees its host and the first one."""
+
+    host: Annotated[str, Matches("[0-9a-f]{64}")]
+    """Equal for the ranks that share a cache."""
+    address: Annotated[str, AtMost(64)]
+    """From which it reaches the first host."""
+    master: Annotated[str, AtMost(64)]
+    """At which it reaches the first host; empty: not known."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server of a host."""
+
+    identity: Annotated[str, Matches("[0-9a-f]{64}")]
+    """Of the cache: hosts with the same one share it."""
+    address: Annotated[str, AtMost(64)]
+    port: Annotated[int, Between(0, 65535)]
+    """0: it could not be started."""
+
+
+class NodeCache:
+    """What the sources of a run keep on this node; without --cache, nothing."""
+
+    def __init__(self, sources: Sequence[Source], splits: Collection[str]) -> None:
+        """Take the sources, and the splits that the run reads."""
+        self._sources = [source for source in sources if isinstance(source, CachedSource)]
+        self._splits = splits
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def traffic(self) -> ReadBytes | None:
+        """Return the bytes that this rank has read so far; None where nothing is cached.
+
+        The first rank of a host also has what was fetched for other hosts.
+        """
+        totals = [source.traffic.total() for source in self._sources]
+        return ReadBytes(*map(sum, zip(*totals, strict=True))) if totals else None
+
+    def missing(self, part: int, parts: int) -> list[MissingBlock]:
+        """Return every `parts`-th block, from number `part` on, that this host is yet to store."""
+        room = sum(source.store.limit_bytes for source in self._sources[:1]) * (1 - SPARE)
+        blocks = []
+        for source in self._sources:
+            for shard in self._shards(source):
+                for block in source.blocks_of(shard):
+                    if source.keeps(shard, block) and (room := room - block.bytes) > 0:
+                        blocks.append(MissingBlock(source, shard, block))
+        return [block for block in blocks[part::parts] if not block.is_here]
+
+    def _shards(self, source: CachedSource) -> Iterator[Shard]:
+        for split in source.manifest.splits:
+            if split.name in self._splits:
+                yield from split.shards
+
+    def meet(self, ranks: Ranks) -> None:
+        """Start this host's server, and have the sources ask those of the others, if there are."""
+        sources = [source for source in self._sources if isinstance(source, PeerSource)]
+        self.close()
+        for source in sources:
+            source.leave()
+        if not sources or not ranks.connected:
+            return
+        routes = _exchanged(ranks, Route, _route(sources[0].folder))
+        hosts = list(dict.fromkeys(route.host for route in routes.values()))
+        if len(hosts) == 1:
+            return
+        first_ranks = {route.host: rank for rank, route in reversed(routes.items())}
+        own = first_ranks[routes[ranks.rank].host]
+        token = ranks.broadcast_bytes(secrets.token_bytes(TOKEN_BYTES) if ranks.first else None)
+        ours = self._serve(_address(ranks, routes), token) if ranks.rank == own else None
+        servers = _exchanged(ranks, Server, ours)
+        peers = tuple(Peer(each.identity, each.address, each.port) for each in servers.values())
+        table = PeerTable(token, peers, servers[own].identity)
+        total = sum(_bytes(source) for source in sources)
+        for source in sources:
+            source.join(table, share=_bytes(source) / max(total, 1))
+
+    def close(self) -> None:
+        """End the server; it would also end with this process."""
+        if self._server:
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+
+    def _serve(self, address: str, token: bytes) -> Server:
+        """Start the server of this host; return where it is, with port 0 if that fails."""
+        port = 0
+        try:
+            self._server, port = server.started(address, token, self._sources, self._splits)
+        except OSError as error:
+            why = error.strerror or error
+            _log.warning("%s: serves no blocks to other hosts: %s", address, why)
+        folder = Path(self._sources[0].folder).resolve()
+        identity = hashlib.sha256(f"{address} {os.getuid()} {folder}".encode()).hexdigest()
+        return Server(identity, address, port)
+
+
+def _bytes(source: Source) -> int:
+    return sum(shard.bytes for split in source.manifest.splits for shard in split.shards)
+
+
+def _exchanged(ranks: Ranks, shape: type[Message], message: Message | None) -> dict[int, Message]:
+    """Return, by rank, the messages of the first rank of each host."""
+    text = json.dumps(asdict(message)).encode() if message else b""
+    gathered = ranks.all_gather(np.frombuffer(text, np.uint8))
+    return {
+        rank: parsed(numbers.tobytes(), shape, MOST_MESSAGE_BYTES)
+        for rank, numbers in enumerate(gathered)
+        if numbers.size
+    }
+
+
+def _route(folder: str) -> Route:
+    """Return the addresses at which this host and the first one are for each other."""
+    name = f"{socket.gethostname()} {boot_id()} {Path(folder).resolve()}"
+    host = hashlib.sha256(name.encode()).hexdigest()
+    if address := os.environ.get(variables.ADDRESS):
+        return Route(host, address, "")
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, target in socket.getaddrinfo(
+            master, int(os.environ.get("MASTER_PORT", "9")), type=socket.SOCK_DGRAM
+        ):
+            with socket.socket(family, kind) as sock:
+                sock.connect(target)  # of a datagram socket: sends nothing, only finds the route
+                return Route(host, sock.getsockname()[0], sock.getpeername()[0])
+    return Route(host, "127.0.0.1", "")
+
+
+def _address(ranks: Ranks, routes: dict[int, Route]) -> str:
+    """Return the address of this host for the others; the first one may not know its own."""
+    own = routes[ranks.rank]
+    if own.host == routes[0].host:
+        others = (route.master for route in routes.values() if route.host != own.host)
+        return next(filter(None, others), own.address)
+    return own.address
