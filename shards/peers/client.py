@@ -14,6 +14,7 @@ import numpy as np
 from shards.peers.protocol import HAVE, NO, WAIT, Request, encoded
 
 IDLE = 2  # connections of a process to one host that are kept for the next request
+LONGEST_PAUSE = 3600.0  # seconds
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,12 @@ class PeerTimeouts:
 
     connect_seconds: float = 1.0
     """For a connection."""
-    answer_seconds: float = 5.0
+    answer_seconds: float = 10.0
     """For a sign of life, and then for all bytes of the answer."""
     fetch_seconds: float = 60.0
     """For a block that the host says it is fetching."""
-    pause_seconds: float = 30.0
-    """How long a host that has failed is left alone; doubled each time, up to an hour."""
+    pause_seconds: float = 10.0
+    """How long a host that has failed is left alone; doubled each time in a row, up to an hour."""
 
 
 class PeerFailed(Exception):
@@ -53,7 +54,8 @@ class PeerClient:
         self._timeouts = timeouts
         self._idle: dict[tuple[int, int], deque[socket.socket]] = defaultdict(deque)
         """By process, as a child makes its own after a fork, and host."""
-        self._failures: dict[int, int] = defaultdict(int)
+        self._failures: dict[int, int] = defaultdict(int)  # in a row
+        self._warned = set[int]()
         self._left_until: dict[int, float] = {}
 
     def __del__(self) -> None:
@@ -66,21 +68,25 @@ class PeerClient:
         if not self._peers[number].port or self.leaves_alone(number):
             return None
         try:
-            return self._answer(number, request)
+            answer = self._answer(number, request)
         except (OSError, PeerFailed) as error:
-            self.leave_alone(number, str(getattr(error, "strerror", None) or error))
+            if not self.leaves_alone(number):  # threads that fail at once count as one failure
+                pause = self._timeouts.pause_seconds * 2 ** min(self._failures[number], 20)
+                self._failures[number] += 1
+                self.leave_alone(number, str(getattr(error, "strerror", None) or error), pause)
             return None
+        self._failures[number] = 0
+        return answer
 
     def leaves_alone(self, number: int) -> bool:
         """Return True while a host is not asked, because it has failed."""
         return time.monotonic() < self._left_until.get(number, 0.0)
 
-    def leave_alone(self, number: int, why: str) -> None:
+    def leave_alone(self, number: int, why: str, seconds: float = LONGEST_PAUSE) -> None:
         """Do not ask a host for a while; warn the first time."""
-        pause = min(self._timeouts.pause_seconds * 2 ** self._failures[number], 3600.0)
-        self._failures[number] = min(self._failures[number] + 1, 20)
-        self._left_until[number] = time.monotonic() + pause
-        if self._failures[number] == 1:
+        self._left_until[number] = time.monotonic() + min(seconds, LONGEST_PAUSE)
+        if number not in self._warned:
+            self._warned.add(number)
             address = self._peers[number].address
             log.warning("%s: no help as a cache: %s; its blocks come from --data", address, why)
 
