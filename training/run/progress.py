@@ -23,13 +23,13 @@ class ProgressReporter:
         self._report = self._reporter.fields
         self._epochs = epochs
         self._epoch_steps = schedule.epoch_steps
+        self.read_bytes: Callable[[], ReadBytes | None] = lambda: None
+        """What this rank has read so far, by where it came from."""
         self.enter(ranks)
 
     def enter(self, ranks: Ranks) -> None:
         """Go on in a group, in which rank 0 prints."""
         self._speaks = ranks.first
-        self.read_bytes: Callable[[], ReadBytes | None] = lambda: None
-        """What this rank has read so far, by where it came from."""
         self._tells_steps = ranks.first and not self.launched
         self._live = self._tells_steps and sys.stdout.isatty()
 
