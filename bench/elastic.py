@@ -1,0 +1,402 @@
+"""Measure what losses cost an elastic run, beside a restart, and prove that nothing else changed.
+
+    python -m bench.elastic [--kills 30] [--seed 1] [--images 4800] [--scratch FOLDER]
+
+Four gloo ranks train three exact epochs of a small network without batch norm on three hosts (real
+sshd on loopback addresses, each with a home and a folder of its own), three times:
+
+undisturbed   without --elastic: its weights are what the others are compared with
+elastic       random losses: a rank, an agent, all processes of a host, those and its connections,
+              all of a host stopped (SIGSTOP); the host of rank 0 among them
+restart       --max-restarts in place of --elastic, a rank killed a few times
+
+Prints, for both kinds of recovery, the seconds from a loss to the next step that is new (p50, p95;
+a stopped host: from the end of the lease), whether a process of a survivor was started again, what
+the ledger says, and the largest difference of a weight.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.rehearsal import image
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
+from rackrun.units import plural
+from tests.launcher.lab import ROOT, Lab, children, wait_for_banner
+from tests.waiting import until
+
+SLOTS = (1, 2, 1)
+EPOCHS = 3
+GLOBAL_BATCH = 24
+LEASE_SECONDS = 4.0
+RESTARTS = 5
+NETWORK = """
+from torch import nn
+
+
+def net(num_classes: int) -> nn.Module:
+    \"\"\"Return one convolution and a linear layer.\"\"\"
+    convolution = nn.Conv2d(3, 8, 4, stride=4)
+    return nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+                         nn.Linear(128, num_classes))
+"""
+WENT_ON = re.compile(r"go on from step ([\d,]+) \(generation (\d+)\)")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Losses in elastic runs."""
+
+    kills: int = 30
+    """Losses in the elastic run."""
+    seed: int = 1
+    """Which losses, and when."""
+    images: int = 9600
+    """Training images; a step takes 24 of them."""
+    scratch: Path = Path(tempfile.gettempdir())
+    """Folder for data and hosts."""
+
+
+@dataclass
+class Loss:
+    """Something that was lost."""
+
+    kind: str
+    host: int
+    at: float
+    """The time of this machine's clock."""
+    next_step: float = 0.0
+    """Seconds until the first new step; 0: there was none."""
+
+
+@dataclass
+class Job:
+    """A run on the hosts, its output by time, and the losses in it."""
+
+    lab: Lab
+    process: subprocess.Popen[str]
+    runs: Path
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+
+    def follow(self) -> None:
+        """Keep what the launcher prints; on a thread of its own."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.time(), line.rstrip()))
+            if os.environ.get("BENCH_LOG"):
+                sys.stderr.write(line)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the launcher has ended."""
+        return self.process.poll() is not None
+
+    @property
+    def folder(self) -> Path:
+        """Return the newest run folder of the launcher."""
+        return max(path for path in self.runs.iterdir() if not path.is_symlink())
+
+    def steps(self) -> list[tuple[int, float]]:
+        """Return the steps that first ranks have logged on any host, with their times."""
+        found = []
+        for host in self.lab.hosts:
+            for path in host.folder.glob(f"work/{self.runs.name}/*/metrics.jsonl"):
+                for line in path.read_text().splitlines():
+                    with suppress(ValueError):  # of a writer that was killed
+                        entry = json.loads(line)
+                        if entry["kind"] == "train":
+                            found.append((int(entry["step"]), float(entry["time"])))
+        return found
+
+    def step(self) -> int:
+        """Return the furthest step."""
+        return max((step for step, _ in self.steps()), default=0)
+
+    def scratch(self, host: int) -> str:
+        """Return the agent's folder on a host in the newest attempt."""
+        return str(json.loads((self.folder / "plan.json").read_text())["hosts"][host]["scratch"])
+
+    def processes(self, host: int) -> list[int]:
+        """Return the processes of the run on a host, the guard of its agent first."""
+        with suppress(OSError, ValueError):
+            agent, _, guard, *_ = json.loads(Path(self.scratch(host), "agent.pid").read_text())
+            return [guard, *children(guard)] if agent else []
+        return []
+
+    def ranks(self, host: int) -> list[int]:
+        """Return the processes of the ranks of a host."""
+        return [pid for pid in self.processes(host) if is_rank(pid)]
+
+
+def is_rank(pid: int) -> bool:
+    """Return whether a process is a rank."""
+    with suppress(OSError):
+        return b"\0training\0classify\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def main(args: list[str]) -> None:
+    """Run undisturbed, with losses, and with restarts; print the table."""
+    settings = parse(Settings, "python -m bench.elastic", args)
+    dice = random.Random(settings.seed)
+    with tempfile.TemporaryDirectory(dir=settings.scratch) as folder, hosts(Path(folder)) as lab:
+        shards = draw(Path(folder), settings.images)
+        total = EPOCHS * -(-settings.images // GLOBAL_BATCH)
+        print(f"{total} steps of {GLOBAL_BATCH} images, seed {settings.seed}", flush=True)
+        plain = started(lab, shards, "plain")
+        finish(plain)
+        report_pace("undisturbed", plain)
+        elastic = started(lab, shards, "elastic", "--elastic")
+        survivors = disturb(elastic, dice, settings.kills)
+        finish(elastic)
+        report_pace("elastic", elastic)
+        report(elastic, survivors, weights(plain), shards)
+        again = started(lab, shards, "again", "--max-restarts", str(RESTARTS))
+        disturb(again, dice, RESTARTS - 1, only=kill_rank)
+        again.process.send_signal(signal.SIGINT)
+        finish(again)
+        show_recovery("restart", again.losses)
+
+
+class hosts:  # noqa: N801 - a context, as a function would be
+    """Three hosts with homes and work folders of their own, as a context."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lab = Lab(folder)
+
+    def __enter__(self) -> Lab:
+        for _ in SLOTS:
+            host = self.lab.start()
+            (host.folder / "work").mkdir()
+            (host.folder / "work" / "elastic_net.py").write_text(NETWORK)
+            wait_for_banner(host.address, host.port)
+        (self.lab.folder / "elastic_net.py").write_text(NETWORK)
+        self.lab.trust()
+        return self.lab
+
+    def __exit__(self, *reason: object) -> None:
+        self.lab.stop()
+
+
+def draw(folder: Path, count: int) -> Path:
+    """Convert random images of two classes; return the folder of shards."""
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (folder / "images" / label).mkdir(parents=True)
+        for number in range(-(-count * 5 // 9)):
+            (folder / "images" / label / f"{number}.jpg").write_bytes(image(rng, 16))
+    shards = folder / "shards"
+    words = ["convert", "folder", str(folder / "images"), str(shards)]
+    subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return shards
+
+
+def started(lab: Lab, shards: Path, runs: str, *options: str) -> Job:
+    """Start a run on all hosts."""
+    settings = [
+        f"slots={slots} workdir={host.folder}/work python={sys.executable}"
+        for slots, host in zip(SLOTS, lab.hosts, strict=True)
+    ]
+    hosts_file = lab.write_hosts(*settings)
+    launcher = ["--plain", "--no-serve", "--runs", runs, "--env", f"PYTHONPATH={ROOT}", *options]
+    launcher += [f"--lease-seconds={LEASE_SECONDS:g}", str(hosts_file)]
+    task = [
+        "classify",
+        "--model=elastic_net:net",
+        "--weights=",
+        f"--data={shards}",
+        "--exact-epochs",
+        "--ledger",
+    ]
+    task += [f"--global-batch={GLOBAL_BATCH}", f"--epochs={EPOCHS}", "--image-size=16"]
+    task += ["--device=cpu", "--workers=0", "--lr=0.01", "--warmup-epochs=0", "--seed=3"]
+    task += ["--log-every-steps=1", "--no-tensorboard"]
+    environment = {"PYTHONPATH": f"{ROOT}:{lab.folder}"}
+    process = lab.run_ssh(
+        *launcher, *task, before=("env",), env=environment, stderr=subprocess.STDOUT
+    )
+    job = Job(lab, process, lab.folder / runs)
+    threading.Thread(target=job.follow, daemon=True).start()
+    return job
+
+
+def finish(job: Job) -> None:
+    """Wait for the end of a run."""
+    job.process.wait(timeout=3600)
+    time.sleep(0.2)  # for its last lines
+
+
+# -- losses
+
+
+def kill_rank(job: Job, host: int) -> None:
+    """Kill a rank of a host."""
+    kill(job.ranks(host)[:1])
+
+
+def kill_agent(job: Job, host: int) -> None:
+    """Kill the agent of a host."""
+    kill(job.processes(host)[1:2])
+
+
+def kill_all(job: Job, host: int) -> None:
+    """Kill all processes of the run on a host."""
+    kill(job.processes(host))
+
+
+def kill_connections(job: Job, host: int) -> None:
+    """Kill the connections to a host, and all processes of the run there."""
+    kill([*job.lab.hosts[host].sessions(), *job.processes(host)])
+
+
+def stop_all(job: Job, host: int) -> None:
+    """Stop all processes of the run on a host until it was left out, then let them go on."""
+    pids = job.processes(host)
+    kill(pids, signal.SIGSTOP)
+    threading.Timer(3 * LEASE_SECONDS, kill, (pids, signal.SIGCONT)).start()
+
+
+KINDS: Sequence[Callable[[Job, int], None]] = (
+    kill_rank,
+    kill_agent,
+    kill_all,
+    kill_connections,
+    stop_all,
+)
+
+
+def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
+    """Send processes that may be gone a signal."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def disturb(
+    job: Job, dice: random.Random, count: int, only: Callable[[Job, int], None] | None = None
+) -> dict[int, int]:
+    """Lose something `count` times; return how often each rank's process was started too often."""
+    restarted: dict[int, int] = {}
+    until(lambda: job.is_over or job.step() > 5, "the run trains", 600)
+    while len(job.losses) < count and not job.is_over:
+        alive = [host for host in range(len(SLOTS)) if job.ranks(host)]
+        if len(alive) < 2:
+            time.sleep(0.2)
+            continue
+        host, lose = dice.choice(alive), only or dice.choice(KINDS)
+        others = {pid for other in alive if other != host for pid in job.ranks(other)}
+        loss, before = Loss(lose.__name__, host, time.time()), job.step()
+        lose(job, host)
+        job.losses.append(loss)
+        if not recovered(job, loss, before):
+            break
+        if not only:
+            still = {pid for pid in others if is_rank(pid)}
+            restarted[host] = restarted.get(host, 0) + len(others - still)
+        time.sleep(dice.uniform(0.5, 3.0))
+    return restarted
+
+
+def recovered(job: Job, loss: Loss, before: int) -> bool:
+    """Wait for the first new step after a loss, and note when it was; False: the run has ended."""
+
+    def new_step() -> float | bool:
+        if job.is_over:
+            return True
+        said = [line for at, line in job.lines if at > loss.at and "joined" not in line]
+        found = next((match for match in map(WENT_ON.search, said) if match), None)
+        least = int(found[1].replace(",", "")) if found else 10**9
+        if "--elastic" not in job.process.args:  # type: ignore[operator]
+            least = before if any("restart " in line for line in said) else 10**9
+        times = [at for step, at in job.steps() if step > least and at > loss.at]
+        return min(times) - loss.at if times else False
+
+    seconds = until(new_step, f"a step after {loss.kind}", 600)
+    if seconds is True:
+        return False
+    loss.next_step = seconds
+    return True
+
+
+# -- what came of it
+
+
+def report_pace(name: str, job: Job) -> None:
+    """Print the median time of a step; end here if the run has failed."""
+    if code := job.process.returncode:
+        sys.exit("\n".join((f"{name}: exit code {code}", *(line for _, line in job.lines[-40:]))))
+    times = sorted(dict(job.steps()).items())
+    paces = [later - sooner for (_, sooner), (_, later) in zip(times, times[1:], strict=False)]
+    print(f"{name}: {1000 * statistics.median(paces):.1f} ms a step", flush=True)
+
+
+def report(job: Job, restarted: dict[int, int], expected: Any, shards: Path) -> None:
+    """Print recovery, survivors, ledger and weights of the elastic run."""
+    show_recovery("elastic", [loss for loss in job.losses if loss.kind != "stop_all"])
+    show_recovery(
+        f"elastic, host stopped (lease of {LEASE_SECONDS:g} s included)",
+        [loss for loss in job.losses if loss.kind == "stop_all"],
+    )
+    for kind in KINDS:
+        show_recovery(f"  {kind.__name__}", [x for x in job.losses if x.kind == kind.__name__])
+    print(f"processes of survivors that have gone: {sum(restarted.values())}")
+    result = json.loads((job.folder / "result.json").read_text())
+    print(f"generations: {len(result['generations'])}, {result['verdict']}")
+    regroups = [group["regroup_seconds"] for group in result["generations"][1:] if group["lost"]]
+    print(f"regrouped in (launcher): {quantiles([x for x in regroups if x is not None])}")
+    words = ["training", "ledger", str(job.folder), f"--data={shards}"]
+    checked = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    print(f"ledger: exit code {checked.returncode}: {(checked.stdout + checked.stderr).strip()}")
+    actual = weights(job)
+    difference = max(float(abs(expected[name] - actual[name]).max()) for name in expected)
+    print(f"largest difference of a weight: {difference:.2g}", flush=True)
+
+
+def weights(job: Job) -> dict[str, Any]:
+    """Return the weights of a finished run."""
+    import torch
+
+    content = torch.load(job.folder / "final.pt", weights_only=True)
+    state = content.get("model", content) if isinstance(content, dict) else content
+    return {name: tensor for name, tensor in state.items() if hasattr(tensor, "abs")}
+
+
+def show_recovery(name: str, losses: Sequence[Loss]) -> None:
+    """Print the seconds from losses to the next step."""
+    seconds = [loss.next_step for loss in losses if loss.next_step]
+    if losses:
+        print(f"{name}: {plural(len(losses), 'loss', 'losses')}, next step {quantiles(seconds)}")
+
+
+def quantiles(seconds: Sequence[float]) -> str:
+    """Return median, 95th percentile and the longest."""
+    if not seconds:
+        return "-"
+    ordered = sorted(seconds)
+    high = ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))]
+    return f"p50 {statistics.median(ordered):.2f} s, p95 {high:.2f} s, max {ordered[-1]:.2f} s"
+
+
+if __name__ == "__main__":
+    run(main)
