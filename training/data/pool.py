@@ -118,14 +118,19 @@ def training_pool(config: DataSettings) -> SamplePool:
 
 
 def share_index(source: Source, split: str, ranks: Ranks) -> None:
-    """Have the ranks of a node use one copy of an index: the one that the first of them reads."""
-    if ranks.local_world == 1 or not ranks.connected:
+    """Have the ranks of a node use one copy of an index: the one that the first of them reads.
+
+    A rank that is alone on its node takes part in the exchange: other nodes may have several.
+    """
+    if not ranks.connected:
         return
-    loan = source.lend_index(split) if ranks.local_rank == 0 else (0, 0, 0, 0)
+    lends = ranks.local_rank == 0 and ranks.local_world > 1
+    loan = source.lend_index(split) if lends else (0, 0, 0, 0)
     process, number, device, inode = map(
         int, ranks.all_gather(np.array(loan, np.int64))[ranks.rank - ranks.local_rank]
     )
-    source.borrow_index(split, (process, number, device, inode))  # if not, it is read when needed
+    if ranks.local_world > 1:  # if it cannot be borrowed, it is read when needed
+        source.borrow_index(split, (process, number, device, inode))
 
 
 def training_mixture(config: DataSettings, pool: SamplePool) -> Mixture:
