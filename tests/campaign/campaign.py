@@ -79,7 +79,7 @@ class Round:
         except subprocess.TimeoutExpired:
             self._give_up(process)
         took = time.monotonic() - hurt_at
-        outcome = Outcome(self.number, self.fault, process.returncode, took, said=self.err)
+        outcome = Outcome(self.number, self.fault, process.returncode, took, output=self.err)
         self._heal(scene)
         outcome.violations += self._violations(outcome, scene)
         return outcome
@@ -356,7 +356,8 @@ def main() -> int:
             )
             if bad:
                 print(
-                    "     | " + outcome.said.strip()[-1500:].replace("\n", "\n     | "), flush=True
+                    "     | " + outcome.output.strip()[-1500:].replace("\n", "\n     | "),
+                    flush=True,
                 )
     print(f"\nseed {options.seed}, {len(outcomes)} rounds\n\n{table(outcomes)}")
     return int(any(outcome.violations for outcome in outcomes))

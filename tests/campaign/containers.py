@@ -60,7 +60,7 @@ class ContainerRound:
         self._hurt(process)
         _, err = process.communicate(timeout=200 * self.slow)
         took = time.monotonic() - hurt_at
-        outcome = Outcome(self.number, self.fault, process.returncode, took, said=err)
+        outcome = Outcome(self.number, self.fault, process.returncode, took, output=err)
         outcome.violations += self._violations(outcome)
         return outcome
 
@@ -85,7 +85,7 @@ class ContainerRound:
     def _violations(self, outcome: Outcome) -> Iterator[str]:
         if outcome.code not in self.fault.codes:
             yield f"exit code {outcome.code}, not {' or '.join(map(str, self.fault.codes))}"
-        if "internal error of rackrun" in outcome.said:
+        if "internal error of rackrun" in outcome.output:
             yield "a traceback of the launcher"
         deadline = time.monotonic() + 20 * self.slow
         while (containers() or running(RANK)) and time.monotonic() < deadline:

@@ -21,7 +21,7 @@ class Outcome:
     code: int | None
     seconds: float
     violations: list[str] = field(default_factory=list)
-    said: str = ""
+    output: str = ""
 
 
 def litter(tmp: Path = Path("/tmp")) -> list[str]:

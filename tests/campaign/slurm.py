@@ -60,7 +60,7 @@ class SlurmRound:
         took = time.monotonic() - hurt_at
         text = (self.folder / f"slurm-{job}.out").read_text()
         outcome = Outcome(
-            self.number, self.fault, 128 + number if number else code, took, said=text
+            self.number, self.fault, 128 + number if number else code, took, output=text
         )
         outcome.violations += self._violations(outcome)
         return outcome
@@ -93,7 +93,7 @@ class SlurmRound:
     def _violations(self, outcome: Outcome) -> Iterator[str]:
         if outcome.code not in self.fault.codes:
             yield f"exit code {outcome.code}, not {' or '.join(map(str, self.fault.codes))}"
-        if "internal error of rackrun" in outcome.said:
+        if "internal error of rackrun" in outcome.output:
             yield "a traceback of the launcher"
         deadline = time.monotonic() + 20 * self.slow
         while self._processes() and time.monotonic() < deadline:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.away import Away
+from tests.launcher.detached_lab import DetachedLab
 from tests.launcher.drive import end_all
 from tests.launcher.lab import Lab, with_signal
 from tests.launcher.netlab import NetLab
@@ -20,28 +20,28 @@ def nothing_stays() -> Iterator[None]:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
+def start_lab(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
     """Yield `lab(4)`, which starts four real sshd on loopback addresses, known to the client."""
     folder = tmp_path / "lab"
     folder.mkdir()
-    one = Lab(folder)
-    yield one.ready
-    one.stop()
+    lab = Lab(folder)
+    yield lab.ready
+    lab.stop()
 
 
 @pytest.fixture
-def away(lab: Callable[[int], Lab]) -> Iterator[Away]:
+def detached(start_lab: Callable[[int], Lab]) -> Iterator[DetachedLab]:
     """Yield three hosts for a detached run; end what is left of it."""
-    yield from ended(Away(lab(3)))
+    yield from ended(DetachedLab(start_lab(3)))
 
 
 @pytest.fixture
-def alone(lab: Callable[[int], Lab]) -> Iterator[Away]:
+def detached_on_one(start_lab: Callable[[int], Lab]) -> Iterator[DetachedLab]:
     """Yield the same with one host."""
-    yield from ended(Away(lab(1)))
+    yield from ended(DetachedLab(start_lab(1)))
 
 
-def ended(one: Away) -> Iterator[Away]:
+def ended(one: DetachedLab) -> Iterator[DetachedLab]:
     yield one
     for pid in one.processes():
         with_signal(pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ sys.stdin.buffer.read()
 """
 
 
-class Here(LocalTransport):
+class TrackedTransport(LocalTransport):
     """A transport to this machine; started programs can be waited for."""
 
     def __init__(self, name: str = "here") -> None:
@@ -31,14 +31,14 @@ class Here(LocalTransport):
         self.channels.append(super().open(argv))
         return self.channels[-1]
 
-    def gone(self) -> None:
+    def wait_for_end(self) -> None:
         """Wait until its programs have ended."""
         for channel in self.channels:
             channel.close()
             drain(channel)
 
 
-class FakeHost(Here):
+class FakeHost(TrackedTransport):
     """A transport whose programs only print; the last byte may come late."""
 
     def __init__(self, says: bytes, rest_seconds: float = 0.0) -> None:
@@ -51,6 +51,6 @@ class FakeHost(Here):
         return super().open(args)
 
 
-def answers(*said: bytes) -> bytes:
+def replies(*said: bytes) -> bytes:
     """Return answers with their lengths before them."""
     return b"".join(b"%d\n%s" % (len(one), one) for one in said)

@@ -222,7 +222,7 @@ class Lab:
             return subprocess.Popen([*before, python, *words], **options)
         return warm.Launcher(*words, **options)
 
-    def said(self, *args: str, **more: Any) -> tuple[int, str, str]:
+    def result_of(self, *args: str, **more: Any) -> tuple[int, str, str]:
         """Run `./run-ssh`; return exit code, output and errors."""
         process = self.run_ssh(*args, **more)
         out, err = process.communicate(timeout=300)

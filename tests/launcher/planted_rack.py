@@ -25,20 +25,20 @@ WITHOUT_PROCESSES = HEALTHY.partition("<processes>")[0]
 class PlantedRack:
     """Hosts gpu01, gpu02, ... with some GPUs each, and a launcher's machine."""
 
-    def __init__(self, one: Lab, gpus: Sequence[int], extra: str = "") -> None:
-        self.one = one
+    def __init__(self, lab: Lab, gpus: Sequence[int], extra: str = "") -> None:
+        self.one = lab
         self.names = [f"gpu{number:02}" for number, _ in enumerate(gpus, start=1)]
         for name, count in zip(self.names, gpus, strict=True):
             self._start(name, count, extra)
-        for host in one.hosts:
+        for host in lab.hosts:
             wait_for_banner(host.address, host.port)
-        one.trust()
-        pairs = zip(self.names, one.hosts, strict=True)
-        one.configure(*(f"Host {n}\n  HostName {h.address}\n  Port {h.port}" for n, h in pairs))
-        self.python = one.cheap_python(torch="2.15.0+cu132", cuda="13.2")
-        self.hosts = one.folder / "hosts.txt"
+        lab.trust()
+        pairs = zip(self.names, lab.hosts, strict=True)
+        lab.configure(*(f"Host {n}\n  HostName {h.address}\n  Port {h.port}" for n, h in pairs))
+        self.python = lab.cheap_python(torch="2.15.0+cu132", cuda="13.2")
+        self.hosts = lab.folder / "hosts.txt"
         self.hosts.write_text(
-            "".join(f"{name} python={self.python} workdir={one.folder}\n" for name in self.names)
+            "".join(f"{name} python={self.python} workdir={lab.folder}\n" for name in self.names)
         )
 
     def _start(self, name: str, gpus: int, extra: str) -> None:
@@ -61,7 +61,7 @@ class PlantedRack:
         """Return the home of the account on a host."""
         return self.one.hosts[self.names.index(name)].folder
 
-    def said(self, *args: str, verb: str = "ssh", **more: Any) -> tuple[int, str, str]:
+    def result_of(self, *args: str, verb: str = "ssh", **more: Any) -> tuple[int, str, str]:
         """Run a command of `rackrun` on the hosts; return exit code, output and errors."""
         words = () if verb == "ssh" else (verb,)
         process = self.one.run_ssh(*args, verb=words, **more)
@@ -71,7 +71,7 @@ class PlantedRack:
 
     def look(self) -> dict[str, dict[str, Any]]:
         """Return what `rack --json` says of the hosts, by name."""
-        code, out, err = self.said("--json", str(self.hosts), verb="rack")
+        code, out, err = self.result_of("--json", str(self.hosts), verb="rack")
         assert code == 0, err
         return {host["host"]: host for host in json.loads(out)}
 

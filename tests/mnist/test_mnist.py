@@ -149,7 +149,7 @@ def test_the_example_before_and_after(two_hosts: Lab, tmp_path: Path) -> None:
     assert alone.returncode == 0, alone.stderr
     python = str(warm.interpreter())
     hosts = two_hosts.write_hosts(f"python={python}")
-    code, out, err = two_hosts.said(str(hosts), "--", python, str(AFTER), *args)
+    code, out, err = two_hosts.result_of(str(hosts), "--", python, str(AFTER), *args)
     assert code == 0, err
     for text in (alone.stdout, out):
         assert float(re.findall(r"test accuracy ([\d.]+)%", text)[0]) > 80

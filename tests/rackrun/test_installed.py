@@ -79,9 +79,9 @@ def rackrun(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    one = Lab(tmp_path)
-    yield one.ready(1)
-    one.stop()
+    lab = Lab(tmp_path)
+    yield lab.ready(1)
+    lab.stop()
 
 
 def test_it_runs_where_it_is_typed(rackrun: Installed) -> None:

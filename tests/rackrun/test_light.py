@@ -63,9 +63,9 @@ NEEDS_IT = [
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    one = Lab(tmp_path)
-    yield one.ready(1)
-    one.stop()
+    lab = Lab(tmp_path)
+    yield lab.ready(1)
+    lab.stop()
 
 
 def test_nothing_is_imported_before_a_command_can_take_a_signal() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from tests.training.torchrun import said
+from tests.training.torchrun import output_of
 from training.config import Config
 from training.sync.comm_hooks import register_comm_hook
 
@@ -12,7 +12,9 @@ from training.sync.comm_hooks import register_comm_hook
 def results() -> dict[str, tuple[float, float]]:
     """Return loss and distance to float32 by kind of exchange, from two real ranks."""
     rows = [
-        line.split() for line in said("comm_hooks_ranks.py").splitlines() if line.count(" ") == 2
+        line.split()
+        for line in output_of("comm_hooks_ranks.py").splitlines()
+        if line.count(" ") == 2
     ]
     return {name: (float(loss), float(apart)) for name, loss, apart in rows}
 

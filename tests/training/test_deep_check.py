@@ -3,7 +3,7 @@
 import pytest
 
 from tests.training.conftest import MakeShards
-from tests.training.torchrun import said
+from tests.training.torchrun import output_of
 from training.monitor.deep_check import Measured, report, rounds
 
 NAMES = ["a", "b", "c", "d"]
@@ -48,6 +48,6 @@ def test_the_slow_link_gpu_or_disk_is_named(result: Measured, named: list[str]) 
 
 def test_all_of_it_is_measured_between_real_ranks(make_shards: MakeShards) -> None:
     """Two hosts of one rank each, over gloo: links, network, products, and shards that are read."""
-    lines = said("deep_check_ranks.py", make_shards()).splitlines()
+    lines = output_of("deep_check_ranks.py", make_shards()).splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["links", "network", "compute", "data"], lines
     assert all(float(line.split()[1]) > 0 for line in lines[:4]), lines

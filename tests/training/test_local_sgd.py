@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
-from tests.training.torchrun import said
+from tests.training.torchrun import output_of
 from training.config import Config
 from training.state import TrainingState
 from training.sync.local_sgd import _learned, is_local_step
@@ -16,7 +16,7 @@ from training.sync.local_sgd import _learned, is_local_step
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Run two real ranks under torchrun and gloo; return their output."""
-    return said("local_sgd_ranks.py", tmp_path_factory.mktemp("two"))
+    return output_of("local_sgd_ranks.py", tmp_path_factory.mktemp("two"))
 
 
 def test_ranks_are_alike_after_an_epoch(held: str) -> None:

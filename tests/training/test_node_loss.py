@@ -55,34 +55,34 @@ def net(tmp_path: Path, shapes: Path) -> Iterator[Callable[[int], NetLab]]:
         lab.stop()
 
 
-def disk(one: NetLab, number: int) -> Path:
+def disk(lab: NetLab, number: int) -> Path:
     """Return the working folder of a host, which no other host sees."""
-    return one.folder / f"disk-{number}"
+    return lab.folder / f"disk-{number}"
 
 
-def hosts(one: NetLab, python: Path) -> str:
-    settings = [f"python={python} workdir={disk(one, n + 1)}" for n in range(len(one.hosts))]
-    return str(one.write_hosts(*settings))
+def hosts(lab: NetLab, python: Path) -> str:
+    settings = [f"python={python} workdir={disk(lab, n + 1)}" for n in range(len(lab.hosts))]
+    return str(lab.write_hosts(*settings))
 
 
-def attempts(one: NetLab, number: int) -> list[RunFolder]:
+def attempts(lab: NetLab, number: int) -> list[RunFolder]:
     """Return the runs that a host took part in, in order."""
-    return [RunFolder(path) for path in sorted(disk(one, number).glob("runs/*-net*"))]
+    return [RunFolder(path) for path in sorted(disk(lab, number).glob("runs/*-net*"))]
 
 
 def cut_off(
-    process: "subprocess.Popen[str]", one: NetLab, number: int, attempt: int, step: int
+    process: "subprocess.Popen[str]", lab: NetLab, number: int, attempt: int, step: int
 ) -> None:
     """Pull a host's cable as soon as this attempt has saved this many steps."""
 
     def saved() -> bool:
         assert process.poll() is None, process.communicate()
-        runs = attempts(one, number)[attempt - 1 : attempt]
+        runs = attempts(lab, number)[attempt - 1 : attempt]
         files = [path for run in runs for path in steps_in(run.checkpoints)]
         return any(path.name >= f"step-{step:08d}" for path in files)
 
     until(saved, f"attempt {attempt} saves step {step}", SECONDS)
-    one.pull_cable(number)
+    lab.pull_cable(number)
 
 
 def losses(run: RunFolder) -> list[float]:
@@ -121,14 +121,14 @@ def test_a_spare_takes_over(net: Callable[[int], NetLab], shapes: Path, tmp_path
     """One of two hosts is cut off in mid-epoch; a third, new to the run, takes its place: every
     epoch is the data set, as both that are left can tell, and the weights are, bit for bit, those
     of two ranks to which nothing happened."""
-    one = net(3)
-    process = one.run_ssh(*SHORT, "--spares", "1", hosts(one, one.cheap_python(trains=True)), *TASK)
-    cut_off(process, one, 2, attempt=1, step=32)
+    lab = net(3)
+    process = lab.run_ssh(*SHORT, "--spares", "1", hosts(lab, lab.cheap_python(trains=True)), *TASK)
+    cut_off(process, lab, 2, attempt=1, step=32)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     assert out.count("resumed after step") == 1
-    went_on = attempts(one, 1)[-1]
-    assert exact(went_on) == exact(attempts(one, 3)[-1]) == [2]
+    went_on = attempts(lab, 1)[-1]
+    assert exact(went_on) == exact(attempts(lab, 3)[-1]) == [2]
     calm = weights(trained_in_peace(shapes, tmp_path / "calm", ranks=2))
     assert all(torch.equal(calm[name], tensor) for name, tensor in weights(went_on).items())
 
@@ -140,15 +140,15 @@ def test_a_spare_takes_over_and_then_fewer_go_on(
     """Real torchrun on three of four hosts: one is lost, the spare comes; the first host, with
     rank 0 and the master, is lost, and two go on. Every epoch is the data set, and the loss ends
     where it would have ended, but for what batch norms make of three or two parts of a batch."""
-    one = net(4)
+    lab = net(4)
     rules = ("--spares", "1", "--min-hosts", "2")
-    process = one.run_ssh(*SHORT, *rules, hosts(one, Path(sys.executable)), *TASK)
-    cut_off(process, one, 2, attempt=1, step=32)
-    cut_off(process, one, 1, attempt=2, step=72)
+    process = lab.run_ssh(*SHORT, *rules, hosts(lab, Path(sys.executable)), *TASK)
+    cut_off(process, lab, 2, attempt=1, step=32)
+    cut_off(process, lab, 1, attempt=2, step=72)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     assert out.count("resumed after step") == 2
-    went_on = attempts(one, 3)[-1]
-    assert exact(went_on) == exact(attempts(one, 4)[-1]) == [3, 2]
+    went_on = attempts(lab, 3)[-1]
+    assert exact(went_on) == exact(attempts(lab, 4)[-1]) == [3, 2]
     calm = losses(trained_in_peace(shapes, tmp_path / "calm", ranks=3))
     assert calm[-1] < 0.4 and losses(went_on)[-1] < 0.4  # it was 0.7 at the start

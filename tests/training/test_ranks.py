@@ -16,7 +16,7 @@ from launcher.supervision import hangs
 from rackrun.errors import DataError, UsageError
 from tests import warm
 from tests.launcher.lab import free_port
-from tests.training.torchrun import said
+from tests.training.torchrun import output_of
 from tests.waiting import until
 from training.config import Config
 from training.data.waiting import after_first_batch
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Run two real ranks under torchrun and gloo; return their output."""
-    return said("two_ranks.py", tmp_path_factory.mktemp("two"))
+    return output_of("two_ranks.py", tmp_path_factory.mktemp("two"))
 
 
 def test_ranks_agree(held: str) -> None:

@@ -9,7 +9,7 @@ from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
 from tests.training.mutations import MUTATIONS, Mutation
 from tests.training.reference_ranks import DIFFERENT, EQUAL, OF_ONE_RANK, distance
-from tests.training.torchrun import said
+from tests.training.torchrun import output_of
 from training.device import seed_step
 from training.ranks import Ranks
 
@@ -39,7 +39,7 @@ def test_several_ranks_end_like_the_reference(
     ranks: int, args: tuple[str, ...], tmp_path: Path
 ) -> None:
     """So do several, each with its own chance; and they notice what is wrong on several only."""
-    held = said("reference_ranks.py", tmp_path, *args, ranks=ranks)
+    held = output_of("reference_ranks.py", tmp_path, *args, ranks=ranks)
     assert "holds: all_end_like_the_reference" in held
     assert ("holds: the_mutations_are_noticed" in held) == bool(args)
 

@@ -183,13 +183,13 @@ def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(
 def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
     """Weights, momentum, average, counters: after a round trip the next steps are the same bits."""
     config = Config(optimizer=optimizer, lr=0.01, ema_decay=0.9)  # type: ignore[arg-type]
-    one = stepped(TrainingState(net(), config), 3)
+    lab = stepped(TrainingState(net(), config), 3)
     other = TrainingState(net(), config)
-    other.load_state_dict(checkpoint.unpack(checkpoint.pack(one.state_dict())))
+    other.load_state_dict(checkpoint.unpack(checkpoint.pack(lab.state_dict())))
     assert other.step == 3
-    stepped(one, 2)
+    stepped(lab, 2)
     stepped(other, 2)
-    for name, tensor in one.evaluated.state_dict().items():
+    for name, tensor in lab.evaluated.state_dict().items():
         assert torch.equal(tensor, other.evaluated.state_dict()[name])
 
 

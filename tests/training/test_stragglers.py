@@ -6,7 +6,7 @@ import socket
 import numpy as np
 import pytest
 
-from tests.training.torchrun import said
+from tests.training.torchrun import output_of
 from training.monitor.stragglers import straggler_in
 
 
@@ -63,7 +63,7 @@ def test_ranks_that_keep_step_are_no_news() -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
     """Return the lines about stragglers of two real ranks, by the phase in which rank 1 sleeps."""
     folder = tmp_path_factory.mktemp("waits")
-    args = said("straggler_ranks.py", folder)
+    args = output_of("straggler_ranks.py", folder)
     reports = {}
     for path in folder.glob("*/metrics.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -17,7 +17,7 @@ from launcher.files.download import fetch_results
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.run_report.folder import PIECE_BYTES, MetricsReader
 from tests import warm
-from tests.launcher.fake_host import Here
+from tests.launcher.fake_host import TrackedTransport
 from tests.launcher.files.test_download import plan
 from tests.training.test_loop import settings
 from tests.waiting import until
@@ -130,9 +130,9 @@ def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: P
     local.mkdir()
     for name in ("wandb", "mlflow"):
         write_sent(remote, name, Sent("another-run", steps={"train": 10**6}))
-    transport = Here()
+    transport = TrackedTransport()
     fetch_results(transport, plan(remote), "", local)
-    transport.gone()
+    transport.wait_for_end()
     sent = warm.run("-m", "training", "track", "wandb", local, env={**os.environ})
     assert sent.returncode == 0, sent.stderr
     assert read_sent(local, "wandb").id not in ("", "another-run")
@@ -176,9 +176,9 @@ def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) 
     args = ("catdog", (tmp_path / "elsewhere").as_uri())
     made = warm.run("-c", f"{client}{args}", (remote / "mlruns").as_uri(), env=FILES)
     assert made.returncode == 0, made.stderr
-    transport = Here()
+    transport = TrackedTransport()
     fetch_results(transport, plan(remote), "", local)
-    transport.gone()
+    transport.wait_for_end()
     sent = warm.run("-m", "training", "track", "mlflow", local, env={**os.environ})
     assert sent.returncode == UsageError.exit_code
     assert f"{local}/mlruns: came with the results of a host; look at it as it is" in sent.stderr

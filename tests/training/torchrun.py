@@ -15,7 +15,7 @@ from training.ranks import Ranks, joined
 ROOT = Path(__file__).parents[2]
 
 
-def said(script: str, *words: object, ranks: int = 2) -> str:
+def output_of(script: str, *words: object, ranks: int = 2) -> str:
     """Return what the ranks of a script beside this file print; they must end well."""
     job = warm.ranks(
         ranks,

@@ -31,7 +31,7 @@ from rackrun.run_report import __main__ as report
 from rackrun.runs import Run, find_run, run_folder
 from rackrun.units import age
 from tests import warm
-from tests.launcher.away import SHORT, WAIT, Away
+from tests.launcher.detached_lab import SHORT, WAIT, DetachedLab
 from training.run import resume
 
 ROOT = Path(__file__).parents[3]
@@ -130,27 +130,27 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
         stop_attached(Run(job.run_id, "live", folder=job.folder.path), StopOptions())
 
 
-def test_an_attached_run_is_stopped_on_its_own_hosts(away: Away) -> None:
+def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> None:
     """Ctrl-C for its launcher, then a look at its hosts; those of this folder are others."""
-    words = (*SHORT[:-2], away.hosts, "--", sys.executable, "-c", PID)
-    home = {"cwd": away.home, "env": {"HOME": str(away.home)}}
+    words = (*SHORT[:-2], detached.hosts, "--", sys.executable, "-c", PID)
+    home = {"cwd": detached.home, "env": {"HOME": str(detached.home)}}
     for how in ("its launcher lives", "its launcher was killed"):
-        launcher = away.one.run_ssh(*words, **home)  # type: ignore[arg-type]
+        launcher = detached.one.run_ssh(*words, **home)  # type: ignore[arg-type]
         assert launcher.stdout is not None
         ranks = [launcher.stdout.readline().split()[-1] for _ in range(3)]
-        (away.home / "hosts.txt").write_text("127.0.0.99\n")
-        plan = json.loads((away.home / "runs" / "latest" / "plan.json").read_text())
-        away.run = plan["run_id"][:8]
+        (detached.home / "hosts.txt").write_text("127.0.0.99\n")
+        plan = json.loads((detached.home / "runs" / "latest" / "plan.json").read_text())
+        detached.run = plan["run_id"][:8]
         if how == "its launcher was killed":
             launcher.kill()
             launcher.communicate()
-        code, _, err = away.said("stop")
+        code, _, err = detached.result_of("stop")
         assert (code, "3 of 3 hosts clean" in err) == (0, True), (how, err)
         assert not [rank for rank in ranks if processes.look_up(int(rank))], how
         if how == "its launcher lives":
             assert launcher.wait(30) == 130
             assert "interrupted (130)" in err
-            assert not list((away.home / ".rackrun" / "known").iterdir())  # all were clean
+            assert not list((detached.home / ".rackrun" / "known").iterdir())  # all were clean
             launcher.communicate()
 
 
@@ -338,9 +338,9 @@ def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
     assert told.err.count("not asked: 127.0.0.1") == 1
 
 
-def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(away: Away) -> None:
+def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: DetachedLab) -> None:
     """Those that run and those that are over, from a machine that has started none of them."""
-    over = away.detach("--name", "short", away.hosts, *OTHER)
+    over = detached.detach("--name", "short", detached.hosts, *OTHER)
     again = (
         "--dry-run",
         "--wait",
@@ -348,21 +348,21 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(away: Away) -> 
         "--name",
         "again",
     )  # before anything of it was brought here
-    code, out, err = away.one.said(
-        *again, verb=("rerun",), cwd=away.home, env={"HOME": str(away.home)}
+    code, out, err = detached.one.result_of(
+        *again, verb=("rerun",), cwd=detached.home, env={"HOME": str(detached.home)}
     )
     assert (code, "print(" in out, "-again" in out) == (0, True, True), err
-    away.said("attach")
-    run = away.detach("--name", "night", away.hosts, "--", sys.executable, "-c", WAIT)
-    away.wait_for_ranks(3)
-    code, out, err = away.one.said(
-        "--json", verb=("ps",), cwd=away.home, env={"HOME": str(away.home)}
+    detached.result_of("attach")
+    run = detached.detach("--name", "night", detached.hosts, "--", sys.executable, "-c", WAIT)
+    detached.wait_for_ranks(3)
+    code, out, err = detached.one.result_of(
+        "--json", verb=("ps",), cwd=detached.home, env={"HOME": str(detached.home)}
     )
     states = {told["run"]: told["state"] for told in json.loads(out) if told["detached"]}
     assert (code, states[run]) == (0, "running"), err  # its hosts were not named
-    second = away.machine("second")
-    code, out, err = away.one.said(
-        away.hosts, "--json", verb=("ps",), cwd=second, env={"HOME": str(second)}
+    second = detached.machine("second")
+    code, out, err = detached.one.result_of(
+        detached.hosts, "--json", verb=("ps",), cwd=second, env={"HOME": str(second)}
     )
     assert code == 0, err
     # Runs of other tests are on these hosts as well: they share this machine's processes.
@@ -372,12 +372,14 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(away: Away) -> 
     assert [found[one]["state"] for one in (over, run)] == ["done", "running"]
     assert found[run]["hosts"] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
     assert found[run]["folder"].startswith("127.0.0.2:")
-    away.run = "night"
-    assert away.status(home=second)["run"] == run
-    code, out, err = away.said("status", home=away.machine("third"))
+    detached.run = "night"
+    assert detached.status(home=second)["run"] == run
+    code, out, err = detached.result_of("status", home=detached.machine("third"))
     assert code == 0 and f"run {run} night" in out, err
-    assert away.said("stop", "--force")[0] == 0
-    listed = away.one.said(verb=("status",), cwd=away.home, env={"HOME": str(away.home)})
+    assert detached.result_of("stop", "--force")[0] == 0
+    listed = detached.one.result_of(
+        verb=("status",), cwd=detached.home, env={"HOME": str(detached.home)}
+    )
     assert listed[0] == 0 and run in listed[1] and over in listed[1]
 
 

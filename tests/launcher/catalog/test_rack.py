@@ -28,10 +28,10 @@ TRUE = ("--", "true")
 
 
 @pytest.fixture
-def rack(lab: Callable[[int], Lab]) -> PlantedRack:
+def rack(start_lab: Callable[[int], Lab]) -> PlantedRack:
     """Return two hosts with two GPUs each, and one without any."""
     assert os.geteuid() == 0, "device nodes need root; type: sudo ./run-tests"
-    return PlantedRack(lab(0), (2, 2, 0))
+    return PlantedRack(start_lab(0), (2, 2, 0))
 
 
 def test_the_table_has_runs_queue_and_health(rack: PlantedRack) -> None:
@@ -47,7 +47,7 @@ def test_the_table_has_runs_queue_and_health(rack: PlantedRack) -> None:
     assert (use["part"], use["name"].endswith("-night")) == (".gpu1", True)
     assert 0 < time.time() - use["since"] < 600
     assert [host["free"] for host in state.values()] == [[0], [0], []]
-    code, out, err = rack.said(hosts, verb="rack")
+    code, out, err = rack.result_of(hosts, verb="rack")
     assert code == 0, err
     rows = {line[3:8]: line for line in out.splitlines() if line[3:6] == "gpu"}
     assert rows["gpu01"].split()[1:7] == ["2", "H100", "80GB", "HBM3", "1:", "0"]
@@ -63,22 +63,22 @@ def test_the_table_has_runs_queue_and_health(rack: PlantedRack) -> None:
 def test_a_drained_host_is_refused_with_the_reason_until_it_is_put_back(rack: PlantedRack) -> None:
     """By --check and by launches, also from another machine of this account: 78."""
     hosts = str(rack.hosts)
-    code, _, err = rack.said(hosts, "--drain", "gpu02", "fan is broken", verb="rack")
+    code, _, err = rack.result_of(hosts, "--drain", "gpu02", "fan is broken", verb="rack")
     assert (code, "gpu02: drained: fan is broken" in err) == (0, True), err
     elsewhere = rack.one.folder / "elsewhere"
     elsewhere.mkdir()
     for more in ({}, {"env": {"HOME": str(elsewhere)}}):
-        code, _, err = rack.said("--include", "gpu02", hosts, *TRUE, **more)
+        code, _, err = rack.result_of("--include", "gpu02", hosts, *TRUE, **more)
         assert code == 78, err
         assert "gpu02: drained: by root@" in err and "ago: fan is broken; leave it out" in err
-    assert rack.said("--include", "gpu02", "--ignore-check", "drained", hosts, *TRUE)[0] == 0
-    code, out, _ = rack.said("--check", "--json", hosts)
+    assert rack.result_of("--include", "gpu02", "--ignore-check", "drained", hosts, *TRUE)[0] == 0
+    code, out, _ = rack.result_of("--check", "--json", hosts)
     rows = {row["host"]: row for row in json.loads(out) if row["check"] == "drained"}
     assert code == 78 and list(rows) == ["gpu02"]
     assert rack.look()["gpu02"]["free"] == []
-    assert "drained by root@" in rack.said(hosts, verb="ps")[2]
-    assert rack.said(hosts, "--undrain", "gpu02", verb="rack")[0] == 0
-    code, _, err = rack.said("--include", "gpu02", hosts, *TRUE)
+    assert "drained by root@" in rack.result_of(hosts, verb="ps")[2]
+    assert rack.result_of(hosts, "--undrain", "gpu02", verb="rack")[0] == 0
+    code, _, err = rack.result_of("--include", "gpu02", hosts, *TRUE)
     assert code == 0, err
     assert not list(Path("/tmp").glob(f"*{rack.one.hosts[1].port}.lock{remote.NOTE}*"))
 
@@ -87,11 +87,11 @@ def test_a_host_that_does_not_answer_can_be_drained_from_here(rack: PlantedRack)
     """It is down, which is why; the table has a row for it all the same."""
     rack.one.hosts[2].stop()
     hosts = str(rack.hosts)
-    code, _, err = rack.said(hosts, "--drain", "gpu03", "no power", verb="rack")
+    code, _, err = rack.result_of(hosts, "--drain", "gpu03", "no power", verb="rack")
     assert (code, "only launches from this machine know of it" in err) == (0, True), err
     state = rack.look()["gpu03"]
     assert "refuses" in state["error"] and "no power" in state["drained"]
-    out = rack.said(hosts, verb="rack")[1]
+    out = rack.result_of(hosts, verb="rack")[1]
     assert "drained: gpu03, no answer: gpu03" in out
 
 
@@ -111,13 +111,13 @@ def test_a_host_that_was_lost_is_remembered_and_warned_of(rack: PlantedRack) -> 
     assert {
         host: [one["kind"] for one in those] for host, those in result["incidents"].items()
     } == {"gpu02": ["lost"]}
-    code, _, err = rack.said("--include", "gpu02", hosts, *TRUE)
+    code, _, err = rack.result_of("--include", "gpu02", hosts, *TRUE)
     assert code == 0, err
     assert "warning: gpu02: history: lost " in err and f" ago in {folder.name}: " in err
     assert "gpu01" not in err
     (trouble,) = rack.look()["gpu02"]["troubles"]
     assert (trouble["kind"], trouble["run"]) == ("lost", folder.name)
-    assert "gpu02: lost " in rack.said(hosts, verb="ps")[2]
+    assert "gpu02: lost " in rack.result_of(hosts, verb="ps")[2]
 
 
 def test_a_sick_gpu_and_two_crashes_are_remembered_on_the_host(rack: PlantedRack) -> None:
@@ -125,15 +125,15 @@ def test_a_sick_gpu_and_two_crashes_are_remembered_on_the_host(rack: PlantedRack
     hosts = str(rack.hosts)
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     for code in ("raise SystemExit(3)", "raise SystemExit('no')", crash, crash):
-        rack.said("--include", "gpu01", hosts, "--", sys.executable, "-c", code)
+        rack.result_of("--include", "gpu01", hosts, "--", sys.executable, "-c", code)
     rack.set_gpu("gpu02", 1, OLDER)
     sick = ("--ignore-check", "gpu health", "--include", "gpu02", hosts, "--", "false")
-    rack.said(*sick)
+    rack.result_of(*sick)
     rack.set_gpu("gpu02", 1)
     elsewhere = rack.one.folder / "elsewhere"
     elsewhere.mkdir()
     words = ("--include", "gpu01,gpu02", hosts, *TRUE)
-    code, _, err = rack.said(*words, env={"HOME": str(elsewhere)})
+    code, _, err = rack.result_of(*words, env={"HOME": str(elsewhere)})
     assert code == 0, err
     assert "gpu01: history: failed " in err and "killed by SIGSEGV" in err
     assert "gpu02: history: bad GPU" in err and "2 uncorrected ECC errors" in err
@@ -184,12 +184,12 @@ def test_the_note_of_another_account_warns_and_keeps_nobody_away(
     """It is named with its owner, whatever it says; one in our name, or no file, is nothing."""
     words = ("--include", "gpu01", str(rack.hosts), *TRUE)
     mallory(json.dumps({"text": "it is mine", "at": time.time() - 7200}).encode())
-    code, _, err = rack.said(*words)
+    code, _, err = rack.result_of(*words)
     assert code == 0, err
     assert "warning: gpu01: history: drained by nobody 2h00m ago: it is mine" in err
     mallory(NONSENSE[0])
     mallory(b'{"text": "in the name of root", "at": 1}', uid=0)
-    code, _, err = rack.said(*words)
+    code, _, err = rack.result_of(*words)
     assert (code, "\x1b" in err, "in the name of root" in err) == (0, False, False), err
 
 

@@ -14,7 +14,7 @@ from launcher.run.function_calls import function_call
 from rackrun.errors import UsageError
 from rackrun.user_code.call import as_json
 from tests import warm
-from tests.launcher.fake_host import Here
+from tests.launcher.fake_host import TrackedTransport
 from tests.launcher.files.test_download import plan
 from tests.launcher.lab import ROOT, Lab
 
@@ -52,15 +52,15 @@ def top_level() -> None:
     """Do nothing: a function that ranks can import."""
 
 
-def test_each_rank_returns_a_value_of_the_declared_shape(lab: Labs) -> None:
+def test_each_rank_returns_a_value_of_the_declared_shape(start_lab: Labs) -> None:
     """Four ranks on two hosts that share nothing; by import path, too, without its shape."""
-    one = lab(2)
+    lab = start_lab(2)
     for name in (".", "there-1", "there-2"):
-        (one.folder / name).mkdir(exist_ok=True)
-        (one.folder / name / "own_function.py").write_text(MODULE)
-    python = one.cheap_python()
-    hosts = [f"python={python} workdir={one.folder}/there-{n} slots=2" for n in (1, 2)]
-    options = {"hosts": str(one.write_hosts(*hosts)), "ssh_config": str(one.config), "plain": True}
+        (lab.folder / name).mkdir(exist_ok=True)
+        (lab.folder / name / "own_function.py").write_text(MODULE)
+    python = lab.cheap_python()
+    hosts = [f"python={python} workdir={lab.folder}/there-{n} slots=2" for n in (1, 2)]
+    options = {"hosts": str(lab.write_hosts(*hosts)), "ssh_config": str(lab.config), "plain": True}
     code = (
         "from launcher import launch\n"
         "from rackrun.errors import Problem\n"
@@ -74,8 +74,8 @@ def test_each_rank_returns_a_value_of_the_declared_shape(lab: Labs) -> None:
         "try:\n    launch(lies, **here)\n"
         "except Problem as problem:\n    print('got', str(problem)[-34:])\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(one.folder)}
-    ended = warm.run("-c", code, start=warm.Launcher, cwd=one.folder, env=env)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(lab.folder)}
+    ended = warm.run("-c", code, start=warm.Launcher, cwd=lab.folder, env=env)
     assert ended.stdout.count("got ") == 4, ended.stdout + ended.stderr
     lines = [line[4:] for line in ended.stdout.splitlines() if line.startswith("got ")]
     scores = ", ".join(f"Score(rank={rank}, loss=2.5)" for rank in range(4))
@@ -91,9 +91,9 @@ def test_a_host_gives_back_only_what_its_own_ranks_returned(tmp_path: Path) -> N
     for name, size in (("rank-0", 3), ("rank-2", 3), ("rank-3", 1_000_001), ("other", 3)):
         (tmp_path / "there" / "returned" / f"{name}.json").write_bytes(b"1" * size)
     host = replace(plan(tmp_path / "there"), first_rank=2, processes=2)
-    transport = Here()
+    transport = TrackedTransport()
     fetch_returned(transport, host, "", tmp_path / "here")
-    transport.gone()
+    transport.wait_for_end()
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["rank-2.json"]
 
 

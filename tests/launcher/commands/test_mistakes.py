@@ -295,18 +295,18 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def launched(
-    one: Lab, words: str, capsys: pytest.CaptureFixture[str], settings: str = ""
+    lab: Lab, words: str, capsys: pytest.CaptureFixture[str], settings: str = ""
 ) -> tuple[int, str]:
     """Return what `./run-ssh WORDS hosts.txt -- true` answers, with settings of the first host."""
-    python = f"python={one.cheap_python()}"
-    first, second = (f"{host.line} {python}" for host in one.hosts)
+    python = f"python={lab.cheap_python()}"
+    first, second = (f"{host.line} {python}" for host in lab.hosts)
     if "=" in settings:
-        first = f"{one.hosts[0].line} {settings if 'python=' in settings else python + settings}"
+        first = f"{lab.hosts[0].line} {settings if 'python=' in settings else python + settings}"
     elif settings:
         first = settings
     Path("hosts.txt").write_text(f"{first}\n{second}\n")
     before, _, after = words.partition("HOSTS")
-    return answer(f"./run-ssh --ssh-config {one.config} {before} hosts.txt {after}", capsys)
+    return answer(f"./run-ssh --ssh-config {lab.config} {before} hosts.txt {after}", capsys)
 
 
 UNFIT = [
@@ -321,18 +321,18 @@ UNFIT = [
 
 @pytest.mark.parametrize(("settings", "expected", "says"), UNFIT)
 def test_a_host_that_does_not_fit(
-    one: Lab, settings: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
+    lab: Lab, settings: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line of the host file that is well-formed and invalid: named before the start."""
-    code, message = launched(one, "--dry-run HOSTS -- true", capsys, settings)
+    code, message = launched(lab, "--dry-run HOSTS -- true", capsys, settings)
     assert says in message
     assert code == expected
 
 
-def test_a_host_without_torch(one: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_without_torch(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """The interpreter is named, and both ways out."""
-    bare = one.cheap_python(torch="", name="bare")
-    code, message = launched(one, "--dry-run HOSTS -- true", capsys, f"python={bare}")
+    bare = lab.cheap_python(torch="", name="bare")
+    code, message = launched(lab, "--dry-run HOSTS -- true", capsys, f"python={bare}")
     assert f"{bare} has no torch; install the same on all hosts, or let --sync" in message
     assert code == 78
 
@@ -346,90 +346,90 @@ KEYS = [
 
 @pytest.mark.parametrize(("key", "says"), KEYS)
 def test_a_key_that_opens_nothing(
-    one: Lab, key: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    lab: Lab, key: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is wrong with the login, and the command that mends it."""
     if key != "none":
         secret = "word" if key == "locked" else ""
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", secret, "-f", folder / key]
         subprocess.run(command, check=True)
-    before = one.config.read_text()
-    one.config.write_text(before.replace(str(one.key), str(folder / key)))
+    before = lab.config.read_text()
+    lab.config.write_text(before.replace(str(lab.key), str(folder / key)))
     try:
-        code, message = launched(one, "--dry-run HOSTS -- true", capsys)
+        code, message = launched(lab, "--dry-run HOSTS -- true", capsys)
     finally:
-        one.config.write_text(before)
+        lab.config.write_text(before)
     assert says in message
     assert code == 77
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_host_key(one: Lab, changed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_key(lab: Lab, changed: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown: the fingerprint and what to type; changed: said loudly, also with --accept-new."""
-    first = one.hosts[0]
-    known_hosts = f"{first.known_as} {one.hosts[1].public_key}\n" if changed else ""
-    one.known_hosts.write_text(known_hosts)
+    first = lab.hosts[0]
+    known_hosts = f"{first.known_as} {lab.hosts[1].public_key}\n" if changed else ""
+    lab.known_hosts.write_text(known_hosts)
     try:
         accept = "--accept-new " * changed
-        code, message = launched(one, f"{accept}--dry-run HOSTS -- true", capsys)
+        code, message = launched(lab, f"{accept}--dry-run HOSTS -- true", capsys)
     finally:
-        one.trust()
+        lab.trust()
     assert ("has CHANGED" if changed else "--accept-new") in message
     assert ("ssh-keygen" if changed else "SHA256:") in message
     assert code == 77
 
 
 def test_what_sync_would_bring_is_no_reason_to_refuse(
-    one: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
+    lab: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without --sync other code is named; with it, --check and --dry-run look past it."""
     for args in (["init", "-q"], ["add", "train.py"]):
         subprocess.run(["git", "-C", folder, *args], check=True)
-    remote = f" workdir={one.folder}"
-    code, message = launched(one, "--dry-run HOSTS -- true", capsys, remote)
+    remote = f" workdir={lab.folder}"
+    code, message = launched(lab, "--dry-run HOSTS -- true", capsys, remote)
     assert "code: train.py is missing; copy it from here with --sync" in message
     assert code == 78
     for option in ("--check", "--dry-run"):
-        code, message = launched(one, f"--sync {option} HOSTS -- true", capsys, f"{remote}/none")
+        code, message = launched(lab, f"--sync {option} HOSTS -- true", capsys, f"{remote}/none")
         assert code == 0, message
     assert "hosts.txt" not in message
 
 
 def test_a_look_without_a_task_asks_for_no_data(
-    one: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
+    lab: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--check is green on a fresh clone, and --dry-run shows the demo, which it does not make."""
-    code, message = launched(one, "--check HOSTS", capsys)
+    code, message = launched(lab, "--check HOSTS", capsys)
     assert code == 0, message
     assert "shards" not in message
-    code, message = launched(one, "--dry-run HOSTS", capsys)
+    code, message = launched(lab, "--dry-run HOSTS", capsys)
     assert code == 0, message
     assert f"catdog --recipe demo --data {folder}/data/demo/shards" in message
     assert not (folder / "data").exists()
 
 
-def test_data_that_no_host_has(one: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_no_host_has(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder, the host, and how to make one."""
-    code, message = launched(one, "--dry-run HOSTS catdog --data nodata", capsys)
+    code, message = launched(lab, "--dry-run HOSTS catdog --data nodata", capsys)
     assert "no shards at " in message
     assert "type: ./run-local convert --help" in message
     assert code == 65
 
 
-def test_a_host_or_a_port_that_is_taken(one: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_or_a_port_that_is_taken(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """Who has it, or that it is in use; an image that is not there, or no docker."""
-    first = one.hosts[0]
+    first = lab.hosts[0]
     with socket.create_server((first.address, 0)) as taken:
         port = taken.getsockname()[1]
-        code, message = launched(one, f"--port {port} --dry-run HOSTS -- true", capsys)
+        code, message = launched(lab, f"--port {port} --dry-run HOSTS -- true", capsys)
     assert f"cannot listen there: port {port}: Address already in use" in message
     assert code == 78
     path = f"/tmp/rackrun-{first.address}-{first.port}.lock"
     with os.fdopen(lock(path, shared=False)):
-        code, message = launched(one, "--dry-run HOSTS -- true", capsys)
+        code, message = launched(lab, "--dry-run HOSTS -- true", capsys)
     assert "in use by another run: " in message
     assert code == 78
-    code, message = launched(one, "--image no/such:image --dry-run HOSTS -- true", capsys)
+    code, message = launched(lab, "--image no/such:image --dry-run HOSTS -- true", capsys)
     assert "image: " in message
     assert "docker" in message
     assert code == 78

@@ -25,26 +25,26 @@ BOUND_SECONDS = 3.0 + 5.0 + 10.0  # the lease, the promise, and a busy machine
 WAIT = ("--", sys.executable, "-c", "import time; time.sleep(999)")
 
 
-def run_folder(one: Lab) -> Path:
-    (folder,) = (one.folder / "runs").glob("2*")
+def run_folder(lab: Lab) -> Path:
+    (folder,) = (lab.folder / "runs").glob("2*")
     return folder
 
 
-def result(one: Lab) -> dict[str, Any]:
-    return dict(json.loads((run_folder(one) / "result.json").read_text()))
+def result(lab: Lab) -> dict[str, Any]:
+    return dict(json.loads((run_folder(lab) / "result.json").read_text()))
 
 
-def cheap_hosts(one: Lab, *settings: str) -> str:
+def cheap_hosts(lab: Lab, *settings: str) -> str:
     return str(
-        one.write_hosts(*[f"python={one.cheap_python()} {more}" for more in settings or ("",)])
+        lab.write_hosts(*[f"python={lab.cheap_python()} {more}" for more in settings or ("",)])
     )
 
 
-def of_the_run(one: Lab) -> dict[int, str]:
+def of_the_run(lab: Lab) -> dict[int, str]:
     """Return the run's processes on all hosts: below an sshd, or started with the run's id."""
-    plan = json.loads((run_folder(one) / "plan.json").read_text())
+    plan = json.loads((run_folder(lab) / "plan.json").read_text())
     mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
-    below = {pid for host in one.hosts for pid in children(host.process.pid)}
+    below = {pid for host in lab.hosts for pid in children(host.process.pid)}
     names = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -56,28 +56,28 @@ def of_the_run(one: Lab) -> dict[int, str]:
     return {pid: line for pid, line in names.items() if line}
 
 
-def started(one: Lab, ranks: int) -> dict[int, str]:
+def started(lab: Lab, ranks: int) -> dict[int, str]:
     """Wait until that many ranks sleep; return the processes of the run."""
-    runs = one.folder / "runs"
+    runs = lab.folder / "runs"
     until(lambda: runs.exists() and any(runs.glob("2*")), "a run folder is made", 20)
-    until((run_folder(one) / "plan.json").exists, "the plan is written", 20)
+    until((run_folder(lab) / "plan.json").exists, "the plan is written", 20)
 
     def sleeping() -> list[int]:
-        return [pid for pid, line in of_the_run(one).items() if line.endswith("sleep(999)\0")]
+        return [pid for pid, line in of_the_run(lab).items() if line.endswith("sleep(999)\0")]
 
     until(lambda: len(sleeping()) == ranks, f"{ranks} ranks run", 60)
-    return of_the_run(one)
+    return of_the_run(lab)
 
 
 # -- runs that end well -------------------------------------------------------------------------
 
 
-def test_real_torchrun_makes_one_world_of_uneven_hosts(lab: Labs) -> None:
+def test_real_torchrun_makes_one_world_of_uneven_hosts(start_lab: Labs) -> None:
     """Node rank is the line, slots may differ, every rank's bytes arrive, sums are right."""
-    one = lab(2)
+    lab = start_lab(2)
     python = f"python={warm.interpreter()}"
-    hosts = one.write_hosts(f"{python} slots=2", python)
-    script = one.folder / "train.py"
+    hosts = lab.write_hosts(f"{python} slots=2", python)
+    script = lab.folder / "train.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
@@ -88,33 +88,33 @@ def test_real_torchrun_makes_one_world_of_uneven_hosts(lab: Labs) -> None:
         "dist.destroy_process_group()\n"
         "os._exit(0)\n"
     )
-    code, _, err = one.said(str(hosts), "--", str(warm.interpreter()), str(script))
+    code, _, err = lab.result_of(str(hosts), "--", str(warm.interpreter()), str(script))
     assert code == 0, err
     nodes = {0: 0, 1: 0, 2: 1}
     for rank, node in nodes.items():
-        log = run_folder(one) / "logs" / f"127.0.0.{2 + node}" / f"rank-{rank}.out"
+        log = run_folder(lab) / "logs" / f"127.0.0.{2 + node}" / f"rank-{rank}.out"
         assert log.read_text() == f"{rank} {node} 6\n"
-    assert result(one)["codes"] == {str(rank): 0 for rank in nodes}
-    assert set(result(one)["hosts"].values()) == {"clean"}
+    assert result(lab)["codes"] == {str(rank): 0 for rank in nodes}
+    assert set(result(lab)["hosts"].values()) == {"clean"}
 
 
-def test_what_dry_run_shows_is_what_runs(lab: Labs) -> None:
+def test_what_dry_run_shows_is_what_runs(start_lab: Labs) -> None:
     """The plan of --dry-run --json is the plan of the run, but for its id, time and port."""
-    one = lab(2)
+    lab = start_lab(2)
     args = (
         "--env",
         "A=b c",
-        cheap_hosts(one, "slots=2 env=HERE=1", "slots=2"),
+        cheap_hosts(lab, "slots=2 env=HERE=1", "slots=2"),
         "--",
         "true",
         "x y",
     )
-    code, out, err = one.said("--dry-run", "--json", *args)
+    code, out, err = lab.result_of("--dry-run", "--json", *args)
     assert code == 0, err
-    assert not (one.folder / "runs").exists()
-    code, _, err = one.said(*args)
+    assert not (lab.folder / "runs").exists()
+    code, _, err = lab.result_of(*args)
     assert code == 0, err
-    ran = (run_folder(one) / "plan.json").read_text()
+    ran = (run_folder(lab) / "plan.json").read_text()
 
     def bare(text: str) -> str:
         plan = json.loads(text)
@@ -132,14 +132,14 @@ def test_what_dry_run_shows_is_what_runs(lab: Labs) -> None:
     assert ["HERE", "1"] not in plan["hosts"][1]["environment"]
 
 
-def test_hosts_and_slots_can_be_left_out(lab: Labs) -> None:
+def test_hosts_and_slots_can_be_left_out(start_lab: Labs) -> None:
     """--include takes hosts and slots; a picked slot becomes the GPU that the rank may see."""
-    one = lab(3)
-    hosts = cheap_hosts(one, "slots=4")
+    lab = start_lab(3)
+    hosts = cheap_hosts(lab, "slots=4")
     show = ("--", "sh", "-c", "echo $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
-    code, out, err = one.said("--include", "127.0.0.4:3,1,127.0.0.2:0,2", hosts, *show)
+    code, out, err = lab.result_of("--include", "127.0.0.4:3,1,127.0.0.2:0,2", hosts, *show)
     assert code == 0, err
-    text = "".join(path.read_text() for path in run_folder(one).glob("logs/*/*.out"))
+    text = "".join(path.read_text() for path in run_folder(lab).glob("logs/*/*.out"))
     assert sorted(text.splitlines()) == [
         "0 of 4 sees 0,2",
         "1 of 4 sees 0,2",
@@ -148,12 +148,12 @@ def test_hosts_and_slots_can_be_left_out(lab: Labs) -> None:
     ]
 
 
-def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(lab: Labs) -> None:
+def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(start_lab: Labs) -> None:
     """SSH-4: what sshd is asked to run is one fixed line, whatever the user runs."""
-    one = lab(1)
-    hosts = cheap_hosts(one, "workdir='/tmp'")
-    process = one.run_ssh("--env", "TOKEN=s3cr3t", hosts, *WAIT)
-    processes = started(one, 1)
+    lab = start_lab(1)
+    hosts = cheap_hosts(lab, "workdir='/tmp'")
+    process = lab.run_ssh("--env", "TOKEN=s3cr3t", hosts, *WAIT)
+    processes = started(lab, 1)
     agents = [line for pid, line in processes.items() if "sys.stdin.buffer" in line]
     assert agents
     assert not [line for line in processes.values() if "s3cr3t" in line]
@@ -164,36 +164,36 @@ def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(lab: Labs) -> None
     process.communicate(timeout=60)
 
 
-def test_python_programs_launch_on_hosts_as_well(lab: Labs) -> None:
+def test_python_programs_launch_on_hosts_as_well(start_lab: Labs) -> None:
     """launch(..., hosts=...) takes the same options and returns the codes of all ranks."""
-    one = lab(2)
-    hosts = cheap_hosts(one)
+    lab = start_lab(2)
+    hosts = cheap_hosts(lab)
     program = (
         "from launcher import launch\n"
         "words = ('--', 'sh', '-c', 'test $RANK = 0 || sleep 3; exit $((3 * RANK))')\n"
-        f"options = dict(hosts={hosts!r}, ssh_config={str(one.config)!r}, plain=True)\n"
+        f"options = dict(hosts={hosts!r}, ssh_config={str(lab.config)!r}, plain=True)\n"
         "result = launch(*words, **options)\n"
         "assert result.exit_code == 3, result\n"
         "assert dict(result.codes) == {0: 0, 1: 3}, result\n"
         "assert result.hosts == {'127.0.0.2': 'clean', '127.0.0.3': 'clean'}\n"
     )
-    output = warm.run("-c", program, start=warm.Launcher, cwd=one.folder)
+    output = warm.run("-c", program, start=warm.Launcher, cwd=lab.folder)
     assert output.returncode == 0, output.stderr
 
 
 # -- runs that end badly ------------------------------------------------------------------------
 
 
-def test_the_true_cause_and_its_code_come_from_whichever_host(lab: Labs) -> None:
+def test_the_true_cause_and_its_code_come_from_whichever_host(start_lab: Labs) -> None:
     """One rank of four hosts exits 7: code 7, host and rank named, all hosts stopped and clean."""
-    one = lab(4)
+    lab = start_lab(4)
     code = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '2' else time.sleep(999)"
-    ended, _, err = one.said(*SHORT, cheap_hosts(one), "--", sys.executable, "-c", code)
+    ended, _, err = lab.result_of(*SHORT, cheap_hosts(lab), "--", sys.executable, "-c", code)
     assert ended == 7
     last = err.splitlines()[-1]
     assert "rank 2 on 127.0.0.4: exit code 7" in last
-    assert set(result(one)["hosts"].values()) == {"clean"}
-    assert not of_the_run(one)
+    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert not of_the_run(lab)
 
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
@@ -277,14 +277,14 @@ def parts_of(host: Sshd) -> dict[str, int]:
     }
 
 
-def hurt(one: Lab, launcher: int, part: str, number: signal.Signals) -> None:
+def hurt(lab: Lab, launcher: int, part: str, number: signal.Signals) -> None:
     """Send a signal to processes of the last host, or to the launcher."""
-    parts = {"launcher": launcher, **parts_of(one.hosts[-1])}
+    parts = {"launcher": launcher, **parts_of(lab.hosts[-1])}
     for name in part.split("+"):
         with_signal(parts[name], number)
 
 
-def check_last_line(one: Lab, fault: str, line: str) -> None:
+def check_last_line(lab: Lab, fault: str, line: str) -> None:
     """Check that the last line names cause, host and rank, an existing log, and what to do."""
     part, name = fault.split()
     causes = (CAUSES.get(fault) or CAUSES[part]).format(name).split("|")
@@ -293,7 +293,7 @@ def check_last_line(one: Lab, fault: str, line: str) -> None:
     assert re.fullmatch(f"(failed|interrupted): {cause}.*", verdict), line
     assert bool(log) == verdict.startswith("failed"), line
     path, _, advice = log.partition("; ")
-    assert (one.folder / path).exists()
+    assert (lab.folder / path).exists()
     if CODES[part][name] == 75:
         assert advice == "type the same command again"
     elif CODES[part][name] == 137:
@@ -325,22 +325,22 @@ def decoy() -> Iterator[Callable[[Sshd, tuple[str, ...]], "subprocess.Popen[byte
     ],
 )
 def test_whatever_dies_nothing_is_left_on_any_host(
-    lab: Labs, decoy: Callable[..., "subprocess.Popen[bytes]"], fault: str
+    start_lab: Labs, decoy: Callable[..., "subprocess.Popen[bytes]"], fault: str
 ) -> None:
     """PROC-1, PROC-2: in time every host runs what it ran before, and a decoy lives on.
 
     The last line names the cause and what to do, and the same launch works again at once.
     """
     part, name = fault.split()
-    one = lab(2, APART)
+    lab = start_lab(2, APART)
     args = ("--", sys.executable, "-c", CODE)
-    other = decoy(one.hosts[-1], args[1:])
-    before = [set(host.processes()) for host in one.hosts]
-    hosts = cheap_hosts(one)
-    process = one.run_ssh(*SHORT, "--hang-seconds", str(HANG_SECONDS), hosts, *args)
+    other = decoy(lab.hosts[-1], args[1:])
+    before = [set(host.processes()) for host in lab.hosts]
+    hosts = cheap_hosts(lab)
+    process = lab.run_ssh(*SHORT, "--hang-seconds", str(HANG_SECONDS), hosts, *args)
 
     def born() -> list[dict[int, str]]:
-        pairs = zip(one.hosts, before, strict=True)
+        pairs = zip(lab.hosts, before, strict=True)
         return [
             {pid: line for pid, line in host.processes().items() if pid not in old}
             for host, old in pairs
@@ -350,12 +350,12 @@ def test_whatever_dies_nothing_is_left_on_any_host(
         return sum(LOADER in line or DAEMON in line for line in lines.values()) == 2
 
     until(lambda: all(map(is_up, born())), "loaders and daemons are up", 60)
-    sessions = [parts_of(host)["sshd"] for host in one.hosts]
+    sessions = [parts_of(host)["sshd"] for host in lab.hosts]
 
     def clean(*besides: int) -> bool:
         return all(set(lines) <= set(besides) for lines in born())
 
-    hurt(one, process.pid, part, signal.Signals[f"SIG{name}"])
+    hurt(lab, process.pid, part, signal.Signals[f"SIG{name}"])
     if part == "loader":
         process.terminate()
     hurt_at, bound = time.monotonic(), bound_seconds(part, name)
@@ -368,29 +368,31 @@ def test_whatever_dies_nothing_is_left_on_any_host(
     until(lambda: clean(*frozen), "all is gone", hurt_at + bound - time.monotonic())
     assert process.returncode == CODES[part][name], err
     if fault != "launcher KILL":
-        assert set(result(one)["hosts"].values()) == {"clean"}
-        check_last_line(one, fault, err.splitlines()[-1])
+        assert set(result(lab)["hosts"].values()) == {"clean"}
+        check_last_line(lab, fault, err.splitlines()[-1])
     assert other.poll() is None
-    assert all(old <= set(host.processes()) for host, old in zip(one.hosts, before, strict=True))
-    code, _, err = one.said(hosts, "--", "true")
+    assert all(old <= set(host.processes()) for host, old in zip(lab.hosts, before, strict=True))
+    code, _, err = lab.result_of(hosts, "--", "true")
     assert code == 0, err
     assert ("has no result: its launcher was killed" in err) == (fault == "launcher KILL")
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_a_master_port_that_is_taken_in_between_is_changed_once(lab: Labs, always: bool) -> None:
+def test_a_master_port_that_is_taken_in_between_is_changed_once(
+    start_lab: Labs, always: bool
+) -> None:
     """torchrun finds its port in use: the whole start is tried once more, with another port."""
-    one = lab(2)
-    hosts = cheap_hosts(one)
-    python = Path(one.folder / "python")
+    lab = start_lab(2)
+    hosts = cheap_hosts(lab)
+    python = Path(lab.folder / "python")
     text = python.read_text()
-    first = f"{one.folder}/first-attempt"
+    first = f"{lab.folder}/first-attempt"
     name_it = f'id=$(echo "$*" | grep -o "rdzv-id=[0-9a-f]*"); ln -s "$id" {first} 2> /dev/null; '
     taken = "{ " if always else f'{name_it}test "$(readlink {first})" != "$id" || {{ '
     message = "echo 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1; }; "
     python.write_text(text.replace("shift 2; exec", f"{taken}{message}shift 2; exec"))
-    code, _, err = one.said(*SHORT, hosts, "--", "true")
-    folders = sorted((one.folder / "runs").glob("2*"))
+    code, _, err = lab.result_of(*SHORT, hosts, "--", "true")
+    folders = sorted((lab.folder / "runs").glob("2*"))
     assert len(folders) == 2
     ports = {
         next(name for name in json.loads((folder / "plan.json").read_text())["hosts"][0]["torchrun"]
@@ -401,27 +403,27 @@ def test_a_master_port_that_is_taken_in_between_is_changed_once(lab: Labs, alway
     assert code == (78 if always else 0), err
 
 
-def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(lab: Labs) -> None:
+def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(start_lab: Labs) -> None:
     """The whole sshd of one host dies: exit 75, that host is named, the other one is clean."""
-    one = lab(3)
-    process = one.run_ssh(*SHORT, cheap_hosts(one), *WAIT)
-    started(one, 3)
-    one.hosts[1].stop()
+    lab = start_lab(3)
+    process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
+    started(lab, 3)
+    lab.hosts[1].stop()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     assert "127.0.0.3" in err.splitlines()[-1]
-    states = result(one)["hosts"]
+    states = result(lab)["hosts"]
     assert states["127.0.0.2"] == states["127.0.0.4"] == "clean"
-    until(lambda: not of_the_run(one), "nothing is left", 15)
+    until(lambda: not of_the_run(lab), "nothing is left", 15)
 
 
-def test_ctrl_c_twice_stops_at_once(lab: Labs) -> None:
+def test_ctrl_c_twice_stops_at_once(start_lab: Labs) -> None:
     """The second Ctrl-C does not wait for ranks that want to save: 130, and every host is clean."""
-    one = lab(2)
+    lab = start_lab(2)
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(999)"
-    args = ("--lease-seconds", "5", "--checkpoint-seconds", "60", cheap_hosts(one))
-    process = one.run_ssh(*args, "--", sys.executable, "-c", stubborn)
-    started(one, 2)
+    args = ("--lease-seconds", "5", "--checkpoint-seconds", "60", cheap_hosts(lab))
+    process = lab.run_ssh(*args, "--", sys.executable, "-c", stubborn)
+    started(lab, 2)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -429,21 +431,23 @@ def test_ctrl_c_twice_stops_at_once(lab: Labs) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert time.monotonic() - began < 15
-    assert set(result(one)["hosts"].values()) == {"clean"}
-    assert not of_the_run(one)
+    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert not of_the_run(lab)
 
 
-def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(lab: Labs) -> None:
+def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
+    start_lab: Labs,
+) -> None:
     """Real torchrun waits for a peer whose rank ignores TERM: both are gone after the grace."""
-    one = lab(2, APART)
-    before = [set(host.processes()) for host in one.hosts]
+    lab = start_lab(2, APART)
+    before = [set(host.processes()) for host in lab.hosts]
     code = (
         "import os, signal, time\n"
         "if os.environ['RANK'] == '0': print('done', flush=True); os._exit(0)\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(999)"
     )
-    hosts = one.write_hosts(f"python={sys.executable}")
-    process = one.run_ssh(*SHORT, str(hosts), "--", sys.executable, "-c", code)
+    hosts = lab.write_hosts(f"python={sys.executable}")
+    process = lab.run_ssh(*SHORT, str(hosts), "--", sys.executable, "-c", code)
 
     def launched(host: Sshd) -> list[str]:
         """Return the command lines of torchrun, of the shim if there is one, and of the rank."""
@@ -453,18 +457,18 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
             if "/agent.py\0" in line or line.endswith("time.sleep(999)\0")
         ]
 
-    until(lambda: len(launched(one.hosts[1])) == 3, "the other rank runs", 60)
-    until(lambda: any(one.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 is done", 60)
-    until(lambda: len(launched(one.hosts[0])) == 1, "only torchrun is left there", 60)
+    until(lambda: len(launched(lab.hosts[1])) == 3, "the other rank runs", 60)
+    until(lambda: any(lab.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 is done", 60)
+    until(lambda: len(launched(lab.hosts[0])) == 1, "only torchrun is left there", 60)
     process.terminate()
     told_at, bound = time.monotonic(), BUSY * (CHECKPOINT_SECONDS + 5.0)
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - told_at < bound, err
     assert process.returncode == 143, err
-    assert result(one)["codes"] == {"0": 0, "1": 137}
-    assert set(result(one)["hosts"].values()) == {"clean"}
+    assert result(lab)["codes"] == {"0": 0, "1": 137}
+    assert set(result(lab)["hosts"].values()) == {"clean"}
     until(
-        lambda: [set(host.processes()) for host in one.hosts] == before,
+        lambda: [set(host.processes()) for host in lab.hosts] == before,
         "all is gone",
         told_at + bound - time.monotonic(),
     )
@@ -473,28 +477,28 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
 # -- the command line ---------------------------------------------------------------------------
 
 
-def test_bad_lines_are_all_named_and_nothing_is_contacted(lab: Labs) -> None:
+def test_bad_lines_are_all_named_and_nothing_is_contacted(start_lab: Labs) -> None:
     """hosts.txt with faults: exit 64, a line for each, and sshd has not heard from us."""
-    one = lab(1)
-    before = one.hosts[0].log.count("Connection from")
-    hosts = one.folder / "bad.txt"
-    hosts.write_text(f"{one.hosts[0].line}\n-x\nb slots=0\n")
-    code, out, err = one.said(str(hosts), "--", "true")
+    lab = start_lab(1)
+    before = lab.hosts[0].log.count("Connection from")
+    hosts = lab.folder / "bad.txt"
+    hosts.write_text(f"{lab.hosts[0].line}\n-x\nb slots=0\n")
+    code, out, err = lab.result_of(str(hosts), "--", "true")
     assert (code, out) == (64, "")
     assert f"{hosts}:2:1: " in err
     assert f"{hosts}:3:3: " in err
-    assert one.hosts[0].log.count("Connection from") == before
+    assert lab.hosts[0].log.count("Connection from") == before
 
 
-def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
+def test_an_unknown_key_stops_the_launch_with_77(start_lab: Labs) -> None:
     """SSH-1: also from the command line: 77, fingerprint and line to type, no run folder."""
-    one = lab(1)
-    one.known_hosts.write_text("")
-    code, _, err = one.said(cheap_hosts(one), "--", "true")
+    lab = start_lab(1)
+    lab.known_hosts.write_text("")
+    code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
     assert code == 77
     assert "SHA256:" in err
-    assert not (one.folder / "runs").exists()
-    code, _, err = one.said("--accept-new", cheap_hosts(one), "--", "true")
+    assert not (lab.folder / "runs").exists()
+    code, _, err = lab.result_of("--accept-new", cheap_hosts(lab), "--", "true")
     assert code == 0, err
 
 
@@ -509,11 +513,11 @@ def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
         (("--env", "A", "hosts.txt", "--", "true"), "--env A"),
     ],
 )
-def test_bad_usage_is_one_line_and_64(lab: Labs, args: tuple[str, ...], says: str) -> None:
+def test_bad_usage_is_one_line_and_64(start_lab: Labs, args: tuple[str, ...], says: str) -> None:
     """Whatever is mistyped, the message says what, and nothing is contacted."""
-    one = lab(1)
-    cheap_hosts(one)
-    code, out, err = one.said(*args)
+    lab = start_lab(1)
+    cheap_hosts(lab)
+    code, out, err = lab.result_of(*args)
     assert (code, out) == (64, "")
     assert says in err
     assert "Traceback" not in err
@@ -553,24 +557,24 @@ def test_check_has_a_help_of_its_own(args: list[str], prog: str) -> None:
 # -- secrets and locks --------------------------------------------------------------------------
 
 
-def test_a_secret_reaches_the_ranks_and_nothing_else(lab: Labs) -> None:
+def test_a_secret_reaches_the_ranks_and_nothing_else(start_lab: Labs) -> None:
     """SSH-6: in no plan, log, result or command line, here or there; but every rank has it."""
-    one = lab(2)
+    lab = start_lab(2)
     secret = "canary-in-the-coal-mine"
-    hosts = cheap_hosts(one)
+    hosts = cheap_hosts(lab)
     check = f"import os; assert os.environ['TOKEN'] == {secret[::-1]!r}[::-1]; "
     command = ("--", sys.executable, "-c", check + "import time; time.sleep(999)")
-    process = one.run_ssh(*SHORT, "--secret", "TOKEN", hosts, *command, env={"TOKEN": secret})
-    lines = started(one, 2)
+    process = lab.run_ssh(*SHORT, "--secret", "TOKEN", hosts, *command, env={"TOKEN": secret})
+    lines = started(lab, 2)
     assert not [line for line in lines.values() if secret in line]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    code, plan, _ = one.said(
+    code, plan, _ = lab.result_of(
         "--dry-run", "--json", "--secret", "TOKEN", hosts, *command, env={"TOKEN": secret}
     )
     assert code == 0
     assert secret not in out + err + plan
-    for path in one.folder.rglob("*"):
+    for path in lab.folder.rglob("*"):
         assert path.is_dir() or secret.encode() not in path.read_bytes(), path
 
 
@@ -584,44 +588,46 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(lab: Labs) -> None:
         ),
     ],
 )
-def test_a_secret_is_named_and_taken_from_here(lab: Labs, args: tuple[str, ...], says: str) -> None:
+def test_a_secret_is_named_and_taken_from_here(
+    start_lab: Labs, args: tuple[str, ...], says: str
+) -> None:
     """A value on the command line is refused, and so is a name that has none."""
-    one = lab(1)
-    code, _, err = one.said(*args, cheap_hosts(one), "--", "true")
+    lab = start_lab(1)
+    code, _, err = lab.result_of(*args, cheap_hosts(lab), "--", "true")
     assert code == 64
     assert says in err
 
 
-def test_a_second_launch_is_refused_and_names_the_first(lab: Labs) -> None:
+def test_a_second_launch_is_refused_and_names_the_first(start_lab: Labs) -> None:
     """PROC-4: while a run holds a host, another exits 78 within 5 s; afterwards it may start."""
-    one = lab(2)
-    hosts = cheap_hosts(one)
-    process = one.run_ssh(*SHORT, hosts, *WAIT)
-    started(one, 2)
-    code, _, err = one.said(hosts, "--", "true")
+    lab = start_lab(2)
+    hosts = cheap_hosts(lab)
+    process = lab.run_ssh(*SHORT, hosts, *WAIT)
+    started(lab, 2)
+    code, _, err = lab.result_of(hosts, "--", "true")
     assert code == 78
     assert err.count("in use by another run: run ") == 2
     assert err.count(f", {getpass.getuser()}'s process ") == 2
-    assert len(list((one.folder / "runs").glob("2*"))) == 1
+    assert len(list((lab.folder / "runs").glob("2*"))) == 1
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    code, _, err = one.said(hosts, "--", "true")
+    code, _, err = lab.result_of(hosts, "--", "true")
     assert code == 0, err
 
 
-def test_of_launches_at_the_same_time_exactly_one_runs(lab: Labs) -> None:
+def test_of_launches_at_the_same_time_exactly_one_runs(start_lab: Labs) -> None:
     """PROC-4: of launches 0, 0.5, 2 and 5 s apart one runs; the others get 78 in 5 s, and why."""
-    one = lab(2)
-    hosts = cheap_hosts(one)
-    end = one.folder / "end"
+    lab = start_lab(2)
+    hosts = cheap_hosts(lab)
+    end = lab.folder / "end"
     command = ("--", "sh", "-c", f"until test -e {end}; do sleep 0.1; done")
     processes, began, took = [], [], [0.0] * 5
     for offset in (0.0, 0.0, 0.5, 2.0, 5.0):
         time.sleep(max(0.0, offset - (time.monotonic() - began[0]) if began else 0.0))
         began.append(time.monotonic())
         args = ("--name", f"launch-{len(began)}", hosts, *command)
-        processes.append(one.run_ssh(*SHORT, *args))
+        processes.append(lab.run_ssh(*SHORT, *args))
     waiting = set(range(5))
     while len(waiting) > 1:
         for number in [number for number in waiting if processes[number].poll() is not None]:
@@ -640,22 +646,22 @@ def test_of_launches_at_the_same_time_exactly_one_runs(lab: Labs) -> None:
             "in use by another run" in outputs[number]
         )  # by the preflight, or later by its agent
         assert observed or "another run holds this host" in outputs[number]
-    (folder,) = (one.folder / "runs").glob(f"2*-launch-{winner + 1}")
+    (folder,) = (lab.folder / "runs").glob(f"2*-launch-{winner + 1}")
     ended = json.loads((folder / "result.json").read_text())
     assert ended["verdict"] == "done"
     assert set(ended["hosts"].values()) == {"clean"}
 
 
-def test_runs_on_different_gpus_of_a_host_share_it(lab: Labs) -> None:
+def test_runs_on_different_gpus_of_a_host_share_it(start_lab: Labs) -> None:
     """--include with slots: two runs on the GPUs 0 and 1 go together, a third on 1 does not."""
-    one = lab(1)
-    hosts = cheap_hosts(one, "slots=2")
-    first = one.run_ssh(*SHORT, "--include", "127.0.0.2:0", hosts, *WAIT)
-    started(one, 1)
-    code, _, err = one.said("--include", "127.0.0.2:1", hosts, "--", "true")
+    lab = start_lab(1)
+    hosts = cheap_hosts(lab, "slots=2")
+    first = lab.run_ssh(*SHORT, "--include", "127.0.0.2:0", hosts, *WAIT)
+    started(lab, 1)
+    code, _, err = lab.result_of("--include", "127.0.0.2:1", hosts, "--", "true")
     assert code == 0, err
     for args in (("--include", "127.0.0.2:0,1"), ()):
-        code, _, err = one.said(*args, hosts, "--", "true")
+        code, _, err = lab.result_of(*args, hosts, "--", "true")
         assert code == 78
         assert "in use by another run" in err
     first.send_signal(signal.SIGINT)
@@ -664,19 +670,19 @@ def test_runs_on_different_gpus_of_a_host_share_it(lab: Labs) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
 def test_what_is_planted_in_place_of_the_lock_blocks_no_host(
-    lab: Labs, tmp_path: Path, kind: str
+    start_lab: Labs, tmp_path: Path, kind: str
 ) -> None:
     """PROC-3: a foreign link is not followed, and nothing that cannot be locked is in the way."""
-    one = lab(1)
+    lab = start_lab(1)
     target = tmp_path / "target"
     target.write_text("mine")
-    host = one.hosts[0]
+    host = lab.hosts[0]
     planted = Path(f"/tmp/rackrun-{host.address}-{host.port}.lock")
     {"link": lambda path: path.symlink_to(target), "folder": Path.mkdir, "pipe": os.mkfifo}[kind](
         planted
     )
     try:
-        code, _, err = one.said(cheap_hosts(one), "--", "true")
+        code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
     finally:
         planted.rmdir() if kind == "folder" else planted.unlink()
     assert code == 0, err

@@ -291,14 +291,14 @@ def test_an_option_that_no_launcher_has_is_not_put_behind_a_command(
     assert again("script", "--", "python", "b.py")[1:] == ["--", "python", "b.py"]
 
 
-def test_a_run_over_ssh_is_started_again_from_its_folder(lab: Callable[[int], Lab]) -> None:
+def test_a_run_over_ssh_is_started_again_from_its_folder(start_lab: Callable[[int], Lab]) -> None:
     """Settings lie in the run folder, readable by its owner alone; the new run does the same."""
-    two = lab(2)
+    two = start_lab(2)
     args = ("--python", str(two.cheap_python()), "--name", "night", "--secret", "TOKEN")
     script = "import os; print('token', len(os.environ['TOKEN']))"
     env = {"TOKEN": "hunter2hunter2"}
     hosts = str(two.write_hosts("slots=1"))
-    message = two.said(*args, hosts, "--", sys.executable, "-c", script, env=env)
+    message = two.result_of(*args, hosts, "--", sys.executable, "-c", script, env=env)
     assert message[0] == 0, message
     (folder,) = two.folder.glob("runs/2*-night")
     assert (folder / "run.toml").stat().st_mode & 0o777 == 0o600

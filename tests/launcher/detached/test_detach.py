@@ -42,7 +42,7 @@ from launcher.transport.rpc import RpcClient
 from rackrun import runs as runs_here
 from rackrun.runs import find_run
 from tests import warm
-from tests.launcher.away import RANK, SHORT, WAIT, Away
+from tests.launcher.detached_lab import RANK, SHORT, WAIT, DetachedLab
 from tests.launcher.drive import Terminal
 from tests.launcher.lab import ROOT, Lab, children, with_signal
 from tests.waiting import until
@@ -82,80 +82,96 @@ runpy.run_module("launcher", run_name="__main__", alter_sys=True)
 
 
 def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(
-    away: Away,
+    detached: DetachedLab,
 ) -> None:
     """Two attached at once, a late one and one after the end show the same bytes."""
-    args = ["--detach", *SHORT, away.hosts, *counting(60, 0.1)]
-    env = {"HOME": str(away.home)}
-    started = away.one.run_ssh(*args, env=env, cwd=away.home, start_new_session=True)
+    args = ["--detach", *SHORT, detached.hosts, *counting(60, 0.1)]
+    env = {"HOME": str(detached.home)}
+    started = detached.one.run_ssh(*args, env=env, cwd=detached.home, start_new_session=True)
     assert started.stdout is not None
-    away.run = started.stdout.readline().strip()
+    detached.run = started.stdout.readline().strip()
     with suppress(ProcessLookupError):  # it may have ended by itself
         os.killpg(started.pid, signal.SIGKILL)  # the terminal, and all that was started in it
     started.communicate()
-    early = [away.look("attach"), away.look("attach", home=away.machine("second"))]
-    until(lambda: "line 20 of" in shown_so_far(away), "a third of the run is over", 60)
-    late = away.look("attach", home=away.machine("third"))
+    early = [
+        detached.start("attach"),
+        detached.start("attach", home=detached.machine("second")),
+    ]
+    until(lambda: "line 20 of" in shown_so_far(detached), "a third of the run is over", 60)
+    late = detached.start("attach", home=detached.machine("third"))
     shown = [process.communicate(timeout=120) for process in (*early, late)]
     assert [process.returncode for process in (*early, late)] == [0, 0, 0], shown
-    code, out, err = away.said("attach")
+    code, out, err = detached.result_of("attach")
     assert (code, "done in" in err) == (0, True)
     assert {digest(text) for text, _ in shown} == {digest(out)}
     lines = [line.partition(" | ")[2] for line in out.splitlines()]
     assert sorted(lines) == sorted(f"line {n} of {rank}" for n in range(60) for rank in range(3))
-    away.wait_until_clean()
+    detached.wait_until_clean()
 
 
-def shown_so_far(away: Away) -> str:
-    return "".join(path.read_text() for path in away.work.glob("runs/2*/logs/*/*.out"))
+def shown_so_far(detached: DetachedLab) -> str:
+    return "".join(path.read_text() for path in detached.work.glob("runs/2*/logs/*/*.out"))
 
 
-def test_the_results_come_to_every_machine_that_attaches(away: Away) -> None:
+def test_the_results_come_to_every_machine_that_attaches(detached: DetachedLab) -> None:
     """Logs byte for byte, final.pt, plan and result; a folder that is shared is left alone."""
-    away.detach(away.hosts, *counting(3, 0.0))
-    second = away.machine("second")
-    for home in (away.home, second, second):
-        code, _, err = away.said("attach", home=home)
+    detached.detach(detached.hosts, *counting(3, 0.0))
+    second = detached.machine("second")
+    for home in (detached.home, second, second):
+        code, _, err = detached.result_of("attach", home=home)
         assert code == 0, err
         (folder,) = (home / "runs").glob("2*")
         for path in ("logs/127.0.0.3/rank-1.out", "final.pt", "plan.json", "result.json"):
-            assert (folder / path).read_bytes() == (away.folder / path).read_bytes()
+            assert (folder / path).read_bytes() == (detached.folder / path).read_bytes()
         assert f"run: runs/{folder.name}" in err
         assert f"model: runs/{folder.name}/final.pt" in err
-    shared = away.machine("shared")
-    (shared / "runs").symlink_to(away.work / "runs")
-    before = sorted(path.stat().st_ino for path in away.folder.rglob("*"))
-    assert away.said("attach", home=shared)[0] == 0
-    assert sorted(path.stat().st_ino for path in away.folder.rglob("*")) == before
+    shared = detached.machine("shared")
+    (shared / "runs").symlink_to(detached.work / "runs")
+    before = sorted(path.stat().st_ino for path in detached.folder.rglob("*"))
+    assert detached.result_of("attach", home=shared)[0] == 0
+    assert sorted(path.stat().st_ino for path in detached.folder.rglob("*")) == before
 
 
 @pytest.mark.long
-def test_ctrl_c_in_attach_detaches_again(away: Away) -> None:
+def test_ctrl_c_in_attach_detaches_again(detached: DetachedLab) -> None:
     """The run goes on, and what is said names the two ways on."""
-    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
-    away.wait_for_ranks(3)
-    attached = away.look("attach")
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    detached.wait_for_ranks(3)
+    attached = detached.start("attach")
     assert attached.stdout is not None
     assert "here" in attached.stdout.readline()
     attached.send_signal(signal.SIGINT)
     _, err = attached.communicate(timeout=60)
     assert attached.returncode == 0
-    assert f"./run-ssh attach {away.run}" in err
-    assert f"./run-ssh stop {away.run}" in err
-    assert [host["state"] for host in away.status()["hosts"]] == ["running"] * 3
-    assert away.said("stop", "--force")[0] == 0
+    assert f"./run-ssh attach {detached.run}" in err
+    assert f"./run-ssh stop {detached.run}" in err
+    assert [host["state"] for host in detached.status()["hosts"]] == ["running"] * 3
+    assert detached.result_of("stop", "--force")[0] == 0
 
 
 def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
-    away: Away,
+    detached: DetachedLab,
 ) -> None:
     """A row for every host while it runs; Ctrl-C on the keyboard takes it away again."""
-    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     terminal = Terminal()
     attached = warm.Launcher(
-        *("-c", ON_TERMINAL, "ssh", "attach", away.run, "--ssh-config", away.one.config),
-        cwd=away.home,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(away.home), "TERM": "xterm"},
+        *(
+            "-c",
+            ON_TERMINAL,
+            "ssh",
+            "attach",
+            detached.run,
+            "--ssh-config",
+            detached.one.config,
+        ),
+        cwd=detached.home,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(detached.home),
+            "TERM": "xterm",
+        },
         **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
     )
     for text in ("3 ranks on 3 hosts", "127.0.0.4", "● running", "0-2 x3 │ here"):
@@ -164,50 +180,50 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
     assert attached.wait(60) == 0
     assert terminal.shows("detached, the run continues")
     assert terminal.restored()
-    assert away.said("stop", "--force")[0] == 0
+    assert detached.result_of("stop", "--force")[0] == 0
 
 
-def test_code_and_cause_of_a_failure_are_reported_later(away: Away) -> None:
+def test_code_and_cause_of_a_failure_are_reported_later(detached: DetachedLab) -> None:
     """One rank fails: all hosts end while no launcher is attached; attach ends with its code."""
     script = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(999)"
-    away.detach(away.hosts, "--", sys.executable, "-c", script)
-    away.wait_until_clean(60)
-    status = away.status()
+    detached.detach(detached.hosts, "--", sys.executable, "-c", script)
+    detached.wait_until_clean(60)
+    status = detached.status()
     assert (status["exit_code"], status["verdict"]) == (7, "failed")
     assert [host["state"] for host in status["hosts"]] == ["stopped"] * 3
-    code, _, err = away.said("attach", home=away.machine("second"))
+    code, _, err = detached.result_of("attach", home=detached.machine("second"))
     assert code == 7
     assert "failed: rank 1 on 127.0.0.3: exit code 7" in err.splitlines()[-1]
 
 
-def test_restarts_and_spares_work_without_a_launcher(away: Away) -> None:
+def test_restarts_and_spares_work_without_a_launcher(detached: DetachedLab) -> None:
     """A relay dies, its host is left out, the spare takes its place, and attach shows both."""
-    first = away.work / "first"
+    first = detached.work / "first"
     script = (
         f"import os, pathlib, time; mark = pathlib.Path({str(first)!r} + os.environ['RANK'])\n"
         "again = mark.exists(); mark.touch(); print('again', again, flush=True)\n"
         "again or time.sleep(999)"
     )
     rules = ("--max-restarts", "1", "--spares", "1")
-    away.detach(*rules, away.hosts, "--", sys.executable, "-c", script)
-    away.wait_for_ranks(2)
-    for pid in away.on(away.one.hosts[1]):
+    detached.detach(*rules, detached.hosts, "--", sys.executable, "-c", script)
+    detached.wait_for_ranks(2)
+    for pid in detached.on(detached.one.hosts[1]):
         with_signal(pid, signal.SIGKILL)
-    code, out, err = away.said("attach")
+    code, out, err = detached.result_of("attach")
     assert code == 0, err
     assert "restart 1 of 1" in err
     assert out.count("again True") + 2 * out.count("x2 | again True") >= 1
-    plan = json.loads((away.folder / "plan.json").read_text())
+    plan = json.loads((detached.folder / "plan.json").read_text())
     assert [host["name"] for host in plan["hosts"]] == ["127.0.0.2", "127.0.0.4"]
-    assert len(list((away.home / "runs").glob("2*"))) == 2
-    away.wait_until_clean()
+    assert len(list((detached.home / "runs").glob("2*"))) == 2
+    detached.wait_until_clean()
 
 
 # -- stop ---------------------------------------------------------------------------------------
 
 
 def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(
-    away: Away,
+    detached: DetachedLab,
 ) -> None:
     """SIGTERM and time for a checkpoint, then nothing is left anywhere, and stop says so."""
     script = (
@@ -216,28 +232,28 @@ def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(
         "signal.signal(signal.SIGTERM, save); print('here', flush=True)\n"
         "while True: time.sleep(0.1)"
     )
-    away.detach(away.hosts, "--", sys.executable, "-c", script)
-    until(lambda: shown_so_far(away).count("here") == 3, "all ranks are there", 60)
-    code, _, err = away.said("stop", home=away.machine("second"))
+    detached.detach(detached.hosts, "--", sys.executable, "-c", script)
+    until(lambda: shown_so_far(detached).count("here") == 3, "all ranks are there", 60)
+    code, _, err = detached.result_of("stop", home=detached.machine("second"))
     assert code == 0, err
     assert "3 of 3 hosts clean" in err
-    assert shown_so_far(away).count("saved") == 3
-    away.wait_until_clean(5)
-    assert away.status()["exit_code"] == 130
-    code, _, err = away.said("stop")
+    assert shown_so_far(detached).count("saved") == 3
+    detached.wait_until_clean(5)
+    assert detached.status()["exit_code"] == 130
+    code, _, err = detached.result_of("stop")
     assert (code, "the run has already ended" in err) == (0, True)
-    assert away.said("attach")[0] == 130
+    assert detached.result_of("attach")[0] == 130
 
 
-def test_stop_now_does_not_wait_for_ranks_that_ignore_it(away: Away) -> None:
+def test_stop_now_does_not_wait_for_ranks_that_ignore_it(detached: DetachedLab) -> None:
     """--force is the second Ctrl-C: ranks that ignore SIGTERM are killed at once."""
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     patient = ("--checkpoint-seconds", "600")
-    away.detach(*patient, away.hosts, "--", sys.executable, "-c", ignore + WAIT)
-    away.wait_for_ranks(3)
-    code, _, err = away.said("stop", "--force")
+    detached.detach(*patient, detached.hosts, "--", sys.executable, "-c", ignore + WAIT)
+    detached.wait_for_ranks(3)
+    code, _, err = detached.result_of("stop", "--force")
     assert code == 0, err
-    away.wait_until_clean(5)
+    detached.wait_until_clean(5)
 
 
 # -- what dies ----------------------------------------------------------------------------------
@@ -249,101 +265,103 @@ STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("how", [KILLED, signal.SIGSTOP, ENDED])
-def test_no_host_outlives_the_controller(away: Away, how: signal.Signals) -> None:
+def test_no_host_outlives_the_controller(detached: DetachedLab, how: signal.Signals) -> None:
     """The first host hangs, or the controller is killed: all are clean within the timeout."""
-    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
-    away.wait_for_ranks(3)
-    controller = away.controller()
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    detached.wait_for_ranks(3)
+    controller = detached.controller()
     os.kill(controller, how)
     if how == signal.SIGSTOP:
-        code, _, err = away.said("attach")
+        code, _, err = detached.result_of("attach")
         assert (code, f"its controller (process {controller}) was stopped" in err) == (75, True)
-        assert away.status()["controller"]["stopped"] == controller
+        assert detached.status()["controller"]["stopped"] == controller
         assert (
             f"its controller on 127.0.0.2 (process {controller}) was stopped"
-            in away.said("status")[1]
+            in detached.result_of("status")[1]
         )
-        until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
+        until(lambda: not any(map(is_rank, detached.processes().values())), "ranks end", 30)
         os.kill(controller, signal.SIGKILL)
-    away.wait_until_clean(30)
-    status = away.status()
+    detached.wait_until_clean(30)
+    status = detached.status()
     assert not status["controller"]["alive"]
     assert [host["state"] for host in status["hosts"]] == ["stopped"] * 3
-    code, _, err = away.said("attach")
+    code, _, err = detached.result_of("attach")
     if how == signal.SIGTERM:
         assert code == 143
     else:
         assert (code, "controller on 127.0.0.2 is gone" in err) == (75, True)
-    code, _, err = away.said("stop")
+    code, _, err = detached.result_of("stop")
     assert (code, "3 of 3 hosts clean" in err) == (0, True)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, STOPPED])
 def test_a_host_whose_relay_is_gone_ends_by_itself_and_stop_sees_to_the_rest(
-    away: Away, how: signal.Signals
+    detached: DetachedLab, how: signal.Signals
 ) -> None:
     """Killed alone, its carriers end with it; stopped with them, it is missed within the lease."""
-    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
-    away.wait_for_ranks(3)
-    on_host = set(away.on(away.one.hosts[1]))
-    relay, *carriers = [pid for pid in away.relays() if pid in on_host]
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    detached.wait_for_ranks(3)
+    on_host = set(detached.on(detached.one.hosts[1]))
+    relay, *carriers = [pid for pid in detached.relays() if pid in on_host]
     for pid in (relay, *(carriers if how == signal.SIGSTOP else ())):
         os.kill(pid, how)
-    code, _, err = away.said("attach")
+    code, _, err = detached.result_of("attach")
     assert (code, "failed: 127.0.0.3: " in err.splitlines()[-1]) == (75, True), err
-    assert not any(map(is_rank, away.processes().values()))
-    code, _, err = away.said("stop")
+    assert not any(map(is_rank, detached.processes().values()))
+    code, _, err = detached.result_of("stop")
     assert (code, "3 of 3 hosts clean" in err) == (0, True), err
-    away.wait_until_clean(5)
+    detached.wait_until_clean(5)
 
 
 def is_rank(line: str) -> bool:
     return line.startswith(RANK)
 
 
-def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
+def test_a_host_that_does_not_answer_is_named(detached: DetachedLab) -> None:
     """status and stop report the others, and that one host was not reached."""
-    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
-    away.wait_for_ranks(3)
-    attached = away.look("attach")
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    detached.wait_for_ranks(3)
+    attached = detached.start("attach")
     assert attached.stdout is not None
     assert "here" in attached.stdout.readline()
-    for pid in away.one.hosts[0].sessions():
+    for pid in detached.one.hosts[0].sessions():
         with_signal(pid, signal.SIGKILL)
     _, err = attached.communicate(timeout=60)
     assert (attached.returncode, "the connection broke; the run continues" in err) == (75, True)
-    away.one.hosts[2].stop()  # its sshd: the run does not need that
-    status = away.status()
+    detached.one.hosts[2].stop()  # its sshd: the run does not need that
+    status = detached.status()
     assert [host["state"] for host in status["hosts"]] == ["running", "running", "not reached"]
     assert "refuses connections" in status["hosts"][2]["error"]
-    code, _, err = away.said("stop")
+    code, _, err = detached.result_of("stop")
     assert (code, "2 of 3 hosts clean" in err) == (75, True)
-    away.wait_until_clean(5)
-    away.one.hosts[0].stop()
-    code, out, err = away.said("status")
+    detached.wait_until_clean(5)
+    detached.one.hosts[0].stop()
+    code, out, err = detached.result_of("status")
     assert (code, "does not answer" in out) == (69, True)
-    code, _, err = away.said("attach")
+    code, _, err = detached.result_of("attach")
     assert (code, "127.0.0.2" in err) == (69, True)
 
 
-def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Away) -> None:
+def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(
+    detached: DetachedLab,
+) -> None:
     """Killed as soon as there is a controller, --detach leaves neither it nor a relay, at once:
     an orphaned controller waits for no relay."""
-    args = ["--detach", *SHORT, away.hosts, "--", sys.executable, "-c", WAIT]
-    process = away.one.run_ssh(*args, env={"HOME": str(away.home)}, cwd=away.home)
+    args = ["--detach", *SHORT, detached.hosts, "--", sys.executable, "-c", WAIT]
+    process = detached.one.run_ssh(*args, env={"HOME": str(detached.home)}, cwd=detached.home)
 
     def kept() -> bool:
-        return any("launcher.detached.controller" in line for line in away.processes().values())
+        return any("launcher.detached.controller" in line for line in detached.processes().values())
 
     until(kept, "a controller is started", 60)
     process.kill()
     out, _ = process.communicate()
     if out:  # it was faster
-        away.run = out.strip()
-        assert away.said("stop", "--force")[0] == 0
-    until(lambda: not away.processes(), "nothing is left", 20)
+        detached.run = out.strip()
+        assert detached.result_of("stop", "--force")[0] == 0
+    until(lambda: not detached.processes(), "nothing is left", 20)
     if not out:
-        assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
+        assert not list((detached.one.hosts[0].folder / ".rackrun").iterdir())
 
 
 def test_an_orphaned_controller_awaits_no_host(
@@ -366,29 +384,31 @@ def test_an_orphaned_controller_awaits_no_host(
     assert not list((tmp_path / ".rackrun").iterdir())
 
 
-def test_nothing_is_left_of_a_run_whose_controller_cannot_start(away: Away) -> None:
+def test_nothing_is_left_of_a_run_whose_controller_cannot_start(detached: DetachedLab) -> None:
     """The controller's error is printed; neither its code nor its folder stays on the host."""
-    broken = away.one.folder / "broken"
+    broken = detached.one.folder / "broken"
     refuse = (
         'case "$*" in *launcher.detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
     )
-    broken.write_text(f'#!/bin/sh\n{refuse}\nexec {away.one.cheap_python()} "$@"\n')
+    broken.write_text(f'#!/bin/sh\n{refuse}\nexec {detached.one.cheap_python()} "$@"\n')
     broken.chmod(0o755)
-    hosts = str(away.one.write_hosts(f"python={broken} workdir={away.work} slots=1"))
+    hosts = str(detached.one.write_hosts(f"python={broken} workdir={detached.work} slots=1"))
     args = ("--detach", "--include", "127.0.0.2", hosts, "--", "true")
-    code, _, err = away.one.said(*args, env={"HOME": str(away.home)}, cwd=away.home)
+    code, _, err = detached.one.result_of(
+        *args, env={"HOME": str(detached.home)}, cwd=detached.home
+    )
     assert (code, err) == (
         78,
         "error: 127.0.0.2: no detached run could be started: a broken Python\n",
     )
-    states = away.one.hosts[0].folder / ".rackrun"
+    states = detached.one.hosts[0].folder / ".rackrun"
     until(lambda: not list(states.iterdir()), "nothing is left", 20)
 
 
 # -- what can be said ---------------------------------------------------------------------------
 
 
-def test_status_shows_what_really_runs(away: Away) -> None:
+def test_status_shows_what_really_runs(detached: DetachedLab) -> None:
     """Processes by what they are for, since when, the lease; step and phase as ranks report."""
     script = (
         "import json, os, socket, time\n"
@@ -397,11 +417,11 @@ def test_status_shows_what_really_runs(away: Away) -> None:
         "said = {'rank': int(os.environ['RANK']), 'phase': 'train', 'step': 7, 'steps': 9}\n"
         "ear.send(json.dumps(said).encode()); time.sleep(999)"
     )
-    away.detach("--hang-seconds", "600", away.hosts, "--", sys.executable, "-c", script)
-    away.wait_for_ranks(3)
-    second = away.machine("second")
-    until(lambda: away.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
-    status = away.status(second)
+    detached.detach("--hang-seconds", "600", detached.hosts, "--", sys.executable, "-c", script)
+    detached.wait_for_ranks(3)
+    second = detached.machine("second")
+    until(lambda: detached.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
+    status = detached.status(second)
     assert status["controller"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
     for host in status["hosts"]:
         roles = [process["role"] for process in host["processes"]]  # all hosts share one /proc
@@ -410,54 +430,62 @@ def test_status_shows_what_really_runs(away: Away) -> None:
         assert host["heartbeat"]["lease_seconds"] == 3
         assert host["heartbeat"]["heard_seconds_ago"] < 30
         assert host["seconds"] < 600
-    code, out, _ = away.said("status")
+    code, out, _ = detached.result_of("status")
     assert code == 0
     assert "agent, torchrun, shim, rank" in out
     assert re.search(r"127\.0\.0\.4 +running +7 ", out)
-    (away.one.hosts[2].folder / ".bashrc").write_text("exit 3\n")
-    lines = Path(away.hosts).read_text().splitlines(keepends=True)
-    Path(away.hosts).write_text("".join(reversed(lines)))  # it is asked for the run first
-    code, out, err = away.said("status", home=second)
+    (detached.one.hosts[2].folder / ".bashrc").write_text("exit 3\n")
+    lines = Path(detached.hosts).read_text().splitlines(keepends=True)
+    Path(detached.hosts).write_text("".join(reversed(lines)))  # it is asked for the run first
+    code, out, err = detached.result_of("status", home=second)
     assert code == 0, err
     assert re.search(r"127\.0\.0\.4 +not reached: Python could not be started", out), out
     assert re.search(r"127\.0\.0\.2 +running +7 ", out), out
-    (away.one.hosts[2].folder / ".bashrc").unlink()
-    assert away.said("stop", "--force")[0] == 0
+    (detached.one.hosts[2].folder / ".bashrc").unlink()
+    assert detached.result_of("stop", "--force")[0] == 0
 
 
-def test_logs_are_those_of_the_wanted_ranks(away: Away) -> None:
+def test_logs_are_those_of_the_wanted_ranks(detached: DetachedLab) -> None:
     """--host and --rank choose, --follow waits for the end; without it, what is there by now."""
-    away.detach(away.hosts, *counting(20, 0.05))
-    code, out, err = away.said("logs", "--follow", "--rank", "2", home=away.machine("second"))
+    detached.detach(detached.hosts, *counting(20, 0.05))
+    code, out, err = detached.result_of(
+        "logs", "--follow", "--rank", "2", home=detached.machine("second")
+    )
     assert code == 0, err
     assert out == "".join(f"127.0.0.4:2 | line {number} of 2\n" for number in range(20))
-    code, out, _ = away.said("logs", "--host", "127.0.0.3")
+    code, out, _ = detached.result_of("logs", "--host", "127.0.0.3")
     assert out == "".join(f"127.0.0.3:1 | line {number} of 1\n" for number in range(20))
-    code, _, err = away.said("logs", "--host", "gpu99")
+    code, _, err = detached.result_of("logs", "--host", "gpu99")
     assert (code, "there are: 127.0.0.2, 127.0.0.3, 127.0.0.4" in err) == (64, True)
-    code, _, err = away.said("logs", "--rank", "99")
+    code, _, err = detached.result_of("logs", "--rank", "99")
     assert (code, "--rank 99: there are: 0 to 2" in err) == (64, True)
 
 
-def test_an_unknown_run_is_named_with_what_to_type(away: Away) -> None:
+def test_an_unknown_run_is_named_with_what_to_type(detached: DetachedLab) -> None:
     """A wrong id, one that no host knows, and one that only another machine could know."""
-    second = away.machine("second")
-    away.run = "0123abcd"
+    second = detached.machine("second")
+    detached.run = "0123abcd"
     for verb in VERBS:
-        code, _, err = away.said(verb, home=second)
+        code, _, err = detached.result_of(verb, home=second)
         assert (code, "no run 0123abcd on 127.0.0.2" in err) == (64, True), err
-        code, _, err = away.said(verb)
+        code, _, err = detached.result_of(verb)
         assert (code, "--hosts FILE" in err) == (64, True), err
         assert len(err.splitlines()) == 1
-    away.run = "../../etc"
-    code, _, err = away.said("attach")
+    detached.run = "../../etc"
+    code, _, err = detached.result_of("attach")
     assert (code, "cannot be a run" in err) == (64, True)
 
 
-def test_shards_that_only_the_launcher_could_serve_are_refused(away: Away) -> None:
+def test_shards_that_only_the_launcher_could_serve_are_refused(detached: DetachedLab) -> None:
     """The launcher goes, and its server with it: said before a host is asked for anything."""
-    code, _, err = away.one.said(
-        "--detach", "--serve", away.hosts, "catdog", "--data", "x", env={"HOME": str(away.home)}
+    code, _, err = detached.one.result_of(
+        "--detach",
+        "--serve",
+        detached.hosts,
+        "catdog",
+        "--data",
+        "x",
+        env={"HOME": str(detached.home)},
     )
     assert (code, "does not stay" in err) == (64, True), err
 
@@ -465,23 +493,25 @@ def test_shards_that_only_the_launcher_could_serve_are_refused(away: Away) -> No
 # -- secrets and ports --------------------------------------------------------------------------
 
 
-def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(away: Away) -> None:
+def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(
+    detached: DetachedLab,
+) -> None:
     """Neither controller nor relays listen; --secret reaches the ranks and no file or command."""
     script = "import os, time; print(len(os.environ['CANARY']), flush=True); time.sleep(999)"
     secret = "canary-" + os.urandom(8).hex()
-    args = ("--secret", "CANARY", away.hosts, "--", sys.executable, "-c", script)
-    away.detach(*args, env={"CANARY": secret})
-    away.wait_for_ranks(3)
-    assert away.controller() in away.processes()
-    assert not {line for line in away.processes().values() if secret in line}
-    for pid in away.processes():
+    args = ("--secret", "CANARY", detached.hosts, "--", sys.executable, "-c", script)
+    detached.detach(*args, env={"CANARY": secret})
+    detached.wait_for_ranks(3)
+    assert detached.controller() in detached.processes()
+    assert not {line for line in detached.processes().values() if secret in line}
+    for pid in detached.processes():
         assert not listening(pid)
-    for path in [*away.one.folder.rglob("*")]:
+    for path in [*detached.one.folder.rglob("*")]:
         if path.is_file() and not path.is_symlink():
             assert secret.encode() not in path.read_bytes(), path
-    assert oct(away.state.stat().st_mode & 0o777) == "0o700"
-    assert away.said("stop", "--force")[0] == 0
-    assert shown_so_far(away).split() == [str(len(secret))] * 3
+    assert oct(detached.state.stat().st_mode & 0o777) == "0o700"
+    assert detached.result_of("stop", "--force")[0] == 0
+    assert shown_so_far(detached).split() == [str(len(secret))] * 3
 
 
 def listening(pid: int) -> bool:
@@ -621,20 +651,22 @@ def test_a_mark_that_cannot_be_looked_for_is_removed(
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
-def test_what_is_kept_in_the_home_is_closed_whatever_the_umask_is(away: Away, umask: int) -> None:
+def test_what_is_kept_in_the_home_is_closed_whatever_the_umask_is(
+    detached: DetachedLab, umask: int
+) -> None:
     """~/.rackrun and each folder in it are for their account alone, here and on the first host."""
-    for host in away.one.hosts:
+    for host in detached.one.hosts:
         (host.folder / ".bashrc").write_text(f"umask {umask:03o}\n")
     in_shell = ("sh", "-c", f'umask {umask:03o}; exec "$@"', "sh")
-    away.detach(away.hosts, *counting(1, 0.0), before=in_shell)
-    kept = [home / ".rackrun" for home in (away.home, away.one.hosts[0].folder)]
+    detached.detach(detached.hosts, *counting(1, 0.0), before=in_shell)
+    kept = [home / ".rackrun" for home in (detached.home, detached.one.hosts[0].folder)]
     assert {path.name for path in kept[0].iterdir()} == {"known", "settings"}
-    assert kept[1] / away.run in kept[1].iterdir()
+    assert kept[1] / detached.run in kept[1].iterdir()
     folders = [path for home in kept for path in (home, *home.iterdir()) if path.is_dir()]
     assert {path: mode_of(path) for path in folders} == dict.fromkeys(folders, 0o700)
-    assert away.said("attach")[0] == 0
-    assert mode_of(away.work / "runs") == 0o777 & ~umask
-    away.wait_until_clean()
+    assert detached.result_of("attach")[0] == 0
+    assert mode_of(detached.work / "runs") == 0o777 & ~umask
+    detached.wait_until_clean()
 
 
 def mode_of(path: Path) -> int:

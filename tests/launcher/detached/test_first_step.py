@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from tests.launcher.away import WAIT, Away
+from tests.launcher.detached_lab import WAIT, DetachedLab
 from tests.waiting import until
 
 STEP = """\
@@ -22,51 +22,54 @@ time.sleep(999)
 """
 
 
-def starting(away: Away, seconds: str, *command: str) -> "subprocess.Popen[str]":
-    args = ("--detach", "--detach-seconds", seconds, away.hosts, "--", *command)
-    env = {"HOME": str(away.home)}
-    process = away.one.run_ssh(*args, env=env, cwd=away.home)
+def starting(detached: DetachedLab, seconds: str, *command: str) -> "subprocess.Popen[str]":
+    args = ("--detach", "--detach-seconds", seconds, detached.hosts, "--", *command)
+    env = {"HOME": str(detached.home)}
+    process = detached.one.run_ssh(*args, env=env, cwd=detached.home)
     assert process.stdout is not None
-    away.run = process.stdout.readline().strip()
+    detached.run = process.stdout.readline().strip()
     return process
 
 
-def test_it_waits_for_the_first_step_of_the_last_rank(away: Away) -> None:
+def test_it_waits_for_the_first_step_of_the_last_rank(detached: DetachedLab) -> None:
     """Two ranks have taken one and the third has not: it waits; then it returns 0."""
-    process = starting(away, "999", sys.executable, "-c", STEP)
-    until(lambda: steps(away) == [{"0": 1}, {"1": 1}, {"2": 0}], "two have taken a step", 60)
+    process = starting(detached, "999", sys.executable, "-c", STEP)
+    until(lambda: steps(detached) == [{"0": 1}, {"1": 1}, {"2": 0}], "two have taken a step", 60)
     assert process.poll() is None
-    (away.folder / "go").touch()
+    (detached.folder / "go").touch()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert f"to see it: ./run-ssh attach {away.run}; to end it: ./run-ssh stop {away.run}" in err
+    assert (
+        f"to see it: ./run-ssh attach {detached.run}; to end it: ./run-ssh stop {detached.run}"
+        in err
+    )
 
 
-def steps(away: Away) -> list[dict[str, int]]:
+def steps(detached: DetachedLab) -> list[dict[str, int]]:
     """Return the newest step of every rank, by host, as the controller has recorded it."""
-    state = away.state / "state.json"
+    state = detached.state / "state.json"
     report = json.loads(state.read_text()) if state.exists() else {"hosts": []}
     return [host["steps"] for host in report["hosts"]]
 
 
-def test_what_ends_the_run_before_is_shown_with_its_code(away: Away) -> None:
+def test_what_ends_the_run_before_is_shown_with_its_code(detached: DetachedLab) -> None:
     """The cause, rank and host of an attached run, its exit code, and nothing is left."""
     fails = "import os, sys; sys.exit('error: no data' if os.environ['RANK'] == '1' else 0)"
-    process = starting(away, "30", sys.executable, "-c", fails)
+    process = starting(detached, "30", sys.executable, "-c", fails)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
-    assert f"run {away.run} has ended: failed: rank 1 on 127.0.0.3: no data" in err
-    assert f"its output: ./run-ssh logs {away.run}" in err
-    away.wait_until_clean()
+    assert f"run {detached.run} has ended: failed: rank 1 on 127.0.0.3: no data" in err
+    assert f"its output: ./run-ssh logs {detached.run}" in err
+    detached.wait_until_clean()
 
 
-def test_ctrl_c_ends_only_the_wait(away: Away) -> None:
+def test_ctrl_c_ends_only_the_wait(detached: DetachedLab) -> None:
     """130, the run goes on, and two commands are named."""
-    process = starting(away, "999", sys.executable, "-c", WAIT)
-    away.wait_for_ranks(3)
+    process = starting(detached, "999", sys.executable, "-c", WAIT)
+    detached.wait_for_ranks(3)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert f"not waited for, the run continues; to see it: ./run-ssh attach {away.run}" in err
-    assert [host["state"] for host in away.status()["hosts"]] == ["running"] * 3
-    assert away.said("stop", "--force")[0] == 0
+    assert f"not waited for, the run continues; to see it: ./run-ssh attach {detached.run}" in err
+    assert [host["state"] for host in detached.status()["hosts"]] == ["running"] * 3
+    assert detached.result_of("stop", "--force")[0] == 0

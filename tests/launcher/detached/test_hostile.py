@@ -9,7 +9,7 @@ import pytest
 
 from launcher.commands.rerun import read
 from rackrun.errors import UsageError
-from tests.launcher.away import Away
+from tests.launcher.detached_lab import DetachedLab
 from tests.launcher.lab import Lab, wait_for_banner
 
 WRAPPER = """\
@@ -51,12 +51,12 @@ def change_entry(entry): pass
 """
 
 
-class TakenOver(Away):
+class TakenOver(DetachedLab):
     """A run on a host that was taken over once it had begun."""
 
-    def __init__(self, one: Lab) -> None:
-        super().__init__(one)
-        self.changes = one.folder / "changes.py"
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        self.changes = lab.folder / "changes.py"
         self.detach(
             self.hosts, "--", "sh", "-c", 'echo here; echo hi > "$RACKRUN_RUN_FOLDER/final.pt"'
         )
@@ -68,14 +68,14 @@ class TakenOver(Away):
 
 
 @pytest.fixture
-def taken(lab: Callable[[int], Lab]) -> Iterator[TakenOver]:
-    one = lab(0)
-    wrapper = one.folder / "wrapper.py"
+def taken(start_lab: Callable[[int], Lab]) -> Iterator[TakenOver]:
+    lab = start_lab(0)
+    wrapper = lab.folder / "wrapper.py"
     wrapper.write_text(WRAPPER)
-    host = one.start(extra=f"ForceCommand {sys.executable} {wrapper} {one.folder}/changes.py\n")
+    host = lab.start(extra=f"ForceCommand {sys.executable} {wrapper} {lab.folder}/changes.py\n")
     wait_for_banner(host.address, host.port)
-    one.trust()
-    yield TakenOver(one)
+    lab.trust()
+    yield TakenOver(lab)
 
 
 # -- our files ----------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_attach_writes_nothing_into_the_working_tree(taken: TakenOver, project: 
     before = files_of(project)
     for what, folder in FOLDERS.items():
         taken.says(entries(folder, str(evil)))
-        code, _, err = taken.said("attach")
+        code, _, err = taken.result_of("attach")
         assert "Traceback" not in err, what
         if what == "a run of ours":
             assert code == 0
@@ -175,7 +175,7 @@ def test_of_the_files_of_a_host_only_results_come(
     """
     before = files_of(project)
     taken.says(f"OFFERED = {(*OF_GIT, 'final.pt')!r}\n{OFFERS}")
-    code, _, err = taken.said("attach")
+    code, _, err = taken.result_of("attach")
     assert code == 0, err
     came = {name: data for name, data in files_of(project).items() if name not in before}
     folder = taken.home / next(iter(came)).rpartition("/")[0]
@@ -190,7 +190,7 @@ def test_of_the_files_of_a_host_only_results_come(
     (folder / "run.toml").write_bytes(came[str((folder / "run.toml").relative_to(taken.home))])
     for path in ELSEWHERE:
         taken.says(f"OFFERED = ({path!r},)\n{OFFERS}")
-        _, _, err = taken.said("attach")
+        _, _, err = taken.result_of("attach")
         assert "the results are still on 127.0.0.2" in err
         assert "Traceback" not in err
     assert {name for name in files_of(project) if name not in before} == set(came)
@@ -226,7 +226,7 @@ def test_no_word_of_a_host_moves_the_cursor(taken: TakenOver) -> None:
     """Names, notes, causes, advice, paths: every character arrives, and none is obeyed."""
     taken.says(WORDS)
     for verb in ("status", "attach", "stop"):
-        code, out, err = taken.said(verb)
+        code, out, err = taken.result_of(verb)
         assert "PWNED" in out + err, (verb, out, err)
         assert not set(out + err) & set(ESCAPE) - set("]0;PWNED"), (verb, out, err)
         assert "Traceback" not in err, err
@@ -244,16 +244,16 @@ def test_what_no_program_of_ours_would_say_is_one_line(taken: TakenOver) -> None
     refused are in tests/fuzz."""
     for change in FOUND:
         taken.says(f"def change_found(found):\n    {change}\n")
-        code, out, err = taken.said("status")
+        code, out, err = taken.result_of("status")
         assert (code, "Traceback" in err) == (69, False), (change, err)
         assert "127.0.0.2" in out + err, change
     taken.says("def change_processes(told):\n    told['processes'] = [{}]\n")
-    code, out, _ = taken.said("status")
+    code, out, _ = taken.result_of("status")
     assert (code, "not reached: sent an invalid answer" in out) == (0, True), out
     for change in (*ENTRIES, NEGATIVE):
         rest = f"    if 'attempt' not in entry: {change}\n"
         taken.says(f"def change_entry(entry):\n{rest}")
-        code, _, err = taken.said("attach")
+        code, _, err = taken.result_of("attach")
         assert (code, "Traceback" in err) == (75, False), (change, err)
         (line,) = [line for line in err.splitlines() if line.startswith("error")]
         assert "127.0.0.2: " in line, change

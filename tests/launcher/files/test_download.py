@@ -18,7 +18,7 @@ from launcher.run.plan import HostPlan
 from launcher.transport import rpc
 from rackrun.errors import Problem
 from tests.fuzz.targets_files import Recorded
-from tests.launcher.fake_host import FakeHost, Here, answers
+from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
 from tests.launcher.lab import Lab, children, command_line
 from tests.waiting import until
 
@@ -40,11 +40,11 @@ def plan(folder: Path) -> HostPlan:
     )
 
 
-def test_results_come_back_from_the_first_host(lab: Labs) -> None:
+def test_results_come_back_from_the_first_host(start_lab: Labs) -> None:
     """final.pt, metrics and figures of rank 0 are in the launcher's run folder, byte for byte."""
-    one = lab(2)
+    lab = start_lab(2)
     for number in (1, 2):
-        (one.folder / f"there-{number}").mkdir()
+        (lab.folder / f"there-{number}").mkdir()
     script = (
         "import os; from pathlib import Path; out = Path(os.environ['RACKRUN_RUN_FOLDER'])\n"
         "if os.environ['RANK'] == '0':\n"
@@ -55,13 +55,13 @@ def test_results_come_back_from_the_first_host(lab: Labs) -> None:
         "else:\n"
         "    (out / 'of-rank-1.txt').write_text('')\n"
     )
-    hosts = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
-    args = (str(one.write_hosts(*hosts)), "--", sys.executable, "-c", script)
-    code, _, err = one.said(*args)
+    hosts = [f"python={lab.cheap_python()} workdir={lab.folder}/there-{n}" for n in (1, 2)]
+    args = (str(lab.write_hosts(*hosts)), "--", sys.executable, "-c", script)
+    code, _, err = lab.result_of(*args)
     assert code == 0, err
     assert "3 files came back from 127.0.0.2" in err
     assert err.splitlines()[-1].startswith("rackrun: done")
-    (folder,) = (one.folder / "runs").glob("2*")
+    (folder,) = (lab.folder / "runs").glob("2*")
     assert (folder / "final.pt").read_bytes() == bytes(range(256)) * 40_000
     assert (folder / "tensorboard" / EVENTS).read_text() == "e"
     assert not (folder / "checkpoints").exists()
@@ -69,12 +69,12 @@ def test_results_come_back_from_the_first_host(lab: Labs) -> None:
     assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
 
 
-def test_a_shared_folder_is_not_copied_onto_itself(lab: Labs) -> None:
+def test_a_shared_folder_is_not_copied_onto_itself(start_lab: Labs) -> None:
     """Where launcher and host see the same run folder, nothing is fetched."""
-    one = lab(1)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}"))
+    lab = start_lab(1)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}"))
     script = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
-    code, _, err = one.said(hosts, "--", sys.executable, "-c", script)
+    code, _, err = lab.result_of(hosts, "--", sys.executable, "-c", script)
     assert code == 0, err
     assert "came back" not in err
 
@@ -84,21 +84,21 @@ STOPPED = [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.
 
 @pytest.mark.parametrize(("number", "code"), STOPPED)
 def test_who_does_not_wait_for_the_results_has_the_result(
-    lab: Labs, number: signal.Signals, code: int
+    start_lab: Labs, number: signal.Signals, code: int
 ) -> None:
     """Any of these while they come: last line and code are the run's, and no file is cut.
 
     A run that failed is not started again after Ctrl-C.
     """
-    one = lab(1)
-    (one.folder / "there-1").mkdir()
+    lab = start_lab(1)
+    (lab.folder / "there-1").mkdir()
     big = "os.truncate(os.open('final.pt', os.O_CREAT | os.O_RDWR), 1 << 31)"
     script = f"import os; os.chdir(os.environ['RACKRUN_RUN_FOLDER']); {big}; os._exit({code})"
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there-1"))
-    launcher = one.run_ssh("--max-restarts", "1", hosts, "--", sys.executable, "-c", script)
-    runs = one.folder / "runs"
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}/there-1"))
+    launcher = lab.run_ssh("--max-restarts", "1", hosts, "--", sys.executable, "-c", script)
+    runs = lab.folder / "runs"
     until(lambda: bool(list(runs.glob("2*/.final.pt.partial"))), "it is on its way", 60)
-    for pid in senders(one):
+    for pid in senders(lab):
         os.kill(pid, signal.SIGSTOP)  # so that it stays on its way
     launcher.send_signal(number)
     _, err = launcher.communicate()
@@ -111,9 +111,9 @@ def test_who_does_not_wait_for_the_results_has_the_result(
     assert not list(folder.glob("*final.pt*"))
 
 
-def senders(one: Lab) -> list[int]:
+def senders(lab: Lab) -> list[int]:
     """Return our programs on all hosts: after a run, those that send files."""
-    below = [pid for host in one.hosts for pid in children(host.process.pid)]
+    below = [pid for host in lab.hosts for pid in children(host.process.pid)]
     return [pid for pid in below if 'g["serve"]' in command_line(pid)]
 
 
@@ -126,7 +126,7 @@ def test_a_silent_host_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.M
     for says in (
         b"",
         service.MARKER,
-        service.MARKER + answers(listing, b'{"size": 9}') + b"half",
+        service.MARKER + replies(listing, b'{"size": 9}') + b"half",
     ):
         host, lines = FakeHost(says + b" ", rest_seconds=600.0), list[str]()
         began = time.monotonic()
@@ -135,7 +135,7 @@ def test_a_silent_host_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.M
         assert time.monotonic() - began < 30
         assert list(tmp_path.iterdir()) == []
         assert (lines == ["waiting for the results of fake"]) == (says == service.MARKER)
-        host.gone()
+        host.wait_for_end()
 
 
 LIES = {
@@ -166,10 +166,10 @@ LIES = {
     "an error of another type": {"error": [1]},
 }
 BROKEN = {
-    "no JSON": answers(b"{"),
-    "no UTF-8": answers(b'"\xff"'),
-    "no end": answers(b"[" * 500_000),
-    "a number without end": answers(b"1" * 5000),
+    "no JSON": replies(b"{"),
+    "no UTF-8": replies(b'"\xff"'),
+    "no end": replies(b"[" * 500_000),
+    "a number without end": replies(b"1" * 5000),
     "a length without end": b"9" * 5000 + b"\n",
     "a length below nothing": b"-5\n",
     "a length beyond": b"999999999\n",
@@ -182,14 +182,14 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: P
     """Wrong paths, types, sizes, numbers, broken answers: a Problem, and no file."""
     remote = tmp_path / "runs" / "run"
     remote.mkdir(parents=True)
-    data = answers(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
+    data = replies(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
     host = FakeHost(service.MARKER + data)
     with pytest.raises(Problem) as error:
         fetch_results(host, plan(remote), "", remote)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 400
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    host.gone()
+    host.wait_for_end()
 
 
 OURS = ("plan.json", "result-node3.json", "usage.jsonl", "logs/fake/rank-0.out")
@@ -202,8 +202,8 @@ ONLY_HERE += ("tracker-wandb.json", "Tracker-MLflow.JSON")
 def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> None:
     """Neither settings, which `rerun` would run here, nor a page for our browser, nor the id of
     another run of a tracker, which `track` would continue."""
-    data = answers(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
-    host = Recorded(data + answers(b"{}", b"{}"))
+    data = replies(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
+    host = Recorded(data + replies(b"{}", b"{}"))
     with pytest.raises(Problem, match="a file that is not a host's is offered"):
         fetch_results(host, plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -216,40 +216,40 @@ def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "data",
     [
-        answers(b'{"size": -5}'),
-        answers(b'{"size": "x"}'),
-        answers(b"[]"),
-        answers(b'{"size": 900000000000}'),
-        answers(b'{"size": 3}') + b"abc" + answers(b"5"),
+        replies(b'{"size": -5}'),
+        replies(b'{"size": "x"}'),
+        replies(b"[]"),
+        replies(b'{"size": 900000000000}'),
+        replies(b'{"size": 3}') + b"abc" + replies(b"5"),
     ],
 )
 def test_a_file_that_comes_wrong_leaves_nothing(data: bytes, tmp_path: Path) -> None:
     """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
-    host = FakeHost(service.MARKER + answers(b'{"files": {"a.txt": 3}}') + data)
+    host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + data)
     with pytest.raises(Problem):
         fetch_results(host, plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
-    host.gone()
+    host.wait_for_end()
 
 
 def test_only_a_listing_may_be_long(tmp_path: Path) -> None:
     """Each question has its own limit: the bytes of a longer answer are not even received."""
-    ending = answers(b'{"size": 3}') + b"abc" + b"%d\n" % (rpc.ANSWER_BYTES + 1)
-    host = FakeHost(service.MARKER + answers(b'{"files": {"a.txt": 3}}') + ending)
+    ending = replies(b'{"size": 3}') + b"abc" + b"%d\n" % (rpc.ANSWER_BYTES + 1)
+    host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + ending)
     with pytest.raises(Problem, match="sent an invalid answer .*a length"):
         fetch_results(host, plan(tmp_path), "", tmp_path)
-    host.gone()
+    host.wait_for_end()
 
 
-def test_a_good_run_stays_good_whatever_its_host_says_of_results(lab: Labs) -> None:
+def test_a_good_run_stays_good_whatever_its_host_says_of_results(start_lab: Labs) -> None:
     """Who answers for files there lies: the run was done, its last line says so, and its code."""
-    one = lab(1)
-    (one.folder / "there").mkdir()
+    lab = start_lab(1)
+    (lab.folder / "there").mkdir()
     mark = service.MARKER.decode().encode("unicode_escape").decode()
     lie = f"printf '{mark}5\\n[[[[['; exec sleep 1\n"  # sshd's bash reads it for the next program
     script = f"import os; open(os.path.expanduser('~/.bashrc'), 'w').write({lie!r})"
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
-    code, _, err = one.said(hosts, "--", sys.executable, "-c", script)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}/there"))
+    code, _, err = lab.result_of(hosts, "--", sys.executable, "-c", script)
     assert code == 0, err
     assert "the results are still on 127.0.0.2, in " in err
     assert "sent an invalid answer" in err
@@ -269,7 +269,7 @@ def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path
     (remote / "link").symlink_to("/etc/passwd")
     (remote / "plan.json").write_text('{"run_id": "another"}')
     os.mkfifo(remote / "fifo")
-    transport = Here()
+    transport = TrackedTransport()
     content = fetch_results(transport, plan(remote), "mine", local, kept=("plan.json",))
     assert len(content.files) == 501
     for path in content.files:
@@ -278,7 +278,7 @@ def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path
     assert str(content).endswith(": 2 with odd names")
     (remote / "plan.json").write_text('{"run_id": "mine"}')
     assert str(fetch_results(transport, plan(remote), "mine", local)) == ""
-    transport.gone()
+    transport.wait_for_end()
 
 
 LEFT = (
@@ -308,9 +308,9 @@ def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path: Path
         (remote / path).parent.mkdir(parents=True, exist_ok=True)
         (remote / path).write_text(path)
         (remote / path).chmod(0o777)
-    host = Here()
+    host = TrackedTransport()
     fetched = fetch_results(host, plan(remote), "", local)
-    host.gone()
+    host.wait_for_end()
     files = [path for path in local.rglob("*") if path.is_file()]
     assert sorted(path.relative_to(local).as_posix() for path in files) == sorted(TAKEN)
     assert not any(os.access(path, os.X_OK) or path.stat().st_mode & 0o111 for path in files)
@@ -333,5 +333,5 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path: Path) -
     output = done.stdout.removeprefix(service.MARKER)
     ended = b'{"error": "gone: No such file or directory"}'
     above = b'{"error": "../a: is not the name of a file below the folder"}'
-    whole = [answers(b'{"size": 1}') + name + answers(b"{}") for name in (b"a", b"z")]
-    assert output == whole[0] + answers(ended, above) + whole[1] + answers(b"{}")
+    whole = [replies(b'{"size": 1}') + name + replies(b"{}") for name in (b"a", b"z")]
+    assert output == whole[0] + replies(ended, above) + whole[1] + replies(b"{}")

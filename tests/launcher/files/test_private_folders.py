@@ -44,9 +44,9 @@ def passable() -> Iterator[Lab]:
     assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
     folder = Path(tempfile.mkdtemp(prefix="rackrun-share-"))
     folder.chmod(0o755)
-    one = Lab(folder)
-    yield one.ready(1)
-    one.stop()
+    lab = Lab(folder)
+    yield lab.ready(1)
+    lab.stop()
     shutil.rmtree(folder)
 
 
@@ -58,13 +58,13 @@ def test_runs_are_private_unless_shared(passable: Lab) -> None:
     local("--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)
     hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
     args = (hosts, "--", sys.executable, "-c", WRITES)
-    assert one.said("--env", "KEY=hunter2", *args)[0] == 0
+    assert one.result_of("--env", "KEY=hunter2", *args)[0] == 0
     folders = (local_folder / "runs", one.folder / "runs", one.folder / "there" / "runs")
     for runs in folders:
         assert readable(runs) == []
         assert [oct(run.stat().st_mode & 0o777) for run in runs.glob("2*")] == ["0o700"]
     local("--share", "--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)
-    assert one.said("--share", *args)[0] == 0
+    assert one.result_of("--share", *args)[0] == 0
     for runs in folders:
         assert "final.pt" in readable(runs)
         assert "plan.json" not in readable(runs)

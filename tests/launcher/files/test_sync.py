@@ -23,7 +23,7 @@ from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.rpc import RpcClient
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
 from rackrun.errors import Problem
-from tests.launcher.fake_host import FakeHost, Here, answers
+from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
 from tests.launcher.lab import ROOT, Lab, children, command_line
 from tests.waiting import until
 from tests.wheels import only_here
@@ -31,9 +31,9 @@ from tests.wheels import only_here
 Labs = Callable[[int], Lab]
 
 
-def project(one: Lab) -> Path:
+def project(lab: Lab) -> Path:
     """Make a working tree under git: a script, a package, a link, an ignored file."""
-    folder = one.folder / "project"
+    folder = lab.folder / "project"
     (folder / "package").mkdir(parents=True)
     (folder / "train.py").write_text("from package import words\nprint(words.HELLO)\n")
     (folder / "package" / "words.py").write_text("HELLO = 'hello from the tree'\n")
@@ -47,58 +47,60 @@ def project(one: Lab) -> Path:
     return folder
 
 
-def launch(one: Lab, *words: str, named: bool = True, **more: Any) -> tuple[int, str, str]:
+def launch(lab: Lab, *words: str, named: bool = True, **more: Any) -> tuple[int, str, str]:
     """Launch on two hosts, whose lines name an interpreter, or leave it to --sync."""
-    python = f"python={one.cheap_python()}" if named else ""
-    hosts = str(one.write_hosts(*[f"{python} workdir={one.folder}/there-{n}" for n in (1, 2)]))
-    return one.said(*words, hosts, "--", sys.executable, "train.py", cwd=project_of(one), **more)
+    python = f"python={lab.cheap_python()}" if named else ""
+    hosts = str(lab.write_hosts(*[f"{python} workdir={lab.folder}/there-{n}" for n in (1, 2)]))
+    return lab.result_of(
+        *words, hosts, "--", sys.executable, "train.py", cwd=project_of(lab), **more
+    )
 
 
-def project_of(one: Lab) -> Path:
-    return one.folder / "project"
+def project_of(lab: Lab) -> Path:
+    return lab.folder / "project"
 
 
-def test_sync_brings_the_tree_and_later_only_what_changed(lab: Labs) -> None:
+def test_sync_brings_the_tree_and_later_only_what_changed(start_lab: Labs) -> None:
     """New hosts get all that git knows, then only the difference; what is gone here goes there."""
-    one = lab(2)
-    source = project(one)
-    code, out, err = launch(one)
+    lab = start_lab(2)
+    source = project(lab)
+    code, out, err = launch(lab)
     assert code == 78
     assert "there is no folder" in err
-    code, out, err = launch(one, "--sync")
+    code, out, err = launch(lab, "--sync")
     assert code == 0, err
     assert "hello from the tree" in out
     assert "127.0.0.2: 5 files brought" in err or "127.0.0.2: 5 of 5 files brought" in err
     for number in (1, 2):
-        remote = one.folder / f"there-{number}"
+        remote = lab.folder / f"there-{number}"
         assert (remote / "link").readlink() == Path("train.py")
         assert os.access(remote / "run.sh", os.X_OK)
         assert not (remote / "ignored").exists()
         (remote / "mine").write_text("a file of the host")
     (source / "package" / "words.py").write_text("HELLO = 'hello again'\n")
     (source / "run.sh").unlink()
-    code, _, err = launch(one)
+    code, _, err = launch(lab)
     assert code == 78
     assert "package/words.py" in err
-    code, out, err = launch(one, "--sync")
+    code, out, err = launch(lab, "--sync")
     assert code == 0, err
     assert "hello again" in out
     assert "1 of 1 files" in err
     for number in (1, 2):
-        remote = one.folder / f"there-{number}"
+        remote = lab.folder / f"there-{number}"
         assert not (remote / "run.sh").exists()
         assert (remote / "mine").exists()
-    code, _, err = launch(one, "--sync")
+    code, _, err = launch(lab, "--sync")
     assert code == 0
     assert "brought" not in err
 
 
-def checkout(one: Lab) -> Path:
+def checkout(lab: Lab) -> Path:
     """Return rackrun's own packages as a project, whose venv.sh tests may replace.
 
     A launcher that starts there, `before=("env",)`, is theirs; any other brings its own rackrun.
     """
-    source = project(one)
+    source = project(lab)
     with (source / ".gitignore").open("a") as ignored:
         ignored.write("__pycache__/\n")  # copied too, or the launcher there would compile it all
     for package in (*PLATFORM, *TASKS):
@@ -107,57 +109,57 @@ def checkout(one: Lab) -> Path:
     return source
 
 
-def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
+def test_the_environment_is_made_there_with_progress(start_lab: Labs) -> None:
     """A checkout gets its .venv on the host, with progress by line; a failure is named."""
-    one = lab(2)
-    script = checkout(one) / "launcher" / "venv.sh"
-    made = f"mkdir -p .venv/bin; ln -sf {one.cheap_python()} .venv/bin/python"
+    lab = start_lab(2)
+    script = checkout(lab) / "launcher" / "venv.sh"
+    made = f"mkdir -p .venv/bin; ln -sf {lab.cheap_python()} .venv/bin/python"
     message = "echo 2 of 2, torch $RACKRUN_OWN_TORCH, lock $RACKRUN_LOCK, own $RACKRUN_OWN_COMMAND"
     script.write_text(f"venv_python() {{ echo installing 1 of 2; {made}; {message}; }}\n")
     chosen = {"RACKRUN_OWN_TORCH": "yes", "RACKRUN_LOCK": "cuda12"}
-    code, _, err = launch(one, "--sync", named=False, before=("env",), env=chosen)
+    code, _, err = launch(lab, "--sync", named=False, before=("env",), env=chosen)
     assert code == 0, err
     assert "rackrun: 127.0.0.3: 2 of 2, torch yes, lock cuda12, own 1" in err
     script.write_text("venv_python() { printf 'the disk is full'; return 5; }\n")  # no newline
-    code, _, err = launch(one, "--sync")
+    code, _, err = launch(lab, "--sync")
     assert code == 0, err  # an interpreter that the host file names has its own packages
-    code, _, err = launch(one, "--sync", named=False, before=("env",))
+    code, _, err = launch(lab, "--sync", named=False, before=("env",))
     assert code == 78
     assert "no environment could be made" in err
     assert err.count("the disk is full") >= 2
 
 
-def test_hosts_without_an_index_install_from_wheels_that_are_brought(lab: Labs) -> None:
+def test_hosts_without_an_index_install_from_wheels_that_are_brought(start_lab: Labs) -> None:
     """The wheel exists in one folder on the launcher's machine; hosts are to ask no index."""
-    one = lab(1)
-    lock = checkout(one) / "requirements" / "base.txt"
+    lab = start_lab(1)
+    lock = checkout(lab) / "requirements" / "base.txt"
     lock.parent.mkdir()
-    lock.write_text(only_here(one.folder / "wheels"))
-    wheels = ("--sync-wheels", str(one.folder / "wheels"))
-    code, _, err = launch(one, "--sync", *wheels, named=False, before=("env",))
+    lock.write_text(only_here(lab.folder / "wheels"))
+    wheels = ("--sync-wheels", str(lab.folder / "wheels"))
+    code, _, err = launch(lab, "--sync", *wheels, named=False, before=("env",))
     assert code == 78 and "torch" in err  # the lock does not name it
-    (installed,) = (one.folder / "there-1").glob(".venv/lib/*/site-packages/only_here*")
+    (installed,) = (lab.folder / "there-1").glob(".venv/lib/*/site-packages/only_here*")
     assert installed.name == "only_here-1.dist-info"
     for chosen, lock in (({}, "base.txt"), ({"RACKRUN_LOCK": "cuda12"}, "cuda12.txt")):
-        args = ("--sync", "--sync-wheels", str(one.folder))
-        code, _, err = launch(one, *args, named=False, env=chosen)
+        args = ("--sync", "--sync-wheels", str(lab.folder))
+        code, _, err = launch(lab, *args, named=False, env=chosen)
         assert code == 64 and "holds no wheel; type: python3 -m pip download" in err
-        assert f"-r requirements/{lock} -d {one.folder}" in err
+        assert f"-r requirements/{lock} -d {lab.folder}" in err
 
 
-def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> None:
+def test_an_installation_ends_with_the_launcher_that_wanted_it(start_lab: Labs) -> None:
     """It may run for minutes without a word: Ctrl-C ends it on the hosts, with all it started."""
-    one = lab(2)
-    source = checkout(one)
-    marked = one.folder / "long"
+    lab = start_lab(2)
+    source = checkout(lab)
+    marked = lab.folder / "long"
     marked.symlink_to(shutil.which("sleep") or "")
     script = f"venv_python() {{ echo installing; ({marked} 600); }}\n"
     (source / "launcher" / "venv.sh").write_text(script)
-    hosts = str(one.write_hosts(*[f"workdir={one.folder}/there-{n}" for n in (1, 2)]))
-    launcher = one.run_ssh("--sync", hosts, "--", "true", cwd=source, before=("env",))
+    hosts = str(lab.write_hosts(*[f"workdir={lab.folder}/there-{n}" for n in (1, 2)]))
+    launcher = lab.run_ssh("--sync", hosts, "--", "true", cwd=source, before=("env",))
 
     def installing() -> list[int]:
-        below = [pid for host in one.hosts for pid in children(host.process.pid)]
+        below = [pid for host in lab.hosts for pid in children(host.process.pid)]
         return [pid for pid in below if command_line(pid).startswith(f"{marked}\0")]
 
     until(lambda: len(installing()) == 2, "both hosts install", 60)
@@ -168,60 +170,60 @@ def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> Non
     until(lambda: not any(map(command_line, left)), "nobody installs any more", 60)
 
 
-def test_code_does_not_go_into_a_home_directory(lab: Labs) -> None:
+def test_code_does_not_go_into_a_home_directory(start_lab: Labs) -> None:
     """A careless workdir=~ is refused before a file is written."""
-    one = lab(1)
-    project(one)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir=~"))
-    code, _, err = one.said("--sync", hosts, "--", "true", cwd=project_of(one))
+    lab = start_lab(1)
+    project(lab)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir=~"))
+    code, _, err = lab.result_of("--sync", hosts, "--", "true", cwd=project_of(lab))
     assert code == 78
     assert "cannot hold the code" in err
 
 
-def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(lab: Labs) -> None:
+def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(start_lab: Labs) -> None:
     """Names with spaces and newlines, empty files and folders that vanish: both hosts are equal."""
-    one = lab(2)
-    source = project(one)
+    lab = start_lab(2)
+    source = project(lab)
     for number in range(600):
         folder = source / f"part {number % 20}"
         folder.mkdir(exist_ok=True)
         (folder / f"f\n{number}.txt").write_bytes(bytes([number % 251]) * (number % 997))
-    code, _, err = launch(one, "--sync")
+    code, _, err = launch(lab, "--sync")
     assert code == 0, err
     assert "127.0.0.2: 500 of 605 files brought" in err
     assert "127.0.0.3: 605 of 605 files brought" in err
     for number in (1, 2):
-        assert tree(one.folder / f"there-{number}") == tree(source)
+        assert tree(lab.folder / f"there-{number}") == tree(source)
     for path in (source / "part 7").iterdir():
         path.unlink()
     (source / "part 7").rmdir()
     (source / "part 7").write_text("a file now")
     (source / "part 8" / "f\n8.txt").unlink()
-    code, _, err = launch(one, "--sync")
+    code, _, err = launch(lab, "--sync")
     assert code == 0, err
     assert "1 of 1 files brought" in err
     for number in (1, 2):
-        assert tree(one.folder / f"there-{number}") == tree(source)
+        assert tree(lab.folder / f"there-{number}") == tree(source)
 
 
-def test_what_may_be_executed_here_may_be_there(lab: Labs) -> None:
+def test_what_may_be_executed_here_may_be_there(start_lab: Labs) -> None:
     """A script that only gained or lost its executable bit is sent, too, and only once.
 
     A sync that has nothing to send still removes what is gone here.
     """
-    one = lab(1)
-    source = project(one)
-    assert launch(one, "--sync")[0] == 0
+    lab = start_lab(1)
+    source = project(lab)
+    assert launch(lab, "--sync")[0] == 0
     (source / "train.py").chmod(0o755)
     (source / "run.sh").chmod(0o644)
-    code, _, err = launch(one, "--sync")
+    code, _, err = launch(lab, "--sync")
     assert code == 0, err
     assert "2 of 2 files brought" in err
-    remote = one.folder / "there-1"
+    remote = lab.folder / "there-1"
     assert os.access(remote / "train.py", os.X_OK)
     assert not (remote / "run.sh").stat().st_mode & 0o111
     (source / "run.sh").unlink()
-    code, _, err = launch(one, "--sync")
+    code, _, err = launch(lab, "--sync")
     assert code == 0, err
     assert "brought" not in err
     assert not (remote / "run.sh").exists()
@@ -265,10 +267,10 @@ def tree(folder: Path) -> dict[str, bytes | str]:
 SECRETS = {"server.key": 0o644, "conf/.env": 0o644, "mine.txt": 0o600, "closed/notes.txt": 0o644}
 
 
-def test_private_files_stay_here_unless_they_are_asked_for_by_name(lab: Labs) -> None:
+def test_private_files_stay_here_unless_they_are_asked_for_by_name(start_lab: Labs) -> None:
     """Untracked keys, .env, what only its owner reads: left out, and named with what to type."""
-    one = lab(1)
-    source = project(one)
+    lab = start_lab(1)
+    source = project(lab)
     subprocess.run(["git", "-C", source, "init", "-q", "nested"], check=True)
     (source / "nested" / "x").touch()
     (source / "plain.txt").write_text("goes along")
@@ -278,51 +280,51 @@ def test_private_files_stay_here_unless_they_are_asked_for_by_name(lab: Labs) ->
         path.write_text("hunter2")
         path.chmod(mode)
     (source / "closed").chmod(0o700)
-    code, _, err = launch(one, "--sync")
+    code, _, err = launch(lab, "--sync")
     assert code == 0, err
     assert "rackrun: left out: closed/notes.txt, conf/.env, mine.txt and 1 more: private" in err
     assert "type --sync-untracked closed/notes.txt" in err
     assert "warning: nested/ is a git repository of its own" in err
-    remote = one.folder / "there-1"
+    remote = lab.folder / "there-1"
     assert (remote / "plain.txt").exists()
     assert not any((remote / name).exists() for name in SECRETS)
     expected = ("--sync-untracked", "*.key", "--sync-untracked", "closed")
-    code, _, err = launch(one, "--sync", *expected)
+    code, _, err = launch(lab, "--sync", *expected)
     assert code == 0, err
     came = {
         name: (remote / name).stat().st_mode & 0o777 for name in SECRETS if (remote / name).exists()
     }
     assert came == {"server.key": 0o644, "closed/notes.txt": 0o600}
-    code, _, err = launch(one, "--sync", "--sync-untracked", "none.key")
+    code, _, err = launch(lab, "--sync", "--sync-untracked", "none.key")
     assert code == 64
     assert "--sync-untracked none.key: there is no such file that is untracked" in err
-    assert launch(one, "--sync-untracked", "server.key")[0] == 64
+    assert launch(lab, "--sync-untracked", "server.key")[0] == 64
 
 
-def test_modes_of_files_are_no_wider_there_than_here(lab: Labs) -> None:
+def test_modes_of_files_are_no_wider_there_than_here(start_lab: Labs) -> None:
     """0600 stays 0600 and 0700 stays 0700, also for what came earlier as 0644; 0664 is 0644."""
-    one = lab(1)
-    source = project(one)
+    lab = start_lab(1)
+    source = project(lab)
     modes = {"train.py": 0o600, "run.sh": 0o700, "package/words.py": 0o664, ".gitignore": 0o640}
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}/there"))
     args = ("--sync", hosts, "--", "true")
-    assert one.said(*args, cwd=source)[0] == 0
+    assert lab.result_of(*args, cwd=source)[0] == 0
     for name, mode in modes.items():
         (source / name).chmod(mode)
-    remote = one.folder / "there"
+    remote = lab.folder / "there"
     assert remote.joinpath("train.py").stat().st_mode & 0o777 == 0o644
-    code, _, err = one.said(*args, cwd=source)
+    code, _, err = lab.result_of(*args, cwd=source)
     assert code == 0, err
     assert "2 of 2 files brought" in err
     by_file = {name: (remote / name).stat().st_mode & 0o777 for name in ("train.py", "run.sh")}
     assert by_file == {"train.py": 0o600, "run.sh": 0o700}
     shutil.rmtree(remote)
-    assert one.said(*args, cwd=source)[0] == 0
+    assert lab.result_of(*args, cwd=source)[0] == 0
     by_file = {name: (remote / name).stat().st_mode & 0o777 for name in modes}
     assert by_file == {**modes, "package/words.py": 0o644}
 
 
-def brought(remote: Path, files: dict[str, str]) -> tuple[list[str], Here]:
+def brought(remote: Path, files: dict[str, str]) -> tuple[list[str], TrackedTransport]:
     """Upload files to a folder of this machine; return the messages and the transport."""
     source = remote.parent / "source"
     for name, text in files.items():
@@ -330,11 +332,11 @@ def brought(remote: Path, files: dict[str, str]) -> tuple[list[str], Here]:
         (source / name).write_text(text)
     code = with_files(WorkingTree(source, {}), list(files), print)
     lines: list[str] = []
-    transport = Here()
+    transport = TrackedTransport()
     try:
         upload_code(code, [Destination(transport, str(remote))], lines.append)
     finally:
-        transport.gone()
+        transport.wait_for_end()
     return lines, transport
 
 
@@ -345,10 +347,10 @@ def test_an_image_needs_no_environment_on_its_host(
     made: list[str] = []
     monkeypatch.setattr(sync, "_make_environment", lambda client, root, *args: made.append(root))
     for image in (False, True):
-        transport = Here()
+        transport = TrackedTransport()
         code = WorkingTree(tmp_path, {})
         upload_code(code, [Destination(transport, str(tmp_path / "there"), image=image)], print)
-        transport.gone()
+        transport.wait_for_end()
     assert len(made) == 1
 
 
@@ -429,25 +431,25 @@ ROOTED = {"root": "/x", "paths": [], "gone": 0}
 def test_a_host_is_sent_nothing_but_code(tmp_path: Path, value: object) -> None:
     """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
     (tmp_path / "a").write_text("code")
-    host = FakeHost(service.MARKER + answers(json.dumps(value).encode()))
+    host = FakeHost(service.MARKER + replies(json.dumps(value).encode()))
     code = with_files(WorkingTree(tmp_path, {}), ["a"], print)
     with pytest.raises(Problem, match="^fake: ") as error:
         upload_code(code, [Destination(host, "x")], print)
     assert str(error.value).isprintable()
     assert error.value.exit_code in (69, 78)
-    host.gone()
+    host.wait_for_end()
 
 
 def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     """Its lines are clean; one that is no line ends it."""
     lines = [{"said": "\x1b]0;PWNED\x07 1 of 2"}, {"said": 5}]
     data = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
-    host, heard = FakeHost(service.MARKER + answers(*data)), list[str]()
+    host, heard = FakeHost(service.MARKER + replies(*data)), list[str]()
     code = with_files(WorkingTree(tmp_path, {}), [], print)
     with pytest.raises(Problem, match="^fake: sent an invalid answer"):
         upload_code(code, [Destination(host, "x")], heard.append)
     assert heard == ["fake: ␛]0;PWNED␇ 1 of 2"]
-    host.gone()
+    host.wait_for_end()
 
 
 def test_a_host_that_stands_still_while_code_comes_is_named(
@@ -457,12 +459,12 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
     (tmp_path / "big").write_bytes(bytes(4 << 20))
     code = with_files(WorkingTree(tmp_path, {}), ["big"], print)
     monkeypatch.setattr(sync, "DIGEST_SECONDS", 1.0)
-    wants = answers(json.dumps({**ROOTED, "paths": ["big"]}).encode())
+    wants = replies(json.dumps({**ROOTED, "paths": ["big"]}).encode())
     for says, why in ((b" ", "has gone silent"), (wants + b" ", "accepts no more data")):
         host = FakeHost(service.MARKER + says, rest_seconds=600.0)
         with pytest.raises(Problem, match=f"^fake: {why}"):
             upload_code(code, [Destination(host, "x")], print)
-        host.gone()
+        host.wait_for_end()
 
 
 def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> None:
@@ -473,10 +475,10 @@ def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> Non
     (source / "a").write_text("new")
     code = with_files(WorkingTree(source, {}), ["a"], print)
     (source / "a").write_text("newer")
-    transport = Here()
+    transport = TrackedTransport()
     with pytest.raises(PreflightRefused, match="a has changed while it was brought; type it once"):
         upload_code(code, [Destination(transport, str(remote))], print)
-    transport.gone()
+    transport.wait_for_end()
     assert (remote / "a").read_text() == "old"
 
 
@@ -495,29 +497,29 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
         subprocess.run(["umount", remote], check=True)
 
 
-def test_a_task_of_ones_own_is_brought_or_refused(lab: Labs) -> None:
+def test_a_task_of_ones_own_is_brought_or_refused(start_lab: Labs) -> None:
     """The launch names what git leaves out, or what is elsewhere; then --sync brings the task."""
-    one = lab(1)
-    source = project(one)
-    for folder in (source / "mine", one.folder / "elsewhere"):
+    lab = start_lab(1)
+    source = project(lab)
+    for folder in (source / "mine", lab.folder / "elsewhere"):
         folder.mkdir()
         (folder / "model.py").write_text("raise SystemExit('the launcher runs no task')")
         (folder / "recipes.py").write_text(
             'from training.config import Config\nRECIPES = {"default": Config}'
         )
     (source / ".gitignore").write_text("mine\n")
-    host = f"python={one.cheap_python(trains=True)} workdir={one.folder}/there"
-    args = ("--sync", str(one.write_hosts(host)), "mine", "--synthetic", "--epochs")
-    code, _, err = one.said(*args, "none", cwd=source)
+    host = f"python={lab.cheap_python(trains=True)} workdir={lab.folder}/there"
+    args = ("--sync", str(lab.write_hosts(host)), "mine", "--synthetic", "--epochs")
+    code, _, err = lab.result_of(*args, "none", cwd=source)
     assert (code, "error: --epochs none: not a number; type: " in err) == (64, True), err
-    code, _, err = one.said(*args, "1", cwd=source)
+    code, _, err = lab.result_of(*args, "1", cwd=source)
     assert (code, "as git ignores it; type: git add -f mine/model.py" in err) == (64, True), err
     (source / ".gitignore").write_text("")
-    one.said(*args, "1", cwd=source)
-    assert (one.folder / "there" / "mine" / "model.py").exists()
+    lab.result_of(*args, "1", cwd=source)
+    assert (lab.folder / "there" / "mine" / "model.py").exists()
 
-    bare = one.write_hosts(f"workdir={one.folder}/there")
-    env = {"PYTHONPATH": str(one.folder)}
+    bare = lab.write_hosts(f"workdir={lab.folder}/there")
+    env = {"PYTHONPATH": str(lab.folder)}
     args = ("--sync", str(bare), "elsewhere", "--synthetic")
-    code, _, err = one.said(*args, cwd=source, env=env)
+    code, _, err = lab.result_of(*args, cwd=source, env=env)
     assert (code, "which is what hosts get; put it there, or install" in err) == (64, True), err

@@ -22,10 +22,10 @@ from tests.waiting import until
 Labs = Callable[[int], Lab]
 
 
-def test_code_that_cannot_be_read_is_named(lab: Labs) -> None:
+def test_code_that_cannot_be_read_is_named(start_lab: Labs) -> None:
     """An unreadable file, and a repository within ours, are reported before any copy."""
-    one = lab(1)
-    source = one.folder / "project"
+    lab = start_lab(1)
+    source = lab.folder / "project"
     subprocess.run(["git", "init", "-q", source, "-b", "main"], check=True)
     subprocess.run(["git", "-C", source, "init", "-q", "nested"], check=True)
     commit = ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "x"]
@@ -33,12 +33,12 @@ def test_code_that_cannot_be_read_is_named(lab: Labs) -> None:
     (source / "model.py").touch()
     subprocess.run(["git", "-C", source, "add", "model.py"], check=True)
     (source / "model.py").chmod(0)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}/there"))
     mortal = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") * (os.geteuid() == 0)
-    code, _, err = one.said("--sync", hosts, "--", "true", cwd=source, before=mortal)
+    code, _, err = lab.result_of("--sync", hosts, "--", "true", cwd=source, before=mortal)
     assert code == 64
     assert "model.py: Permission denied; what the ranks do not need belongs into .gitignore" in err
-    assert not (one.folder / "there").exists()
+    assert not (lab.folder / "there").exists()
 
 
 def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
@@ -87,18 +87,18 @@ def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
     assert int(peak) / 1024 < 75
 
 
-def own_repository(one: Lab) -> tuple[Path, list[str]]:
+def own_repository(lab: Lab) -> tuple[Path, list[str]]:
     """Make a user's project without our .gitignore, and two hosts with a clone each."""
-    source = one.folder / "project"
+    source = lab.folder / "project"
     source.mkdir()
     (source / "model.py").write_text("x = 1\n")
-    lines = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
-    (source / "hosts.txt").write_text(one.write_hosts(*lines).read_text())
+    lines = [f"python={lab.cheap_python()} workdir={lab.folder}/there-{n}" for n in (1, 2)]
+    (source / "hosts.txt").write_text(lab.write_hosts(*lines).read_text())
     git(source, "init", "-q", "-b", "main")
     git(source, "add", ".")
     git(source, "-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "-m", "x")
     for number in (1, 2):
-        git(one.folder, "clone", "-q", str(source), f"there-{number}")
+        git(lab.folder, "clone", "-q", str(source), f"there-{number}")
     with (source / "hosts.txt").open("a") as file:
         file.write("# which of them are mine is nobody else's business\n")
     return source, ["hosts.txt", "--", sys.executable, "-c"]
@@ -108,12 +108,12 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", "-C", folder, *words], check=True)
 
 
-def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(lab: Labs) -> None:
+def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(start_lab: Labs) -> None:
     """Runs, hosts.txt, logs that grow: a second launch, --sync and --max-restarts go on."""
-    one = lab(2)
-    source, args = own_repository(one)
+    lab = start_lab(2)
+    source, args = own_repository(lab)
     (source / "new.py").touch()
-    code, _, err = one.said(*args, "pass", cwd=source)
+    code, _, err = lab.result_of(*args, "pass", cwd=source)
     assert code == 0, err
     assert "warning: git does not track new.py: " in err
     assert "type: git add new.py" in err
@@ -124,13 +124,13 @@ def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(lab: Labs) -
             log.flush()
             more = {"stdout": log, "stderr": log}
             fails = "raise SystemExit(3)" if options == ("--max-restarts", "1") else "pass"
-            launcher = one.run_ssh(*options, *args, fails, cwd=source, **more)
+            launcher = lab.run_ssh(*options, *args, fails, cwd=source, **more)
             code = launcher.wait(timeout=120)
         text = (source / "train.log").read_text()
         assert code == (3 if options == ("--max-restarts", "1") else 0), text
         assert ("restart 1 of 1" in text) == (options == ("--max-restarts", "1"))
         assert "left out" not in text
-        assert not (one.folder / "there-1" / "train.log").exists()
+        assert not (lab.folder / "there-1" / "train.log").exists()
     output = subprocess.run(["git", "-C", source, "status", "--porcelain"], capture_output=True)
     assert output.stdout.decode() == " M hosts.txt\n?? train.log\n"
 
@@ -146,11 +146,11 @@ raise SystemExit(3)
 """
 
 
-def edited_meanwhile(one: Lab, source: Path, words: list[str]) -> str:
+def edited_meanwhile(lab: Lab, source: Path, words: list[str]) -> str:
     """Return the messages of a run that fails after model.py is edited, and is started again."""
-    mark = one.folder / "edited"
+    mark = lab.folder / "edited"
     before = len(list(source.glob(RANK_1)))
-    launcher = one.run_ssh("--max-restarts", "1", *words, EDIT.format(str(mark)), cwd=source)
+    launcher = lab.run_ssh("--max-restarts", "1", *words, EDIT.format(str(mark)), cwd=source)
     until(lambda: len(list(source.glob(RANK_1))) > before, "it runs", 60)
     (source / "model.py").write_text("x = 2\n")
     mark.touch()
@@ -160,34 +160,34 @@ def edited_meanwhile(one: Lab, source: Path, words: list[str]) -> str:
     return str(err)
 
 
-def test_an_edit_while_a_run_goes_on_keeps_its_restarts(lab: Labs) -> None:
+def test_an_edit_while_a_run_goes_on_keeps_its_restarts(start_lab: Labs) -> None:
     """Hosts are held to the code of the first attempt; where they share our folder, it is said."""
-    one = lab(2)
-    source, args = own_repository(one)
-    err = edited_meanwhile(one, source, args)
+    lab = start_lab(2)
+    source, args = own_repository(lab)
+    err = edited_meanwhile(lab, source, args)
     assert "rackrun: restart 1 of 1" in err
     assert "left out" not in err
-    code, _, err = one.said(*args, "pass", cwd=source)
+    code, _, err = lab.result_of(*args, "pass", cwd=source)
     assert code == 78, "another launch is held to the code of now"
     assert "code: model.py; copy it from here with --sync" in err
     git(source, "checkout", "-q", "model.py")
-    lines = [f"python={one.cheap_python()} workdir={source}"] * 2
-    (source / "hosts.txt").write_text(one.write_hosts(*lines).read_text())
-    err = edited_meanwhile(one, source, args)
+    lines = [f"python={lab.cheap_python()} workdir={source}"] * 2
+    (source / "hosts.txt").write_text(lab.write_hosts(*lines).read_text())
+    err = edited_meanwhile(lab, source, args)
     assert "rackrun: restart 1 of 1" in err
     assert "left out" not in err
     assert "warning: 127.0.0.2, 127.0.0.3: code: model.py" in err
 
 
-def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(lab: Labs) -> None:
+def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(start_lab: Labs) -> None:
     """The code of one host changed, and only there: the attempt after goes on without it."""
-    one = lab(2)
-    source, args = own_repository(one)
-    mark = one.folder / "edited"
+    lab = start_lab(2)
+    source, args = own_repository(lab)
+    mark = lab.folder / "edited"
     options = ("--max-restarts", "1", "--min-hosts", "1")
-    launcher = one.run_ssh(*options, *args, EDIT.format(str(mark)), cwd=source)
+    launcher = lab.run_ssh(*options, *args, EDIT.format(str(mark)), cwd=source)
     until(lambda: any(source.glob(RANK_1)), "it runs", 60)
-    (one.folder / "there-2" / "model.py").write_text("x = 3\n")
+    (lab.folder / "there-2" / "model.py").write_text("x = 3\n")
     mark.touch()
     _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 3, err

@@ -37,13 +37,13 @@ def interrupted_twice(process: "subprocess.Popen[str]") -> tuple[str, float]:
     return err, time.monotonic() - began
 
 
-def test_a_run_that_has_a_plan_gets_a_result(lab: Labs) -> None:
+def test_a_run_that_has_a_plan_gets_a_result(start_lab: Labs) -> None:
     """Ctrl-C in the moment in which plan.json appears, before anything is started on a host."""
-    one = lab(1)
+    lab = start_lab(1)
     for _ in range(3):
-        ended = set((one.folder / "runs").glob("2*/plan.json"))
-        process = one.run_ssh(cheap_hosts(one), *WAIT)
-        while not (plans := set((one.folder / "runs").glob("2*/plan.json")) - ended):
+        ended = set((lab.folder / "runs").glob("2*/plan.json"))
+        process = lab.run_ssh(cheap_hosts(lab), *WAIT)
+        while not (plans := set((lab.folder / "runs").glob("2*/plan.json")) - ended):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -68,10 +68,10 @@ def test_twice_with_a_host_that_is_cut_off(pair: NetLab) -> None:
     assert f"once node2 can be reached, type: ./run-ssh stop {run[:8]}\n" in err
     assert "rackrun: node2: not verified: " in err
     assert err.splitlines()[-1] == "rackrun: interrupted: stopped by Ctrl-C"
-    code, _, err = pair.said(run[:8], verb=("attach",), env=home)
+    code, _, err = pair.result_of(run[:8], verb=("attach",), env=home)
     assert (code, "was attached and is over" in err) == (64, True), err
     pair.plug_cable(2)
-    code, _, err = pair.said(run[:8], verb=("stop",), env=home)
+    code, _, err = pair.result_of(run[:8], verb=("stop",), env=home)
     assert code == 0, err
     assert "2 of 2 hosts clean: nothing left running" in err
     assert len(pair.hosts[1].processes()) == 0
@@ -95,35 +95,35 @@ def test_twice_during_the_look_with_a_host_that_is_cut_off(pair: NetLab) -> None
     assert not (pair.folder / "runs").exists()
 
 
-def test_twice_while_ranks_start(lab: Labs) -> None:
+def test_twice_while_ranks_start(start_lab: Labs) -> None:
     """The plan is written, torchrun takes its time: 130 in time, and every host is as before."""
-    one = lab(2, APART)
-    before = [set(host.processes()) for host in one.hosts]
-    hosts = cheap_hosts(one)
-    python = one.folder / "python"
+    lab = start_lab(2, APART)
+    before = [set(host.processes()) for host in lab.hosts]
+    hosts = cheap_hosts(lab)
+    python = lab.folder / "python"
     python.write_text(python.read_text().replace("shift 2; exec", "sleep 98767; shift 2; exec"))
-    process = one.run_ssh("--checkpoint-seconds", "60", hosts, *WAIT)
+    process = lab.run_ssh("--checkpoint-seconds", "60", hosts, *WAIT)
     until(
-        lambda: all("sleep\x0098767\0" in host.processes().values() for host in one.hosts),
+        lambda: all("sleep\x0098767\0" in host.processes().values() for host in lab.hosts),
         "torchrun is about to start",
         60,
     )
     err, took = interrupted_twice(process)
     assert process.returncode == 130, err
     assert took < TWICE_BOUND_SECONDS, err
-    assert set(result(one)["hosts"].values()) == {"clean"}
-    until(lambda: [set(host.processes()) for host in one.hosts] == before, "all is gone", 5)
+    assert set(result(lab)["hosts"].values()) == {"clean"}
+    until(lambda: [set(host.processes()) for host in lab.hosts] == before, "all is gone", 5)
 
 
-def test_once_lets_a_real_task_save(lab: Labs) -> None:
+def test_once_lets_a_real_task_save(start_lab: Labs) -> None:
     """A task on a host, a terminal, one Ctrl-C: a checkpoint, in time, and the command to type.
 
     Pasted as it is printed, with a rate of its own behind it, it continues this very run and says
     what has changed.
     """
-    one = lab(1)
-    hosts = one.write_hosts(
-        f"python={one.cheap_python(trains=True)} workdir={ROOT} env=OMP_NUM_THREADS=1"
+    lab = start_lab(1)
+    hosts = lab.write_hosts(
+        f"python={lab.cheap_python(trains=True)} workdir={ROOT} env=OMP_NUM_THREADS=1"
     )
     terminal = Terminal(columns=200)
     task = (
@@ -136,8 +136,8 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
         "--steps-per-epoch",
         "9999",
     )
-    process = one.run_ssh(
-        *("--ignore-check", "code", "--runs", str(one.folder / "runs"), "--name", "a b"),
+    process = lab.run_ssh(
+        *("--ignore-check", "code", "--runs", str(lab.folder / "runs"), "--name", "a b"),
         *(str(hosts), *task),
         before=(sys.executable, "-c", TAKE_TERMINAL),
         cwd=ROOT,
@@ -153,16 +153,16 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
     assert time.monotonic() - began < GRACE_BOUND_SECONDS
     assert terminal.shows("interrupted: stopped by Ctrl-C")
     assert terminal.restored()
-    assert result(one)["codes"] == {"0": 143}, terminal.text()
-    assert set(result(one)["hosts"].values()) == {"clean"}
-    assert any(run_folder(one).glob("checkpoints/step-*.pt"))
-    printed = result(one)["resume"]
+    assert result(lab)["codes"] == {"0": 143}, terminal.text()
+    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert any(run_folder(lab).glob("checkpoints/step-*.pt"))
+    printed = result(lab)["resume"]
     shown = "".join(terminal.text().split())  # a blank at the end of a row is not to be seen
     assert f"tocontinue,type:{''.join(printed.split())}" in shown
     program, *args = shlex.split(printed)
-    (first,) = (one.folder / "runs").glob("*-a_b")
+    (first,) = (lab.folder / "runs").glob("*-a_b")
     assert (program, args[-1]) == ("./run-ssh", str(first))
-    again = one.launcher(*args, "--lr", "0.5", cwd=ROOT)
+    again = lab.launcher(*args, "--lr", "0.5", cwd=ROOT)
     assert again.stdout is not None
     lines = iter(again.stdout.readline, "")
     resumed = next(line for line in lines if line.startswith("resumed"))

@@ -66,23 +66,23 @@ def only_on_linux() -> dict[str, list[str]]:
     }
 
 
-def test_it_launches_without_what_only_linux_has(lab: Callable[[int], Lab]) -> None:
+def test_it_launches_without_what_only_linux_has(start_lab: Callable[[int], Lab]) -> None:
     """No name that typeshed has for Linux alone, and nothing in /proc: all modules that launch are
     imported, a run on a host ends well, and the host is verified."""
     missing = only_on_linux()
     assert "pidfd_open" in missing["os"] and "epoll" in missing["select"]
-    one = lab(1)
-    hosts = one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}")
-    args = ("--ssh-config", os.fspath(one.config), os.fspath(hosts), "--", "echo", "ran")
+    lab = start_lab(1)
+    hosts = lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}")
+    args = ("--ssh-config", os.fspath(lab.config), os.fspath(hosts), "--", "echo", "ran")
     program = ("-c", LAUNCH, json.dumps(missing), json.dumps(NOT_THE_LAUNCHERS))
     done = subprocess.run(
         [*WITHOUT_PROC, sys.executable, *program, *args],
-        cwd=one.folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(one.home)},
+        cwd=lab.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(lab.home)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
-    (result,) = one.folder.glob("runs/2*/result.json")
+    (result,) = lab.folder.glob("runs/2*/result.json")
     assert set(json.loads(result.read_text())["hosts"].values()) == {"clean"}

@@ -124,29 +124,29 @@ def test_a_task_is_told_of_all_its_earlier_attempts() -> None:
     assert after(Command(("true",)), ["runs/a"]) == Command(("true",))
 
 
-def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
+def test_a_run_goes_on_without_a_host_that_went_down(start_lab: Labs) -> None:
     """Real hosts, --min-hosts 1: one sshd dies, another loses its folder; the last one ends it."""
-    one = lab(3)
-    python, lost = f"python={one.cheap_python()}", one.folder / "lost"
+    lab = start_lab(3)
+    python, lost = f"python={lab.cheap_python()}", lab.folder / "lost"
     lost.mkdir()
-    hosts = str(one.write_hosts(python, python, f"{python} workdir={lost}"))
+    hosts = str(lab.write_hosts(python, python, f"{python} workdir={lost}"))
     code = "import os, time; time.sleep(999 if os.environ['WORLD_SIZE'] == '3' else 0)"
     args = ("--lease-seconds", "3", "--max-restarts", "1", "--min-hosts", "1", hosts)
-    process = one.run_ssh(*args, "--", sys.executable, "-c", code)
+    process = lab.run_ssh(*args, "--", sys.executable, "-c", code)
 
     def ranks() -> list[int]:
-        pids = [pid for host in one.hosts for pid in children(host.process.pid)]
+        pids = [pid for host in lab.hosts for pid in children(host.process.pid)]
         lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
         return [1 for line in lines if line.exists() and "sleep(999" in line.read_text()]
 
     until(lambda: len(ranks()) >= 3, "all ranks run", 60)
     shutil.rmtree(lost)
-    one.hosts[1].stop()
+    lab.hosts[1].stop()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "rackrun: restart 1 of 1" in err
-    assert f"rackrun: left out: {one.hosts[2].host.label}: workdir: there is no folder" in err
-    runs = sorted((one.folder / "runs").glob("2*"))
+    assert f"rackrun: left out: {lab.hosts[2].host.label}: workdir: there is no folder" in err
+    runs = sorted((lab.folder / "runs").glob("2*"))
     verdicts = [json.loads((run / "result.json").read_text())["exit_code"] for run in runs]
     assert verdicts == [75, 0]
 
@@ -185,16 +185,16 @@ def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path: Path) -> 
     assert error.hosts == {"first"}
 
 
-def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
+def test_the_results_come_from_the_spare_that_took_over(start_lab: Labs) -> None:
     """The only host is lost and the spare becomes rank 0: what it wrote comes back, and its log."""
-    one = lab(2)
-    folders = [one.folder / "first", one.folder / "spare"]
-    python = f"python={one.cheap_python()}"
-    hosts = str(one.write_hosts(*(f"{python} workdir={folder}" for folder in folders)))
+    lab = start_lab(2)
+    folders = [lab.folder / "first", lab.folder / "spare"]
+    python = f"python={lab.cheap_python()}"
+    hosts = str(lab.write_hosts(*(f"{python} workdir={folder}" for folder in folders)))
     folders[0].mkdir()
-    unfit, _, outputs = one.said("--max-restarts", "1", "--spares", "1", hosts, "--", "true")
+    unfit, _, outputs = lab.result_of("--max-restarts", "1", "--spares", "1", hosts, "--", "true")
     assert unfit == 78, "a spare is looked at before it is needed"
-    assert f"{one.hosts[1].host.label}: workdir: there is no folder" in outputs
+    assert f"{lab.hosts[1].host.label}: workdir: there is no folder" in outputs
     folders[1].mkdir()
     code = (
         "import json, os, pathlib, socket, time; print('at', os.getcwd(), flush=True)\n"
@@ -205,32 +205,32 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
         "ear.send(json.dumps({'rank': 0, 'phase': 'done', 'final': str(final)}).encode())"
     )
     args = ("--lease-seconds", "3", "--max-restarts", "1", "--spares", "1", hosts)
-    process = one.run_ssh(*args, "--", sys.executable, "-c", code)
-    until(lambda: any(one.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 runs", 60)
-    one.hosts[0].stop()
+    process = lab.run_ssh(*args, "--", sys.executable, "-c", code)
+    until(lambda: any(lab.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 runs", 60)
+    lab.hosts[0].stop()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert f"1 file came back from {one.hosts[1].host.label}" in err
-    newest = sorted((one.folder / "runs").glob("2*"))[-1]
+    assert f"1 file came back from {lab.hosts[1].host.label}" in err
+    newest = sorted((lab.folder / "runs").glob("2*"))[-1]
     assert (newest / "final.pt").read_text() == "weights"
     assert f"model: runs/{newest.name}/final.pt" in err
     (log,) = newest.glob("logs/*/rank-0.out")
     assert log.read_text() == f"at {folders[1]}\n"
 
 
-def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
+def test_the_last_attempt_gives_the_exit_code(start_lab: Labs) -> None:
     """A command that always fails is tried again, but not always on the same host."""
-    one = lab(1)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
-    code, _, err = one.said("--max-restarts", "2", hosts, "--", "sh", "-c", "exit 9")
+    lab = start_lab(1)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
+    code, _, err = lab.result_of("--max-restarts", "2", hosts, "--", "sh", "-c", "exit 9")
     assert code == 9
     assert err.count("rackrun: restart") == 1, "a host that failed twice is not used again"
 
 
-def test_an_attempt_that_saved_nothing_is_no_obstacle(lab: Labs) -> None:
+def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab: Labs) -> None:
     """A task that failed at once is started anew with all its options and the earlier runs."""
-    one = lab(1)
-    package = one.folder / "training"  # ranks start as: python -m training catdog ...
+    lab = start_lab(1)
+    package = lab.folder / "training"  # ranks start as: python -m training catdog ...
     package.mkdir()
     (package / "__init__.py").touch()  # or the installed package would come first
     (package / "__main__.py").write_text(
@@ -239,26 +239,26 @@ def test_an_attempt_that_saved_nothing_is_no_obstacle(lab: Labs) -> None:
         "print('options', *sys.argv[2:], flush=True)\n"
         "os._exit(0 if '--earlier-attempts' in sys.argv else 9)\n"
     )
-    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
     args = ("--max-restarts", "1", hosts, "catdog", "--resume", "x", "--synthetic")
-    code, out, err = one.said(*args)
+    code, out, err = lab.result_of(*args)
     assert code == 0, err
-    first, _ = sorted(path.name for path in (one.folder / "runs").glob("2*"))
+    first, _ = sorted(path.name for path in (lab.folder / "runs").glob("2*"))
     lines = [line.split("options ")[1] for line in out.splitlines() if "options " in line]
     given = "--resume x --synthetic"
     assert lines == [given, f"{given} --earlier-attempts runs/{first}"]
 
 
 @pytest.mark.long
-def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
+def test_a_real_training_goes_on_from_its_checkpoint(start_lab: Labs) -> None:
     """A rank is killed after the first checkpoint: the second attempt resumes and finishes."""
-    one = lab(2)
-    runs = one.folder / "runs"
-    hosts = str(one.write_hosts(f"python={sys.executable}"))
+    lab = start_lab(2)
+    runs = lab.folder / "runs"
+    hosts = str(lab.write_hosts(f"python={sys.executable}"))
     task = ("catdog", "--recipe", "demo", "--synthetic", "--steps-per-epoch", "10", "--epochs", "3")
     fresh = ("--env", "RACKRUN_FORK=0")  # a forked rank is not known by its environment
     args = ("--runs", str(runs), "--max-restarts", "1", *fresh, hosts, *task, "--image-size", "32")
-    process = one.run_ssh(*args, cwd=ROOT)
+    process = lab.run_ssh(*args, cwd=ROOT)
     until(lambda: any(runs.glob("2*/checkpoints/step-*.pt")), "a checkpoint is written", 240)
     with_signal(second_rank(runs), signal.SIGKILL)
     out, err = process.communicate(timeout=300)

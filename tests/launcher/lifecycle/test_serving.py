@@ -77,10 +77,10 @@ def shards(tmp_path: Path) -> Iterator[Path]:
             stop(record)
 
 
-def hosts_of(one: Lab, shards: Path) -> str:
+def hosts_of(lab: Lab, shards: Path) -> str:
     """Write hosts.txt of cheap hosts with the stand-in as their code."""
     code = shards.parent / "code"
-    return str(one.write_hosts(f"python={one.cheap_python()} workdir={code}"))
+    return str(lab.write_hosts(f"python={lab.cheap_python()} workdir={code}"))
 
 
 def said_by_ranks(shards: Path) -> set[str]:
@@ -92,7 +92,7 @@ def said_by_ranks(shards: Path) -> set[str]:
 def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, shards: Path) -> None:
     """A folder here becomes a URL at the address on the way to the hosts, until the run ends."""
     args = (hosts_of(pair, shards), "catdog", "--data", str(shards))
-    code, out, err = pair.said("--serve-native", *args, cwd=shards.parent / "code")
+    code, out, err = pair.result_of("--serve-native", *args, cwd=shards.parent / "code")
     assert code == 0, err
     assert "rackrun: serving" in err
     (line,) = said_by_ranks(shards)
@@ -103,14 +103,14 @@ def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, sh
 
 @pytest.mark.parametrize("task", ["tasks/flowers.py", "tasks.flowers"])
 def test_an_own_task_in_a_folder_reads_served_shards_under_its_own_name(
-    lab: Labs, shards: Path, task: str
+    start_lab: Labs, shards: Path, task: str
 ) -> None:
     """Ranks are started with the task as typed, although its data are elsewhere now."""
-    one, code = lab(1), shards.parent / "code"
+    lab, code = start_lab(1), shards.parent / "code"
     (code / "tasks").mkdir()
     (code / "tasks" / "flowers.py").write_text("TASK = None\n")
-    args = (hosts_of(one, shards), task, "--data", str(shards))
-    exit_code, _, err = one.said("--serve", "--serve-native", *args, cwd=code)
+    args = (hosts_of(lab, shards), task, "--data", str(shards))
+    exit_code, _, err = lab.result_of("--serve", "--serve-native", *args, cwd=code)
     assert exit_code == 0, err
     logs = (code / "runs").glob("2*/logs/*/rank-*.err")
     assert {log.read_text() for log in logs} == {f"{task}\n"}
@@ -122,7 +122,7 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
     """A firewall between one host and the server ends the launch with 65 and that host's name."""
     pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18080", "-j", "DROP")
     args = (hosts_of(pair, shards), "catdog", "--data", str(shards))
-    code, out, err = pair.said(
+    code, out, err = pair.result_of(
         "--serve-native", "--serve-port", "18080", *args, cwd=shards.parent / "code"
     )
     assert code == 65, err
@@ -147,7 +147,7 @@ def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_
         "--ignore-check",
         "code",
     )
-    code, out, err = pair.said(*options, "--runs", str(tmp_path / "runs"), hosts, *task)
+    code, out, err = pair.result_of(*options, "--runs", str(tmp_path / "runs"), hosts, *task)
     assert code == 65, err
     assert "rank 1 on node2" in err, err
     assert "http://10.77.0.1:18081/" in err
@@ -175,13 +175,13 @@ def drawn_shards(folder: Path) -> Path:
     ids=["a rank fails", "Ctrl-C", "kill -9"],
 )
 def test_the_server_ends_with_the_run(
-    lab: Labs, shards: Path, wish: str, sent: signal.Signals | None, code: int
+    start_lab: Labs, shards: Path, wish: str, sent: signal.Signals | None, code: int
 ) -> None:
     """However a run ends, no nginx is left, and its port is free. SSH-6: it never saw a secret."""
-    one = lab(2)
-    args = (hosts_of(one, shards), "catdog", "--data", str(shards), wish)
+    lab = start_lab(2)
+    args = (hosts_of(lab, shards), "catdog", "--data", str(shards), wish)
     options = ("--serve", "--serve-native", "--grace-seconds", "1", "--secret", "TOKEN")
-    process = one.run_ssh(*options, *args, cwd=shards.parent / "code", env={"TOKEN": "canary-bird"})
+    process = lab.run_ssh(*options, *args, cwd=shards.parent / "code", env={"TOKEN": "canary-bird"})
     if sent:
         until(lambda: said_by_ranks(shards) != set(), "the ranks read their shards", 60)
         kept = files_of_server(shards)
@@ -196,24 +196,24 @@ def test_the_server_ends_with_the_run(
         socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])))
 
 
-def test_a_look_at_the_hosts_reads_the_shards_too(lab: Labs, shards: Path) -> None:
+def test_a_look_at_the_hosts_reads_the_shards_too(start_lab: Labs, shards: Path) -> None:
     """--check and --dry-run serve while they look; a server that exists is asked by every host."""
-    one = lab(2)
-    args = (hosts_of(one, shards), "catdog", "--data")
-    code, out, err = one.said("--check", "--serve", "--serve-native", *args, str(shards))
+    lab = start_lab(2)
+    args = (hosts_of(lab, shards), "catdog", "--data")
+    code, out, err = lab.result_of("--check", "--serve", "--serve-native", *args, str(shards))
     assert (code, "shards      all hosts  toy" in out) == (0, True), out + err
-    code, out, err = one.said("--dry-run", "--serve", "--serve-native", *args, str(shards))
+    code, out, err = lab.result_of("--dry-run", "--serve", "--serve-native", *args, str(shards))
     assert (code, "--data http://127.0.0.1:" in out) == (0, True), out + err
-    code, out, err = one.said("--check", *args, "http://127.0.0.1:9/")
+    code, out, err = lab.result_of("--check", *args, "http://127.0.0.1:9/")
     assert (code, out.count("http://127.0.0.1:9/dataset.json: Connection refused")) == (65, 1)
     assert of_folder(shards) == []
 
 
 def test_hosts_show_who_they_are_before_the_start_as_well(
-    lab: Labs, shards: Path, keys: Keys
+    start_lab: Labs, shards: Path, keys: Keys
 ) -> None:
     """A server that asks for a password over TLS, or for certificates, is read all the same."""
-    one, secret = lab(2), shards.parent / "code" / "secret"
+    lab, secret = start_lab(2), shards.parent / "code" / "secret"
     secret.write_text("reader:long and random\n")
     tls = Site(shards, port=0, native=True, certificate=keys.certificate, key=keys.key)
     trust = ("--env", f"RACKRUN_CA={keys.authority}")
@@ -223,21 +223,21 @@ def test_hosts_show_who_they_are_before_the_start_as_well(
         (replace(tls, client_ca=keys.authority), ("--env", options[0], "--env", options[1])),
     ):
         with serving(site) as server:
-            args = (hosts_of(one, shards), "catdog", "--data", server.url)
-            code, out, err = one.said("--check", *trust, *ours, *args)
+            args = (hosts_of(lab, shards), "catdog", "--data", server.url)
+            code, out, err = lab.result_of("--check", *trust, *ours, *args)
             assert (code, "shards      all hosts  toy" in out) == (0, True), out + err
-            code, out, err = one.said("--check", *trust, *args)
+            code, out, err = lab.result_of("--check", *trust, *args)
             assert (code, "dataset.json: 40" in out) == (65, True), out + err
     with serving(tls) as server:
-        args = (hosts_of(one, shards), "catdog", "--data", server.url)
-        code, out, err = one.said("--check", *args)
+        args = (hosts_of(lab, shards), "catdog", "--data", server.url)
+        code, out, err = lab.result_of("--check", *args)
         message = " ".join(out.split())  # the table folds long lines
         assert (code, "certificate" in message and "failed" in message) == (65, True), out + err
 
 
-def test_run_local_serves_when_asked(lab: Labs, shards: Path) -> None:
+def test_run_local_serves_when_asked(start_lab: Labs, shards: Path) -> None:
     """`./run-local --serve` reads its own shards over HTTP."""
-    python = lab(1).cheap_python()
+    python = start_lab(1).cheap_python()
     done = warm.run(
         *("-m", "launcher", "local", "--python", python, "--serve", "--serve-native"),
         *("--plain", "catdog", "--data", shards),

@@ -42,22 +42,22 @@ exec {python} "$@"
 """
 
 
-def test_a_host_sees_one_login_and_starts_one_program(lab: Labs) -> None:
+def test_a_host_sees_one_login_and_starts_one_program(start_lab: Labs) -> None:
     """The agent takes over the process of the probe; results alone are fetched by another one."""
-    one = lab(2)
-    hosts = one.write_hosts(f"python={one.cheap_python()}")
-    code, _, err = one.said(str(hosts), "--", "true")
+    lab = start_lab(2)
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    code, _, err = lab.result_of(str(hosts), "--", "true")
     assert code == 0, err
-    for host, programs in zip(one.hosts, (2, 1), strict=True):
+    for host, programs in zip(lab.hosts, (2, 1), strict=True):
         assert host.log.count("Accepted publickey") == 1
         assert host.log.count("Starting session: command") == programs, host.log
 
 
-def test_a_host_file_is_all_that_has_to_be_typed(lab: Labs) -> None:
+def test_a_host_file_is_all_that_has_to_be_typed(start_lab: Labs) -> None:
     """Without any option, and with the user's own ~/.ssh/config."""
-    one = lab(1)
-    hosts = one.write_hosts(f"python={one.cheap_python()}")
-    process = one.typed(str(hosts), "--", "echo", "here")
+    lab = start_lab(1)
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    process = lab.typed(str(hosts), "--", "echo", "here")
     out, err = process.communicate()
     assert (process.returncode, out) == (0, "here\n"), err
 
@@ -140,35 +140,35 @@ def test_bytecode_for_hosts_keeps_its_lines() -> None:
             waiting += [pair for pair in pairs if isinstance(pair[0], CodeType)]
 
 
-def test_a_port_that_was_taken_in_between_costs_one_more_start(lab: Labs) -> None:
+def test_a_port_that_was_taken_in_between_costs_one_more_start(start_lab: Labs) -> None:
     """Another program binds the master's port after the look: a new port, and the run is done."""
-    one = lab(1)
-    thief = one.folder / "thief"
-    thief.write_text(THIEF.format(folder=one.folder, python=warm.interpreter()))
+    lab = start_lab(1)
+    thief = lab.folder / "thief"
+    thief.write_text(THIEF.format(folder=lab.folder, python=warm.interpreter()))
     thief.chmod(0o755)
     command = ("--", "python", "-c", "import os; print('world of', os.environ['WORLD_SIZE'])")
-    code, out, err = one.said(str(one.write_hosts(f"python={thief}")), *command)
-    assert (one.folder / "stolen").exists()
+    code, out, err = lab.result_of(str(lab.write_hosts(f"python={thief}")), *command)
+    assert (lab.folder / "stolen").exists()
     assert code == 0, err
     assert "world of 1" in out
-    folders = sorted(Path(one.folder / "runs").glob("2*"))
+    folders = sorted(Path(lab.folder / "runs").glob("2*"))
     assert len(folders) == 2
     assert "EADDRINUSE" in (folders[0] / "result.json").read_text()
 
 
-def test_a_host_whose_torchrun_never_joins_is_named(lab: Labs) -> None:
+def test_a_host_whose_torchrun_never_joins_is_named(start_lab: Labs) -> None:
     """A real torchrun waits for the other host's, which sleeps: 75 in time, and not the waiter."""
-    one = lab(2)
-    sleeper = one.folder / "sleeper"
+    lab = start_lab(2)
+    sleeper = lab.folder / "sleeper"
     sleeper.write_text(SLEEPER.format(python=sys.executable))
     sleeper.chmod(0o755)
-    hosts = one.write_hosts(f"python={sys.executable}", f"python={sleeper}")
-    code, _, err = one.said("--rendezvous-seconds", "14", str(hosts), "--", "true")
+    hosts = lab.write_hosts(f"python={sys.executable}", f"python={sleeper}")
+    code, _, err = lab.result_of("--rendezvous-seconds", "14", str(hosts), "--", "true")
     assert code == 75, err
     last = err.splitlines()[-1]
-    assert f"{one.hosts[1].address}: torchrun has not joined the others for 14 s" in last
-    assert one.hosts[0].address not in last
-    (folder,) = Path(one.folder / "runs").glob("2*")
+    assert f"{lab.hosts[1].address}: torchrun has not joined the others for 14 s" in last
+    assert lab.hosts[0].address not in last
+    (folder,) = Path(lab.folder / "runs").glob("2*")
     report = json.loads((folder / "result.json").read_text())
     assert set(report["hosts"].values()) == {"clean"}
     assert report["seconds"] < BUSY * (14.0 + 10.0)

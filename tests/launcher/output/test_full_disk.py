@@ -52,14 +52,14 @@ def test_a_full_tmp_is_named(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(
-    lab: Labs, small: Path
+    start_lab: Labs, small: Path
 ) -> None:
     """The ranks' output fills the disk: the screen still has it, what is missing is said once, the
     run ends with 0. The next launch is refused with 74, and no rank was started."""
-    one = lab(1)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    lab = start_lab(1)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
     args = ("--runs", str(small), hosts, "--", "sh", "-c")
-    code, out, err = one.said(*args, "touch started; seq 100000; echo done")
+    code, out, err = lab.result_of(*args, "touch started; seq 100000; echo done")
     assert code == 0, err
     assert out.splitlines()[-2:] == ["100000", "done"]
     assert err.count("output is not logged any more: No space left on device") == 1
@@ -67,10 +67,10 @@ def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(
     missing = "result.json: cannot be written: No space left on device" in err
     assert missing != (folder / "result.json").exists()  # as the last free page would have it
     assert "done in " in err.splitlines()[-1]
-    (one.folder / "started").unlink()
-    code, _, err = one.said(*args, "touch started")
+    (lab.folder / "started").unlink()
+    code, _, err = lab.result_of(*args, "touch started")
     assert code == 74, err
     last = err.splitlines()[-1]
     assert "No space left on device" in last and last.endswith("or type: --runs FOLDER")
     assert "Traceback" not in err
-    assert not (one.folder / "started").exists()
+    assert not (lab.folder / "started").exists()

@@ -66,15 +66,15 @@ def test_a_stall_and_the_end_reach_the_command(tmp_path: Path) -> None:
 
 
 def test_a_lost_host_and_a_restart_reach_the_command(
-    lab: Callable[[int], Lab], tmp_path: Path
+    start_lab: Callable[[int], Lab], tmp_path: Path
 ) -> None:
     """The agent is killed in the first attempt; the second one ends well."""
-    rack = lab(1)
+    rack = start_lab(1)
     host = rack.hosts[0]
     rack.configure(f"Host gpu1\n  HostName {host.address}\n  Port {host.port}")
     args = ("--python", str(rack.cheap_python()), "--workdir", str(rack.folder), "-H", "gpu1")
     args += ("--max-restarts", "1", "--on-event", " ".join(keeping(tmp_path)))
-    code, _, err = rack.said(*args, "--", sys.executable, "-c", AGENT_KILLED_ONCE)
+    code, _, err = rack.result_of(*args, "--", sys.executable, "-c", AGENT_KILLED_ONCE)
     assert code == 0, err
     lost, restart, end = kept(tmp_path)
     assert [lost["event"], restart["event"], end["event"]] == ["lost", "restart", "end"]

@@ -26,28 +26,28 @@ time.sleep(999)
 """
 
 
-def test_a_secret_is_in_nothing_that_a_failing_run_leaves(lab: Callable[[int], Lab]) -> None:
+def test_a_secret_is_in_nothing_that_a_failing_run_leaves(start_lab: Callable[[int], Lab]) -> None:
     """SSH-6: no command line of the machine and no file shows it, meanwhile and afterwards."""
-    one = lab(2)
-    hosts = str(one.write_hosts(f"python={warm.interpreter()}"))
-    script = one.folder / "fail.py"
+    lab = start_lab(2)
+    hosts = str(lab.write_hosts(f"python={warm.interpreter()}"))
+    script = lab.folder / "fail.py"
     script.write_text(FAIL)
-    remote = (str(script), str(one.folder), str(len(SECRET)))
+    remote = (str(script), str(lab.folder), str(len(SECRET)))
     args = (*SHORT, "--secret", "TOKEN", hosts, "--", sys.executable, *remote)
-    process = one.run_ssh(*args, env={"TOKEN": SECRET})
-    met = [one.folder / "met-0", one.folder / "met-1"]
+    process = lab.run_ssh(*args, env={"TOKEN": SECRET})
+    met = [lab.folder / "met-0", lab.folder / "met-1"]
     try:
         until(lambda: all(path.exists() for path in met), "both ranks run", 60)
-        plan = json.loads((run_folder(one) / "plan.json").read_text())
+        plan = json.loads((run_folder(lab) / "plan.json").read_text())
         scratch_folders = [Path(host["scratch"]) for host in plan["hosts"]]
         assert all((folder / "command.json").exists() for folder in scratch_folders)
-        of_torchrun = {folder for pid in of_the_run(one) for folder in temporary_of(pid)}
+        of_torchrun = {folder for pid in of_the_run(lab) for folder in temporary_of(pid)}
         assert of_torchrun
-        positions = {one.folder, *scratch_folders, *of_torchrun}
+        positions = {lab.folder, *scratch_folders, *of_torchrun}
         assert not showing(positions)
         assert not [line for line in command_lines() if SECRET.encode() in line]
     finally:
-        (one.folder / "go").touch()
+        (lab.folder / "go").touch()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "ValueError: out of the mine" in err

@@ -65,21 +65,21 @@ def test_a_flood_takes_time_in_proportion_and_no_more_memory(
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(
-    lab: Callable[[int], Lab], tmp_path: Path, sizes: tuple[int, int]
+    start_lab: Callable[[int], Lab], tmp_path: Path, sizes: tuple[int, int]
 ) -> None:
     """SSH-7: likewise through sshd, with the screen in a file."""
-    one = lab(1)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    lab = start_lab(1)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
     took = []
     for megabytes in sizes:
         with (tmp_path / "screen").open("wb") as screen:
             command = ("--", *flooder(tmp_path, megabytes))
-            args = ("--ssh-config", str(one.config), "--name", str(megabytes), hosts, *command)
-            process = one.launcher(*args, stdout=screen, before=("env",))  # our own child
+            args = ("--ssh-config", str(lab.config), "--name", str(megabytes), hosts, *command)
+            process = lab.launcher(*args, stdout=screen, before=("env",))  # our own child
         peak, processor = watched(process.pid)
         _, err = process.communicate(timeout=TIMEOUT_SECONDS)
         assert process.returncode == 0, err
-        (log,) = one.folder.glob(f"runs/*-{megabytes}/logs/*/rank-0.out")
+        (log,) = lab.folder.glob(f"runs/*-{megabytes}/logs/*/rank-0.out")
         assert log.stat().st_size == 1_000_000 * megabytes
         assert peak < MEMORY_MIB + SSH_MIB
         took.append(processor)

@@ -26,11 +26,11 @@ def account() -> Iterator[Lab]:
     assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
     folder = Path(tempfile.mkdtemp(prefix="rackrun-accounts-"))
     folder.chmod(0o755)
-    one = Lab(folder)
+    lab = Lab(folder)
     root("useradd", "--no-create-home", "--home-dir", "/", "--shell", "/bin/bash", user())
     root("usermod", "--password", "*", user())  # neither a password nor locked
-    yield one
-    one.stop()
+    yield lab
+    lab.stop()
     root("userdel", user())
     shutil.rmtree(folder)
 
@@ -39,15 +39,15 @@ def root(*command: str) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def said_as(one: Lab, host: Sshd) -> tuple[int, str]:
+def said_as(lab: Lab, host: Sshd) -> tuple[int, str]:
     """Launch as that account; return exit code and messages."""
     wait_for_banner(host.address, host.port)
-    one.trust()
-    hosts = one.folder / "hosts.txt"
+    lab.trust()
+    hosts = lab.folder / "hosts.txt"
     hosts.write_text(f"{user()}@{host.address}:{host.port}\n")
-    code, _, err = one.said(str(hosts), "--", "true")
+    code, _, err = lab.result_of(str(hosts), "--", "true")
     assert "Traceback" not in err
-    assert not (one.folder / "runs").exists()
+    assert not (lab.folder / "runs").exists()
     return code, err
 
 
@@ -109,25 +109,25 @@ IN_SHORT = [line for line in RC if line.startswith(("exit", "printf '\\n"))]
 @pytest.mark.parametrize(
     "line", [pytest.param(line, marks=[pytest.mark.long] * (line not in IN_SHORT)) for line in RC]
 )
-def test_a_start_up_file_that_ends_the_shell_is_named(lab: Labs, line: str) -> None:
+def test_a_start_up_file_that_ends_the_shell_is_named(start_lab: Labs, line: str) -> None:
     """The host is named, with the shell's message if there is one; nothing was started."""
-    one = lab(2)
-    (one.hosts[1].folder / ".bashrc").write_text(f"{line}\n")
-    code, _, err = one.said(str(one.write_hosts(f"python={one.cheap_python()}")), "--", "true")
+    lab = start_lab(2)
+    (lab.hosts[1].folder / ".bashrc").write_text(f"{line}\n")
+    code, _, err = lab.result_of(str(lab.write_hosts(f"python={lab.cheap_python()}")), "--", "true")
     assert code == 69
     assert "Traceback" not in err
     assert f"127.0.0.3: reachable: {RC[line]}" in err
     assert "127.0.0.2" not in err
-    assert not (one.folder / "runs").exists()
+    assert not (lab.folder / "runs").exists()
 
 
-def test_a_start_up_file_that_talks_does_no_harm(lab: Labs) -> None:
+def test_a_start_up_file_that_talks_does_no_harm(start_lab: Labs) -> None:
     """Greetings on both streams, also one that resembles the agent's first bytes."""
-    one = lab(1)
+    lab = start_lab(1)
     exchange = "echo welcome; echo welcome >&2; printf 'rackrun program\\n\\0\\nrackrun'\n"
-    (one.hosts[0].folder / ".bashrc").write_text(exchange)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
-    code, out, err = one.said(hosts, "--", "echo", "through")
+    (lab.hosts[0].folder / ".bashrc").write_text(exchange)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
+    code, out, err = lab.result_of(hosts, "--", "echo", "through")
     assert (code, out) == (0, "through\n"), err
 
 
@@ -159,33 +159,33 @@ HOMES = {
     [pytest.param("size=8m", marks=pytest.mark.long), "size=2g,nr_inodes=1", "size=2g,ro"],
 )
 def test_a_home_that_takes_nothing_is_named(
-    lab: Labs, mounted: Callable[..., None], options: str
+    start_lab: Labs, mounted: Callable[..., None], options: str
 ) -> None:
     """Full, with a quota of files used up, or read-only: 78, with the reason, for that host."""
-    one = lab(2)
-    home = one.folder / "home"
+    lab = start_lab(2)
+    home = lab.folder / "home"
     home.mkdir()
     mounted(home, *TMPFS, options)
-    python = one.cheap_python()
-    hosts = str(one.write_hosts(f"python={python}", f"python={python} workdir={home}"))
-    code, _, err = one.said(hosts, "--", "true")
+    python = lab.cheap_python()
+    hosts = str(lab.write_hosts(f"python={python}", f"python={python} workdir={home}"))
+    code, _, err = lab.result_of(hosts, "--", "true")
     assert code == 78
     assert "Traceback" not in err
     assert f"127.0.0.3: {HOMES[options].format(home=home)}" in err
     assert "127.0.0.2: " not in err
 
 
-def test_code_that_does_not_fit_is_named(lab: Labs, mounted: Callable[..., None]) -> None:
+def test_code_that_does_not_fit_is_named(start_lab: Labs, mounted: Callable[..., None]) -> None:
     """--sync to a full disk: which host, which file, and why; what was there before stays."""
-    one = lab(1)
-    (project(one) / "big").write_bytes(bytes(1 << 20))
-    home = one.folder / "home"
+    lab = start_lab(1)
+    (project(lab) / "big").write_bytes(bytes(1 << 20))
+    home = lab.folder / "home"
     home.mkdir()
     mounted(home, *TMPFS, "size=100k")
     (home / "there").mkdir()
     (home / "there" / "mine").write_text("a file of the host")
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={home}/there"))
-    code, _, err = one.said("--sync", hosts, "--", "true", cwd=project_of(one))
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={home}/there"))
+    code, _, err = lab.result_of("--sync", hosts, "--", "true", cwd=project_of(lab))
     assert code == 78
     assert "Traceback" not in err
     line = next(line for line in err.splitlines() if line.startswith("error"))
@@ -195,17 +195,17 @@ def test_code_that_does_not_fit_is_named(lab: Labs, mounted: Callable[..., None]
 
 
 def test_a_read_only_home_matters_to_detached_runs_only(
-    lab: Labs, mounted: Callable[..., None]
+    start_lab: Labs, mounted: Callable[..., None]
 ) -> None:
     """Nothing of a run lies in the home directory, but for what --detach remembers: 78."""
-    one = lab(1)
-    home = one.hosts[0].folder
+    lab = start_lab(1)
+    home = lab.hosts[0].folder
     mounted(home)
     root("mount", "-o", "remount,ro,bind", str(home))
-    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
-    code, _, err = one.said(hosts, "--", "true")
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
+    code, _, err = lab.result_of(hosts, "--", "true")
     assert code == 0, err
-    code, out, err = one.said("--detach", hosts, "--", "true")
+    code, out, err = lab.result_of("--detach", hosts, "--", "true")
     assert (code, out) == (78, "")
     assert f"no detached run could be started: {home}/.rackrun: Read-only file system" in err
     assert "Traceback" not in err

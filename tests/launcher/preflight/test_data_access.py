@@ -30,18 +30,18 @@ def shown(public: Path) -> str:
     return output.stdout.split()[1]
 
 
-def test_a_changed_and_an_unknown_key_are_both_named(lab: Labs, tmp_path: Path) -> None:
+def test_a_changed_and_an_unknown_key_are_both_named(start_lab: Labs, tmp_path: Path) -> None:
     """SSH-1, SSH-2: 77 in time, both fingerprints, one attempt to log in, and nothing has run."""
-    one = lab(2)
-    changed, stranger = one.hosts
-    old = make_key(one.folder / "old").with_suffix(".pub")
-    one.known_hosts.write_text(
+    lab = start_lab(2)
+    changed, stranger = lab.hosts
+    old = make_key(lab.folder / "old").with_suffix(".pub")
+    lab.known_hosts.write_text(
         f"{changed.known_as} {old.read_text()}{stranger.known_as} {stranger.public_key}\n"
     )
-    (one.folder / "authorized_keys").write_text("")
+    (lab.folder / "authorized_keys").write_text("")
     sentinel = tmp_path / "it-ran"
     began = time.monotonic()
-    code, out, err = one.said(cheap_hosts(one), "--", "touch", str(sentinel))
+    code, out, err = lab.result_of(cheap_hosts(lab), "--", "touch", str(sentinel))
     assert time.monotonic() - began < 5 * BUSY
     assert (code, out) == (77, "")
     assert f"127.0.0.2: the host key of 127.0.0.2 port {changed.port} has CHANGED" in err
@@ -52,18 +52,18 @@ def test_a_changed_and_an_unknown_key_are_both_named(lab: Labs, tmp_path: Path) 
     assert stranger.log.count("Failed publickey") == 1
     assert "Failed password" not in stranger.log
     assert not sentinel.exists()
-    assert not (one.folder / "runs").exists()
+    assert not (lab.folder / "runs").exists()
 
 
 def test_a_name_that_leads_to_another_machine_is_refused(
     net: Callable[[int], NetLab], tmp_path: Path
 ) -> None:
     """SSH-1: also where a false name server (here: /etc/hosts) leads to another known host."""
-    one = net(2)
-    lies = one.etc[0] / "hosts"
+    lab = net(2)
+    lies = lab.etc[0] / "hosts"
     lies.write_text(lies.read_text().replace("10.77.0.11 node1", "10.77.0.12 node1"))
     sentinel = tmp_path / "it-ran"
-    code, _, err = one.said(cheap_hosts(one), "--", "touch", str(sentinel))
+    code, _, err = lab.result_of(cheap_hosts(lab), "--", "touch", str(sentinel))
     assert code == 77
     assert f"node1: the host key of node1 port {port()} has CHANGED" in err
     assert "node2" not in err
@@ -81,17 +81,17 @@ def comes_in(host: Sshd) -> socket.socket:
 
 
 @pytest.mark.parametrize("free_again", [True, False])
-def test_a_host_that_takes_no_more_logins_is_asked_twice(lab: Labs, free_again: bool) -> None:
+def test_a_host_that_takes_no_more_logins_is_asked_twice(start_lab: Labs, free_again: bool) -> None:
     """MaxStartups 1, and a login in progress: one more attempt, then it is named, with 69."""
-    one = lab(0)
-    crowded = one.start(extra="MaxStartups 1\n")
+    lab = start_lab(0)
+    crowded = lab.start(extra="MaxStartups 1\n")
     wait_for_banner(crowded.address, crowded.port)
-    one.trust()
-    hosts = cheap_hosts(one)
+    lab.trust()
+    hosts = cheap_hosts(lab)
     with comes_in(crowded) as somebody:
         dropped = "past MaxStartups"
         before = crowded.log.count(dropped)
-        process = one.run_ssh(hosts, "--", "true")
+        process = lab.run_ssh(hosts, "--", "true")
         until(lambda: crowded.log.count(dropped) > before, "we are turned away", 20)
         if free_again:
             somebody.close()
@@ -102,15 +102,15 @@ def test_a_host_that_takes_no_more_logins_is_asked_twice(lab: Labs, free_again: 
         assert f"port {crowded.port} did not speak SSH before it hung up" in err
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(lab: Labs) -> None:
+def test_a_port_that_is_taken_is_said_before_anything_starts(start_lab: Labs) -> None:
     """`--port` names a port that is in use on the first host: 78, no run folder."""
-    one = lab(2)
+    lab = start_lab(2)
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, err = one.said("--port", str(port), cheap_hosts(one), "--", "true")
+        code, _, err = lab.result_of("--port", str(port), cheap_hosts(lab), "--", "true")
     assert code == 78
     assert f"127.0.0.2: master: cannot listen there: port {port}: Address already in use" in err
-    assert not (one.folder / "runs").exists()
+    assert not (lab.folder / "runs").exists()
 
 
 # -- planted by another account where a run will be ----------------------------------------------
@@ -128,36 +128,36 @@ def plant(what: str, path: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_what_another_account_plants_in_place_of_the_lock_does_no_harm(
-    lab: Labs, tmp_path: Path, what: str
+    start_lab: Labs, tmp_path: Path, what: str
 ) -> None:
     """PROC-3: it blocks no launch; the target of a link is untouched, and so is what is there.
 
     One line names it and its owner, also where its name is no text.
     """
-    one = lab(1)
+    lab = start_lab(1)
     target = tmp_path / "target"
     target.write_text("mine")
-    host = one.hosts[0]
+    host = lab.hosts[0]
     lock = Path(f"/tmp/rackrun-{host.address}-{host.port}.lock")
     plant(what, lock, target)
     try:
         began = time.monotonic()
-        code, _, err = one.said(cheap_hosts(one), "--", "true")
+        code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
         assert time.monotonic() - began < 15 * BUSY
         assert code == 0, err
         owner = pwd.getpwuid(SOMEBODY).pw_name
         (line,) = [line for line in err.splitlines() if "shared lock" in line]
         assert f"{lock} cannot be locked" in line and f"ask {owner}, who owns it, to rem" in line
-        (home,) = one.folder.glob("**/host-*/.rackrun")
+        (home,) = lab.folder.glob("**/host-*/.rackrun")
         with os.fdopen(locks.lock(str(home / lock.name), shared=False)):
-            code, _, err = one.said(cheap_hosts(one), "--", "true")
+            code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
         assert code == 78 and "in use by another run" in err
         assert target.read_text() == "mine"
         assert lock.lstat().st_uid == SOMEBODY
         subprocess.run(["rm", "-rf", str(lock)], check=True)
         lock = Path(f"{lock}.\udcff")
         plant(what, lock, target)
-        code, _, err = one.said(cheap_hosts(one), "--", "true")
+        code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
         assert code == 0 and "lock.\ufffd cannot be locked" in err, err
     finally:
         subprocess.run(["rm", "-rf", str(lock)], check=True)

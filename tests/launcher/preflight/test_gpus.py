@@ -148,40 +148,40 @@ def program(path: Path, text: str) -> Path:
     ],
 )
 def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
-    lab: Labs, torch: str, cuda: str, driver: str, capability: str, says: str
+    start_lab: Labs, torch: str, cuda: str, driver: str, capability: str, says: str
 ) -> None:
     """78, by --check and by a launch, with the driver and what to install; --device cpu may run."""
-    one = lab(0)
-    smi = program(one.folder / "bin/nvidia-smi", smi_text(driver=driver, capability=capability))
-    one.start(command=with_gpus(one.folder), extra=with_path(smi.parent))
-    wait_for_banner(one.hosts[0].address, one.hosts[0].port)
-    one.trust()
+    lab = start_lab(0)
+    smi = program(lab.folder / "bin/nvidia-smi", smi_text(driver=driver, capability=capability))
+    lab.start(command=with_gpus(lab.folder), extra=with_path(smi.parent))
+    wait_for_banner(lab.hosts[0].address, lab.hosts[0].port)
+    lab.trust()
     report = PYTHON.format(torch=torch, cuda=cuda, python=sys.executable)
-    python = program(one.folder / "python", report)
-    hosts = str(one.write_hosts(f"python={python} workdir={ROOT}"))
+    python = program(lab.folder / "python", report)
+    hosts = str(lab.write_hosts(f"python={python} workdir={ROOT}"))
     args = ("--ignore-check", "code", hosts, "catdog", "--synthetic")
-    code, out, err = one.said("--check", *args)
+    code, out, err = lab.result_of("--check", *args)
     assert "2 NVIDIA H100 80GB HBM3" in out, out + err
     shown = " ".join(out.split())
     assert (code, driver in shown, not says or says in shown) == (78 if says else 0, True, True)
     if says:
-        code, out, err = one.said(*args)
+        code, out, err = lab.result_of(*args)
         assert (code, says in err, "--device cpu" in err) == (78, True, True), err
-        assert one.said("--check", *args, "--device", "cpu")[0] == 0
+        assert lab.result_of("--check", *args, "--device", "cpu")[0] == 0
 
 
-def test_a_failed_run_names_the_sick_gpu(lab: Labs) -> None:
+def test_a_failed_run_names_the_sick_gpu(start_lab: Labs) -> None:
     """Refused before the start; started all the same, its failure has a probable cause."""
-    one = lab(0)
-    smi = program(one.folder / "bin/nvidia-smi", smi_text(driver="580.65.06", second=OLDER))
-    one.start(command=with_gpus(one.folder), extra=with_path(smi.parent))
-    wait_for_banner(one.hosts[0].address, one.hosts[0].port)
-    one.trust()
-    hosts = str(one.write_hosts(f"python={warm.interpreter()} workdir={ROOT}"))
+    lab = start_lab(0)
+    smi = program(lab.folder / "bin/nvidia-smi", smi_text(driver="580.65.06", second=OLDER))
+    lab.start(command=with_gpus(lab.folder), extra=with_path(smi.parent))
+    wait_for_banner(lab.hosts[0].address, lab.hosts[0].port)
+    lab.trust()
+    hosts = str(lab.write_hosts(f"python={warm.interpreter()} workdir={ROOT}"))
     fails = ("--ignore-check", "code", hosts, "--", "python", "-c", "raise SystemExit(3)")
-    code, out, err = one.said(*fails)
+    code, out, err = lab.result_of(*fails)
     assert (code, f"GPU 1: {ECC}; reset the GPU" in err) == (78, True), err
-    code, out, err = one.said("--ignore-check", "gpu health", *fails)
+    code, out, err = lab.result_of("--ignore-check", "gpu health", *fails)
     assert code == 3, err
     assert f"probable cause: GPU 1: {ECC}, slowed by hardware" in out + err
 

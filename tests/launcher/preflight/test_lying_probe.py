@@ -55,17 +55,17 @@ LIES: list[tuple[dict[str, Any], str]] = [  # answers, as the host changes them,
 ]
 
 
-def host_of_lies(one: Lab, lies: list[dict[str, Any]]) -> Path:
+def host_of_lies(lab: Lab, lies: list[dict[str, Any]]) -> Path:
     """Write hosts.txt with that many hosts, all of them one sshd, each with a false answer."""
-    table = one.folder / "lies.json"
+    table = lab.folder / "lies.json"
     table.write_text(json.dumps(lies))
     force = f"ForceCommand {sys.executable} -S {LYING} {table}\n"
-    host = one.start("0.0.0.0", extra=f"{force}MaxStartups 500\n")
+    host = lab.start("0.0.0.0", extra=f"{force}MaxStartups 500\n")
     wait_for_banner("127.0.0.1", host.port)
-    one.known_hosts.write_text(f"*:{host.port} {host.public_key}\n* {host.public_key}\n")
-    hosts = one.folder / "hosts.txt"
+    lab.known_hosts.write_text(f"*:{host.port} {host.public_key}\n* {host.public_key}\n")
+    hosts = lab.folder / "hosts.txt"
     lines = [f"{FIRST}{number}:{host.port}" for number in range(len(lies))]
-    python = one.cheap_python()
+    python = lab.cheap_python()
     hosts.write_text("".join(f"{line} python={python}\n" for line in lines))
     return hosts
 
@@ -74,12 +74,12 @@ def host_of_lies(one: Lab, lies: list[dict[str, Any]]) -> Path:
     "lies", [LIES[::2], pytest.param(LIES, marks=pytest.mark.long)], ids=["half", "all"]
 )
 def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(
-    lab: Labs, lies: list[tuple[dict[str, Any], str]]
+    start_lab: Labs, lies: list[tuple[dict[str, Any], str]]
 ) -> None:
     """Types, ranges, paths, addresses, JSON: 69, a line each, no traceback, and no GPU believed."""
-    one = lab(0)
-    hosts = host_of_lies(one, [HONEST, *(lie for lie, _ in lies)])
-    code, out, err = one.said("--check", "--json", str(hosts), "--", "true")
+    lab = start_lab(0)
+    hosts = host_of_lies(lab, [HONEST, *(lie for lie, _ in lies)])
+    code, out, err = lab.result_of("--check", "--json", str(hosts), "--", "true")
     assert (code, err) == (69, "")
     wrong = {row["host"]: row["problem"] for row in json.loads(out) if row["level"] == "refused"}
     assert list(wrong) == [f"{FIRST}{number}" for number in range(1, len(lies) + 1)]
@@ -89,9 +89,9 @@ def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(
         assert "\n" not in problem
 
 
-def test_no_word_of_a_probe_moves_the_cursor(lab: Labs) -> None:
+def test_no_word_of_a_probe_moves_the_cursor(start_lab: Labs) -> None:
     """SSH-7: errors, folders, names and versions are shown with escapes made visible."""
-    one = lab(0)
+    lab = start_lab(0)
     args = (
         {"look": {"interpreter": {"error": ESC}}},
         {"look": {"workdir": f"/{ESC}"}},
@@ -103,13 +103,13 @@ def test_no_word_of_a_probe_moves_the_cursor(lab: Labs) -> None:
         {"look": [{"error": ESC}]},
         {"reach": {"error": ESC}},
     )
-    hosts = host_of_lies(one, [HONEST, *args])
-    code, out, err = one.said("--check", str(hosts), "--", "true")
+    hosts = host_of_lies(lab, [HONEST, *args])
+    code, out, err = lab.result_of("--check", str(hosts), "--", "true")
     assert code == 69
     assert "\x1b" not in out + err and "\x07" not in out + err
     assert out.count("␛]0;PWNED␇") >= len(args)
     # what only the last plan shows
-    hosts = host_of_lies(one, [{"look": {"python": f"/{ESC}", "interpreter": INTERPRETER}}])
-    code, out, err = one.said("--dry-run", str(hosts), "--", "true")
+    hosts = host_of_lies(lab, [{"look": {"python": f"/{ESC}", "interpreter": INTERPRETER}}])
+    code, out, err = lab.result_of("--dry-run", str(hosts), "--", "true")
     assert code == 0, err
     assert "␛]0;PWNED␇" in out and "\x1b" not in out + err

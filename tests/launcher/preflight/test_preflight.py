@@ -329,38 +329,40 @@ def rows_of(text: str) -> dict[tuple[str, str], dict[str, str]]:
     return {(row["check"], row["host"]): row for row in json.loads(text)}
 
 
-def test_four_good_hosts_pass_and_nothing_is_started(lab: Labs) -> None:
+def test_four_good_hosts_pass_and_nothing_is_started(start_lab: Labs) -> None:
     """--check shows a table, exits 0, and leaves neither run folder nor process."""
-    one = lab(4)
-    hosts = one.write_hosts(f"python={one.cheap_python()}")
-    code, out, err = one.said("--check", str(hosts), "--", "true")
+    lab = start_lab(4)
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    code, out, err = lab.result_of("--check", str(hosts), "--", "true")
     assert (code, err) == (0, "")
     assert "reachable   all hosts  yes" in out
     assert "master      all hosts  reached" in out
-    assert not (one.folder / "runs").exists()
+    assert not (lab.folder / "runs").exists()
 
 
-def test_every_difference_between_real_hosts_is_in_the_json(lab: Labs, shard_server: str) -> None:
+def test_every_difference_between_real_hosts_is_in_the_json(
+    start_lab: Labs, shard_server: str
+) -> None:
     """Another torch, no interpreter, other code, no workdir, a host that is down: each is named."""
-    one = lab(6)
-    good, torch = one.cheap_python("2.0"), one.cheap_python("2.1", "python-2.1")
+    lab = start_lab(6)
+    good, torch = lab.cheap_python("2.0"), lab.cheap_python("2.1", "python-2.1")
     for name in ("same", "edited"):
-        folder = one.folder / name
+        folder = lab.folder / name
         folder.mkdir()
         (folder / "train.py").write_text(f"print({name!r})\n")
         subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
         subprocess.run(["git", "-C", folder, "add", "train.py"], check=True)
-    one.hosts[5].stop()
-    hosts = one.write_hosts(
+    lab.hosts[5].stop()
+    hosts = lab.write_hosts(
         f"python={good}",
         f"python={torch}",
         "python=/no/such/python",
-        f"python={good} workdir={one.folder}/edited",
-        f"python={good} workdir={one.folder}/none",
+        f"python={good} workdir={lab.folder}/edited",
+        f"python={good} workdir={lab.folder}/none",
         f"python={good}",
     )
     args = ("--check", "--json", str(hosts), "catdog", "--data", shard_server)
-    code, out, err = one.said(*args, cwd=one.folder / "same")
+    code, out, err = lab.result_of(*args, cwd=lab.folder / "same")
     assert (code, err) == (69, "")
     rows = rows_of(out)
     host = [f"127.0.0.{number}" for number in range(2, 8)]
@@ -369,72 +371,72 @@ def test_every_difference_between_real_hosts_is_in_the_json(lab: Labs, shard_ser
     assert "/no/such/python" in rows["python", host[2]]["problem"]
     assert rows["code", host[3]]["problem"] == "train.py"
     assert rows["code", host[0]]["found"] == "as here"
-    assert rows["workdir", host[4]]["problem"] == f"there is no folder {one.folder}/none"
+    assert rows["workdir", host[4]]["problem"] == f"there is no folder {lab.folder}/none"
     assert "refuses connections" in rows["reachable", host[5]]["problem"]
     for number in range(5):
         assert "toy-train-000001.tar: 404" in rows["shards", host[number]]["problem"]
 
 
-def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(lab: Labs) -> None:
+def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(start_lab: Labs) -> None:
     """The quick part runs before every launch: exit 78, every unfit host named, nothing made."""
-    one = lab(3)
-    good, torch = one.cheap_python("2.0"), one.cheap_python("2.1", "python-2.1")
-    hosts = one.write_hosts(f"python={good}", f"python={torch}", f"python={torch}")
-    code, out, err = one.said(str(hosts), "--", "touch", str(one.folder / "started"))
+    lab = start_lab(3)
+    good, torch = lab.cheap_python("2.0"), lab.cheap_python("2.1", "python-2.1")
+    hosts = lab.write_hosts(f"python={good}", f"python={torch}", f"python={torch}")
+    code, out, err = lab.result_of(str(hosts), "--", "touch", str(lab.folder / "started"))
     assert (code, out) == (78, "")
     assert "127.0.0.3, 127.0.0.4: torch: differs from 127.0.0.2: 2.0; install" in err
-    assert not (one.folder / "runs").exists()
-    assert not (one.folder / "started").exists()
-    code, out, err = one.said("--ignore-check", "torch", str(hosts), "--", "true")
+    assert not (lab.folder / "runs").exists()
+    assert not (lab.folder / "started").exists()
+    code, out, err = lab.result_of("--ignore-check", "torch", str(hosts), "--", "true")
     assert code == 0, err
     assert err.count("warning: 127.0.0.3, 127.0.0.4: ") == 1
 
 
-def test_few_open_files_are_found_out(lab: Labs) -> None:
+def test_few_open_files_are_found_out(start_lab: Labs) -> None:
     """A host where only 64 files may be open is refused, with the limit named."""
-    one = lab(1)
-    few = one.start(command=("prlimit", "--nofile=64"))
+    lab = start_lab(1)
+    few = lab.start(command=("prlimit", "--nofile=64"))
     wait_for_banner(few.address, few.port)
-    one.trust()
-    hosts = one.write_hosts(f"python={one.cheap_python()}")
-    code, _, err = one.said(str(hosts), "--", "true")
+    lab.trust()
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    code, _, err = lab.result_of(str(hosts), "--", "true")
     assert code == 78
     assert "127.0.0.3: open files: too few; at least 1024" in err
 
 
 @pytest.mark.parametrize("ahead", [60, -20])
-def test_a_clock_that_is_off_is_reported_and_harms_no_run(lab: Labs, ahead: int) -> None:
+def test_a_clock_that_is_off_is_reported_and_harms_no_run(start_lab: Labs, ahead: int) -> None:
     """Probe and agent of one host live in another minute: a warning, both ranks, and 0."""
-    one = lab(2)
-    remote = one.hosts[1].folder
+    lab = start_lab(2)
+    remote = lab.hosts[1].folder
     shifted = f"import time; true = time.time; time.time = lambda: true() + {ahead}"
     (remote / "python3").write_text(
         f'#!/bin/sh\nexec {sys.executable} -I -S -X utf8 -c "{shifted}\n$6"\n'
     )
     (remote / "python3").chmod(0o755)
     (remote / ".bashrc").write_text(f"PATH={remote}:$PATH\n")
-    hosts = one.write_hosts(f"python={one.cheap_python()}")
-    code, out, err = one.said(str(hosts), "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    code, out, err = lab.result_of(str(hosts), "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
     assert code == 0, err
     assert f"warning: 127.0.0.3: clock: the clock is {ahead:+d} s off this machine's" in err
     assert "rank 0 of 2" in out and "rank 1 of 2" in out
 
 
 @pytest.mark.long
-def test_ctrl_c_during_the_look_leaves_nothing(lab: Labs) -> None:
+def test_ctrl_c_during_the_look_leaves_nothing(start_lab: Labs) -> None:
     """A host's interpreter does not answer: 130 at once; it is ended when its 20 s are over."""
-    one = lab(2)
-    slow = one.folder / "slow"
+    lab = start_lab(2)
+    slow = lab.folder / "slow"
     slow.write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
     slow.chmod(0o755)
-    hosts = one.write_hosts(f"python={one.cheap_python()}", f"python={slow}")
-    process = one.run_ssh(str(hosts), "--", "true")
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}", f"python={slow}")
+    process = lab.run_ssh(str(hosts), "--", "true")
     until(lambda: bool(started_as(slow)), "the interpreter is looked at", 20)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert not (one.folder / "runs").exists()
+    assert not (lab.folder / "runs").exists()
     until(lambda: not started_as(slow), "nothing is left", INTERPRETER_SECONDS * BUSY)
 
 
@@ -448,13 +450,15 @@ def started_as(program: Path) -> list[str]:
     return result
 
 
-def test_a_login_shell_that_waits_is_named(lab: Labs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_shell_that_waits_is_named(
+    start_lab: Labs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A .bashrc that never ends is not a probe that does not answer."""
-    one = lab(1)
-    (one.hosts[0].folder / ".bashrc").write_text("sleep 600\n")
-    hosts = one.write_hosts()
+    lab = start_lab(1)
+    (lab.hosts[0].folder / ".bashrc").write_text("sleep 600\n")
+    hosts = lab.write_hosts()
     monkeypatch.setattr(facts, "LOOK_SECONDS", 1.0)
-    network = Network(ConnectSettings(config=one.config))
+    network = Network(ConnectSettings(config=lab.config))
     try:
         named = parse_hosts(hosts.read_text())
         result = facts.gather_facts(named, network.connect(named), facts.Requirements(workdir="/"))
@@ -478,18 +482,20 @@ def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(
     """Neither a check nor a launch takes such a host, and no --wait is advised."""
     assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # seen beside the other /tmp
-        one = Lab(Path(folder)).ready(1, (*IN_A_TMP, script, "sh"))
+        lab = Lab(Path(folder)).ready(1, (*IN_A_TMP, script, "sh"))
         try:
-            hosts = str(one.write_hosts("workdir=/"))
+            hosts = str(lab.write_hosts("workdir=/"))
             for verb in ((), ("--check",)):
-                code, out, err = one.said("--ignore-check", "torch", *verb, hosts, "--", "true")
+                code, out, err = lab.result_of(
+                    "--ignore-check", "torch", *verb, hosts, "--", "true"
+                )
                 assert code == 78, out + err
                 text = re.sub(r"\s+", " ", out + err)
                 assert says in text
                 assert "make room there, or let every account write to it" in text
                 assert "--wait" not in text
         finally:
-            one.stop()
+            lab.stop()
 
 
 def test_advice_takes_up_that_sync_was_typed() -> None:
@@ -538,12 +544,12 @@ def with_torch_alone(folder: Path) -> Path:
     return python
 
 
-def test_a_deep_check_needs_rackrun_where_the_ranks_run(lab: Labs, tmp_path: Path) -> None:
+def test_a_deep_check_needs_rackrun_where_the_ranks_run(start_lab: Labs, tmp_path: Path) -> None:
     """In a project of one's own with python=: 78 and what to type, not a traceback of Python."""
-    one, work = lab(1), tmp_path / "work"
+    lab, work = start_lab(1), tmp_path / "work"
     work.mkdir()
-    hosts = one.write_hosts(f"python={with_torch_alone(tmp_path)} workdir={work}")
-    code, out, err = one.said("--check", "--deep", str(hosts), cwd=work)
+    hosts = lab.write_hosts(f"python={with_torch_alone(tmp_path)} workdir={work}")
+    code, out, err = lab.result_of("--check", "--deep", str(hosts), cwd=work)
     assert code == 78, out + err
     assert "torch-alone has no training; install rackrun there" in err
     assert not (work / "runs").exists()
@@ -568,17 +574,17 @@ def test_a_deep_check_needs_rackrun_where_the_ranks_run(lab: Labs, tmp_path: Pat
     ],
 )
 def test_what_ranks_would_refuse_is_refused_before_they_start(
-    lab: Labs, tmp_path: Path, verb: tuple[str, ...], options: str, code: int, says: str
+    start_lab: Labs, tmp_path: Path, verb: tuple[str, ...], options: str, code: int, says: str
 ) -> None:
     """What hosts lack, and a number of ranks: by their facts, for every way to start a run."""
-    one, work, local = lab(2), tmp_path / "work", tmp_path / "here"
+    lab, work, local = start_lab(2), tmp_path / "work", tmp_path / "here"
     write_shards(work / "shards", "train", "val")
     earlier = local / "runs" / "20260101-120000-catdog"
     earlier.mkdir(parents=True)
     (earlier / "config.json").write_text(json.dumps({"resolved": {"batch": 24}}))
-    hosts = one.write_hosts(f"python={with_torch_alone(tmp_path)} workdir={work}")
+    hosts = lab.write_hosts(f"python={with_torch_alone(tmp_path)} workdir={work}")
     args = (str(hosts), "catdog", "--device", "cpu", "--data", "shards", *options.split())
-    ended, out, err = one.said(*verb, *args, cwd=local)
+    ended, out, err = lab.result_of(*verb, *args, cwd=local)
     assert ended == code, out + err
     assert says.format(work=work) in re.sub(r"\s+", " ", out + err)
     assert not (work / "runs").exists()

@@ -110,31 +110,31 @@ def test_a_lock_of_the_same_number_on_another_disk_holds_nothing(disks: tuple[Pa
 # -- devices
 
 
-def test_a_device_that_is_not_there_is_named_before_the_start(lab: Labs) -> None:
+def test_a_device_that_is_not_there_is_named_before_the_start(start_lab: Labs) -> None:
     """On the first host and on any other: 78, and the devices that there are."""
-    one = lab(2)
+    lab = start_lab(2)
     for settings in (("interface=eth9", ""), ("", "interface=eth9")):
-        code, _, err = one.said(cheap_hosts(one, *settings), "--", "true")
+        code, _, err = lab.result_of(cheap_hosts(lab, *settings), "--", "true")
         assert code == 78, err
         (line,) = [line for line in err.splitlines() if "eth9" in line]
-        host = one.hosts[0 if settings[0] else 1].address
+        host = lab.hosts[0 if settings[0] else 1].address
         assert f"{host}: network: there is no device eth9 with an address; there are: " in line
         assert "lo" in line.partition("there are: ")[2]
-        assert not (one.folder / "runs").exists()
+        assert not (lab.folder / "runs").exists()
 
 
 # -- disks
 
 
 def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(
-    lab: Labs, tmp_path: Path
+    start_lab: Labs, tmp_path: Path
 ) -> None:
     """A file server that is gone: 69, named, the other host is fine, nothing was started."""
-    one = lab(2)
+    lab = start_lab(2)
     with silent_disk(tmp_path / "gone") as folder:
-        hosts = cheap_hosts(one, "", f"workdir={folder}/work")
+        hosts = cheap_hosts(lab, "", f"workdir={folder}/work")
         began = time.monotonic()
-        code, _, err = one.said(hosts, "--", "true")
+        code, _, err = lab.result_of(hosts, "--", "true")
         took = time.monotonic() - began
     assert code == 69, err
     assert f"127.0.0.3: reachable: cannot look around there: {folder}/work does not answer" in err

@@ -205,14 +205,14 @@ def test_a_server_that_drips_is_not_waited_for(
 
 
 def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(
-    lab: Callable[[int], Lab], server: Server, tmp_path: Path
+    start_lab: Callable[[int], Lab], server: Server, tmp_path: Path
 ) -> None:
     """WEB-4: through real sshd: 65, one line, and the other server has heard nothing."""
-    one = lab(1)
+    lab = start_lab(1)
     other = Server("127.0.0.7")
     server.says["dataset.json"] = moved(f"{other.url}/dataset.json")
     args = [f"{name}={value}" for name, value in secret(tmp_path).items()]
-    code, _, err = one.said("--env", *args, cheap_hosts(one), "catdog", "--data", server.url)
+    code, _, err = lab.result_of("--env", *args, cheap_hosts(lab), "catdog", "--data", server.url)
     other.listener.close()
     assert code == 65, err
     (line,) = [line for line in err.splitlines() if "which is not followed" in line]

@@ -15,21 +15,25 @@ mount --move "$made" /dev && rmdir "$made" && exec "$@"
 """
 
 
-def test_another_number_of_gpus_is_refused_unless_slots_say_so(lab: Callable[[int], Lab]) -> None:
+def test_another_number_of_gpus_is_refused_unless_slots_say_so(
+    start_lab: Callable[[int], Lab],
+) -> None:
     """Two GPUs here, one there: 78, both numbers named; with slots= three ranks are one world."""
     assert os.geteuid() == 0, "devices need root; type: sudo ./run-tests"
-    one = lab(0)
+    lab = start_lab(0)
     for numbers in ("0 1", "0"):
-        host = one.start(command=("unshare", "--mount", "sh", "-c", DEVICES, numbers))
+        host = lab.start(command=("unshare", "--mount", "sh", "-c", DEVICES, numbers))
         wait_for_banner(host.address, host.port)
-    one.trust()
-    python = f"python={one.cheap_python()}"
+    lab.trust()
+    python = f"python={lab.cheap_python()}"
     show = ("--", "sh", "-c", "echo one of $WORLD_SIZE")
-    code, _, err = one.said(str(one.write_hosts(python)), *show)
+    code, _, err = lab.result_of(str(lab.write_hosts(python)), *show)
     assert code == 78
     assert "127.0.0.3: gpus: 127.0.0.2 has 2" in err
-    assert not (one.folder / "runs").exists()
-    code, _, err = one.said(str(one.write_hosts(f"{python} slots=2", f"{python} slots=1")), *show)
+    assert not (lab.folder / "runs").exists()
+    code, _, err = lab.result_of(
+        str(lab.write_hosts(f"{python} slots=2", f"{python} slots=1")), *show
+    )
     assert code == 0, err
-    text = {path.name: path.read_text() for path in one.folder.glob("runs/2*/logs/*/rank-*.out")}
+    text = {path.name: path.read_text() for path in lab.folder.glob("runs/2*/logs/*/rank-*.out")}
     assert text == {f"rank-{rank}.out": "one of 3\n" for rank in range(3)}

@@ -39,21 +39,21 @@ def recipe(*addresses: str) -> list[list[str]]:
     return [shlex.split(line.replace("--dport 22 ", f"--dport {port()} ")) for line in changed]
 
 
-def within(one: NetLab, number: int, *command: str) -> str:
+def within(lab: NetLab, number: int, *command: str) -> str:
     """Return the output of a command on a host."""
-    namespace = ("ip", "netns", "exec", one.names[number - 1])
+    namespace = ("ip", "netns", "exec", lab.names[number - 1])
     return subprocess.run([*namespace, *command], check=True, capture_output=True, text=True).stdout
 
 
-def listeners(one: NetLab, number: int) -> dict[str, tuple[str, int]]:
+def listeners(lab: NetLab, number: int) -> dict[str, tuple[str, int]]:
     """Return the listening processes of a host: protocol, address and port."""
     names = {}
-    for line in within(one, number, "ss", "-H", "-t", "-u", "-l", "-n", "-p").splitlines():
+    for line in within(lab, number, "ss", "-H", "-t", "-u", "-l", "-n", "-p").splitlines():
         address, _, port = line.split()[4].rpartition(":")
         pid = re.search(r"pid=(\d+)", line)
         assert pid
         command = Path(f"/proc/{pid[1]}/cmdline").read_text()
-        rank = (one.folder / str(number - 1)).read_text().split()[1]
+        rank = (lab.folder / str(number - 1)).read_text().split()[1]
         (who,) = [
             name
             for name, part in PROGRAMS.items()
@@ -67,10 +67,10 @@ FORKED = Path(warm_server.__file__).name
 PROGRAMS = {"sshd": "sshd:", "torchrun": FORKED, "rank": FORKED}
 
 
-def lets_in(one: NetLab, number: int, address: str, port: int) -> bool:
+def lets_in(lab: NetLab, number: int, address: str, port: int) -> bool:
     """Return whether a connection from a host to an address is accepted."""
     call = f"import socket; socket.create_connection(({address!r}, {port}), timeout=2).close()"
-    namespace = ("ip", "netns", "exec", one.names[number - 1])
+    namespace = ("ip", "netns", "exec", lab.names[number - 1])
     output = subprocess.run(
         [*namespace, sys.executable, "-c", call], check=False, capture_output=True
     )
@@ -80,40 +80,40 @@ def lets_in(one: NetLab, number: int, address: str, port: int) -> bool:
 def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net: Labs) -> None:
     """NET-1, NET-2: real torchrun on hosts with a public address too, behind the docs' recipe: it
     trains; a third host reaches no port of it, and, without the recipe, the store's."""
-    one = net(3)
+    lab = net(3)
     for number in (1, 2, 3):
-        within(one, number, "ip", "address", "add", f"203.0.113.{number}/24", "dev", "eth0")
+        within(lab, number, "ip", "address", "add", f"203.0.113.{number}/24", "dev", "eth0")
     for number in (1, 2):
-        for line in recipe(one.hosts[0].address, one.hosts[1].address):
-            within(one, number, *line)
-    script = one.folder / "train.py"
+        for line in recipe(lab.hosts[0].address, lab.hosts[1].address):
+            within(lab, number, *line)
+    script = lab.folder / "train.py"
     script.write_text(TRAIN)
-    hosts = one.folder / "hosts.txt"
+    hosts = lab.folder / "hosts.txt"
     python = warm.interpreter()
     hosts.write_text("".join(f"node{n}:{port()} python={python}\n" for n in (1, 2)))
-    process = one.run_ssh(str(hosts), "--", str(python), str(script), str(one.folder))
-    met = [one.folder / "0", one.folder / "1"]
+    process = lab.run_ssh(str(hosts), "--", str(python), str(script), str(lab.folder))
+    met = [lab.folder / "0", lab.folder / "1"]
     try:
         until(lambda: all(path.exists() and path.read_text() for path in met), "met", 60)
-        first, second = listeners(one, 1), listeners(one, 2)
+        first, second = listeners(lab, 1), listeners(lab, 2)
         door = first["torchrun"][1]
-        ways = [(address, door) for address in (one.hosts[0].address, "203.0.113.1")]
-        assert not any(lets_in(one, 3, *way) for way in [*ways, first["rank"], second["rank"]])
-        assert lets_in(one, 2, *ways[0])
-        assert lets_in(one, 3, *first["sshd"])
-        within(one, 1, "iptables", "-D", "INPUT", "-j", "rackrun")
-        assert all(lets_in(one, 3, *way) for way in ways)
+        ways = [(address, door) for address in (lab.hosts[0].address, "203.0.113.1")]
+        assert not any(lets_in(lab, 3, *way) for way in [*ways, first["rank"], second["rank"]])
+        assert lets_in(lab, 2, *ways[0])
+        assert lets_in(lab, 3, *first["sshd"])
+        within(lab, 1, "iptables", "-D", "INPUT", "-j", "rackrun")
+        assert all(lets_in(lab, 3, *way) for way in ways)
     finally:
-        (one.folder / "go").touch()
+        (lab.folder / "go").touch()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert [path.read_text().split()[0] for path in met] == ["2", "2"]
     assert {who: where for who, (where, _) in first.items()} == {
-        "sshd": one.hosts[0].address,
+        "sshd": lab.hosts[0].address,
         "torchrun": "*",
-        "rank": one.hosts[0].address,
+        "rank": lab.hosts[0].address,
     }
     assert {who: where for who, (where, _) in second.items()} == {
-        "sshd": one.hosts[1].address,
-        "rank": one.hosts[1].address,
+        "sshd": lab.hosts[1].address,
+        "rank": lab.hosts[1].address,
     }

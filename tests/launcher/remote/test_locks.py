@@ -12,7 +12,7 @@ import pytest
 from launcher.commands.settings import SshOptions
 from rackrun.errors import UsageError
 from rackrun.units import seconds_in
-from tests.launcher.away import SHORT, WAIT, Away
+from tests.launcher.detached_lab import SHORT, WAIT, DetachedLab
 from tests.launcher.lab import Lab
 from tests.waiting import until
 
@@ -22,12 +22,12 @@ KEEP = "import pathlib, sys; pathlib.Path({!r}).write_text(sys.stdin.read()); sy
 
 
 @pytest.fixture
-def rack(lab: Callable[[int], Lab]) -> Lab:
+def rack(start_lab: Callable[[int], Lab]) -> Lab:
     """Return two hosts that have names in the user's ssh_config."""
-    one = lab(2)
-    pairs = enumerate(one.hosts, start=1)
-    one.configure(*(f"Host gpu{n}\n  HostName {h.address}\n  Port {h.port}" for n, h in pairs))
-    return one
+    lab = start_lab(2)
+    pairs = enumerate(lab.hosts, start=1)
+    lab.configure(*(f"Host gpu{n}\n  HostName {h.address}\n  Port {h.port}" for n, h in pairs))
+    return lab
 
 
 def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None:
@@ -40,13 +40,13 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None
     until(lambda: any(rack.folder.glob("runs/2*-night/logs/gpu1/rank-0.out")), "it runs", 60)
     (folder,) = rack.folder.glob("runs/2*-night")
     run = json.loads((folder / "plan.json").read_text())["run_id"]
-    code, _, err = rack.said("-H", "gpu1", *common, *OVER)
+    code, _, err = rack.result_of("-H", "gpu1", *common, *OVER)
     assert code == 78
     for args in (f"run {run[:8]} ({folder.name}), ", "'s process ", f"stop {run[:8]}", "--wait"):
         assert args in err
-    code, out, err = rack.said("-H", "gpu1,gpu2", "--hosts-needed", "1", *common, *OVER)
+    code, out, err = rack.result_of("-H", "gpu1,gpu2", "--hosts-needed", "1", *common, *OVER)
     assert (code, out) == (0, "over\n"), err
-    code, _, err = rack.said("-H", "gpu1,gpu2", "--hosts-needed", "2", *common, *OVER)
+    code, _, err = rack.result_of("-H", "gpu1,gpu2", "--hosts-needed", "2", *common, *OVER)
     assert (code, "2 hosts needed, 1 free and fit" in err) == (78, True)
     line = {}
     for name, hosts in {"killed": "1", "early": "1,2", "hasty": "1", "late": "2,1"}.items():
@@ -55,7 +55,7 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None
         line[name] = rack.run_ssh("-H", f"gpu[{hosts}]", "--wait", *common, *work)
         while "waiting" not in (errors := line[name].stderr.readline()):
             assert errors, name
-    code, _, err = rack.said("-H", "gpu2", *common, *OVER)
+    code, _, err = rack.result_of("-H", "gpu2", *common, *OVER)
     assert (code, "gpu2: lock: others wait for it: " in err) == (78, True), err
     line["killed"].kill()
     line["hasty"].send_signal(signal.SIGINT)
@@ -75,7 +75,7 @@ def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_pa
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
     args = ("--python", str(rack.cheap_python()), "--time-limit", "1s", "--on-event", command)
-    code, _, err = rack.said("-H", "gpu2", *args, *SHORT, *WAITING)
+    code, _, err = rack.result_of("-H", "gpu2", *args, *SHORT, *WAITING)
     assert code == 124, err
     event = json.loads(kept.read_text())
     result = event["result"]
@@ -85,12 +85,14 @@ def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_pa
     assert "time limit reached" in err
 
 
-def test_a_detached_run_reports_its_end_from_its_first_host(away: Away, tmp_path: Path) -> None:
+def test_a_detached_run_reports_its_end_from_its_first_host(
+    detached: DetachedLab, tmp_path: Path
+) -> None:
     """No launcher is attached when the command gets the result; its failure is recorded."""
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
-    away.detach("--on-event", command, away.hosts, *OVER)
-    code, _, err = away.said("attach")
+    detached.detach("--on-event", command, detached.hosts, *OVER)
+    code, _, err = detached.result_of("attach")
     assert (code, json.loads(kept.read_text())["result"]["verdict"]) == (0, "done")
     assert f"--on-event {sys.executable}, end: exit code 3" in err
 

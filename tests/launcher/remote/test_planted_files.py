@@ -15,7 +15,7 @@ import pytest
 
 from launcher.remote import files, processes
 from launcher.remote.agent import cleanup
-from tests.launcher.away import WAIT, Away
+from tests.launcher.detached_lab import WAIT, DetachedLab
 
 NOBODY = 65534
 OTHER_RUN = secrets.token_hex(16)
@@ -66,14 +66,14 @@ class Stranger:
 
 
 @pytest.fixture
-def stranger(alone: Away, tmp_path: Path) -> Iterator[Callable[[], Stranger]]:
+def stranger(detached_on_one: DetachedLab, tmp_path: Path) -> Iterator[Callable[[], Stranger]]:
     assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
     came: list[Stranger] = []
 
     def come() -> Stranger:
         folder = Path(f"/tmp/stranger-{os.getpid()}")  # that account cannot read our files
         folder.mkdir(0o755)
-        came.append(Stranger(folder, alone.run))
+        came.append(Stranger(folder, detached_on_one.run))
         came[0].folders.append(folder)
         return came[0]
 
@@ -89,24 +89,24 @@ def identity(pid: int) -> list[Any]:
 
 
 def test_stop_ends_and_removes_nothing_that_another_account_names(
-    alone: Away, stranger: Callable[[], Stranger], tmp_path: Path
+    detached_on_one: DetachedLab, stranger: Callable[[], Stranger], tmp_path: Path
 ) -> None:
     """Processes that claim to be of the run, folders and pipes in /tmp, a name: root's own folders
     and processes stay, status and stop answer, and the run itself is ended."""
-    alone.detach(alone.hosts, "--", sys.executable, "-c", WAIT)
-    alone.wait_for_ranks(1)
+    detached_on_one.detach(detached_on_one.hosts, "--", sys.executable, "-c", WAIT)
+    detached_on_one.wait_for_ranks(1)
     they = stranger()
     important = tmp_path / "important"
     important.mkdir(0o700)
     (important / "work").write_text("of years")
     they.run = OTHER_RUN
     others = they.scratch("-0", uid=0)  # a run of ours that has nothing to do with it
-    they.run = alone.run
+    they.run = detached_on_one.run
     bystander = they.process(uid=0)
-    name = f"rackrun{alone.run}"
+    name = f"rackrun{detached_on_one.run}"
     they.process(they.program(name, 0o755), uid=0)  # ours, and called like a relay
     setuid = they.program("setuid", 0o4755)  # root owns its folder in /proc, whoever starts it
-    run_id = alone.run + "f" * 24
+    run_id = detached_on_one.run + "f" * 24
     for reports in (important, others):
         for program in ("sleep", setuid):
             marks = {"RACKRUN_RUN_ID": run_id, "RACKRUN_REPORTS": f"{reports}/reports"}
@@ -118,21 +118,21 @@ def test_stop_ends_and_removes_nothing_that_another_account_names(
     they.scratch(f"{rest}-2", agent_pid="5")
     they.scratch(f"{rest}-3", agent_pid="[" * 100_000)
     os.mkfifo(they.scratch(f"{rest}-4") / "agent.pid")
-    link = Path(f"/tmp/rackrun-{alone.run}{rest}-5")
+    link = Path(f"/tmp/rackrun-{detached_on_one.run}{rest}-5")
     link.symlink_to(important)
     they.folders.append(link)
     (important / "agent.pid").write_text(report)
     planted = they.alive()
 
-    (host,) = alone.status()["hosts"]
+    (host,) = detached_on_one.status()["hosts"]
     assert (host["error"], host["state"]) == ("", "running")
     assert not {process["pid"] for process in host["processes"]} & set(planted)
-    code, _, err = alone.said("stop", "--force")
+    code, _, err = detached_on_one.result_of("stop", "--force")
     assert (code, "1 of 1 host clean" in err) == (0, True), err
     assert they.alive() == planted
     assert (important / "work").read_text() == "of years"
     assert others.is_dir()
-    alone.wait_until_clean()
+    detached_on_one.wait_until_clean()
 
 
 HEX = "0123456789abcdef" * 2

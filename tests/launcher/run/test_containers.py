@@ -59,15 +59,15 @@ def rank_image() -> Iterator[str]:
 
 
 @pytest.fixture
-def hosts(lab: Labs, image: str) -> tuple[Lab, tuple[str, ...]]:
+def hosts(start_lab: Labs, image: str) -> tuple[Lab, tuple[str, ...]]:
     """Return two hosts that find the Docker daemon, and the options that name the image."""
-    one = lab(2)
-    for host in one.hosts:
+    lab = start_lab(2)
+    for host in lab.hosts:
         bashrc = host.folder / ".bashrc"
         bashrc.write_text(f"export DOCKER_HOST='{os.environ.get('DOCKER_HOST', '')}'\n")
     volumes = [arg for folder in BORROWED for arg in ("--volume", f"{folder}:{folder}:ro")]
-    path = one.write_hosts(f"python={one.cheap_python()}")
-    return one, ("--image", image, *volumes, *SHORT, str(path))
+    path = lab.write_hosts(f"python={lab.cheap_python()}")
+    return lab, ("--image", image, *volumes, *SHORT, str(path))
 
 
 def containers() -> list[str]:
@@ -96,7 +96,7 @@ def test_real_torchrun_makes_one_world_of_two_containers(
         "dist.destroy_process_group(); os._exit(0)\n"
     )
     one.write_hosts(f"python={sys.executable}")
-    code, out, err = one.said(*args, "--", "python", str(script))
+    code, out, err = one.result_of(*args, "--", "python", str(script))
     assert code == 0, err
     for rank in range(2):
         assert f"rank {rank} of 2 contained True" in out
@@ -171,7 +171,7 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(
 ) -> None:
     """Exit 78, and the line to type; docker pulls nothing behind our back."""
     one, args = hosts
-    code, _, err = one.said("--image", "no/such:image", *args[2:], "--", "true")
+    code, _, err = one.result_of("--image", "no/such:image", *args[2:], "--", "true")
     assert code == 78
     assert "127.0.0.2, 127.0.0.3: image: there is no image no/such:image;" in err
     assert "docker pull" in err
@@ -181,7 +181,7 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(
 def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> None:
     """--dry-run prints the docker line that runs, whole."""
     one, args = hosts
-    code, out, err = one.said("--dry-run", *args, "--", "true")
+    code, out, err = one.result_of("--dry-run", *args, "--", "true")
     assert code == 0, err
     line = next(line for line in out.splitlines() if "container:" in line)
     assert "docker run --rm --interactive" in line
@@ -199,11 +199,11 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
         "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
         "raise SystemExit(7 * (os.environ['RANK'] == '1'))\n"
     )
-    ended, run, err = one.said(
+    ended, run, err = one.result_of(
         "--detach", *AT_ONCE, *args, "--", sys.executable, "-c", code, env=home
     )
     assert ended == 0, err
-    ended, out, err = one.said(run.strip(), verb=("attach",), env=home)
+    ended, out, err = one.result_of(run.strip(), verb=("attach",), env=home)
     assert ended == 7, err
     assert "contained True" in out
     (final,) = one.folder.glob("runs/2*/final.pt")
@@ -218,18 +218,18 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
     """Stopped by its user, or without its controller: containers, ranks and folders are gone."""
     one, args = hosts
     home = {"HOME": str(one.folder / "home")}
-    code, run, err = one.said("--detach", *AT_ONCE, *args, "--", *SLEEP, env=home)
+    code, run, err = one.result_of("--detach", *AT_ONCE, *args, "--", *SLEEP, env=home)
     assert code == 0, err
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if how != "stop":
         os.kill(run_manager.controller_of(run.strip()), signal.SIGKILL)
         until(lambda: not containers() and not ranks(), "nothing is left", 20)
     else:
-        _, out, _ = one.said("--json", run.strip(), verb=("status",), env=home)
+        _, out, _ = one.result_of("--json", run.strip(), verb=("status",), env=home)
         for host in json.loads(out)["hosts"]:
             (agent,) = [process for process in host["processes"] if process["role"] == "agent"]
             assert "rackrun_agent" in Path(f"/proc/{agent['pid']}/cmdline").read_text()
-    code, _, err = one.said(run.strip(), verb=("stop",), env=home)
+    code, _, err = one.result_of(run.strip(), verb=("stop",), env=home)
     assert code == 0, err
     assert not containers() and not ranks()
     assert "2 of 2 hosts clean" in err
@@ -243,7 +243,7 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
         "open('made', 'w').close()\n"
         "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
     )
-    ended, out, err = one.said(*args, "--", sys.executable, "-c", code)
+    ended, out, err = one.result_of(*args, "--", sys.executable, "-c", code)
     assert ended == 0, err
     made = one.hosts[1].folder / "work" / "made"
     assert made.owner() == user()
@@ -260,31 +260,31 @@ def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str)
     """No right to ask the daemon: 78 with that, for each host."""
     one, args = account, hosts_of(account, image)
     root("usermod", "--groups", "", user())
-    code, _, err = one.said(*args, "--", "true")
+    code, _, err = one.result_of(*args, "--", "true")
     assert code == 78
     assert "127.0.0.2, 127.0.0.3: image: docker does not answer" in err
     assert "Traceback" not in err
 
 
-def hosts_of(one: Lab, image: str) -> tuple[str, ...]:
+def hosts_of(lab: Lab, image: str) -> tuple[str, ...]:
     """Return the options of a launch on two hosts whose account may use Docker."""
     name = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or "/var/run/docker.sock"
     socket = Path(name)
     root("usermod", "--groups", grp.getgrgid(socket.stat().st_gid).gr_name, user())
     if "rackrun-docker-" in socket.parent.name:
         socket.parent.chmod(0o711)  # the daemon of these tests
-    for host in (one.start(), one.start()):
+    for host in (lab.start(), lab.start()):
         wait_for_banner(host.address, host.port)
         (host.folder / ".bashrc").write_text(f"export DOCKER_HOST='unix://{socket}'\n")
         (host.folder / "work").mkdir()
         shutil.chown(host.folder / "work", user())
-    one.trust()
-    settings = f"python={one.cheap_python()} workdir=work"
-    lines = [f"{user()}@{host.address}:{host.port} {settings}\n" for host in one.hosts]
-    (one.folder / "hosts.txt").write_text("".join(lines))
-    folders = [*BORROWED, str(one.folder)]
+    lab.trust()
+    settings = f"python={lab.cheap_python()} workdir=work"
+    lines = [f"{user()}@{host.address}:{host.port} {settings}\n" for host in lab.hosts]
+    (lab.folder / "hosts.txt").write_text("".join(lines))
+    folders = [*BORROWED, str(lab.folder)]
     volumes = [arg for folder in folders for arg in ("--volume", f"{folder}:{folder}:ro")]
-    return ("--image", image, *volumes, *SHORT, str(one.folder / "hosts.txt"))
+    return ("--image", image, *volumes, *SHORT, str(lab.folder / "hosts.txt"))
 
 
 def local(folder: Path, *words: str) -> "subprocess.Popen[str]":

@@ -20,13 +20,15 @@ TINY = (
 )  # fmt: skip
 
 
-def test_two_real_hosts_are_measured_and_the_first_one_twice(lab: Callable[[int], Lab]) -> None:
+def test_two_real_hosts_are_measured_and_the_first_one_twice(
+    start_lab: Callable[[int], Lab],
+) -> None:
     """The table has a row per count; the range of the first covers the windows of both its runs."""
-    one = lab(2)
-    hosts = one.write_hosts(f"python={one.cheap_python(trains=True)} workdir={ROOT}")
-    code, out, err = one.said(str(hosts), "--scaling", "1,2", *TINY)
+    lab = start_lab(2)
+    hosts = lab.write_hosts(f"python={lab.cheap_python(trains=True)} workdir={ROOT}")
+    code, out, err = lab.result_of(str(hosts), "--scaling", "1,2", *TINY)
     assert code == 0, err
-    (folder,) = (one.folder / "runs").glob("*-imagenet-scaling")
+    (folder,) = (lab.folder / "runs").glob("*-imagenet-scaling")
     hosts_of_runs = [path.name.rpartition("-")[2] for path in sorted(folder.glob("2*"))]
     assert hosts_of_runs == ["1", "2", "1"]
     head, alone, together, runs = out.splitlines()[-4:]

@@ -30,36 +30,36 @@ sys.exit(3 if sys.argv[1:] == ["--lr=0.3", "--wd=1"] else 0)
 FOREVER = "import time; time.sleep(999)"
 
 
-def swept(one: Lab, script: str, *options: str) -> tuple[str, ...]:
+def swept(lab: Lab, script: str, *options: str) -> tuple[str, ...]:
     """Return the command line of a sweep of a script on the hosts of a lab."""
-    (one.folder / "script.py").write_text(script)
-    hosts = one.write_hosts(f"python={one.cheap_python()}")
-    return (*options, str(hosts), "--", sys.executable, str(one.folder / "script.py"))
+    (lab.folder / "script.py").write_text(script)
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    return (*options, str(hosts), "--", sys.executable, str(lab.folder / "script.py"))
 
 
-def results(one: Lab) -> dict[str, str]:
+def results(lab: Lab) -> dict[str, str]:
     """Return the verdicts of all runs, by the name of their folder without the time."""
     return {
         path.parent.name[16:]: json.loads(path.read_text())["verdict"]
-        for path in (one.folder / "runs").glob("2*/result.json")
+        for path in (lab.folder / "runs").glob("2*/result.json")
     }
 
 
 def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
-    lab: Callable[[int], Lab],
+    start_lab: Callable[[int], Lab],
 ) -> None:
     """Two hosts, four runs, two at a time: a row for each, a page, and the code of the one."""
-    one = lab(2)
+    lab = start_lab(2)
     options = ("--sweep", "lr=0.1,0.3", "--sweep", "wd=0,1", "--sweep-hosts", "1", "--name", "t")
-    code, out, err = one.said(*swept(one, SCRIPT, *options))
+    code, out, err = lab.result_of(*swept(lab, SCRIPT, *options))
     assert code == 3, err
-    assert results(one) == {
+    assert results(lab) == {
         "t-1-lr-0.1-wd-0": "done",
         "t-2-lr-0.1-wd-1": "done",
         "t-3-lr-0.3-wd-0": "done",
         "t-4-lr-0.3-wd-1": "failed",
     }
-    first, second = (host.address for host in one.hosts)
+    first, second = (host.address for host in lab.hosts)
     begun = [line for line in err.splitlines() if ": starts on " in line]
     assert [line.rpartition(" ")[2] for line in begun[:2]] == [first, second]
     assert "rackrun: lr=0.3 wd=1: exit code 3\n" in err
@@ -80,20 +80,20 @@ def test_a_script_has_what_it_reported() -> None:
     assert list(cells(Story("run", end=RunEnd("done", report=strange))))[1:4] == [""] * 3
 
 
-def test_ctrl_c_ends_every_run(lab: Callable[[int], Lab]) -> None:
+def test_ctrl_c_ends_every_run(start_lab: Callable[[int], Lab]) -> None:
     """Both launches get it once, stop their hosts and say so; nothing new is started."""
-    one = lab(2)
-    process = one.run_ssh(*swept(one, FOREVER, "--sweep", "x=1,2,3", "--sweep-hosts", "1"))
-    plans = one.folder / "runs"
+    lab = start_lab(2)
+    process = lab.run_ssh(*swept(lab, FOREVER, "--sweep", "x=1,2,3", "--sweep-hosts", "1"))
+    plans = lab.folder / "runs"
     until(lambda: len(list(plans.glob("2*/plan.json"))) == 2, "both runs have begun", 60)
-    until(lambda: all(host.sessions() for host in one.hosts), "hosts are reached", 60)
+    until(lambda: all(host.sessions() for host in lab.hosts), "hosts are reached", 60)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert len(results(one)) == 2 and set(results(one).values()) == {"interrupted"}
+    assert len(results(lab)) == 2 and set(results(lab).values()) == {"interrupted"}
     assert [line.split()[1] for line in out.splitlines()[1:4]] == ["interrupted"] * 2 + ["not"]
     assert "script.py" not in "".join(
-        line for host in one.hosts for line in host.processes().values()
+        line for host in lab.hosts for line in host.processes().values()
     )
 
 

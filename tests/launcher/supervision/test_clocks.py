@@ -30,9 +30,9 @@ HOUR = 3600
 class Clocks:
     """Hosts, and a launcher, with clocks of their own: Python's, in files that say how wrong."""
 
-    def __init__(self, one: Lab) -> None:
-        self.one = one
-        self.folder = one.folder / "clocks"
+    def __init__(self, lab: Lab) -> None:
+        self.one = lab
+        self.folder = lab.folder / "clocks"
         self.folder.mkdir()
         (self.folder / "sitecustomize.py").write_text(ANOTHER_TIME)
 
@@ -81,7 +81,7 @@ class Clocks:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         if detach:
-            code, out, err = self.one.said(
+            code, out, err = self.one.result_of(
                 out.strip(), verb=("attach",), env=environment, before=("env",)
             )
             assert code == 0, err
@@ -93,10 +93,10 @@ class Clocks:
         return [self.folder / f"halfway-{rank}" for rank in range(2)]
 
 
-def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(lab: Labs) -> None:
+def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(start_lab: Labs) -> None:
     """Real torchrun and gloo, one host an hour ahead; halfway the launcher's clock and a host's are
     set back by an hour, another one's is set an hour ahead: both ranks in one world, 0."""
-    err = Clocks(lab(2)).train(0, HOUR, then=(HOUR, -HOUR))
+    err = Clocks(start_lab(2)).train(0, HOUR, then=(HOUR, -HOUR))
     assert re.search(r"done in \d{1,2}:\d\d$", err), err  # not an hour
 
 
@@ -104,10 +104,10 @@ def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(lab: Labs) -> No
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("skew", [-20, 60, HOUR, -HOUR])
 def test_a_host_with_another_time_trains_with_the_others(
-    lab: Labs, skew: float, detach: bool
+    start_lab: Labs, skew: float, detach: bool
 ) -> None:
     """At such skews an elastic rendezvous starts two worlds of one, or never ends."""
-    Clocks(lab(2)).train(0, skew, detach=detach)
+    Clocks(start_lab(2)).train(0, skew, detach=detach)
 
 
 DATES = {

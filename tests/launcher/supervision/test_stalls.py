@@ -25,9 +25,9 @@ ONE_SECOND = {
 
 
 @contextmanager
-def network(one: Lab, **access: float) -> Iterator[Network]:
+def network(lab: Lab, **access: float) -> Iterator[Network]:
     """Yield a Network with a second for each step, unless set otherwise."""
-    made = Network(ConnectSettings(config=one.config, **{**ONE_SECOND, **access}))  # type: ignore[arg-type]
+    made = Network(ConnectSettings(config=lab.config, **{**ONE_SECOND, **access}))  # type: ignore[arg-type]
     try:
         yield made
     finally:
@@ -84,16 +84,16 @@ class Mute:
             pass  # the test is over
 
 
-def test_a_login_that_stalls_is_named_with_the_step_and_in_time(lab: Labs) -> None:
+def test_a_login_that_stalls_is_named_with_the_step_and_in_time(start_lab: Labs) -> None:
     """SSH-8: after the banner, in the key exchange, and while a key is judged: 69 for all three."""
-    one = lab(1)
-    server = one.hosts[0]
-    slow = one.start(extra=JUDGES_NO_KEY)
+    lab = start_lab(1)
+    server = lab.hosts[0]
+    slow = lab.start(extra=JUDGES_NO_KEY)
     wait_for_banner(slow.address, slow.port)
-    one.trust()
+    lab.trust()
     mutes = [Mute(server, packets) for packets in (0, 1)]
     began = time.monotonic()
-    with network(one) as net, pytest.raises(HostUnreachable) as caught:
+    with network(lab) as net, pytest.raises(HostUnreachable) as caught:
         net.connect([server.host, *(mute.host for mute in mutes), slow.host])
     assert time.monotonic() - began < BUSY * 3
     message = str(caught.value).splitlines()
@@ -107,26 +107,26 @@ def test_a_login_that_stalls_is_named_with_the_step_and_in_time(lab: Labs) -> No
     assert "within 1 s" in message[2]
 
 
-def test_the_limit_of_a_login_is_for_all_keys_together(lab: Labs) -> None:
+def test_the_limit_of_a_login_is_for_all_keys_together(start_lab: Labs) -> None:
     """SSH-8: five keys at a host that judges none of them take no longer than one."""
-    one = lab(0)
-    slow = one.start(extra=JUDGES_NO_KEY)
+    lab = start_lab(0)
+    slow = lab.start(extra=JUDGES_NO_KEY)
     wait_for_banner(slow.address, slow.port)
-    one.trust()
-    more = [make_key(one.folder / f"more-{number}") for number in range(4)]
-    one.configure(*(f"IdentityFile {key}" for key in more))
+    lab.trust()
+    more = [make_key(lab.folder / f"more-{number}") for number in range(4)]
+    lab.configure(*(f"IdentityFile {key}" for key in more))
     began = time.monotonic()
-    with network(one, login_seconds=2.0) as net, pytest.raises(HostUnreachable, match="neither"):
+    with network(lab, login_seconds=2.0) as net, pytest.raises(HostUnreachable, match="neither"):
         net.connect([slow.host])
     assert time.monotonic() - began < BUSY * 4
 
 
-def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(lab: Labs) -> None:
+def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(start_lab: Labs) -> None:
     """SSH-8: sshd's session stands still after the login; a gateway's does so for those behind."""
-    one = lab(3)
-    gateway, behind, other = one.hosts
-    one.configure(f"Host {behind.address}\n  ProxyJump {gateway.line}")
-    with network(one) as net:
+    lab = start_lab(3)
+    gateway, behind, other = lab.hosts
+    lab.configure(f"Host {behind.address}\n  ProxyJump {gateway.line}")
+    with network(lab) as net:
         net.connect([behind.host])
         (machine,) = net.connect([other.host])
         stopped = [*gateway.sessions(), *other.sessions()]
@@ -164,17 +164,17 @@ class NoPrograms(paramiko.ServerInterface):
         return False
 
 
-def test_a_host_that_starts_no_program_is_named(lab: Labs) -> None:
+def test_a_host_that_starts_no_program_is_named(start_lab: Labs) -> None:
     """SSH-8: the channel is there, the request for a program is never answered."""
-    one = lab(0)
-    key = make_key(one.folder / "host_key")
+    lab = start_lab(0)
+    key = make_key(lab.folder / "host_key")
     server = NoPrograms()
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
         public = key.with_suffix(".pub").read_text()
-        one.known_hosts.write_text(f"[127.0.0.1]:{port} {public}")
+        lab.known_hosts.write_text(f"[127.0.0.1]:{port} {public}")
         threading.Thread(target=serve, args=(door, server, key), daemon=True).start()
-        with network(one) as net:
+        with network(lab) as net:
             (machine,) = net.connect([Host("127.0.0.1", port=port)])
             began = time.monotonic()
             with pytest.raises(HostUnreachable, match="starts no program: no answer within 1 s"):
@@ -190,13 +190,13 @@ def serve(door: socket.socket, server: paramiko.ServerInterface, key: Path) -> N
     transport.join()
 
 
-def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(lab: Labs) -> None:
+def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(start_lab: Labs) -> None:
     """MaxSessions 0, as on bastions: named with sshd's message; it is no host to train on."""
-    one = lab(0)
-    bastion = one.start(extra="MaxSessions 0\n")
+    lab = start_lab(0)
+    bastion = lab.start(extra="MaxSessions 0\n")
     wait_for_banner(bastion.address, bastion.port)
-    one.trust()
-    code, _, err = one.said(str(one.write_hosts(f"python={one.cheap_python()}")), "--", "true")
+    lab.trust()
+    code, _, err = lab.result_of(str(lab.write_hosts(f"python={lab.cheap_python()}")), "--", "true")
     assert code == 69
     assert "127.0.0.2 port" in err
     assert "accepted the login, but starts no program: " in err

@@ -17,35 +17,35 @@ from tests.launcher.transport.ssh.test_network import Labs
 RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 
 
-def trained(one: NetLab, sleep_seconds: float) -> str:
+def trained(lab: NetLab, sleep_seconds: float) -> str:
     """Train three real ranks; return the launcher's output when it exits with 0."""
-    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
     args = ("--", str(warm.interpreter()), RANKS, str(sleep_seconds))
-    code, _, err = one.said("--env", f"PYTHONPATH={ROOT}", hosts, *args)
+    code, _, err = lab.result_of("--env", f"PYTHONPATH={ROOT}", hosts, *args)
     assert code == 0, err
-    assert set(result(one)["hosts"].values()) == {"clean"}
+    assert set(result(lab)["hosts"].values()) == {"clean"}
     return err
 
 
 def test_a_host_with_a_slow_link_is_named(net: Labs) -> None:
     """One of three hosts sends 1 Mbit/s: after some steps it is named, by how much, and why."""
-    one = net(3)
-    one.slow_down(2, 1000)
-    err = trained(one, 0)
+    lab = net(3)
+    lab.slow_down(2, 1000)
+    err = trained(lab, 0)
     line = next(line for line in err.splitlines() if "is slow" in line)
     assert line.startswith("rackrun: node2 is slow: last 9 steps: ")
     assert "network-bound: " in line
     assert "node2 is " in line.partition("network")[2]
     assert "x slower in communication than the others" in line
     assert "node1 is slow" not in err and "node3 is slow" not in err
-    assert (run_folder(one) / "logs" / "node1" / "rank-0.out").read_text().count("slower") == 0
+    assert (run_folder(lab) / "logs" / "node1" / "rank-0.out").read_text().count("slower") == 0
 
 
 @pytest.mark.long  # tests/training/test_stragglers.py finds the reason, the test above the host
 def test_a_host_with_slow_data_is_named(net: Labs) -> None:
     """A rank that reads slowly: its host is named as hosts.txt calls it, with the reason, once."""
-    one = net(3)
-    err = trained(one, 0.1)
+    lab = net(3)
+    err = trained(lab, 0.1)
     (line,) = (line for line in err.splitlines() if "is slow" in line)
     assert line.startswith("rackrun: node2 is slow: last 9 steps: the others wait for rank 1 ")
     assert "its data takes" in line
@@ -54,15 +54,15 @@ def test_a_host_with_slow_data_is_named(net: Labs) -> None:
 @pytest.mark.long
 def test_the_deep_check_names_a_slow_link(net: Labs) -> None:
     """Three hosts, of which one sends 1 Mbit/s: a run of its own after the table says so."""
-    one = net(3)
-    one.slow_down(2, 1000)
-    hosts = str(one.write_hosts(f"python={sys.executable} workdir={ROOT}"))
-    code, out, err = one.said("--check", "--deep", "--ignore-check", "code", hosts)
+    lab = net(3)
+    lab.slow_down(2, 1000)
+    hosts = str(lab.write_hosts(f"python={sys.executable} workdir={ROOT}"))
+    code, out, err = lab.result_of("--check", "--deep", "--ignore-check", "code", hosts)
     assert code == 0, out + err
     assert out.index("ready: 3 hosts") < out.index("compute"), out
     (slow,) = (line.partition("| ")[2] for line in out.splitlines() if "slow" in line)
     assert slow.startswith("slow links: node2, 0.00"), out
-    assert set(result(one)["hosts"].values()) == {"clean"}
+    assert set(result(lab)["hosts"].values()) == {"clean"}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from launcher.run.state import RunState
 from launcher.web.server import served
 from launcher.web.watch import of_folder
 from rackrun.run_folder import new_run_folder
-from tests.launcher.away import Away
+from tests.launcher.detached_lab import DetachedLab
 from tests.launcher.drive import ROOT
 from tests.launcher.output.test_dashboard import plan_of
 from tests.rackrun.test_run_report import browsed
@@ -138,19 +138,19 @@ time.sleep(999)
 """
 
 
-def test_the_board_of_a_detached_run(alone: Away) -> None:
+def test_the_board_of_a_detached_run(detached_on_one: DetachedLab) -> None:
     """It shows what attach would, live and to the end; Ctrl-C ends the board alone."""
     shared = ("--env", f"PYTHONPATH={ROOT}")
-    alone.detach(*shared, alone.hosts, "--", sys.executable, "-c", REPORTING)
-    with alone.look("board") as board:
+    detached_on_one.detach(*shared, detached_on_one.hosts, "--", sys.executable, "-c", REPORTING)
+    with detached_on_one.start("board") as board:
         assert board.stderr
         address = re.findall(r"http://\S+", board.stderr.readline())[0]
         live = f"{address}live.json"
         until(lambda: bool(fetched(live).get("loss")), "a loss on the board", 60)
         observed = fetched(live)
-        assert (observed["run_id"][:8], observed["steps"]) == (alone.run, 9)
+        assert (observed["run_id"][:8], observed["steps"]) == (detached_on_one.run, 9)
         assert observed["machines"] == "1 rank on 1 host"
-        assert alone.said("stop", "--force")[0] == 0
+        assert detached_on_one.result_of("stop", "--force")[0] == 0
         until(lambda: "ended" in fetched(live), "the end on the board", 60)
         board.send_signal(signal.SIGINT)
         assert board.wait(30) == 0, board.stderr.read()

@@ -281,12 +281,12 @@ STRICTER: dict[str, Case] = {  # the client accepts, we refuse
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict[str, str]]]:
     """Yield one sshd with two host keys and a certificate, and the words that the cases use."""
     folder = tmp_path_factory.mktemp("oracle")
-    one = Lab(folder)
+    lab = Lab(folder)
     rsa = ["ssh-keygen", "-q", "-t", "rsa", "-b", "3072", "-N", "", "-f", folder / "rsa"]
     subprocess.run(rsa, check=True)
     host_key = folder / "host-2" / "host_key"
     extra = SSHD.format(folder=folder) + f"HostCertificate {host_key}-cert.pub\n"
-    remote = one.start(extra=extra)
+    remote = lab.start(extra=extra)
     wait_for_banner(remote.address, remote.port)
     certify(remote, make_key(folder / "authority"))
     make_key(folder / "other")
@@ -295,8 +295,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict
         (folder / name).touch()
         (folder / name).chmod(mode)
     write_revocations(folder, args)
-    yield one, args
-    one.stop()
+    yield lab, args
+    lab.stop()
 
 
 def certify(host: Sshd, authority: Path) -> None:
@@ -386,19 +386,19 @@ def test_a_key_that_other_accounts_may_read_is_not_used(
     one.key.chmod(0o600)
 
 
-def ssh(one: Lab) -> tuple[str, str]:
+def ssh(lab: Lab) -> tuple[str, str]:
     """Return whether OpenSSH's client gets in, and its messages."""
-    host = one.hosts[0]
-    command = ["ssh", "-F", one.config, "-o", "BatchMode=yes", "-p", str(host.port), host.address]
+    host = lab.hosts[0]
+    command = ["ssh", "-F", lab.config, "-o", "BatchMode=yes", "-p", str(host.port), host.address]
     output = subprocess.run([*command, "true"], capture_output=True, stdin=subprocess.DEVNULL)
     return "in" if output.returncode == 0 else "refused", output.stderr.decode(errors="replace")
 
 
-def ours(one: Lab) -> tuple[str, str]:
+def ours(lab: Lab) -> tuple[str, str]:
     """Return whether our client gets in, and why not: one line for invalid settings."""
     try:
-        network = Network(ConnectSettings(config=one.config))
-        network.connect([one.hosts[0].host])
+        network = Network(ConnectSettings(config=lab.config))
+        network.connect([lab.hosts[0].host])
     except Problem as error:
         assert error.exit_code in (64, 77), str(error)
         assert error.exit_code == 77 or "\n" not in str(error)

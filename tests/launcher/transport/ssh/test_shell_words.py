@@ -39,32 +39,32 @@ LONG = [pytest.param(shell, marks=pytest.mark.long) for shell in ("bash", "dash"
 
 @pytest.mark.parametrize("shell", ["forced", *LONG])
 def test_a_thousand_hostile_words_and_values_arrive_as_they_are(
-    lab: Labs, shell: str, tmp_path: Path
+    start_lab: Labs, shell: str, tmp_path: Path
 ) -> None:
     """SSH-4: 1,000 words, 1,000 values, paths: equal byte for byte, and no shell has read them."""
-    one = lab(0)
+    lab = start_lab(0)
     config, start_up = SHELLS[shell]
-    host = one.start(extra=config)
+    host = lab.start(extra=config)
     (host.folder / ".bashrc").write_text(start_up)
     wait_for_banner(host.address, host.port)
-    one.trust()
+    lab.trust()
     canary = tmp_path / "canary"
     pieces = [*PIECES, f"$(touch {canary})", f"`touch {canary}`", f"\n touch {canary};"]
     args, values = hostile(1000, 1, pieces), hostile(1000, 2, pieces)
-    remote = one.folder / NASTY
+    remote = lab.folder / NASTY
     remote.mkdir()
-    python = one.cheap_python(name=f"{NASTY}/python")
-    hosts = one.folder / "hosts.txt"
+    python = lab.cheap_python(name=f"{NASTY}/python")
+    hosts = lab.folder / "hosts.txt"
     hosts.write_text(f'{host.line} python="{python}" workdir="{remote}"\n')
     out = tmp_path / "out.json"
     variables = {f"H_{number}": value for number, value in enumerate(values)}
     given = [arg for name, value in variables.items() for arg in ("--env", f"{name}={value}")]
     command = (sys.executable, "-X", "utf8", "-c", TELL, str(out), *args)
-    ended, _, err = one.said(*given, str(hosts), "--", *command)
+    ended, _, err = lab.result_of(*given, str(hosts), "--", *command)
     assert ended == 0, err
     assert json.loads(out.read_text()) == [args, variables, str(remote)]
     assert not canary.exists()
-    assert not list(one.folder.rglob("canary"))
+    assert not list(lab.folder.rglob("canary"))
     assert not (where_shells_start() / "canary").exists()
 
 
@@ -73,28 +73,28 @@ def where_shells_start() -> Path:
     return Path(pwd.getpwuid(os.geteuid()).pw_dir)
 
 
-def test_a_word_that_a_shell_reads_leaves_the_canary(lab: Labs, tmp_path: Path) -> None:
+def test_a_word_that_a_shell_reads_leaves_the_canary(start_lab: Labs, tmp_path: Path) -> None:
     """What the test above would see: such a word behind `ssh HOST`, where a shell reads it."""
-    one = lab(1)
-    host, canary = one.hosts[0], tmp_path / "canary"
-    client = ["ssh", "-F", one.config, "-p", str(host.port), host.address]
+    lab = start_lab(1)
+    host, canary = lab.hosts[0], tmp_path / "canary"
+    client = ["ssh", "-F", lab.config, "-p", str(host.port), host.address]
     subprocess.run([*client, "true", f"a $(touch {canary})"], check=True)
     assert canary.exists()
 
 
-def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(lab: Labs) -> None:
+def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(start_lab: Labs) -> None:
     """SSH-4, SSH-6: no word, variable or secret of a run is in a command that sshd was given."""
-    one = lab(0)
-    asked = one.folder / "asked"
+    lab = start_lab(0)
+    asked = lab.folder / "asked"
     command = '"$SSH_ORIGINAL_COMMAND"'
-    host = one.start(extra=f"ForceCommand echo {command} >> {asked}; eval {command}\n")
+    host = lab.start(extra=f"ForceCommand echo {command} >> {asked}; eval {command}\n")
     wait_for_banner(host.address, host.port)
-    one.trust()
+    lab.trust()
     commands = []
     for args in (("--", "true"), ("--secret", "TOKEN", "--env", "A=hello", "--", "echo", "you")):
         *options, _ = args[: args.index("--") + 1]
-        ended, _, err = one.said(
-            *options, cheap_hosts(one), *args[args.index("--") :], env={"TOKEN": "s3cr3t"}
+        ended, _, err = lab.result_of(
+            *options, cheap_hosts(lab), *args[args.index("--") :], env={"TOKEN": "s3cr3t"}
         )
         assert ended == 0, err
         commands.append(set(asked.read_text().splitlines()))

@@ -40,12 +40,12 @@ Labs = Callable[[int], Lab]
 
 
 @pytest.fixture
-def network(lab: Labs) -> Iterator[Callable[..., Network]]:
+def network(start_lab: Labs) -> Iterator[Callable[..., Network]]:
     """Yield a Network over the lab's ssh_config, closed at the end."""
     made: list[Network] = []
 
-    def make(one: Lab, **access: object) -> Network:
-        made.append(Network(ConnectSettings(config=one.config, **access)))  # type: ignore[arg-type]
+    def make(lab: Lab, **access: object) -> Network:
+        made.append(Network(ConnectSettings(config=lab.config, **access)))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -61,20 +61,20 @@ def output(machine: Machine, *argv: str) -> bytes:
     return everything
 
 
-def test_all_hosts_are_connected_and_run_what_they_are_given(lab: Labs, network) -> None:
+def test_all_hosts_are_connected_and_run_what_they_are_given(start_lab: Labs, network) -> None:
     """Four real sshd, four places, each of which runs a program with its very words."""
-    one = lab(4)
-    machines = network(one).connect([host.host for host in one.hosts])
+    lab = start_lab(4)
+    machines = network(lab).connect([host.host for host in lab.hosts])
     log = [output(machine, "printf", "%s|", "a b", "$HOME", "'", "") for machine in machines]
     assert log == [b"a b|$HOME|'||"] * 4
-    assert [machine.address for machine in machines] == [host.address for host in one.hosts]
+    assert [machine.address for machine in machines] == [host.address for host in lab.hosts]
 
 
-def test_a_program_gets_its_input_and_sees_the_end_of_it(lab: Labs, network) -> None:
+def test_a_program_gets_its_input_and_sees_the_end_of_it(start_lab: Labs, network) -> None:
     """Bytes go both ways unchanged, and closing the channel is an end of file over there."""
-    one = lab(1)
-    (machine,) = network(one).connect([one.hosts[0].host])
-    channel = machine.open(["sh", "-c", "cat; echo gone > " + str(one.folder / "seen")])
+    lab = start_lab(1)
+    (machine,) = network(lab).connect([lab.hosts[0].host])
+    channel = machine.open(["sh", "-c", "cat; echo gone > " + str(lab.folder / "seen")])
     sent = os.urandom(3_000_000)
     sender = threading.Thread(target=send_in_pieces, args=(channel, sent))
     sender.start()
@@ -84,7 +84,7 @@ def test_a_program_gets_its_input_and_sees_the_end_of_it(lab: Labs, network) -> 
     sender.join()
     assert received == sent
     channel.close()
-    until((one.folder / "seen").exists, "the program saw the end of its input", 20)
+    until((lab.folder / "seen").exists, "the program saw the end of its input", 20)
 
 
 def send_in_pieces(channel, data: bytes) -> None:
@@ -92,10 +92,10 @@ def send_in_pieces(channel, data: bytes) -> None:
         channel.send(data[start : start + 50_000])
 
 
-def test_standard_error_never_blocks_and_its_end_is_kept(lab: Labs, network) -> None:
+def test_standard_error_never_blocks_and_its_end_is_kept(start_lab: Labs, network) -> None:
     """A host that fills its standard error is drained; the complaint is the last of it."""
-    one = lab(1)
-    (machine,) = network(one).connect([one.hosts[0].host])
+    lab = start_lab(1)
+    (machine,) = network(lab).connect([lab.hosts[0].host])
     script = "i=0; while [ $i -lt 60000 ]; do echo a long line of noise that nobody reads $i >&2;"
     channel = machine.open(["sh", "-c", f"{script} i=$((i+1)); done; echo last words >&2; echo ok"])
     assert channel.receive() == b"ok\n"
@@ -105,19 +105,19 @@ def test_standard_error_never_blocks_and_its_end_is_kept(lab: Labs, network) -> 
     channel.close()
 
 
-def test_a_broken_link_is_an_end_with_a_reason(lab: Labs, network) -> None:
+def test_a_broken_link_is_an_end_with_a_reason(start_lab: Labs, network) -> None:
     """Reader and writer of a lost session get an error; a next program, a new connection."""
-    one = lab(1)
-    (machine,) = network(one).connect([one.hosts[0].host])
+    lab = start_lab(1)
+    (machine,) = network(lab).connect([lab.hosts[0].host])
     channel = machine.open(["cat"])
-    for pid in one.hosts[0].sessions():
+    for pid in lab.hosts[0].sessions():
         os.kill(pid, signal.SIGKILL)
     assert channel.receive() == b""
     until(lambda: "connection" in channel.complaint(), "the complaint says what broke", 20)
     with pytest.raises(HostLost, match="127.0.0.2"):
         channel.send(b"x")
     assert output(machine, "echo", "again") == b"again\n"
-    one.hosts[0].stop()
+    lab.hosts[0].stop()
     with pytest.raises(HostUnreachable, match="refuses connections"):
         machine.open(["true"])
     channel.close()
@@ -125,11 +125,11 @@ def test_a_broken_link_is_an_end_with_a_reason(lab: Labs, network) -> None:
 
 
 def test_a_link_that_breaks_under_a_write_is_a_lost_host(
-    lab: Labs, network, monkeypatch: pytest.MonkeyPatch
+    start_lab: Labs, network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """paramiko's writer ends with EOFError once its reader has closed the connection."""
-    one = lab(1)
-    (machine,) = network(one).connect([one.hosts[0].host])
+    lab = start_lab(1)
+    (machine,) = network(lab).connect([lab.hosts[0].host])
     channel = machine.open(["cat"])
     packetizer = channel._channel.get_transport().packetizer
     monkeypatch.setattr(packetizer, "write_all", broken)
@@ -142,10 +142,10 @@ def broken(data: bytes) -> None:
     raise EOFError
 
 
-def test_a_host_that_takes_nothing_is_reported_within_seconds(lab: Labs, network) -> None:
+def test_a_host_that_takes_nothing_is_reported_within_seconds(start_lab: Labs, network) -> None:
     """A full channel does not block the thread that sends to all hosts."""
-    one = lab(1)
-    (machine,) = network(one).connect([one.hosts[0].host])
+    lab = start_lab(1)
+    (machine,) = network(lab).connect([lab.hosts[0].host])
     channel = machine.open(["sleep", "60"])
     with pytest.raises(HostLost, match="accepts no more"):
         for _ in range(2000):
@@ -156,20 +156,20 @@ def test_a_host_that_takes_nothing_is_reported_within_seconds(lab: Labs, network
 # -- host keys ----------------------------------------------------------------------------------
 
 
-def swap_key(one: Lab) -> None:
-    other = make_key(one.folder / "other").with_suffix(".pub").read_text().split()
-    one.known_hosts.write_text(f"{one.hosts[0].known_as} {other[0]} {other[1]}\n")
+def swap_key(lab: Lab) -> None:
+    other = make_key(lab.folder / "other").with_suffix(".pub").read_text().split()
+    lab.known_hosts.write_text(f"{lab.hosts[0].known_as} {other[0]} {other[1]}\n")
 
 
 def certify(
-    one: Lab,
+    lab: Lab,
     names: str = "127.0.0.2",
     when: str = "always:forever",
     kind: str = "-h",
     authority: str = "ed25519",
 ) -> None:
     """Give the host a certificate, and known_hosts a line about who signed it."""
-    server, signer = one.hosts[0], one.folder / "authority"
+    server, signer = lab.hosts[0], lab.folder / "authority"
     make = ["ssh-keygen", "-q", "-t", authority, "-N", "", "-f", signer]
     subprocess.run(make, check=True)
     sign = ["ssh-keygen", "-q", "-s", signer, kind, "-I", "x", "-V", when, "-n", names]
@@ -180,7 +180,7 @@ def certify(
     server.process.send_signal(signal.SIGHUP)
     until(lambda: server.log.count("Server listening") > before, "sshd has read it", 20)
     public = " ".join(signer.with_suffix(".pub").read_text().split()[:2])
-    one.known_hosts.write_text(f"@cert-authority {server.known_as} {public}\n")
+    lab.known_hosts.write_text(f"@cert-authority {server.known_as} {public}\n")
 
 
 CASES: dict[str, tuple[Callable[[Lab], object], bool]] = {
@@ -203,29 +203,29 @@ IN_SHORT = ("certified by an RSA authority", "certified for another name")
     "case",
     [pytest.param(case, marks=[pytest.mark.long] * (case not in IN_SHORT)) for case in CASES],
 )
-def test_the_verdict_on_a_host_key_is_that_of_ssh(lab: Labs, network, case: str) -> None:
+def test_the_verdict_on_a_host_key_is_that_of_ssh(start_lab: Labs, network, case: str) -> None:
     """SSH-1: certificates of every kind: we judge as the client does (more in test_oracle.py)."""
     prepare, accepted = CASES[case]
-    one = lab(1)
-    prepare(one)
-    server = one.hosts[0]
-    client = ["ssh", "-F", one.config, "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
+    lab = start_lab(1)
+    prepare(lab)
+    server = lab.hosts[0]
+    client = ["ssh", "-F", lab.config, "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
     ssh = subprocess.run([*client, "-p", str(server.port), server.address, "true"], check=False)
     assert (ssh.returncode == 0) is accepted
     if accepted:
-        assert len(network(one).connect([server.host])) == 1
+        assert len(network(lab).connect([server.host])) == 1
         return
     with pytest.raises(AccessRefused) as caught:
-        network(one).connect([server.host])
+        network(lab).connect([server.host])
     assert caught.value.exit_code == 77
     assert server.log.count("Accepted publickey") == 0
 
 
-def test_a_forged_certificate_is_no_certificate(lab: Labs) -> None:
+def test_a_forged_certificate_is_no_certificate(start_lab: Labs) -> None:
     """Whatever bit of it is changed, it is not signed any more, or not a certificate at all."""
-    one = lab(1)
-    certify(one)
-    text = (one.hosts[0].folder / "host_key-cert.pub").read_text().split()[1]
+    lab = start_lab(1)
+    certify(lab)
+    text = (lab.hosts[0].folder / "host_key-cert.pub").read_text().split()[1]
     blob = base64.b64decode(text)
     genuine = certificate_of(blob)
     assert genuine is not None
@@ -245,123 +245,125 @@ def seen_fingerprint(public: Path) -> str:
 
 
 def test_a_changed_key_is_refused_with_both_fingerprints_and_the_line_to_type(
-    lab: Labs, network
+    start_lab: Labs, network
 ) -> None:
     """SSH-1: the message says what was known, what was shown, and how to forget the old key."""
-    one = lab(2)
-    swap_key(one)
-    one.known_hosts.write_text(
-        one.known_hosts.read_text() + f"{one.hosts[1].known_as} {one.hosts[1].public_key}\n"
+    lab = start_lab(2)
+    swap_key(lab)
+    lab.known_hosts.write_text(
+        lab.known_hosts.read_text() + f"{lab.hosts[1].known_as} {lab.hosts[1].public_key}\n"
     )
     with pytest.raises(AccessRefused) as caught:
-        network(one, accept_new=True).connect([host.host for host in one.hosts])
+        network(lab, accept_new=True).connect([host.host for host in lab.hosts])
     text = str(caught.value)
-    assert seen_fingerprint(one.folder / "other.pub") in text
-    assert seen_fingerprint(one.hosts[0].folder / "host_key.pub") in text
-    assert f"{one.known_hosts}:1" in text
+    assert seen_fingerprint(lab.folder / "other.pub") in text
+    assert seen_fingerprint(lab.hosts[0].folder / "host_key.pub") in text
+    assert f"{lab.known_hosts}:1" in text
     command = re.search(r"then type: (ssh-keygen .*)", text)
     assert command
     subprocess.run(command[1], shell=True, check=True, capture_output=True)
-    assert one.hosts[0].known_as not in one.known_hosts.read_text()
+    assert lab.hosts[0].known_as not in lab.known_hosts.read_text()
 
 
 def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_line_to_type(
-    lab: Labs, network
+    start_lab: Labs, network
 ) -> None:
     """SSH-1: typing the line that the message offers makes the host known, and nothing else."""
-    one = lab(2)
-    one.known_hosts.write_text("")
+    lab = start_lab(2)
+    lab.known_hosts.write_text("")
     with pytest.raises(AccessRefused) as caught:
-        network(one).connect([host.host for host in one.hosts])
+        network(lab).connect([host.host for host in lab.hosts])
     text = str(caught.value)
-    for host in one.hosts:
+    for host in lab.hosts:
         assert seen_fingerprint(host.folder / "host_key.pub") in text
-    assert one.known_hosts.read_text() == ""
+    assert lab.known_hosts.read_text() == ""
     for command in re.findall(r"then type: (echo .*)", text):
         subprocess.run(command, shell=True, check=True)
-    assert len(network(one).connect([host.host for host in one.hosts])) == 2
+    assert len(network(lab).connect([host.host for host in lab.hosts])) == 2
 
 
 @pytest.mark.parametrize(
     "setting", ["", pytest.param("HashKnownHosts yes", marks=pytest.mark.long)]
 )
-def test_accept_new_records_new_keys_and_only_these(lab: Labs, network, setting: str) -> None:
+def test_accept_new_records_new_keys_and_only_these(start_lab: Labs, network, setting: str) -> None:
     """SSH-1: a new host is written down once; when its key changes later, it is refused."""
-    one = lab(2)
-    one.configure(setting)
-    one.known_hosts.write_text("# mine, without a newline at its end")
-    hosts = [host.host for host in one.hosts]
-    assert len(network(one, accept_new=True).connect(hosts)) == 2
-    written = one.known_hosts.read_text()
+    lab = start_lab(2)
+    lab.configure(setting)
+    lab.known_hosts.write_text("# mine, without a newline at its end")
+    hosts = [host.host for host in lab.hosts]
+    assert len(network(lab, accept_new=True).connect(hosts)) == 2
+    written = lab.known_hosts.read_text()
     assert len(written.splitlines()) == 3
     assert ("127.0.0.2" in written) is not setting.startswith("Hash")
-    assert len(network(one).connect(hosts)) == 2
-    swap_key(one)
+    assert len(network(lab).connect(hosts)) == 2
+    swap_key(lab)
     with pytest.raises(AccessRefused, match="CHANGED"):
-        network(one, accept_new=True).connect(hosts)
+        network(lab, accept_new=True).connect(hosts)
 
 
-def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(lab: Labs, network) -> None:
+def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(start_lab: Labs, network) -> None:
     """SSH-1: trust on first use needs the record for the second login."""
-    one = lab(1)
-    file = one.key / "known_hosts"
-    one.configure(f"UserKnownHostsFile {file}")
+    lab = start_lab(1)
+    file = lab.key / "known_hosts"
+    lab.configure(f"UserKnownHostsFile {file}")
     with pytest.raises(AccessRefused, match=f"cannot be recorded in {file}: "):
-        network(one, accept_new=True).connect([one.hosts[0].host])
+        network(lab, accept_new=True).connect([lab.hosts[0].host])
 
 
-def test_another_type_of_key_is_a_changed_key(lab: Labs, network) -> None:
+def test_another_type_of_key_is_a_changed_key(start_lab: Labs, network) -> None:
     """SSH-1: who offers a type we never saw does not pass as a new host, even with accept-new."""
-    one = lab(1)
-    rsa = one.folder / "rsa"
+    lab = start_lab(1)
+    rsa = lab.folder / "rsa"
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", rsa], check=True)
     kind, blob, *_ = rsa.with_suffix(".pub").read_text().split()
-    one.known_hosts.write_text(f"{one.hosts[0].known_as} {kind} {blob}\n")
+    lab.known_hosts.write_text(f"{lab.hosts[0].known_as} {kind} {blob}\n")
     with pytest.raises(AccessRefused, match="CHANGED"):
-        network(one, accept_new=True).connect([one.hosts[0].host])
+        network(lab, accept_new=True).connect([lab.hosts[0].host])
 
 
-def test_ssh_config_says_under_which_name_and_where_a_key_is_known(lab: Labs, network) -> None:
+def test_ssh_config_says_under_which_name_and_where_a_key_is_known(
+    start_lab: Labs, network
+) -> None:
     """HostKeyAlias, UserKnownHostsFile and StrictHostKeyChecking are followed."""
-    one = lab(1)
-    elsewhere = one.folder / "elsewhere"
-    elsewhere.write_text(f"alias {one.hosts[0].public_key}\n")
-    one.known_hosts.unlink()
-    one.configure(f"HostKeyAlias alias\nUserKnownHostsFile {one.folder}/none {elsewhere}")
-    assert len(network(one).connect([one.hosts[0].host])) == 1
-    one.configure(f"UserKnownHostsFile {one.folder}/new\nStrictHostKeyChecking accept-new")
-    assert len(network(one).connect([one.hosts[0].host])) == 1
-    assert one.hosts[0].known_as in (one.folder / "new").read_text()
+    lab = start_lab(1)
+    elsewhere = lab.folder / "elsewhere"
+    elsewhere.write_text(f"alias {lab.hosts[0].public_key}\n")
+    lab.known_hosts.unlink()
+    lab.configure(f"HostKeyAlias alias\nUserKnownHostsFile {lab.folder}/none {elsewhere}")
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+    lab.configure(f"UserKnownHostsFile {lab.folder}/new\nStrictHostKeyChecking accept-new")
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+    assert lab.hosts[0].known_as in (lab.folder / "new").read_text()
 
 
 # -- keys and ssh_config ------------------------------------------------------------------------
 
 
 def test_without_an_accepted_key_one_attempt_is_made_and_no_question_asked(
-    lab: Labs, network
+    start_lab: Labs, network
 ) -> None:
     """SSH-2: a wrong key is tried once, the login ends with 77 and says what to type."""
-    one = lab(2)
-    (one.folder / "authorized_keys").write_text("")
+    lab = start_lab(2)
+    (lab.folder / "authorized_keys").write_text("")
     began = time.monotonic()
     with pytest.raises(AccessRefused, match="ssh-copy-id") as caught:
-        network(one).connect([host.host for host in one.hosts])
+        network(lab).connect([host.host for host in lab.hosts])
     assert time.monotonic() - began < 10
     assert caught.value.exit_code == 77
     assert "127.0.0.2" in str(caught.value)
     assert "127.0.0.3" in str(caught.value)
-    assert [host.log.count("Failed publickey") for host in one.hosts] == [1, 1]
-    assert "password" not in one.hosts[0].log.lower().replace("failed password", "")
+    assert [host.log.count("Failed publickey") for host in lab.hosts] == [1, 1]
+    assert "password" not in lab.hosts[0].log.lower().replace("failed password", "")
 
 
-def test_a_locked_key_is_named_with_the_way_to_unlock_it(lab: Labs, network) -> None:
+def test_a_locked_key_is_named_with_the_way_to_unlock_it(start_lab: Labs, network) -> None:
     """SSH-2: a key with a passphrase prompts for nothing; the message names ssh-add."""
-    one = lab(1)
-    locked = one.folder / "locked"
+    lab = start_lab(1)
+    locked = lab.folder / "locked"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "pass", "-f", locked], check=True)
-    shutil.move(locked, one.key)
-    with pytest.raises(AccessRefused, match=f"ssh-add {one.key}"):
-        network(one).connect([one.hosts[0].host])
+    shutil.move(locked, lab.key)
+    with pytest.raises(AccessRefused, match=f"ssh-add {lab.key}"):
+        network(lab).connect([lab.hosts[0].host])
 
 
 @pytest.fixture
@@ -375,110 +377,112 @@ def key_agent(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_an_agent_serves_its_keys_and_identities_only_holds_them_back(
-    lab: Labs, network, key_agent: Path
+    start_lab: Labs, network, key_agent: Path
 ) -> None:
     """The agent's key lets us in; with IdentitiesOnly only if ssh_config names it, as with ssh."""
-    one = lab(1)
+    lab = start_lab(1)
     environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}
-    subprocess.run(["ssh-add", "-q", one.key], env=environment, check=True)
-    public = one.key.with_suffix(".pub")
-    one.key.unlink()
-    user = f"UserKnownHostsFile {one.known_hosts}\nIdentityAgent {key_agent}\n"
-    one.config.write_text(user)
-    assert len(network(one).connect([one.hosts[0].host])) == 1
-    one.config.write_text(user + f"IdentitiesOnly yes\nIdentityFile {one.folder}/none\n")
+    subprocess.run(["ssh-add", "-q", lab.key], env=environment, check=True)
+    public = lab.key.with_suffix(".pub")
+    lab.key.unlink()
+    user = f"UserKnownHostsFile {lab.known_hosts}\nIdentityAgent {key_agent}\n"
+    lab.config.write_text(user)
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+    lab.config.write_text(user + f"IdentitiesOnly yes\nIdentityFile {lab.folder}/none\n")
     with pytest.raises(AccessRefused, match="there is no key to log in with"):
-        network(one).connect([one.hosts[0].host])
-    one.config.write_text(user + f"IdentitiesOnly yes\nIdentityFile {public}\n")
-    assert len(network(one).connect([one.hosts[0].host])) == 1
+        network(lab).connect([lab.hosts[0].host])
+    lab.config.write_text(user + f"IdentitiesOnly yes\nIdentityFile {public}\n")
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
 
 
 @pytest.mark.parametrize("where", ["file", "agent"])
 def test_a_certificate_file_lets_its_key_in(
-    lab: Labs, network, key_agent: Path, where: str
+    start_lab: Labs, network, key_agent: Path, where: str
 ) -> None:
     """CertificateFile: the host knows only who signed; the key may be in a file or in an agent."""
-    one = lab(1)
-    server, signer, signed = one.hosts[0], make_key(one.folder / "signer"), one.folder / "word.pub"
+    lab = start_lab(1)
+    server, signer, signed = lab.hosts[0], make_key(lab.folder / "signer"), lab.folder / "word.pub"
     sign = ["ssh-keygen", "-q", "-s", signer, "-I", "x", "-n", getpass.getuser()]
-    subprocess.run([*sign, one.key.with_suffix(".pub")], check=True)
-    one.key.with_name(f"{one.key.name}-cert.pub").rename(signed)
-    (one.folder / "authorized_keys").write_text("")
+    subprocess.run([*sign, lab.key.with_suffix(".pub")], check=True)
+    lab.key.with_name(f"{lab.key.name}-cert.pub").rename(signed)
+    (lab.folder / "authorized_keys").write_text("")
     with (server.folder / "sshd_config").open("a") as config:
         config.write(f"TrustedUserCAKeys {signer}.pub\n")
     before = server.log.count("Server listening")
     server.process.send_signal(signal.SIGHUP)
     until(lambda: server.log.count("Server listening") > before, "sshd has read it", 20)
     with pytest.raises(AccessRefused, match="none of 1 key was accepted"):
-        network(one).connect([server.host])
+        network(lab).connect([server.host])
     if where == "agent":
         environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}
-        subprocess.run(["ssh-add", "-q", one.key], env=environment, check=True)
-        one.key.unlink()
-        one.configure(f"IdentityAgent {key_agent}", f"CertificateFile {signed}")
+        subprocess.run(["ssh-add", "-q", lab.key], env=environment, check=True)
+        lab.key.unlink()
+        lab.configure(f"IdentityAgent {key_agent}", f"CertificateFile {signed}")
     else:
-        one.configure(f"CertificateFile {signed}")
-    assert len(network(one).connect([server.host])) == 1
+        lab.configure(f"CertificateFile {signed}")
+    assert len(network(lab).connect([server.host])) == 1
 
 
-def test_address_family_says_which_addresses_are_tried(lab: Labs, network) -> None:
+def test_address_family_says_which_addresses_are_tried(start_lab: Labs, network) -> None:
     """inet reaches a host at its IPv4 address, inet6 finds it has none; a typing error is named."""
-    one = lab(1)
-    one.configure("AddressFamily inet")
-    assert len(network(one).connect([one.hosts[0].host])) == 1
-    one.configure("AddressFamily inet6")
+    lab = start_lab(1)
+    lab.configure("AddressFamily inet")
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+    lab.configure("AddressFamily inet6")
     with pytest.raises(HostUnreachable, match=r"there is no host named 127\.0\.0\.2"):
-        network(one).connect([one.hosts[0].host])
-    one.configure("AddressFamily inet5")
+        network(lab).connect([lab.hosts[0].host])
+    lab.configure("AddressFamily inet5")
     with pytest.raises(UsageError, match="AddressFamily inet5: write any, inet, inet6"):
-        network(one).connect([one.hosts[0].host])
+        network(lab).connect([lab.hosts[0].host])
 
 
-def test_the_agent_is_not_forwarded(lab: Labs, network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_is_not_forwarded(
+    start_lab: Labs, network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SSH-2: a host's root does not get our keys, whatever ssh_config says."""
-    one = lab(1)
-    one.configure("ForwardAgent yes")
-    (machine,) = network(one).connect([one.hosts[0].host])
+    lab = start_lab(1)
+    lab.configure("ForwardAgent yes")
+    (machine,) = network(lab).connect([lab.hosts[0].host])
     assert output(machine, "sh", "-c", 'echo "<$SSH_AUTH_SOCK>"') == b"<>\n"
 
 
-def test_ssh_config_is_read_with_includes_and_matches(lab: Labs, network) -> None:
+def test_ssh_config_is_read_with_includes_and_matches(start_lab: Labs, network) -> None:
     """An alias in an included file, and a Match inside it, lead to the right machine."""
-    one = lab(2)
-    first, second = one.hosts
-    folder = one.folder / "conf.d"
+    lab = start_lab(2)
+    first, second = lab.hosts
+    folder = lab.folder / "conf.d"
     folder.mkdir()
     (folder / "10-first").write_text(f"Host alias-*\n  HostName {first.address}\n")
     (folder / "20-port").write_text(
         f"Match originalhost alias-two\n  Port {second.port}\nHost alias-one\n  Port {first.port}\n"
     )
-    one.configure("Host alias-two", f"  HostName {second.address}", f"Include {folder}/*")
-    one.configure(
+    lab.configure("Host alias-two", f"  HostName {second.address}", f"Include {folder}/*")
+    lab.configure(
         "Host alias-two", f"  HostName {second.address}", "Host alias-*", f"  Include {folder}/*"
     )
-    machines = network(one).connect([Host("alias-one"), Host("alias-two")])
+    machines = network(lab).connect([Host("alias-one"), Host("alias-two")])
     assert [machine.address for machine in machines] == ["127.0.0.2", "127.0.0.3"]
     assert [machine.name for machine in machines] == ["alias-one", "alias-two"]
 
 
-def test_many_hosts_share_one_connection_to_their_gateway(lab: Labs, network) -> None:
+def test_many_hosts_share_one_connection_to_their_gateway(start_lab: Labs, network) -> None:
     """ProxyJump: three hosts behind one gateway, and behind two, cost one login at each."""
-    one = lab(5)
-    outer, inner, *behind = one.hosts
+    lab = start_lab(5)
+    outer, inner, *behind = lab.hosts
     hops = f"{outer.line},{inner.line}"
-    one.configure("Host 127.0.0.4 127.0.0.5 127.0.0.6", f"  ProxyJump {hops}")
-    machines = network(one).connect([host.host for host in behind])
+    lab.configure("Host 127.0.0.4 127.0.0.5 127.0.0.6", f"  ProxyJump {hops}")
+    machines = network(lab).connect([host.host for host in behind])
     assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * 3
     assert outer.log.count("Accepted publickey") == 1
     assert inner.log.count("Accepted publickey") == 1
 
 
-def test_a_gateway_that_broke_is_dialled_again(lab: Labs, network) -> None:
+def test_a_gateway_that_broke_is_dialled_again(start_lab: Labs, network) -> None:
     """Through two gateways: the hosts behind them come back at once, over one login at each."""
-    one = lab(4)
-    outer, inner, *behind = one.hosts
-    one.configure("Host 127.0.0.4 127.0.0.5", f"  ProxyJump {outer.line},{inner.line}")
-    machines = network(one).connect([host.host for host in behind])
+    lab = start_lab(4)
+    outer, inner, *behind = lab.hosts
+    lab.configure("Host 127.0.0.4 127.0.0.5", f"  ProxyJump {outer.line},{inner.line}")
+    machines = network(lab).connect([host.host for host in behind])
     assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * 2
     for pid in outer.sessions():
         os.kill(pid, signal.SIGKILL)
@@ -487,75 +491,75 @@ def test_a_gateway_that_broke_is_dialled_again(lab: Labs, network) -> None:
     assert inner.log.count("Accepted publickey") == 2
 
 
-def test_what_fails_on_the_way_is_a_value_of_each_host(lab: Labs, network) -> None:
+def test_what_fails_on_the_way_is_a_value_of_each_host(start_lab: Labs, network) -> None:
     """--check and status go on with the hosts that answer, whatever is wrong with a gateway."""
-    one = lab(4)
-    good, gateway, *behind = one.hosts
-    swap_key(one)
-    options = [*one.hosts[:1], *one.hosts[2:]]
-    changed = f"{gateway.known_as} {one.known_hosts.read_text().split(' ', 1)[1]}"
+    lab = start_lab(4)
+    good, gateway, *behind = lab.hosts
+    swap_key(lab)
+    options = [*lab.hosts[:1], *lab.hosts[2:]]
+    changed = f"{gateway.known_as} {lab.known_hosts.read_text().split(' ', 1)[1]}"
     lines = [f"{host.known_as} {host.public_key}\n" for host in options]
-    one.known_hosts.write_text("".join([changed, *lines]))
-    one.configure("Host 127.0.0.4 127.0.0.5", f"  ProxyJump {gateway.line}")
+    lab.known_hosts.write_text("".join([changed, *lines]))
+    lab.configure("Host 127.0.0.4 127.0.0.5", f"  ProxyJump {gateway.line}")
     hosts = [good.host, Host("no-such-host.invalid"), *(host.host for host in behind)]
-    machine, unknown, *shut = network(one).try_each(hosts)
+    machine, unknown, *shut = network(lab).try_each(hosts)
     assert isinstance(machine, Machine)
     assert "there is no host named no-such-host.invalid" in str(unknown)
     assert [type(error) for error in shut] == [AccessRefused] * 2
     assert "gateway 127.0.0.3: the host key" in str(shut[0])
     with pytest.raises(AccessRefused) as caught:
-        network(one).connect([host.host for host in behind])
+        network(lab).connect([host.host for host in behind])
     assert str(caught.value).count("CHANGED") == 1
 
 
-def test_a_gateway_behind_a_gateway_follows_the_same_policy(lab: Labs, network) -> None:
+def test_a_gateway_behind_a_gateway_follows_the_same_policy(start_lab: Labs, network) -> None:
     """Gateways that ssh_config chains by itself are connected once, and their keys are checked."""
-    one = lab(4)
-    outer, inner, *behind = one.hosts
-    one.configure(
+    lab = start_lab(4)
+    outer, inner, *behind = lab.hosts
+    lab.configure(
         f"Host {inner.address}\n  ProxyJump {outer.line}",
         f"Host 127.0.0.4 127.0.0.5\n  ProxyJump {inner.line}",
     )
-    machines = network(one).connect([host.host for host in behind])
+    machines = network(lab).connect([host.host for host in behind])
     assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * 2
     assert outer.log.count("Accepted publickey") == 1
-    swap_key(one)
-    lines = [f"{host.known_as} {host.public_key}\n" for host in one.hosts[1:]]
-    one.known_hosts.write_text(one.known_hosts.read_text() + "".join(lines))
+    swap_key(lab)
+    lines = [f"{host.known_as} {host.public_key}\n" for host in lab.hosts[1:]]
+    lab.known_hosts.write_text(lab.known_hosts.read_text() + "".join(lines))
     with pytest.raises(AccessRefused, match=r"gateway 127\.0\.0\.2: .* CHANGED"):
-        network(one).connect([host.host for host in behind])
+        network(lab).connect([host.host for host in behind])
 
 
-def test_the_gateway_itself_is_reached_directly(lab: Labs, network) -> None:
+def test_the_gateway_itself_is_reached_directly(start_lab: Labs, network) -> None:
     """`Host *` with a ProxyJump does not send the gateway through itself."""
-    one = lab(2)
-    gateway, behind = one.hosts
-    one.configure("Host *", f"  ProxyJump {gateway.line}")
-    assert len(network(one).connect([gateway.host, behind.host])) == 2
+    lab = start_lab(2)
+    gateway, behind = lab.hosts
+    lab.configure("Host *", f"  ProxyJump {gateway.line}")
+    assert len(network(lab).connect([gateway.host, behind.host])) == 2
 
 
-def test_gateways_in_a_circle_are_a_usage_error(lab: Labs, network) -> None:
+def test_gateways_in_a_circle_are_a_usage_error(start_lab: Labs, network) -> None:
     """A ProxyJump that leads back is named, and nothing hangs."""
-    one = lab(1)
-    one.configure("Host a", "  ProxyJump b", "Host b", "  ProxyJump c", "Host c", "  ProxyJump b")
+    lab = start_lab(1)
+    lab.configure("Host a", "  ProxyJump b", "Host b", "  ProxyJump c", "Host c", "  ProxyJump b")
     with pytest.raises(UsageError, match="circle"):
-        network(one).connect([Host("a")])
+        network(lab).connect([Host("a")])
 
 
-def test_a_host_behind_a_gateway_that_cannot_reach_it_is_named(lab: Labs, network) -> None:
+def test_a_host_behind_a_gateway_that_cannot_reach_it_is_named(start_lab: Labs, network) -> None:
     """The message names both ends."""
-    one = lab(2)
-    gateway, behind = one.hosts
+    lab = start_lab(2)
+    gateway, behind = lab.hosts
     behind.stop()
-    one.configure("Host 127.0.0.3", f"  ProxyJump {gateway.line}")
+    lab.configure("Host 127.0.0.3", f"  ProxyJump {gateway.line}")
     with pytest.raises(HostUnreachable, match="gateway 127.0.0.2 cannot reach 127.0.0.3"):
-        network(one).connect([behind.host])
+        network(lab).connect([behind.host])
 
 
-def test_a_proxy_command_is_run_and_ended(lab: Labs, network) -> None:
+def test_a_proxy_command_is_run_and_ended(start_lab: Labs, network) -> None:
     """ProxyCommand: the connection goes through a program, which does not outlive the network."""
-    one = lab(1)
-    relay = one.folder / "relay.py"
+    lab = start_lab(1)
+    relay = lab.folder / "relay.py"
     relay.write_text(
         "import socket, sys, threading, os\n"
         "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
@@ -565,9 +569,9 @@ def test_a_proxy_command_is_run_and_ended(lab: Labs, network) -> None:
         "threading.Thread(target=up, daemon=True).start()\n"
         "while data := s.recv(65536): os.write(1, data)\n"
     )
-    one.configure(f"ProxyCommand {sys.executable} {relay} %h %p")
-    made = network(one)
-    (machine,) = made.connect([one.hosts[0].host])
+    lab.configure(f"ProxyCommand {sys.executable} {relay} %h %p")
+    made = network(lab)
+    (machine,) = made.connect([lab.hosts[0].host])
     assert output(machine, "echo", "hi") == b"hi\n"
     assert machine.address == ""
     relays = [pid for pid in children(os.getpid()) if "relay.py" in command_line(pid)]
@@ -577,25 +581,25 @@ def test_a_proxy_command_is_run_and_ended(lab: Labs, network) -> None:
     assert not Path(f"/proc/{relays[0]}").exists()
 
 
-def test_a_run_goes_through_a_proxy_command(lab: Labs) -> None:
+def test_a_run_goes_through_a_proxy_command(start_lab: Labs) -> None:
     """The whole launch over a pipe to a host that does not know its own address: `sshd -i`."""
-    one = lab(1)
-    config = one.hosts[0].folder / "sshd_config"
-    one.configure(f"ProxyCommand cat | {sshd_path()} -i -f {config} | cat")
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}"))
-    code, out, err = one.said(hosts, "--", "sh", "-c", "echo $SSH_CONNECTION")
+    lab = start_lab(1)
+    config = lab.hosts[0].folder / "sshd_config"
+    lab.configure(f"ProxyCommand cat | {sshd_path()} -i -f {config} | cat")
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}"))
+    code, out, err = lab.result_of(hosts, "--", "sh", "-c", "echo $SSH_CONNECTION")
     assert code == 0, err
     assert "UNKNOWN 65535 UNKNOWN 65535" in out
-    code, out, err = one.said("--check", hosts, "--", "true")
+    code, out, err = lab.result_of("--check", hosts, "--", "true")
     assert code == 0, out + err
 
 
-def test_a_proxy_command_that_fails_is_named_with_its_words(lab: Labs, network) -> None:
+def test_a_proxy_command_that_fails_is_named_with_its_words(start_lab: Labs, network) -> None:
     """Who reads the message can type the command."""
-    one = lab(1)
-    one.configure("ProxyCommand sh -c 'echo no way to %h >&2; exit 3'")
+    lab = start_lab(1)
+    lab.configure("ProxyCommand sh -c 'echo no way to %h >&2; exit 3'")
     with pytest.raises(HostUnreachable) as caught:
-        network(one).connect([one.hosts[0].host])
+        network(lab).connect([lab.hosts[0].host])
     message = (
         "its ProxyCommand (sh -c 'echo no way to 127.0.0.2 >&2; exit 3') ended with 3: no way to"
     )
@@ -613,15 +617,15 @@ def silent() -> Iterator[tuple[str, int]]:
 
 
 def test_all_hosts_that_fail_are_named_each_with_its_reason(
-    lab: Labs, network, silent: tuple[str, int]
+    start_lab: Labs, network, silent: tuple[str, int]
 ) -> None:
     """One message for the refused, the unnamed and the mute; the good one is not blamed."""
-    one = lab(2)
-    good, stopped = one.hosts
+    lab = start_lab(2)
+    good, stopped = lab.hosts
     stopped.stop()
     hosts = [good.host, stopped.host, Host(silent[0], port=silent[1])]
     with pytest.raises(HostUnreachable) as caught:
-        network(one, banner_seconds=1.0).connect(hosts)
+        network(lab, banner_seconds=1.0).connect(hosts)
     text = str(caught.value)
     assert caught.value.exit_code == 69
     assert "127.0.0.3: 127.0.0.3 port" in text
@@ -630,28 +634,28 @@ def test_all_hosts_that_fail_are_named_each_with_its_reason(
     assert "127.0.0.2:" not in text
 
 
-def test_all_hosts_that_cannot_be_reached_are_named_at_once(lab: Labs, network) -> None:
+def test_all_hosts_that_cannot_be_reached_are_named_at_once(start_lab: Labs, network) -> None:
     """Unknown names beside a host that refuses connections: nobody mends one to meet the next."""
-    one = lab(2)
-    one.hosts[1].stop()
+    lab = start_lab(2)
+    lab.hosts[1].stop()
     names = [Host("no-such-host.invalid"), Host("nor-this.invalid")]
     with pytest.raises(HostUnreachable) as caught:
-        network(one).connect([one.hosts[0].host, *names, one.hosts[1].host])
+        network(lab).connect([lab.hosts[0].host, *names, lab.hosts[1].host])
     assert "there is no host named no-such-host.invalid" in str(caught.value)
     assert "there is no host named nor-this.invalid" in str(caught.value)
     assert "refuses connections" in str(caught.value)
     assert str(caught.value).count("\n") == 2
 
 
-def test_a_host_that_takes_passwords_only_is_not_sent_a_key(lab: Labs, network) -> None:
+def test_a_host_that_takes_passwords_only_is_not_sent_a_key(start_lab: Labs, network) -> None:
     """What it accepts is named, and the setting that is missing there: no ssh-copy-id helps."""
-    one = lab(0)
+    lab = start_lab(0)
     only = "Match all\n  PubkeyAuthentication no\n  PasswordAuthentication yes\n"
-    host = one.start(extra=only)
+    host = lab.start(extra=only)
     wait_for_banner(host.address, host.port)
-    one.trust()
+    lab.trust()
     with pytest.raises(AccessRefused) as caught:
-        network(one).connect([host.host])
+        network(lab).connect([host.host])
     message = str(caught.value)
     assert "accepts no keys, only: password; a launch logs in with keys" in message
     assert "set PubkeyAuthentication yes in the sshd_config there" in message
@@ -660,30 +664,30 @@ def test_a_host_that_takes_passwords_only_is_not_sent_a_key(lab: Labs, network) 
 
 def test_check_waits_for_no_silent_name_server(tmp_path: Path) -> None:
     """An unknown name is in the table after the limit, beside the host that answers."""
-    one = NetLab(tmp_path, 1)
+    lab = NetLab(tmp_path, 1)
     try:
-        one.ask(one.hosts[0].address)
-        one.firewall(1, "-p", "udp", "--dport", "53", "-j", "DROP")
-        hosts = one.write_hosts(f"python={one.cheap_python()} workdir={tmp_path}")
+        lab.ask(lab.hosts[0].address)
+        lab.firewall(1, "-p", "udp", "--dport", "53", "-j", "DROP")
+        hosts = lab.write_hosts(f"python={lab.cheap_python()} workdir={tmp_path}")
         hosts.write_text(hosts.read_text() + "gpu77.example\n")
-        code, out, err = one.said("--check", str(hosts), "--", "true")
+        code, out, err = lab.result_of("--check", str(hosts), "--", "true")
     finally:
-        one.stop()
+        lab.stop()
     assert code == 69, err
     assert "no name server answered for gpu77.example within 5 s" in out
     assert re.search(r"reachable +node1 +yes", out)
 
 
-def test_a_login_that_sshd_drops_at_random_is_tried_once_more(lab: Labs, network) -> None:
+def test_a_login_that_sshd_drops_at_random_is_tried_once_more(start_lab: Labs, network) -> None:
     """A connection that ends before SSH begins is retried; the second attempt gets in."""
-    one = lab(1)
-    server = one.hosts[0]
+    lab = start_lab(1)
+    server = lab.hosts[0]
     with socket.create_server(("127.0.0.1", 0)) as door:
         relay = threading.Thread(target=drop_then_relay, args=(door, server), daemon=True)
         relay.start()
-        one.configure("HostKeyAlias there")
-        one.known_hosts.write_text(f"there {server.public_key}\n")
-        (machine,) = network(one).connect([Host("127.0.0.1", port=door.getsockname()[1])])
+        lab.configure("HostKeyAlias there")
+        lab.known_hosts.write_text(f"there {server.public_key}\n")
+        (machine,) = network(lab).connect([Host("127.0.0.1", port=door.getsockname()[1])])
         assert output(machine, "echo", "hi") == b"hi\n"
 
 
@@ -692,47 +696,47 @@ CHUNKS = range(1, 6)
 
 
 def test_a_connection_that_breaks_anywhere_in_the_login_is_tried_once_more(
-    lab: Labs, network
+    start_lab: Labs, network
 ) -> None:
     """Version, key exchange, keys: a second attempt gets in, and no refusal is reported."""
-    one = lab(1)
+    lab = start_lab(1)
     with contextlib.ExitStack() as doors:
         opened = [doors.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in CHUNKS]
         for door, chunks in zip(opened, CHUNKS, strict=True):
-            arguments = (door, one.hosts[0], chunks)
+            arguments = (door, lab.hosts[0], chunks)
             threading.Thread(target=cut_then_relay, args=arguments, daemon=True).start()
-        one.configure("HostKeyAlias there")
-        one.known_hosts.write_text(f"there {one.hosts[0].public_key}\n")
+        lab.configure("HostKeyAlias there")
+        lab.known_hosts.write_text(f"there {lab.hosts[0].public_key}\n")
         ports = [door.getsockname()[1] for door in opened]
-        machines = network(one).connect([Host("127.0.0.1", port=port) for port in ports])
+        machines = network(lab).connect([Host("127.0.0.1", port=port) for port in ports])
         assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * len(CHUNKS)
 
 
-def test_a_host_that_hangs_up_on_every_login_needs_no_new_keys(lab: Labs, network) -> None:
+def test_a_host_that_hangs_up_on_every_login_needs_no_new_keys(start_lab: Labs, network) -> None:
     """69 and what happened: a connection that breaks is no verdict on a key."""
-    one = lab(1)
+    lab = start_lab(1)
     with socket.create_server(("127.0.0.1", 0)) as door:
-        cutter = threading.Thread(target=cut, args=(door, one.hosts[0], 5, 5), daemon=True)
+        cutter = threading.Thread(target=cut, args=(door, lab.hosts[0], 5, 5), daemon=True)
         cutter.start()
-        one.configure("HostKeyAlias there")
-        one.known_hosts.write_text(f"there {one.hosts[0].public_key}\n")
+        lab.configure("HostKeyAlias there")
+        lab.known_hosts.write_text(f"there {lab.hosts[0].public_key}\n")
         with pytest.raises(HostUnreachable, match="closed in the middle of the login") as caught:
-            network(one).connect([Host("127.0.0.1", port=door.getsockname()[1])])
+            network(lab).connect([Host("127.0.0.1", port=door.getsockname()[1])])
         cutter.join()
     assert "ssh-copy-id" not in str(caught.value)
 
 
-def test_a_host_that_has_enough_of_our_keys_is_quoted(lab: Labs, network) -> None:
+def test_a_host_that_has_enough_of_our_keys_is_quoted(start_lab: Labs, network) -> None:
     """SSH-2: sshd ends the login after MaxAuthTries; that is a refusal, with its message."""
-    one = lab(0)
-    server = one.start(extra="MaxAuthTries 2\n")
+    lab = start_lab(0)
+    server = lab.start(extra="MaxAuthTries 2\n")
     wait_for_banner(server.address, server.port)
-    one.trust()
-    keys = [make_key(one.folder / f"key{number}") for number in range(4)]
-    (one.folder / "authorized_keys").write_text("")
-    one.configure(*(f"IdentityFile {key}" for key in keys))
+    lab.trust()
+    keys = [make_key(lab.folder / f"key{number}") for number in range(4)]
+    (lab.folder / "authorized_keys").write_text("")
+    lab.configure(*(f"IdentityFile {key}" for key in keys))
     with pytest.raises(AccessRefused, match="refused .*Too many authentication failures"):
-        network(one).connect([server.host])
+        network(lab).connect([server.host])
 
 
 def cut_then_relay(door: socket.socket, server: Sshd, chunks: int) -> None:
@@ -765,16 +769,16 @@ HOSTILE_BANNERS = {
 
 @pytest.mark.parametrize("banner", HOSTILE_BANNERS)
 def test_what_a_stranger_says_before_any_key_is_shown_and_not_obeyed(
-    lab: Labs, network, banner: bytes
+    start_lab: Labs, network, banner: bytes
 ) -> None:
     """SSH-7: no escape sequence of a banner or version reaches the terminal, nor endless lines."""
-    one = lab(0)
+    lab = start_lab(0)
     with socket.create_server(("127.0.0.1", 0)) as door:
         greeter = threading.Thread(target=greet, args=(door, banner * 100), daemon=True)
         greeter.start()
         kind, message = HOSTILE_BANNERS[banner]
         with pytest.raises(kind, match=message) as caught:
-            network(one).connect([Host("127.0.0.1", port=door.getsockname()[1])])
+            network(lab).connect([Host("127.0.0.1", port=door.getsockname()[1])])
         greeter.join()
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
@@ -787,12 +791,12 @@ def greet(door: socket.socket, banner: bytes) -> None:
         client.recv(65536)
 
 
-def test_a_name_that_no_name_server_can_be_asked_about_is_said(lab: Labs, network) -> None:
+def test_a_name_that_no_name_server_can_be_asked_about_is_said(start_lab: Labs, network) -> None:
     """HostName may be anything in ssh_config: a label of 64 letters is no name."""
-    one = lab(0)
-    one.configure("Host far", f"  HostName {'x' * 64}")
+    lab = start_lab(0)
+    lab.configure("Host far", f"  HostName {'x' * 64}")
     with pytest.raises(HostUnreachable, match="far: there is no host named xxx"):
-        network(one).connect([Host("far")])
+        network(lab).connect([Host("far")])
 
 
 def drop_then_relay(door: socket.socket, server: Sshd) -> None:
@@ -813,25 +817,25 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("weak", ["Ciphers aes128-cbc", "MACs hmac-md5\nCiphers aes128-ctr"])
-def test_a_server_with_only_weak_algorithms_is_refused(lab: Labs, network, weak: str) -> None:
+def test_a_server_with_only_weak_algorithms_is_refused(start_lab: Labs, network, weak: str) -> None:
     """SSH-3: CBC and MD5 are not negotiated, though the library would offer them."""
-    one = lab(1)
-    server = one.start(extra=weak + "\n")
+    lab = start_lab(1)
+    server = lab.start(extra=weak + "\n")
     wait_for_banner(server.address, server.port)
-    one.trust()
+    lab.trust()
     with pytest.raises(AccessRefused, match="no safe algorithm"):
-        network(one).connect([server.host])
+        network(lab).connect([server.host])
 
 
 def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
-    lab: Labs, silent: tuple[str, int], tmp_path: Path
+    start_lab: Labs, silent: tuple[str, int], tmp_path: Path
 ) -> None:
     """An interrupt during the login ends the launcher at once, whatever the time limits are."""
-    one = lab(1)
+    lab = start_lab(1)
     script = (
         "from pathlib import Path\nfrom launcher.run.hosts import Host\n"
         "from launcher.transport.ssh import ConnectSettings, Network\nprint('ready', flush=True)\n"
-        f"network = Network(ConnectSettings(config=Path({str(one.config)!r})))\n"
+        f"network = Network(ConnectSettings(config=Path({str(lab.config)!r})))\n"
         f"network.connect([Host({silent[0]!r}, port={silent[1]})])\n"
     )
     process = subprocess.Popen(

@@ -17,16 +17,16 @@ WAIT = "import time; print('here', flush=True); time.sleep(999)"
 RANK = f"{sys.executable} -c"
 
 
-class Away:
+class DetachedLab:
     """A detached run on three hosts, and machines from which to look at it."""
 
-    def __init__(self, one: Lab) -> None:
-        self.one = one
-        self.work = one.folder / "work"
+    def __init__(self, lab: Lab) -> None:
+        self.one = lab
+        self.work = lab.folder / "work"
         self.work.mkdir()
         self.home = self.machine("started-here")
-        settings = f"python={one.cheap_python()} workdir={self.work} slots=1"
-        self.hosts = str(one.write_hosts(settings))
+        settings = f"python={lab.cheap_python()} workdir={self.work} slots=1"
+        self.hosts = str(lab.write_hosts(settings))
         self.run = ""
 
     def machine(self, name: str) -> Path:
@@ -38,13 +38,13 @@ class Away:
     def detach(self, *args: str, **more: Any) -> str:
         """Start a run, and wait until nothing of the launcher is left."""
         options = {"env": {"HOME": str(self.home), **more.pop("env", {})}, "cwd": self.home}
-        code, out, err = self.one.said("--detach", *SHORT, *args, **options, **more)
+        code, out, err = self.one.result_of("--detach", *SHORT, *args, **options, **more)
         assert code == 0, err
         self.run = out.strip()
         assert re.fullmatch("[0-9a-f]{8}", self.run)
         return self.run
 
-    def look(self, verb: str, *args: str, home: Path | None = None) -> "subprocess.Popen[str]":
+    def start(self, verb: str, *args: str, home: Path | None = None) -> "subprocess.Popen[str]":
         """Start `./run-ssh VERB RUN-ID`, here or on another machine."""
         where = home or self.home
         hosts = ("--hosts", self.hosts) if where != self.home else ()
@@ -52,13 +52,13 @@ class Away:
         arguments = (*hosts, *args, self.run)
         return self.one.run_ssh(*arguments, verb=(verb,), cwd=where, env=env)
 
-    def said(self, verb: str, *args: str, home: Path | None = None) -> tuple[int, str, str]:
-        process = self.look(verb, *args, home=home)
+    def result_of(self, verb: str, *args: str, home: Path | None = None) -> tuple[int, str, str]:
+        process = self.start(verb, *args, home=home)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 
     def status(self, home: Path | None = None) -> dict[str, Any]:
-        code, out, err = self.said("status", "--json", home=home)
+        code, out, err = self.result_of("status", "--json", home=home)
         assert code == 0, err
         return dict(json.loads(out))
 
