@@ -287,11 +287,11 @@ def recipes(task: str) -> list[type[Config]]:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Yield one lab for all rows: two real sshd on loopback addresses."""
-    lab = Lab(tmp_path_factory.mktemp("lab")).ready(2)
-    yield lab
-    lab.stop()
+    hosts = Lab(tmp_path_factory.mktemp("lab")).ready(2)
+    yield hosts
+    hosts.stop()
 
 
 def launched(
