@@ -16,7 +16,7 @@ LAUNCHES = ("local", "ssh", "ray", "node", "check")
 NAMES = (
     *(*LAUNCHES, "rack", "ps", "rerun", "board", "report", "attach", "logs", "status", "stop"),
     *("track", "ledger", "evaluate", "predict", "models", "export"),
-    *("convert", "serve", "completion"),
+    *("convert", "doctor", "serve", "completion"),
 )
 """All commands; rackrun/cli/dispatch.py has the module of each."""
 

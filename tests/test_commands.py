@@ -20,9 +20,11 @@ import pytest
 from PIL import Image
 
 import nginx.__main__ as nginx
+from bench.doctor import write_messy
 from catdog.demo import Demo
 from catdog.drawing import jpeg
 from convert.commands import read as read_convert
+from convert.doctor.command import Doctor
 from launcher.commands.board import BoardOptions
 from launcher.commands.parse import RENAMED, names_of, parse, read_work, split, with_settings
 from launcher.commands.ray import RayOptions
@@ -43,8 +45,16 @@ from training.track.command import TrackOptions
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 TAKE_MINUTES = (
-    *("detached-runs.md", "exact-epochs.md", "gpus.md", "mnist.md", "own-model.md", "own-task.md"),
-    *("run-on-hosts.md", "sweeps.md"),
+    *(
+        "doctor.md",
+        "detached-runs.md",
+        "exact-epochs.md",
+        "gpus.md",
+        "mnist.md",
+        "own-model.md",
+        "own-task.md",
+    ),
+    *("doctor.md", "run-on-hosts.md", "sweeps.md"),
 )
 """Pages that are typed in `--long`: other tests hold what they show. Elsewhere they are read."""
 
@@ -168,6 +178,7 @@ def write_files(clone: Clone) -> None:
     for part in ("train", "val"):
         write_tar(clone, part)
     write_printed(clone.folder)
+    write_messy(clone.folder / "messy", 0)
     (clone.folder / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
     (clone.folder / "notify.py").write_text("import json, sys; json.load(sys.stdin)['verdict']\n")
     shutil.copy(clone.folder / "hosts.txt", clone.folder / "rack2.txt")
@@ -237,6 +248,7 @@ def read(line: str) -> None:
 READ: dict[str, Callable[[list[str]], object]] = {
     "board": lambda words: parse(BoardOptions, "board", words, ""),
     "convert": read_convert,
+    "doctor": lambda words: parser.parse(Doctor, "doctor", words),
     "export": lambda words: parser.parse(Export, "export", words),
     "predict": lambda words: parser.parse(Predict, "predict", words),
     "serve": lambda words: nginx._read(nginx.Serve, "", words),

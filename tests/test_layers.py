@@ -82,7 +82,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "phases": "conditions config counts data device membership models monitor optim ranks run"
         " schedule state sync task",
         "export": "trained",
-        "judge": "config counts data device ranks trained",
+        "judge": "config counts data device optim ranks trained",
         "predict": "data task trained",
         "trained": "config data models recorded run task tasks",
         "models": "config data optim ranks run",
@@ -138,6 +138,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "mnist": "options packing readers",
         "table": "options packing readers",
         "imagenet": "devkit images options packing readers",
+        "doctor": "images packing progress readers verify",
         "verify": "images originals packing progress readers",
         "versions": "folder images options packing progress readers table",
         "originals": "images progress readers",
@@ -152,7 +153,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "rackrun": {
         "__main__": "cli commandline terminal",
-        "cli": "commandline commands errors runs user_code",
+        "cli": "commandline commands contract errors runs user_code",
         "run_report": "atomic commandline commands contract errors generation npy run_folder runs "
         "shapes terminal units",
         "user_code": "atomic commandline contract errors",
@@ -203,6 +204,7 @@ ROOMS: dict[str, dict[str, str]] = {
 ONE_DOOR = {  # a foreign library -> the only places that may know it
     "cryptography": {"launcher/transport/certificate.py"},
     "fabric": {"launcher/transport/ssh"},
+    "imagehash": {"convert/doctor/looks.py"},
     "paramiko": {"launcher/transport/ssh"},
     "ray": {"launcher/transport/ray.py"},
     "rich": {

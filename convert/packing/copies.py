@@ -35,8 +35,11 @@ class NamedImage(NamedTuple):
 
     name: str
     split: str
+    shard: int
+    """Number of its shard."""
+    row: int
+    """Number of its row among those given of its split."""
     label: int
-    is_new: bool = True
 
 
 ReadRange = Callable[[Shard, int, int], Stored]
@@ -59,19 +62,14 @@ def copies(
     With `new_from`, by split the number of the first shard that an append has made, only of pairs
     of which one at least is new.
     """
-    groups = defaultdict[bytes, list[NamedImage]](list)
-    for split, row in _candidates(indexes):
-        shard = shards[split][row["shard"]]
-        start, length = int(row["image_offset"]), int(row["image_length"])
-        data = memoryview(read(shard, start - BLOCK, BLOCK + length))
-        name = name_image(split, shard, _key(bytes(data[:BLOCK])))
-        is_new = new_from is None or int(row["shard"]) >= new_from[split]
-        image = NamedImage(name, split, int(row["label"]), is_new)
-        groups[sha256(data[BLOCK:]).digest()].append(image)
-    for group in groups.values():
+
+    def is_new(image: NamedImage) -> bool:
+        return new_from is None or image.shard >= new_from[image.split]
+
+    for group in groups_of_copies(indexes, shards, read, name_image):
         first, *others = sorted(group, key=lambda image: (image.split != TRAIN, image.split))
         for image in others:
-            if not (image.is_new or first.is_new):
+            if not (is_new(image) or is_new(first)):
                 continue
             if image.split != first.split:
                 yield ImageDefect(image.name, LEAK, f"{first.name} in {first.split}")
@@ -80,6 +78,24 @@ def copies(
                 yield ImageDefect(image.name, TWO_CLASSES, detail)
             else:
                 yield ImageDefect(image.name, COPY, first.name)
+
+
+def groups_of_copies(
+    indexes: Sequence[Rows],
+    shards: Mapping[str, Sequence[Shard]],
+    read: ReadRange,
+    name_image: NameImage = lambda split, shard, key: f"{shard.name}/{key}",
+) -> Iterator[list[NamedImage]]:
+    """Yield the images that have the same bytes, in the order of the rows."""
+    groups = defaultdict[bytes, list[NamedImage]](list)
+    for split, number, row in _candidates(indexes):
+        shard = shards[split][row["shard"]]
+        start, length = int(row["image_offset"]), int(row["image_length"])
+        data = memoryview(read(shard, start - BLOCK, BLOCK + length))
+        name = name_image(split, shard, _key(bytes(data[:BLOCK])))
+        image = NamedImage(name, split, int(row["shard"]), number, int(row["label"]))
+        groups[sha256(data[BLOCK:]).digest()].append(image)
+    return (group for group in groups.values() if len(group) > 1)
 
 
 def local_files(path_of: Callable[[str], Path]) -> ReadRange:
@@ -104,15 +120,15 @@ def leaks_refused(findings: Iterable[ImageDefect]) -> str:
     )
 
 
-def _candidates(indexes: Sequence[Rows]) -> Iterator[tuple[str, Any]]:
-    """Yield split and row of each image whose length and CRC-32 another image has."""
+def _candidates(indexes: Sequence[Rows]) -> Iterator[tuple[str, int, Any]]:
+    """Yield split, number and row of each image whose length and CRC-32 another image has."""
     import numpy as np
 
     keys = np.sort(np.concatenate([image_marks(rows) for _, rows in indexes]))
     repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
     for split, rows in indexes:
-        for row in rows[np.isin(image_marks(rows), repeated)]:
-            yield split, row
+        for number in np.flatnonzero(np.isin(image_marks(rows), repeated)).tolist():
+            yield split, number, rows[number]
 
 
 def image_marks(rows: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from rackrun.errors import DataError
@@ -33,17 +33,22 @@ def class_table(labels: set[str]) -> dict[str, int]:
 
 def refuse_similar(classes: Iterable[str]) -> None:
     """Raise DataError for two classes whose names differ only in a way that people rarely mean."""
-    names: dict[str, str] = {}
-    for name in classes:
-        other = names.setdefault(_folded(name), name)
-        if other == name:
-            continue
+    for name, other in similar(classes):
         printed_alike = unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
-        shown = [ascii(each) if printed_alike else repr(each) for each in (other, name)]
+        shown = [ascii(each) if printed_alike else repr(each) for each in (name, other)]
         raise DataError(
             clean(f"classes {shown[0]} and {shown[1]} differ only by case, Unicode form or ")
             + "leading zeros; make them one, or add --allow similar-classes"
         )
+
+
+def similar(classes: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of classes that differ only by case, Unicode form or leading zeros."""
+    names: dict[str, str] = {}
+    for name in classes:
+        other = names.setdefault(_folded(name), name)
+        if other != name:
+            yield other, name
 
 
 def _folded(name: str) -> str:

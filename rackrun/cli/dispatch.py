@@ -57,6 +57,7 @@ COMMANDS = {
     "models": Command("Models", "List published models.", "training.models.list_command"),
     "export": Command("Models", "Export a model to other formats.", "training.export.command"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
+    "doctor": Command("Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
     "completion": Command("Shell", "Print completion for bash or zsh.", "rackrun.cli.completion"),
 }

@@ -47,7 +47,7 @@ def evaluate(given: Evaluate) -> Evaluation:
     config = settings(given, trained.config)
     with joined(config) as ranks:
         compute = set_up(config, ranks)
-        batches = _open_split(config, ranks, trained)
+        batches = open_split(config, ranks, trained)
         trained = replace(trained, model=compute.placed(trained.model), device=ranks.device)
         tally = Tally(len(trained.classes), ranks.device)
         rows = bytearray()
@@ -82,7 +82,7 @@ def settings(given: Evaluate, trained: Config) -> Config:
     )
 
 
-def _open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch]:
+def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch]:
     """Yield this rank's batches; raise UsageError unless the data suit the model."""
     source = opened(config)
     _check_classes(trained, list(source.manifest.classes), config.data)

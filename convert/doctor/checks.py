@@ -1,0 +1,191 @@
+"""The checks of a data set without a model: each yields findings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from convert.doctor.findings import (
+    COPY,
+    DAMAGED,
+    DROP,
+    EMPTY,
+    LEAK,
+    LOOK,
+    NEAR_COPY,
+    NEAR_LEAK,
+    ODD_SHAPE,
+    ODD_SIZE,
+    SIMILAR_CLASSES,
+    SMALL_CLASS,
+    TWO_CLASSES,
+    Finding,
+    Place,
+)
+from convert.doctor.looks import SOUND, UNDECODED, Looks
+from convert.doctor.near_copies import NearPair, Prints, near_pairs
+from convert.packing.copies import groups_of_copies
+from convert.packing.plan import TRAIN
+from convert.readers.names import similar
+from rackrun.units import plural
+from shards.source import Source
+
+PLAIN = 0.995  # share of pixels of one brightness from which on an image is nearly empty
+SMALLER = 4.0  # times smaller than the median, by the shorter side
+LONGER = 3.0  # times wider or higher than the median
+FEWEST = 10  # training images of a class
+RARE = 20  # times fewer than the median class
+
+
+def unreadable(looks: Looks) -> Iterator[Finding]:
+    """Yield images whose bytes are not those of the index, and those that do not decode."""
+    for split, seen in looks.by_split.items():
+        for row in np.flatnonzero(seen["state"] != SOUND).tolist():
+            place = Place(split, row)
+            if seen["state"][row] == UNDECODED:
+                yield Finding(DAMAGED, place, looks.label(place), "cannot be decoded", DROP)
+            else:
+                reason = "not the bytes of the index; copy the shard again, or convert it"
+                yield Finding(DAMAGED, place, looks.label(place), reason)
+
+
+def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
+    """Yield exact copies among these rows of the indexes (by split), as the index tells them.
+
+    Of an image in several splits, that of train goes: what is measured on the others stays.
+    """
+    manifest = source.manifest
+    indexes = [(split, source.index(split)[rows]) for split, rows in sound.items()]
+    shards = {split.name: split.shards for split in manifest.splits}
+    for group in groups_of_copies(indexes, shards, source.read):
+        named = {Place(one.split, int(sound[one.split][one.row])): one for one in group}
+        first, *others = sorted(named, key=_preference)
+        labels = defaultdict[str, set[int]](set)
+        for one in group:
+            labels[one.split].add(one.label)
+        for place in (first, *others):
+            label, other = named[place].label, first
+            problem, action = COPY, DROP
+            if place.split != first.split:
+                problem = LEAK
+            elif len(labels[place.split]) > 1:
+                problem, action = TWO_CLASSES, LOOK
+                other = next(each for each in named if named[each].label != label)
+            elif place == first:
+                continue
+            key = named[other].name.partition("/")[2]
+            reason = f"like {key} in {other.split}"
+            if named[other].label != label:
+                reason += f", class {manifest.classes[named[other].label]}"
+            yield Finding(problem, place, label, reason, action, score=1.0, other=other)
+
+
+def nearly_copied(
+    looks: Looks, sound: dict[str, np.ndarray], exact: set[Place], workers: int
+) -> Iterator[Finding]:
+    """Yield near copies among these rows, but for the images that are exact copies of others."""
+    places = [
+        place
+        for split, rows in sound.items()
+        for row in rows.tolist()
+        if (place := Place(split, row)) not in exact and looks.by_split[split]["plain"][row] < PLAIN
+    ]
+    if len(places) < 2:
+        return
+    seen = [looks.by_split[split][rows] for split, rows in _by_split(places).items()]
+    pairs = near_pairs(Prints.of(np.concatenate(seen)), workers)
+    for kept, copy, pair in _stars(looks, places, pairs):
+        label, score = looks.label(copy), pair.correlation
+        kept_label = looks.label(kept)
+        problem = NEAR_COPY if kept.split == copy.split else NEAR_LEAK
+        same_class = label == kept_label
+        named = looks.named(kept)
+        reason = f"{'mirror image of' if pair.mirrored else 'like'} {named.key} in {kept.split}"
+        if not same_class:
+            reason += f", class {looks.source.manifest.classes[kept_label]}"
+        action = DROP if same_class else LOOK
+        yield Finding(problem, copy, label, reason, action, score=score, other=kept)
+
+
+def _by_split(places: Iterable[Place]) -> dict[str, list[int]]:
+    rows = defaultdict[str, list[int]](list)
+    for place in places:
+        rows[place.split].append(place.row)
+    return rows
+
+
+def _preference(place: Place) -> tuple[bool, str, int]:
+    """Return the order in which images are kept: outside of train first."""
+    return place.split == TRAIN, place.split, place.row
+
+
+def _stars(
+    looks: Looks, places: list[Place], pairs: list[NearPair]
+) -> Iterator[tuple[Place, Place, NearPair]]:
+    """Yield each image that is near one that is kept, and that one: of two, the larger is kept."""
+    near = defaultdict[int, list[tuple[int, NearPair]]](list)
+    for pair in pairs:
+        near[pair.first].append((pair.second, pair))
+        near[pair.second].append((pair.first, pair))
+
+    def preference(number: int) -> tuple[bool, str, int, int, int]:
+        place = places[number]
+        row = looks.source.index(place.split)[place.row]
+        is_train, split, _ = _preference(place)
+        pixels = int(row["width"]) * int(row["height"])
+        return is_train, split, -pixels, -int(row["image_length"]), number
+
+    copies: set[int] = set()
+    for number in sorted(near, key=preference):
+        if number in copies:
+            continue
+        for other, pair in near[number]:
+            if other not in copies and preference(other) > preference(number):
+                copies.add(other)
+                yield places[number], places[other], pair
+
+
+def odd(looks: Looks) -> Iterator[Finding]:
+    """Yield images that are nearly empty, and those of another size or shape than the others."""
+    indexes = {split: looks.source.index(split) for split in looks.by_split}
+    sizes = np.concatenate([_sizes(index) for index in indexes.values()])
+    median_side, median_ratio = np.median(sizes, axis=0) if len(sizes) else (1.0, 0.0)
+    for split, index in indexes.items():
+        seen = looks.by_split[split]
+        sides, ratios = _sizes(index).T
+        empty = (seen["state"] == SOUND) & (seen["plain"] >= PLAIN)
+        for problem, rows in (
+            (EMPTY, empty),
+            (ODD_SIZE, sides * SMALLER <= median_side),
+            (ODD_SHAPE, np.abs(ratios - median_ratio) >= np.log(LONGER)),
+        ):
+            for row in np.flatnonzero(rows).tolist():
+                reason, action = f"{index['width'][row]} x {index['height'][row]} pixels", LOOK
+                if problem == EMPTY:
+                    reason = f"{seen['plain'][row]:.1%} of its pixels are alike"
+                    action = DROP if seen["plain"][row] == 1 else LOOK
+                yield Finding(problem, Place(split, row), int(index["label"][row]), reason, action)
+
+
+def _sizes(index: np.ndarray) -> np.ndarray:
+    """Return the shorter side and the logarithm of width to height: float64 (images, 2)."""
+    width, height = (np.maximum(index[name], 1).astype(float) for name in ("width", "height"))
+    return np.stack([np.minimum(width, height), np.log(width / height)], axis=1)
+
+
+def doubtful_classes(source: Source) -> Iterator[Finding]:
+    """Yield classes that are small or missing in a split, and those whose names are alike."""
+    manifest = source.manifest
+    numbers = {name: number for number, name in enumerate(manifest.classes)}
+    for first, second in similar(manifest.classes):
+        yield Finding(SIMILAR_CLASSES, None, numbers[second], f"alike: {ascii(first)}")
+    for split in manifest.splits:
+        counts = np.bincount(source.index(split.name)["label"], minlength=len(numbers))
+        fewest = 1
+        if split.name == TRAIN:
+            fewest = max(FEWEST, int(np.median(counts)) // RARE)
+        for label in np.flatnonzero(counts < fewest).tolist():
+            reason = f"{plural(int(counts[label]), 'image')} in {split.name}"
+            yield Finding(SMALL_CLASS, None, label, reason)

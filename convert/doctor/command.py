@@ -1,0 +1,174 @@
+"""`rackrun doctor DATA [RUN]`: look for copies, odd images and wrong labels; doctor.html and .csv.
+
+    every image read once -> Looks -> checks -> findings -> a table, doctor.csv, doctor.html
+                                with a model: training's judge -> suspects -> findings
+
+What needs a model also needs torch, which `convert` never imports: rackrun.cli.doctor, which knows
+both packages, passes the judge of labels.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from convert.doctor import checks
+from convert.doctor.findings import (
+    COLUMNS,
+    DROP,
+    EXACT,
+    LABEL,
+    PROBLEMS,
+    RELABEL,
+    Finding,
+    Place,
+    ordered,
+)
+from convert.doctor.looks import HAS_HASHES, SOUND, Looks, looks_of
+from convert.doctor.page import write_page
+from convert.progress import Progress, meter
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
+from rackrun.commands import called
+from rackrun.contract.suspects import Judge, Question
+from rackrun.errors import UsageError, install_command
+from rackrun.machine import core_count
+from rackrun.tables import table, write_table
+from rackrun.terminal import clean, say
+from shards.open import open_source
+
+CSV, PAGE = "doctor.csv", "doctor.html"
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Look for copies, odd images, doubtful classes and, with a model, wrong labels in a data set.
+
+    Nothing is changed: doctor.csv is the input of `convert drop` and `convert relabel`.
+    """
+
+    examples: ClassVar[Examples] = (
+        ("{prog} data/shards", "look for copies and odd images"),
+        ("{prog} data/shards runs/latest", "and for labels that the model doubts"),
+        ("{prog} http://server:8080/ --out look/", "of a served folder, into another folder"),
+    )
+
+    data: Positional[str]
+    """Shard folder, or the http(s):// URL of one; a version of it: DATA@2."""
+    checkpoint: Positional[Path | None] = None
+    """A model trained on these classes: a run folder, its final.pt, or a checkpoint."""
+    out: Path = Path()
+    """Folder for doctor.html and doctor.csv."""
+    model: str = ""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    task: str = ""
+    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
+    workers: int = 0
+    """Processes; 0: one per core."""
+
+
+def run(args: Sequence[str], judge: Judge) -> int:
+    """Look at a data set, write both files, and print what was found."""
+    given = parse(Doctor, called("doctor"), args)
+    if given.workers < 0:
+        raise UsageError("--workers cannot be negative")
+    if not given.out.is_dir():
+        folder = shlex.quote(str(given.out))
+        raise UsageError(f"--out {given.out}: no such folder; type: mkdir -p {folder}")
+    looks, findings = examined(given, judge)
+    write_table(given.out / CSV, rows(looks, findings))
+    write_page(given.out / PAGE, looks, findings)
+    _print(given, looks, findings)
+    return 0
+
+
+def examined(given: Doctor, judge: Judge) -> tuple[Looks, list[Finding]]:
+    """Return what the images look like, and all findings in order."""
+    workers = given.workers or core_count()
+    source = open_source(given.data)
+    looks = looks_of(source, workers)
+    sound = {
+        split: np.flatnonzero(seen["state"] == SOUND) for split, seen in looks.by_split.items()
+    }
+    findings = [*checks.unreadable(looks), *checks.copied(source, sound)]
+    if HAS_HASHES:
+        exact = {each.place for each in findings if each.place and each.problem in EXACT}
+        findings += checks.nearly_copied(looks, sound, exact, workers)
+    findings += [*checks.odd(looks), *checks.doubtful_classes(source)]
+    if given.checkpoint is not None:
+        findings += _doubted_labels(given, looks, judge)
+    return looks, ordered(findings)
+
+
+def _doubted_labels(given: Doctor, looks: Looks, judge: Judge) -> Iterator[Finding]:
+    """Yield the labels that the model doubts."""
+    total = sum(map(len, looks.by_split.values()))
+    with meter("judged", total) as shown:
+        question = Question(
+            weights=str(given.checkpoint),
+            data=given.data,
+            model=given.model,
+            task=given.task,
+            workers=given.workers,
+            advance=lambda images: shown.advance(Progress(images, 0)),
+        )
+        suspects = judge(question)
+    places = {
+        (split.name, shard, key): Place(split.name, row)
+        for split in looks.source.manifest.splits
+        for row, (shard, key) in enumerate(looks.names(split.name))
+    }
+    for suspect in suspects:
+        place = places[suspect.split, suspect.shard, suspect.key]
+        reason = f"looks like {suspect.likely}"
+        label, likely = looks.label(place), suspect.likely
+        yield Finding(LABEL, place, label, reason, RELABEL, likely, suspect.score)
+
+
+def rows(looks: Looks, findings: Sequence[Finding]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of doctor.csv, its header first."""
+    yield COLUMNS
+    classes = looks.source.manifest.classes
+    for each in findings:
+        split = each.place.split if each.place else ""
+        shard, key = looks.named(each.place) if each.place else ("", "")
+        score = "" if each.score is None else f"{each.score:.3f}"
+        name = classes[each.label]
+        yield (
+            *(split, shard, key, name, each.problem),
+            *(each.action, each.new_class, score, each.reason),
+        )
+
+
+def _print(given: Doctor, looks: Looks, findings: Sequence[Finding]) -> None:
+    """Print the number of each problem, and what to type next."""
+    for fault in looks.faults:
+        say(f"error: {fault}")
+    if not HAS_HASHES:
+        say(f"near copies were not looked for; to find them, type: {install_command('doctor')}")
+    counts = Counter((each.problem, each.action) for each in findings)
+    lines = []
+    for problem, meaning in PROBLEMS.items():
+        total = sum(each.problem == problem for each in findings)
+        if total:
+            asked = [f"{counts[problem, action]:,}" for action in (DROP, RELABEL)]
+            asked = ["" if number == "0" else number for number in asked]
+            lines.append((problem, f"{total:,}", *asked, meaning))
+    if lines:
+        head = ("problem", "found", "to drop", "to relabel", "what it means")
+        sys.stdout.write(table(head, lines, wrapped=head[-1:], numbers=head[1:4]))
+    else:
+        sys.stdout.write(clean(f"{given.data}: nothing found") + "\n")
+    sys.stdout.write(clean(f"{given.out / PAGE}, {given.out / CSV}") + "\n")
+    data, csv = shlex.quote(given.data), shlex.quote(str(given.out / CSV))
+    for action in (DROP, RELABEL):
+        if any(each.action == action for each in findings):
+            sys.stdout.write(clean(f"to {action} them: {called('convert')} {action} {data} {csv}"))
+            sys.stdout.write("\n")

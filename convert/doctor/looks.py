@@ -1,0 +1,200 @@
+"""What every image looks like, in 350 bytes: a perceptual hash, 16 x 16 pixels, how plain it is.
+
+All shards are read once, each image checked against its row of the index and decoded small.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from convert.doctor.findings import Named, Place
+from convert.images.info import UNDECODABLE
+from convert.images.resize import in_mode
+from convert.packing.workers import in_parallel, working_on
+from convert.progress import Progress, meter
+from convert.verify import SharedIndexes, indexes_of
+from rackrun.errors import DataError, Unavailable
+from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
+from shards.samples import stored_samples
+from shards.source import Source
+from shards.verify import sample_of
+
+SIDE = 64  # pixels of the gray square that is hashed
+HASH_SIDE = 16  # of the hash: the lowest frequencies across and down
+THUMB = 16  # pixels a side
+PLAIN_LEVELS = 8  # from the median on: brightness that differs less is a plain surface
+
+SOUND, WRONG_BYTES, UNDECODED = 0, 1, 2
+
+LOOK = np.dtype(
+    [
+        ("state", "u1"),  # SOUND, WRONG_BYTES or UNDECODED
+        ("plain", "<f4"),  # share of pixels with about the median brightness
+        ("hash", "<u8", 4),  # perceptual hash, 256 bits
+        ("mirrored", "<u8", 4),  # that of its mirror image
+        ("thumb", "u1", (THUMB, THUMB)),  # gray
+    ]
+)
+
+UNREADABLE = (*UNDECODABLE, Image.DecompressionBombError)
+"""What Pillow raises at damaged images."""
+
+HAS_HASHES = find_spec("imagehash") is not None
+"""Whether the extra `doctor` is installed."""
+
+
+class ShardJob(NamedTuple):
+    """A shard to look at."""
+
+    split: str
+    number: int
+
+
+class ShardLooks(NamedTuple):
+    """The looks of a shard's images and their keys, in the order of the index."""
+
+    job: ShardJob
+    looks: np.ndarray
+    keys: list[str]
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What the images of all splits look like, and what they are called."""
+
+    source: Source
+    by_split: dict[str, np.ndarray]
+    keys: dict[str, list[str]]
+    faults: list[str]
+    """What is wrong with whole shards or indexes."""
+
+    def named(self, place: Place) -> Named:
+        """Return the names of an image."""
+        split = self.source.manifest.split(place.split)
+        shard = split.shards[int(self.source.index(place.split)["shard"][place.row])]
+        return Named(shard.name, self.keys[place.split][place.row])
+
+    def names(self, split: str) -> Iterator[Named]:
+        """Yield the names of all images of a split, in the order of its index."""
+        shards = self.source.manifest.split(split).shards
+        numbers = self.source.index(split)["shard"].tolist()
+        for number, key in zip(numbers, self.keys[split], strict=True):
+            yield Named(shards[number].name, key)
+
+    def label(self, place: Place) -> int:
+        """Return the label of an image."""
+        return int(self.source.index(place.split)["label"][place.row])
+
+
+def looks_of(source: Source, workers: int) -> Looks:
+    """Read and decode all images, in as many processes; damaged ones are marked."""
+    manifest = source.manifest
+    loans, faults = indexes_of(source)
+    if faults:
+        raise DataError(faults[0])
+    jobs = [
+        ShardJob(split.name, number)
+        for split in manifest.splits
+        for number in range(len(split.shards))
+    ]
+    shards: dict[ShardJob, ShardLooks] = {}
+    work = partial(_look_at_shard, indexes=SharedIndexes(source.location, loans))
+    steps = in_parallel(jobs, work, workers)
+    total = sum(split.samples for split in manifest.splits)
+    with closing(steps), meter("looked at", total) as shown:
+        for message in steps:
+            if isinstance(message, Progress):
+                shown.advance(message)
+            elif isinstance(message, ShardLooks):
+                shards[message.job] = message
+            else:
+                faults.append(message)
+    by_split = {split.name: [np.empty(0, LOOK)] for split in manifest.splits}
+    keys: dict[str, list[str]] = {split.name: [] for split in manifest.splits}
+    for job in jobs:
+        by_split[job.split].append(shards[job].looks)
+        keys[job.split] += shards[job].keys
+    joined = {split: np.concatenate(parts) for split, parts in by_split.items()}
+    return Looks(source, joined, keys, faults)
+
+
+def _look_at_shard(
+    job: ShardJob,
+    report: Callable[[Progress | ShardLooks | str], None],
+    indexes: SharedIndexes,
+) -> None:
+    """Report the looks of a shard's images; those that a broken shard hides are WRONG_BYTES."""
+    source = indexes.source
+    shard = source.manifest.split(job.split).shards[job.number]
+    where = f"{source.location}: {shard.name}"
+    looks = np.zeros(shard.samples, LOOK)
+    looks["state"] = WRONG_BYTES
+    keys = [""] * shard.samples
+    number, reported = -1, 0
+    try:
+        for number, (row, data) in enumerate(stored_samples(source, job.split, job.number)):
+            working_on(f"{where}: the sample at byte {row['offset']}")
+            keys[number] = f"the sample at byte {row['offset']}"
+            try:
+                sample = sample_of(source, shard, row, data)
+            except Unavailable:
+                raise
+            except DataError:
+                continue
+            keys[number], looks[number] = sample.key, look(sample.image)
+            if number - reported >= 100:
+                report(Progress(number - reported, 0))
+                reported = number
+    except Unavailable:
+        raise
+    except DataError as fault:
+        report(str(fault))
+    report(ShardLooks(job, looks, keys))
+    report(Progress(shard.samples - reported, 0))
+
+
+def look(image: bytes) -> np.ndarray:
+    """Return what an image looks like: one LOOK."""
+    seen = np.zeros((), LOOK)
+    try:
+        whole = opened(image, SIDE, "L")
+        gray = in_mode(whole, "L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    except UNREADABLE:
+        seen["state"] = UNDECODED
+        return seen
+    pixels = np.asarray(gray, np.int16)
+    seen["plain"] = np.mean(np.abs(pixels - np.median(pixels)) <= PLAIN_LEVELS)
+    seen["thumb"] = np.asarray(gray.reduce(SIDE // THUMB))
+    if HAS_HASHES:
+        seen["hash"], seen["mirrored"] = bits(gray), bits(ImageOps.mirror(gray))
+    return seen
+
+
+def opened(image: bytes, side: int, mode: str | None = None) -> Image.Image:
+    """Return an image, a JPEG no larger than both sides need; raise one of UNREADABLE."""
+    with warnings.catch_warnings(action="ignore"):
+        found = Image.open(io.BytesIO(image), formats=tuple(FORMATS))
+        if too_large(*found.size) or (found.format == "JPEG" and scans(image) > MAX_SCANS):
+            raise ValueError("beyond the limits of what is read")
+        found.draft(mode, (side, side))
+        found.load()
+        return found
+
+
+def bits(gray: Image.Image) -> np.ndarray:
+    """Return the perceptual hash of a gray square: the signs of its 256 lowest frequencies."""
+    import imagehash
+
+    found = imagehash.phash(gray, hash_size=HASH_SIDE, highfreq_factor=SIDE // HASH_SIDE)
+    packed: np.ndarray = np.packbits(found.hash).view(np.uint64)
+    return packed

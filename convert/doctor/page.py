@@ -1,0 +1,76 @@
+"""doctor.html: the findings with their pictures, as one file that needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from convert.doctor.findings import DROP, PROBLEMS, RELABEL, Finding, Place
+from convert.doctor.looks import UNREADABLE, Looks, opened
+from convert.images.resize import in_mode
+from rackrun.atomic import write_whole
+from rackrun.errors import DataError
+from rackrun.run_report.template import data_url, rendered
+from rackrun.terminal import one_line
+
+MOST_SHOWN = 60  # findings of a problem; doctor.csv has them all
+PICTURE = 160  # pixels of the longer side
+
+
+def write_page(path: Path, looks: Looks, findings: Sequence[Finding]) -> None:
+    """Write the page, whole or not at all."""
+    sections = []
+    for problem, meaning in PROBLEMS.items():
+        found = [each for each in findings if each.problem == problem]
+        if found:
+            shown = [_shown(looks, each) for each in found[:MOST_SHOWN]]
+            sections.append(
+                {"title": problem, "meaning": meaning, "count": len(found), "shown": shown}
+            )
+    manifest = looks.source.manifest
+    counts = {split.name: split.samples for split in manifest.splits}
+    page = rendered(
+        "doctor.html",
+        name=one_line(looks.source.location),
+        headlines=[
+            (f"{sum(counts.values()):,}", "images in " + ", ".join(counts)),
+            (f"{len(manifest.classes):,}", "classes"),
+            (f"{sum(each.action == DROP for each in findings):,}", "to drop"),
+            (f"{sum(each.action == RELABEL for each in findings):,}", "to relabel"),
+        ],
+        sections=sections,
+    )
+    write_whole(path, page.encode())
+
+
+def _shown(looks: Looks, finding: Finding) -> dict[str, Any]:
+    """Return a finding as the template shows it."""
+    pictures = [_picture(looks, place) for place in (finding.place, finding.other) if place]
+    name = looks.source.manifest.classes[finding.label]
+    where = f"{finding.place.split}: {looks.named(finding.place).key}" if finding.place else ""
+    return {
+        "pictures": [picture for picture in pictures if picture],
+        "class": one_line(name),
+        "where": one_line(where),
+        "reason": one_line(finding.reason),
+        "score": "" if finding.score in (None, 1.0) else f"{finding.score:.3f}",
+        "action": finding.action,
+    }
+
+
+def _picture(looks: Looks, place: Place) -> str:
+    """Return an image, small, as an address that carries it; empty for a damaged one."""
+    source = looks.source
+    row = source.index(place.split)[place.row]
+    shard = source.manifest.split(place.split).shards[int(row["shard"])]
+    try:
+        data = bytes(source.read(shard, int(row["image_offset"]), int(row["image_length"])))
+        image = in_mode(opened(data, PICTURE), "RGB")
+    except (*UNREADABLE, DataError):
+        return ""
+    image.thumbnail((PICTURE, PICTURE), Image.Resampling.BILINEAR)
+    return data_url(np.asarray(image))

@@ -1,0 +1,17 @@
+"""`rackrun doctor`: convert looks at data, training at labels; only the roof knows both."""
+
+from collections.abc import Sequence
+
+from convert.doctor.command import run
+from rackrun.contract.suspects import Question, Suspect
+
+
+def main(args: Sequence[str]) -> int:
+    """Run the command; torch is imported only where a model is given."""
+    return run(args, _judge)
+
+
+def _judge(question: Question) -> list[Suspect]:
+    from training.judge.labels import suspects
+
+    return suspects(question)

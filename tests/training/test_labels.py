@@ -1,0 +1,137 @@
+"""Labels that a model doubts: the rule by hand, and a run on real digits with wrong labels."""
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from convert.__main__ import main as convert
+from mnist.model import TASK
+from mnist.recipes import Mnist
+from rackrun.cli.doctor import main
+from rackrun.errors import SaveError, UsageError
+from tests.mnist.digits import digits
+from training import loop
+from training.judge.confident_learning import ENOUGH, FOLDS, Answers, doubts, held_out_answers
+
+TRAIN, VAL = 700, 150
+WRONG = 42  # labels
+
+
+def test_the_rule_is_that_of_the_paper() -> None:
+    """Held against a loop over its definition: thresholds are a class's mean probability of its
+    own images; the likeliest class that reaches its threshold counts; a class without images has
+    none that is reached."""
+    random = np.random.default_rng(4)
+    logits = torch.from_numpy(random.normal(0, 2, (400, 6)))
+    labels = torch.from_numpy(random.integers(0, 5, 400))  # none of class 5
+    logits[torch.arange(400), labels] += 2
+    shares = logits.float().softmax(1)
+    thresholds = [
+        ENOUGH * float(shares[labels == each, each].double().mean()) if each < 5 else 2.0
+        for each in range(6)
+    ]
+    wanted = {}
+    for image, row in enumerate(shares.tolist()):
+        reached = [each for each in range(6) if row[each] >= thresholds[each]]
+        likely = max(reached, key=lambda each: row[each], default=int(labels[image]))
+        if likely != labels[image]:
+            score = max(0.0, row[likely] - row[int(labels[image])])
+            wanted[image] = (likely, pytest.approx(score, abs=1e-6))
+    found = {
+        each.image: (each.likely, each.score) for each in doubts(Answers.of(logits, labels), 6)
+    }
+    assert found == wanted
+    assert 10 < len(found) < 200
+
+
+def test_no_image_is_judged_by_what_was_fitted_to_it() -> None:
+    """Labels that have nothing to do with the features: though there are features enough to learn
+    all by heart, the answers are right as often as chance is."""
+    random = torch.Generator().manual_seed(1)
+    features = torch.randn(600, 900, generator=random)
+    labels = torch.randint(0, 3, (600,), generator=random)
+    answers = held_out_answers(features, labels, 3)
+    assert torch.equal(answers.labels, labels)
+    right = (answers.classes[:, 0] == labels).float().mean()
+    assert 0.25 < right < 0.42
+    seen = Answers.of(features @ torch.linalg.lstsq(features, _one_hot(labels)).solution, labels)
+    assert (seen.classes[:, 0] == labels).all()  # in sample, all are right
+
+
+def test_small_classes_are_judged_too() -> None:
+    """A class with fewer images than folds, and a set of one image, end without an error."""
+    labels = torch.tensor([0] * 20 + [1] * 2)
+    features = torch.randn(22, 4, generator=torch.Generator().manual_seed(0)) + 5 * labels[:, None]
+    assert len(held_out_answers(features, labels, 2).labels) == 22
+    assert FOLDS > 2
+
+
+def _one_hot(labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(labels).float()
+
+
+@pytest.fixture(scope="module")
+def messy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, set[str]]:
+    """Return shards of digits with wrong labels, a run on them, and the keys of the wrong ones."""
+    folder = tmp_path_factory.mktemp("messy")
+    images, true = digits()
+    labels = true.astype(int)
+    random = np.random.default_rng(7)
+    flipped = random.choice(TRAIN + VAL, WRONG, replace=False)
+    labels[flipped] = (labels[flipped] + random.integers(1, 10, WRONG)) % 10
+    for number in range(TRAIN + VAL):
+        split = "train" if number < TRAIN else "val"
+        path = folder / "raw" / split / str(labels[number]) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[number]).save(path)
+    convert(["folder", str(folder / "raw"), str(folder / "shards"), "--workers", "1"])
+    config = Mnist(
+        data=str(folder / "shards"),
+        eval_split="val",
+        epochs=12,
+        batch_size=16,
+        run_folder=str(folder / "run"),
+        device="cpu",
+        workers=0,
+    )
+    loop.run(TASK, config)
+    return folder / "shards", folder / "run", {f"{labels[each]}_{each}" for each in flipped}
+
+
+def test_wrong_labels_of_real_digits_are_found(
+    messy: tuple[Path, Path, set[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 5 % wrong labels, in train and in val, three quarters are found at least, with few
+    others; nine of ten of them get their true class; the surest come first."""
+    data, run, wrong = messy
+    assert main([str(data), str(run), "--out", str(tmp_path), "--workers", "1"]) == 0
+    with (tmp_path / "doctor.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["problem"] == "label"]
+    found = {row["key"] for row in rows}
+    assert len(found & wrong) >= 0.75 * len(wrong)
+    assert len(found & wrong) >= 0.75 * len(found)
+    assert {row["split"] for row in rows} == {"train", "val"}
+    assert {row["action"] for row in rows} == {"relabel"}
+    true = digits()[1]
+    right = [row["new_class"] == str(true[int(row["key"].partition("_")[2])]) for row in rows]
+    assert np.mean(right) >= 0.75
+    scores = [float(row["score"]) for row in rows]
+    assert scores == sorted(scores, reverse=True) and 0 <= min(scores) <= max(scores) <= 1
+    assert re.search(r"convert relabel \S+/shards \S+/doctor.csv", capsys.readouterr().out)
+
+
+def test_a_model_of_other_classes_is_refused(
+    messy: tuple[Path, Path, set[str]], tmp_path: Path, shapes: Path
+) -> None:
+    """Its answers would be about nothing: the message has both; so has that for no model."""
+    _, run, _ = messy
+    with pytest.raises(UsageError, match="its 2 classes are not the 10 of"):
+        main([str(shapes), str(run), "--out", str(tmp_path), "--workers", "1"])
+    with pytest.raises(SaveError, match="no such run or file"):
+        main([str(shapes), str(tmp_path / "nothing"), "--out", str(tmp_path), "--workers", "1"])
+    assert not list(tmp_path.iterdir())
