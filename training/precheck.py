@@ -36,6 +36,7 @@ from training.models.registered import (
     registered,
 )
 from training.recorded import IN_CHECKPOINT, SELECTION, STEPS, differences, settings_of, short
+from training.run.data_version import chosen
 from training.run.folder import newest_run, run_name, runs_folder
 from training.run.weights_file import is_whole, why_no_weights
 from training.schedule import SCALED_BATCH, SCALED_LR
@@ -216,8 +217,9 @@ def _check_resumed(source: TaskSource, config: Config, is_here: bool) -> int:
         )
     )
     if not problems and _is_here(config.data) and not config.chooses:
-        manifest = open_source(config.data).manifest
-        if recorded_settings.get("data_sha256") != manifest.digest:
+        digest = str(recorded_settings.get("data_sha256"))
+        location = chosen(config.data, digest, config.newer_data)
+        if not location.moves and open_source(location.location).manifest.digest != digest:
             problems.append(
                 f"--data {config.data} here, {short(recorded_settings.get('data'))} {IN_CHECKPOINT}"
             )

@@ -69,7 +69,7 @@ def test_weights_are_taken_up_whatever_wrapped_them(tmp_path: Path, prefix: str)
     old, new = net(2), net(2)
     path = tmp_path / "weights.pth"
     torch.save({prefix + name: tensor for name, tensor in old.state_dict().items()}, path)
-    assert load_weights(new, path, 2) == f"weights from {path}"
+    assert load_weights(new, path, ("cat", "dog")) == f"weights from {path}"
     assert torch.equal(new[0].weight, old[0].weight)  # type: ignore[index]
 
 
@@ -84,7 +84,7 @@ def test_weights_are_found_in_our_own_files(tmp_path: Path) -> None:
     for name, content in contents.items():
         checkpoint.write(tmp_path / name, content)
         model = net(2)
-        load_weights(model, tmp_path / name, 2)
+        load_weights(model, tmp_path / name, ("cat", "dog"))
         assert torch.equal(model.state_dict()["2.weight"], old["2.weight"])
 
 
@@ -93,7 +93,7 @@ def test_a_last_layer_of_another_size_starts_afresh(tmp_path: Path) -> None:
     old, new = net(1000), net(2)
     torch.save(old.state_dict(), tmp_path / "w.pth")
     fresh = new.state_dict()["2.weight"].clone()
-    message = load_weights(new, tmp_path / "w.pth", 2)
+    message = load_weights(new, tmp_path / "w.pth", ("cat", "dog"))
     assert "(2.weight, 2.bias) has 2 classes instead of 1000 and starts afresh" in message
     assert torch.equal(new.state_dict()["2.weight"], fresh)
     assert torch.equal(new.state_dict()["0.weight"], old.state_dict()["0.weight"])
@@ -105,14 +105,14 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     model = net(2)
     before = model.state_dict()["0.weight"].clone()
     with pytest.raises(SaveError, match=r"0\.weight is \(5, 3, 3, 3\) there and \(4, 3, 3, 3\)"):
-        load_weights(model, tmp_path / "w.pth", 2)
+        load_weights(model, tmp_path / "w.pth", ("cat", "dog"))
     assert torch.equal(model.state_dict()["0.weight"], before)
 
 
 def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
     """Missing, garbage, or something else: one line and 74."""
     with pytest.raises(SaveError, match="cannot be read"):
-        load_weights(net(2), tmp_path / "absent.pth", 2)
+        load_weights(net(2), tmp_path / "absent.pth", ("cat", "dog"))
     (tmp_path / "garbage.pth").write_bytes(b"garbage")
     torch.save([1, 2], tmp_path / "list.pth")
     torch.save({"a": 1}, tmp_path / "dict.pth")
@@ -120,7 +120,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             SaveError, match=rf"{name}\.pth: (not a file of|holds no named) weights"
         ):
-            load_weights(net(2), tmp_path / f"{name}.pth", 2)
+            load_weights(net(2), tmp_path / f"{name}.pth", ("cat", "dog"))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_file_of_another_kind_is_named_in_our_own_words(
     path = tmp_path / "weights"
     path.write_bytes(data)
     with pytest.raises(SaveError) as observed:
-        load_weights(net(2), path, 2)
+        load_weights(net(2), path, ("cat", "dog"))
     assert says in str(observed.value) and str(path) in str(observed.value)
     assert "weights_only" not in str(observed.value)
 
@@ -160,7 +160,7 @@ def test_a_table_that_holds_itself_has_no_weights(tmp_path: Path) -> None:
     table["state"] = {"model": table}
     torch.save(table, tmp_path / "round.pth")
     with pytest.raises(SaveError, match="holds no named weights"):
-        load_weights(net(2), tmp_path / "round.pth", 2)
+        load_weights(net(2), tmp_path / "round.pth", ("cat", "dog"))
 
 
 def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
@@ -174,12 +174,12 @@ def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> No
             bomb.writestr(entry.filename, plain.read(entry))
     assert (tmp_path / "bomb.pth").stat().st_size < 100_000
     with pytest.raises(SaveError, match="damaged, or holds more"):
-        load_weights(net(2), tmp_path / "bomb.pth", 2)
+        load_weights(net(2), tmp_path / "bomb.pth", ("cat", "dog"))
 
 
 def test_names_of_tensors_cannot_play_with_the_terminal(tmp_path: Path) -> None:
     """They are shown in the differences, cleaned and cut."""
     torch.save({"\x1b]0;owned\x07" + "x" * 9999: torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(SaveError, match="\u241b]0;owned\u2407x+ is") as observed:
-        load_weights(net(2), tmp_path / "w.pth", 2)
+        load_weights(net(2), tmp_path / "w.pth", ("cat", "dog"))
     assert str(observed.value).isprintable() and len(str(observed.value)) < 3000

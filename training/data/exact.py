@@ -99,6 +99,7 @@ class Planned:
         self.classes = pool.classes
         self.rows = pool.index.size
         self.digest = pool.digest(config)
+        self.versions = pool.versions
         self.dataset = pool.sources[0].manifest.dataset
         self.epoch_steps = self._walk.epoch_steps
         self._validation = Validation(config, ranks, transforms, pool.sources[0])

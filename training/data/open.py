@@ -68,6 +68,8 @@ class Data(Protocol):
     """Name of the data set."""
     digest: str
     """The identity of the data set, whatever its name."""
+    versions: dict[str, str]
+    """The digest of each folder that is read, by its location."""
     epoch_steps: int
     """Steps that make an epoch."""
     batch: int
@@ -140,6 +142,7 @@ class Resampled:
         manifest = self._source.manifest
         self.classes = manifest.classes
         self.digest = manifest.digest
+        self.versions = {self._source.location: manifest.digest}
         self.dataset = manifest.dataset
         self.batch = config.batch_size * ranks.world
         self.rows = manifest.split(TRAIN).samples
@@ -206,6 +209,7 @@ class Synthetic:
         self._made_from = config, transforms, classes
         self.classes = tuple(f"class {number}" for number in range(classes))
         self.digest = self.dataset = "synthetic"
+        self.versions: dict[str, str] = {}
         self.epoch_steps = config.steps_per_epoch or 100
         self.batch = config.global_batch or config.batch_size * ranks.world
         self.rows = self.batch

@@ -64,9 +64,14 @@ class SamplePool:
             config.only_classes,
             config.class_weights,
             config.max_train_samples,
-            config.extra_data,
+            [*weights_in("--extra-data", config.extra_data).values()],
         ]
         return hashlib.sha256(json.dumps([folders, *chosen]).encode()).hexdigest()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The digest of each folder, by its location."""
+        return {source.location: source.manifest.digest for source in self.sources}
 
     @property
     def folder_of_row(self) -> npt.NDArray[np.intp]:

@@ -1,5 +1,7 @@
 """A model before its first step: what the settings add to it, and the weights it begins with."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from rackrun.contract import phases
@@ -21,7 +23,11 @@ def extended(model: nn.Module, config: Config, classes: int) -> nn.Module:
 
 
 def load_initial_weights(
-    model: nn.Module, classes: int, config: Config, ranks: Ranks, progress: ProgressReporter
+    model: nn.Module,
+    classes: Sequence[str],
+    config: Config,
+    ranks: Ranks,
+    progress: ProgressReporter,
 ) -> str:
     """Load the weights of --weights, downloaded if need be; return a line about them."""
     progress.phase(phases.DOWNLOAD)

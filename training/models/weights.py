@@ -1,5 +1,6 @@
 """Weights from a file, in any published layout, into a model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -9,9 +10,11 @@ from torch import nn
 
 from rackrun.errors import SaveError
 from rackrun.terminal import one_line
+from rackrun.units import plural
 from training.models.layouts import Tensors, adapted
 from training.optim.freezing import heads_of
 from training.run import checkpoint
+from training.run.data_version import grown_tensors
 
 PREFIXES = ("module.", "_orig_mod.")
 WRAPPERS = (  # keys below which files hold weights, averages first
@@ -20,15 +23,22 @@ WRAPPERS = (  # keys below which files hold weights, averages first
 )
 
 
-def load_weights(model: nn.Module, path: Path, classes: int) -> str:
+def load_weights(model: nn.Module, path: Path, classes: Sequence[str]) -> str:
     """Load the weights in a file; return a line about what was loaded, adapted and left as it is.
 
-    The last layer may be missing or have other than these classes, and then starts afresh.
-    SaveError for anything else that does not fit.
+    The last layer may be missing or have other than these classes, and then starts afresh. If the
+    file's classes are the first ones of these, it keeps them and gets the others. SaveError for
+    anything else that does not fit.
     """
     model_tensors = model.state_dict()
-    state, notes = adapted(_state_in(path), model_tensors)
-    head = tuple(f"{name}." for name in heads_of(model, classes)[-1:])
+    saved, saved_classes = _content_of(path)
+    state, notes = adapted(saved, model_tensors)
+    heads = heads_of(model, len(classes))[-1:]
+    head = tuple(f"{name}." for name in heads)
+    if 0 < len(saved_classes) < len(classes) and saved_classes == [*classes[: len(saved_classes)]]:
+        state = grown_tensors(state, model_tensors, heads)
+        more = plural(len(classes) - len(saved_classes), "class", "classes")
+        notes = [*notes, f"the last layer keeps its {len(saved_classes):,} and gets {more} more"]
     fresh = [
         name
         for name in model_tensors
@@ -62,20 +72,25 @@ def _classes(state: Tensors, model_tensors: Tensors, name: str) -> str:
     return f"has {len(model_tensors[name])} classes instead of {len(state[name])} and"
 
 
-def _state_in(path: Path) -> Tensors:
-    """Return the weights in a file: a checkpoint, torch.save's or safetensors', wrapped or not."""
+def _content_of(path: Path) -> tuple[Tensors, list[str]]:
+    """Return the weights in a file, and its class names if it has any.
+
+    It may be a checkpoint, torch.save's or safetensors', wrapped or not.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise SaveError(f"--weights {path}: cannot be read: {error.strerror}") from None
     content = _safetensors(data, path) if data[8:9] == b"{" else checkpoint.parse(data, path)
+    classes = content.get("classes") if isinstance(content, dict) else None
     for _ in WRAPPERS:  # a table may hold itself
         if are_weights(content) or not isinstance(content, dict):
             break
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), 0)
     if not are_weights(content):
         raise SaveError(f"--weights {path}: holds no named weights")
-    return {_plain_name(name): tensor for name, tensor in content.items()}
+    weights = {_plain_name(name): tensor for name, tensor in content.items()}
+    return weights, classes if isinstance(classes, list) else []
 
 
 def _safetensors(data: bytes, path: Path) -> Any:

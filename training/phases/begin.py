@@ -22,6 +22,7 @@ from training.phases.step import parts_of
 from training.run import compatibility, resolved
 from training.run.checkpoint import BackgroundSaves
 from training.run.compilation import compilation_reported
+from training.run.data_version import move
 from training.run.folder import own_folder, writes_to
 from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
@@ -127,7 +128,7 @@ def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> s
     config = run.config
     if not config.weights or run.earlier or config.synthetic:
         return ""
-    classes = len(run.data.classes)
+    classes = run.data.classes
     line = load_initial_weights(state.model, classes, config, run.ranks, log.progress)
     state.start_average()
     return line
@@ -156,14 +157,19 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
         "preparation": asdict(run.task.transformed(config, config.epochs - 1)),
         "config": as_plain(config),
         "lanes": data.lanes,
+        "data_versions": data.versions,
     }
     identity = compatibility.identity(
         described, state.model, data.digest, data.batch, data.epoch_steps
     )
+    if run.earlier and run.earlier.moves:
+        heads = heads_of(state.model, len(data.classes))
+        move(run.earlier.content, identity, state, data.classes, heads)
     if run.earlier:
         compatibility.check(identity, described, run.earlier.content, run.earlier.path)
     folder = own_folder(run.task.name, config.run_folder, run.ranks)
-    ledger = Ledger(folder.ledger, run.ranks, False, data.rows, data.epoch_steps)
+    digest = next(iter(data.versions.values()), "")
+    ledger = Ledger(folder.ledger, run.ranks, False, data.rows, data.epoch_steps, digest)
     return RunRecorder(
         folder,
         config,
@@ -177,7 +183,7 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
 
 
 def _remarks(run: TrainingRun) -> list[str]:
-    config, remarks = run.config, []
+    config, remarks = run.config, list(run.version_remarks)
     if not run.data.has_evaluation:
         adapted = adapted_defaults(config)
         remarks.append(

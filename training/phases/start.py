@@ -20,6 +20,7 @@ from training.device import Compute, set_up
 from training.membership import Membership, membership_here
 from training.phases.class_weights import class_weights
 from training.ranks import Ranks, alone, joined, planned_world
+from training.run.data_version import pinned
 from training.run.progress import ProgressReporter, report_start
 from training.run.recorder import RunRecorder
 from training.run.resume import Earlier, earlier_run
@@ -45,6 +46,8 @@ class TrainingRun:
     """Weight of each class in the loss; None if they are equal."""
     membership: Membership | None = None
     """What the launcher orders in an elastic run."""
+    version_remarks: tuple[str, ...] = ()
+    """Whether a resumed run stays on its version of the data."""
 
     def class_weights(self, logits: torch.Tensor) -> torch.Tensor | None:
         """Return the class weights in the dtype of the logits; None if they are equal."""
@@ -115,8 +118,11 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
             config = earlier.with_batch(config)
         if config.elastic and not config.global_batch:  # the same for any group
             config = replace(config, global_batch=config.batch_size * planned_world())
+        version = pinned(config, earlier, ranks)
+        if earlier:
+            earlier.moves = version.moves
         transforms = _for_workers(task, config)
-        data = open_data(config, ranks, transforms, task.name, task.synthetic_classes)
+        data = open_data(version.config, ranks, transforms, task.name, task.synthetic_classes)
         if not data.has_evaluation:
             config = without_evaluation(config)
         schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
@@ -124,7 +130,17 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         if weights is not None:
             weights = weights.to(ranks.device)
         yield TrainingRun(
-            task, config, ranks, requests, compute, data, schedule, earlier, weights, membership
+            task,
+            config,
+            ranks,
+            requests,
+            compute,
+            data,
+            schedule,
+            earlier,
+            weights,
+            membership,
+            version.remarks,
         )
 
 

@@ -15,6 +15,7 @@ from rackrun.units import plural
 from training.config import Config, OutputSettings, RunSettings
 from training.recorded import IN_CHECKPOINT, SELECTION, STEPS, differences, settings_of, short
 from training.run.checkpoint import Content, compare
+from training.run.data_version import described_tensors
 
 FORMAT = 1
 FREE = {
@@ -38,10 +39,7 @@ def identity(
         "seed": described["config"]["seed"],
         "global batch": batch,
         "steps per epoch": epoch_steps,
-        "tensors": {
-            name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-            for name, tensor in model.state_dict().items()
-        },
+        "tensors": described_tensors(model.state_dict()),
     }
 
 

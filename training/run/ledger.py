@@ -5,6 +5,8 @@
         rows     int32: the rows of the index, step by step of rank 0, then of rank 1, …
         samples  rows in the index; epoch_steps, steps that make an epoch
         generation  the number of the ranks' group in an elastic run, else 0
+        data     uint8 (32,): the digest of the version of the data set that the rows are of
+        begun    the step at which the run began with that version
 
 Entries are the samples that reached the optimizer, not those that were planned. Ranks tell one
 another during each step, so that the share of a rank that is lost later is not lost with it. Pages
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from training.ranks import Ranks
 
 NAME = re.compile(r"(\d{8,})-(\d{8,})\.npz")
+NO_DATA = "0" * 64  # of synthetic images
 NAMED = 5  # rows that a complaint names
 MOST_STEPS = 10**9
 ZIP_ERRORS = (  # errors of zipfile for a damaged or malicious page
@@ -56,11 +59,16 @@ class Interval:
     samples: int
     epoch_steps: int
     generation: int = 0
+    data: str = NO_DATA
+    """The digest of the data set's version."""
+    begun: int = 0
+    """The step at which the run began with it."""
 
     @property
     def fits(self) -> bool:
         """Return True when the numbers can be those of a run."""
-        ranges = 0 <= self.first < self.last <= MOST_STEPS and 0 < self.samples < 2**31
+        ranges = 0 <= self.begun <= self.first < self.last <= MOST_STEPS
+        ranges = ranges and 0 < self.samples < 2**31 and len(self.data) == len(NO_DATA)
         return (
             ranges
             and 0 < self.epoch_steps <= MOST_STEPS
@@ -91,12 +99,20 @@ class Ledger:
     """Notes the samples of all ranks; with every checkpoint, a rank of each disk writes a page."""
 
     def __init__(
-        self, folder: Path, ranks: "Ranks", writes: bool, samples: int, epoch_steps: int
+        self,
+        folder: Path,
+        ranks: "Ranks",
+        writes: bool,
+        samples: int,
+        epoch_steps: int,
+        data: str = "",
     ) -> None:
         self.folder = folder
         self._samples = samples
         self._epoch_steps = epoch_steps
         self._notes: dict[int, Note] = {}
+        self._data = data or NO_DATA
+        self._begun = 0
         self.enter(ranks, writes)
 
     def enter(self, ranks: "Ranks", writes: bool) -> None:
@@ -123,6 +139,8 @@ class Ledger:
                 self._samples,
                 self._epoch_steps,
                 generation,
+                self._data,
+                self._begun,
             )
             save(self.folder, page)
         self._notes = {}
@@ -148,6 +166,10 @@ class Ledger:
         notes = map(Note, generations.tolist(), counts, rows)
         self._notes = dict(zip(steps.tolist(), notes, strict=False))
 
+    def begin(self, step: int) -> None:
+        """Begin at this step, with another version of the data than before it."""
+        self._begun = step
+
     def go_on(self, step: int, earlier: Path, source: int) -> None:
         """Continue at this step with the ledger that rank `source` has in an earlier run.
 
@@ -163,6 +185,7 @@ class Ledger:
         for data in files:
             if self._writes:
                 interval = as_interval(data, Path("ledger"))
+                self._begun = interval.begun
                 save(self.folder, interval)
                 kept.add(page_name(interval))
         for path in self.folder.glob("*.npz") if self._writes else ():
@@ -200,11 +223,12 @@ def page_paths(folder: Path) -> list[Path]:
 
 def pages(folder: Path) -> Iterator[Interval]:
     """Yield the intervals in a folder, in order, each read when it is asked for."""
-    run: tuple[int, int] | None = None
+    run: tuple[int, int, str, int] | None = None
     for path in page_paths(folder):
         interval = as_interval(path.read_bytes(), path)
-        run = run or (interval.samples, interval.epoch_steps)
-        if (interval.samples, interval.epoch_steps) != run:
+        own = interval.samples, interval.epoch_steps, interval.data, interval.begun
+        run = run or own
+        if own != run:
             raise DataError(f"{folder}: pages of different runs")
         yield interval
 
@@ -221,6 +245,8 @@ def as_file(interval: Interval) -> bytes:
         samples=interval.samples,
         epoch_steps=interval.epoch_steps,
         generation=interval.generation,
+        data=np.frombuffer(bytes.fromhex(interval.data), np.uint8),
+        begun=interval.begun,
     )
     return buffer.getvalue()
 
@@ -230,13 +256,15 @@ def as_interval(data: bytes, path: Path) -> Interval:
     try:
         with ZipFile(io.BytesIO(data)) as pages:
             counts, rows = _table(pages, "counts", "<i4", 2), _table(pages, "rows", "<i4", 1)
-            first, last, samples, epoch_steps, generation = (
+            first, last, samples, epoch_steps, generation, begun = (
                 int(_table(pages, name, "<i8", 0))
-                for name in ("first", "last", "samples", "epoch_steps", "generation")
+                for name in ("first", "last", "samples", "epoch_steps", "generation", "begun")
             )
+            digest = _table(pages, "data", "|u1", 1).tobytes().hex()
     except ZIP_ERRORS as error:
         raise DataError(f"{path}: not a page of a ledger: {one_line(str(error))[:200]}") from None
-    interval = Interval(first, last, counts, rows, samples, epoch_steps, generation)
+    sizes = samples, epoch_steps, generation, digest, begun
+    interval = Interval(first, last, counts, rows, *sizes)
     if not interval.fits:
         raise DataError(f"{path}: a page of a ledger whose numbers do not fit together")
     return interval
@@ -298,7 +326,8 @@ def verdicts(intervals: list[Interval], expected: dict[int, Rows] | None = None)
     """
     last = max((interval.last for interval in intervals), default=0)
     epochs = -(-last // intervals[0].epoch_steps) if intervals else 0
-    return [_verdict(epoch, intervals, last, expected) for epoch in range(epochs)]
+    begun = intervals[0].begun // intervals[0].epoch_steps if intervals else 0
+    return [_verdict(epoch, intervals, last, expected) for epoch in range(begun, epochs)]
 
 
 def _verdict(

@@ -1,7 +1,7 @@
 """python -m training ledger RUN: prove that each epoch of a run was exactly the data set."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +12,7 @@ from rackrun.errors import DataError, Problem, Unavailable, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed_file, shaped
+from rackrun.terminal import clean
 from training.config import Config
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class LedgerCommand:
         epochs = -(-last // intervals[0].epoch_steps)
         settings = settings_of(self.run_folder, self.data)
         results = verdicts(intervals, chosen(settings, epochs))
+        for location, digest in settings.versions.items():
+            print(f"{clean(location)}: SHA-256 {clean(digest)[:16]}…")
         for verdict in results:
             print(verdict, *keys(settings, verdict), sep="\n  ")
         wrong = sum(not verdict.exact for verdict in results)
@@ -97,12 +100,15 @@ class TrainingCommand:
     config: Config
     data_sha256: str
     """The identity of what it was trained on."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """The digest of each of its folders by location, as recorded."""
 
     def pool(self) -> "SamplePool":
         """Return the data of the run; raise DataError if that place holds other data today."""
         from training.data.pool import training_pool
+        from training.run.data_version import at_recorded
 
-        pool = training_pool(self.config)
+        pool = training_pool(at_recorded(self.config, {"data_versions": self.versions}))
         if pool.digest(self.config) != self.data_sha256:
             raise DataError(f"{self.config.data}: not the data that the run was trained on")
         return pool
@@ -115,7 +121,8 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
         stored = parsed_file(path, dict[str, Any], LARGEST_CONFIG)
         kept = {name: stored[name] for name in CHOICES if name in stored}
         config = shaped({**kept, "data": data or stored.get("data"), "exact_epochs": True}, Config)
-        return TrainingCommand(config, shaped(stored.get("data_sha256"), str))
+        versions = shaped(stored.get("data_versions", {}), dict[str, str])
+        return TrainingCommand(config, shaped(stored.get("data_sha256"), str), versions)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except Misshapen as error:

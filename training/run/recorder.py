@@ -100,7 +100,8 @@ class RunRecorder:
         self._begun = self.logged = step
         self._earlier = earlier
         if self._ranks.first or self._config.elastic:
-            lines = lines_until(step, earlier.folder.metrics) if earlier else ()
+            before = earlier.folder.metrics if earlier and not earlier.moves else None
+            lines = lines_until(step, before) if before else ()
             self._journal = MetricsWriter(self.folder.metrics, lines)
             self._journal.start(step, self._schedule.epoch(step))
 
@@ -146,19 +147,27 @@ class RunRecorder:
             "name": run_name(self._described["task"]),
             **as_plain(self._config),
             "data_sha256": self._identity["data"],
+            "data_versions": self._described["data_versions"],
             "resolved": self._resolved,
         }
         settings = json.dumps(recorded, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
         earlier = self._earlier
         if self._journal:
-            before = earlier.folder.path if earlier else None
+            before = earlier.folder.path if earlier and not earlier.moves else None
             self._journal.open(self._config, before, self.say)
         if earlier:
             self.say(f"resumed after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
-        """Copy to this node what others have, so that it could resume alone."""
+        """Copy to this node what others have, so that it could resume alone.
+
+        What belongs to another version of the data stays in the earlier run's folder.
+        """
+        if earlier.moves:
+            self._ledger.begin(step)
+            earlier.release()
+            return
         if self._ranks.first:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:

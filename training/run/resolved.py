@@ -19,6 +19,7 @@ from torch import nn
 from rackrun.contract import variables
 from rackrun.cuda import driver_here
 from rackrun.machine import core_count
+from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import one_line
 from rackrun.units import plural
 from rackrun.user_code.revision import git_commit
@@ -45,6 +46,7 @@ def resolved(
         "hosts": _hosts(ranks),
         "cores": core_count(),
         "dataset": data.dataset,
+        "data_version": max(map(_version, data.versions), default=0),
         "images": 0 if config.synthetic else data.rows,
         "classes": len(data.classes),
         "model": config.model,
@@ -57,6 +59,10 @@ def resolved(
         "driver": driver_here(),
         "git_commit": _commit() if ranks.first else "",
     }
+
+
+def _version(location: str) -> int:
+    return folder_and_version(location)[1]
 
 
 def _commit() -> str:
@@ -140,7 +146,8 @@ def images(facts: Resolved) -> list[str]:
     of_classes = f"in {plural(facts['classes'], 'class', 'classes')}"
     if not facts["images"]:
         return [f"synthetic images {of_classes}"]
-    return [facts["dataset"], f"{plural(facts['images'], 'image')} {of_classes}"]
+    version = f", version {facts['data_version']}" if facts.get("data_version", 0) else ""
+    return [f"{facts['dataset']}{version}", f"{plural(facts['images'], 'image')} {of_classes}"]
 
 
 def packed(groups: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:

@@ -1,0 +1,220 @@
+"""The version of its data that a run reads: the same on all ranks, from its start to its end.
+
+A location such as data/shards is the newest version when a run begins. A checkpoint has the digest
+of the version that it was trained on. A run that resumes finds it again by that digest, whatever
+has been appended meanwhile. With --newer-data it goes on with a later version, from the beginning
+of the epoch that the checkpoint is in; the last layer grows with the class table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.shard_folder import folder_and_version
+from shards.open import open_source
+from training.config import Config, DataSettings
+from training.data.mixture import weights_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.ranks import Ranks
+    from training.run.resume import Earlier
+    from training.state import TrainingState
+
+EXTRA = "--extra-data"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The version of a folder that a run reads."""
+
+    location: str
+    remark: str = ""
+    moves: bool = False
+    """Whether it is a later one than that of the checkpoint."""
+
+
+def chosen(location: str, recorded: str, newer: bool) -> Choice:
+    """Return which version a location means to a run whose checkpoint has the digest `recorded`.
+
+    That is empty for a new run. UsageError for another version than the checkpoint's unless it is a
+    later one and `newer` is true. A folder without that digest is left as it is, to be refused with
+    the checkpoint.
+    """
+    folder, typed = folder_and_version(location)
+    named = open_source(location).manifest
+    newest = open_source(folder).manifest if typed else named
+    chain = (*newest.parents, newest.digest)
+
+    def at(number: int) -> str:
+        return f"{folder}@{number}" if newest.number > 1 else location
+
+    if recorded not in chain:
+        return Choice(at(named.number))
+    own = chain.index(recorded) + 1
+    if newer and own < named.number:
+        remark = f"goes on with version {named.number} of {folder} instead of {own}"
+        return Choice(at(named.number), remark, moves=True)
+    if typed and own != typed:
+        hint = "add --newer-data" if own < typed else f"type --data {folder}@{own}"
+        raise UsageError(
+            f"--data {location}: the checkpoint's run is on version {own}; to go on, {hint}"
+        )
+    remark = f"stays on version {own} of {folder}; to go on with version {newest.number}, add"
+    return Choice(at(own), f"{remark} --newer-data" if own < newest.number else "")
+
+
+def recorded_digests(content: Mapping[str, Any]) -> list[str]:
+    """Return the digests of the folders that a run was trained on, as it has recorded them."""
+    versions = content.get("data_versions")
+    return [str(digest) for digest in versions.values()] if isinstance(versions, Mapping) else []
+
+
+@dataclass(frozen=True)
+class PinnedData:
+    """Settings whose locations name versions."""
+
+    config: Config
+    remarks: tuple[str, ...] = ()
+    moves: bool = False
+
+
+def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
+    """Return the settings with the versions that all ranks read, as the first rank sees them.
+
+    UsageError on all ranks if there is no such version. Attempts after a failure stay on theirs.
+    """
+    if config.synthetic or not config.data:
+        return PinnedData(config)
+    found = json.dumps(_chosen_of(config, earlier)).encode() if ranks.first else None
+    choice = json.loads(ranks.broadcast_bytes(found, 0))
+    if choice["problem"]:
+        raise UsageError(choice["problem"])
+    located = with_locations(config, choice["locations"])
+    return PinnedData(located, tuple(choice["remarks"]), choice["moves"])
+
+
+def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
+    """Return locations, remarks, whether the run moves, and a problem, as plain data."""
+    recorded = recorded_digests(earlier.content) if earlier else []
+    attempts = config.earlier_attempts.split(",")
+    is_attempt = earlier is not None and str(earlier.path.parents[1]) in attempts
+    newer = config.newer_data and not is_attempt
+    try:
+        choices = [
+            chosen(location, digest, newer)
+            for location, digest in zip(locations(config), _padded(recorded), strict=False)
+        ]
+    except UsageError as problem:
+        return {"problem": str(problem)}
+    except Problem:  # which each rank meets, too, when it opens the data
+        choices = [Choice(location) for location in locations(config)]
+    return {
+        "problem": "",
+        "locations": [choice.location for choice in choices],
+        "remarks": [choice.remark for choice in choices if choice.remark],
+        "moves": any(choice.moves for choice in choices),
+    }
+
+
+def _padded(digests: Sequence[str]) -> list[str]:
+    return [*digests, *[""] * 1000]
+
+
+def locations(config: DataSettings) -> list[str]:
+    """Return the folders of the settings: that of --data, and those of --extra-data."""
+    return [config.data, *weights_in(EXTRA, config.extra_data)]
+
+
+def with_locations(config: Config, places: Sequence[str]) -> Config:
+    """Return the settings with these folders in place of theirs."""
+    if list(places) == locations(config):
+        return config
+    weights = weights_in(EXTRA, config.extra_data).values()
+    extra = ",".join(f"{place}={w:g}" for place, w in zip(places[1:], weights, strict=True))
+    return replace(config, data=places[0], extra_data=extra)
+
+
+def at_recorded(config: Config, content: Mapping[str, Any]) -> Config:
+    """Return the settings with the versions that a run has recorded, where they are there."""
+    digests = _padded(recorded_digests(content))
+    pairs = zip(locations(config), digests, strict=False)
+    return with_locations(config, [chosen(each, digest, False).location for each, digest in pairs])
+
+
+def move(
+    content: dict[str, Any],
+    identity: Mapping[str, Any],
+    state: TrainingState,
+    classes: Sequence[str],
+    heads: Sequence[str],
+) -> None:
+    """Make a checkpoint of an earlier version one of this run, at the beginning of its epoch.
+
+    `heads` are the layers with an output for each class. SaveError if the class tables differ in
+    more than that this one is longer.
+    """
+    before = content.get("classes")
+    if not isinstance(before, list) or list(classes[: len(before)]) != before:
+        raise SaveError("--newer-data: the classes of the checkpoint have other numbers here")
+    saved, tensors = content["state"], state.model.state_dict()
+    grown = grown_tensors(saved["model"], tensors, heads)
+    saved["model"] = grown
+    if saved["average"]:
+        saved["average"] = grown_tensors(saved["average"], tensors, heads)
+    _grow_moments(saved["optimizer"]["state"], state)
+    saved["step"] = saved["epoch"] * identity["steps per epoch"]
+    lr_factor = saved["improvement"]["lr_factor"]
+    saved["improvement"] = asdict(type(state.improvement)(lr_factor=lr_factor))
+    names = ("data", "steps per epoch")
+    content["identity"] |= {name: identity[name] for name in names}
+    content["identity"]["tensors"] = described_tensors(grown)
+    content["classes"] = list(classes)
+
+
+def described_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return type and shape of each tensor as text."""
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for name, tensor in tensors.items()
+    }
+
+
+def grown_tensors(
+    saved: Mapping[str, Tensor], model: Mapping[str, Tensor], heads: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return saved weights in which the last layer has the new classes of the model, too."""
+    prefixes = tuple(f"{head}." for head in heads)
+    return {
+        name: _grown(tensor, model[name])
+        if name.startswith(prefixes) and name in model and _may_grow(tensor, model[name])
+        else tensor
+        for name, tensor in saved.items()
+    }
+
+
+def _grow_moments(saved: dict[int, dict[str, Any]], state: TrainingState) -> None:
+    """Give the optimizer's averages rows for new classes, which begin at zero."""
+    import torch
+
+    weights = [weight for group in state.optimizer.param_groups for weight in group["params"]]
+    for number, weight in enumerate(weights):
+        for name, value in saved.get(number, {}).items():
+            if isinstance(value, torch.Tensor) and _may_grow(value, weight):
+                saved[number][name] = _grown(value, torch.zeros_like(weight))
+
+
+def _may_grow(saved: Tensor, model: Tensor) -> bool:
+    is_longer = 0 < saved.ndim == model.ndim and saved.shape[0] < model.shape[0]
+    return is_longer and saved.shape[1:] == model.shape[1:]
+
+
+def _grown(saved: Tensor, model: Tensor) -> Tensor:
+    grown = model.detach().to(saved.device, saved.dtype, copy=True)
+    grown[: saved.shape[0]] = saved
+    return grown
