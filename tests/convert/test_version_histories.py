@@ -43,7 +43,7 @@ class History:
     def change(self) -> None:
         """Run a random command; note what the folder must hold then."""
         newest = dict(self.versions[-1])
-        keys = self.draw.sample(sorted(newest), self.draw.randint(1, 4))
+        keys = self.draw.sample(sorted(newest), min(self.draw.randint(1, 4), len(newest)))
         command = self.draw.choice(("append", "append", "drop", "relabel"))
         command = command if len(newest) > 5 else "append"  # a version holds at least a sample
         if command == "append":
