@@ -62,6 +62,7 @@ def _joined(
             " larger number"
         )
     _check_precision(run, ranks)
+    _check_data(run, ranks)
     digest = _agree(ranks, state, log)
     among = replace(run, ranks=ranks, data=run.data.among(ranks))
     open_folder(among, state, log)
@@ -77,6 +78,16 @@ def _check_precision(run: TrainingRun, ranks: Ranks) -> None:
         raise WorldError(
             f"this rank computes in {run.compute.precision}, rank 0 in {first}: type --precision"
             f" {first}"
+        )
+
+
+def _check_data(run: TrainingRun, ranks: Ranks) -> None:
+    """Refuse other data than rank 0's: a host that joins late may find a newer version."""
+    digest = np.frombuffer(run.data.digest.encode(), np.uint8)
+    if ranks.all_gather(digest)[0].tobytes().decode() != run.data.digest:
+        raise WorldError(
+            f"this rank reads other data than rank 0 ({', '.join(run.data.versions)}): if they got a"
+            " new version meanwhile, type --data FOLDER@N with the one that the run has begun with"
         )
 
 
