@@ -38,7 +38,8 @@ class Small(nn.Module):
 def loaded(model: nn.Module, path: Path, content: Any, classes: int = 2) -> str:
     """Write a file, load it, and return what is said, without the file's name."""
     torch.save(content, path)
-    return load_weights(model, path, classes).removeprefix(f"weights from {path}")
+    names = tuple(map(str, range(classes)))
+    return load_weights(model, path, names).removeprefix(f"weights from {path}")
 
 
 def same(model: nn.Module, weights: Tensors, but: str = "nothing") -> bool:
