@@ -37,6 +37,7 @@ def folder_and_version(location: str) -> tuple[str, int]:
 
 def why_no_shards(location: str) -> str:
     """Return why shards cannot be read from a path, and what to type; empty if they can."""
+    location = folder_and_version(location)[0]
     folder = Path(location)
     convert = f"{called('convert')} folder {shlex.quote(location)} OUT"
     if (folder / MANIFEST_NAME).exists():
