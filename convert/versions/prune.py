@@ -92,7 +92,7 @@ def needed_by(folders: tuple[Path, ...]) -> dict[str, list[str]]:
             recorded = parsed_file(path, dict[str, Any], LARGEST_CONFIG)
         except (OSError, Misshapen) as error:
             raise DataError(f"{path}: which data its run needs is not known: {error}") from None
-        for digest in _digests(recorded):
+        for digest in dict.fromkeys(_digests(recorded)):
             users.setdefault(digest, []).append(str(path.parent))
     return users
 
