@@ -86,8 +86,8 @@ def _check_data(run: TrainingRun, ranks: Ranks) -> None:
     digest = np.frombuffer(run.data.digest.encode(), np.uint8)
     if ranks.all_gather(digest)[0].tobytes().decode() != run.data.digest:
         raise WorldError(
-            f"this rank reads other data than rank 0 ({', '.join(run.data.versions)}): if they got a"
-            " new version meanwhile, type --data FOLDER@N with the one that the run has begun with"
+            f"this rank reads other data than rank 0 ({', '.join(run.data.versions)}): if they got"
+            " a new version meanwhile, type --data FOLDER@N with the one that the run has begun with"
         )
 
 
