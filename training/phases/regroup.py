@@ -87,7 +87,7 @@ def _check_data(run: TrainingRun, ranks: Ranks) -> None:
     if ranks.all_gather(digest)[0].tobytes().decode() != run.data.digest:
         raise WorldError(
             f"this rank reads other data than rank 0 ({', '.join(run.data.versions)}): if they got"
-            " a new version meanwhile, type --data FOLDER@N with the one that the run has begun with"
+            " a new version meanwhile, type --data FOLDER@N with the one that the run began with"
         )
 
 
