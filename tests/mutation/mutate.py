@@ -32,7 +32,7 @@ TARGETS = {
     "training/judge/measures.py": Target(("training/test_judge.py",), 0),
     "training/optim/loss_scale.py": Target(("training/test_loss_scale.py",), 0),
     "convert/packing/copies.py": Target(("convert/test_copies.py",), 0),
-    "convert/readers/names.py": Target(("convert/test_copies.py", "convert/test_folder.py"), 0),
+    "convert/readers/names.py": Target(("convert/test_names.py",), 0),
     "convert/readers/idx.py": Target(("mnist/test_mnist.py",), 0),
     "convert/readers/webdataset_tars.py": Target(("convert/test_index.py",), 0),
 }
