@@ -4,6 +4,7 @@ import json
 import os
 import unicodedata
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from convert.__main__ import main
 from convert.packing.copies import copies, local_files
 from convert.readers.names import class_table
 from rackrun.errors import DataError, UsageError
-from shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row
-from shards.writer import write_shard
+from shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
+from shards.writer import BLOCK, write_shard
 from tests.convert.conftest import Convert
 from tests.convert.drawn import drawn, write_files
 from tests.convert.test_index import write_tar
@@ -224,3 +225,60 @@ def test_both_kinds_can_be_allowed_at_once(tmp_path: Path, convert: Convert) -> 
     convert("folder", source, "--allow", "leaks", "--allow", "similar-classes")
     with pytest.raises(UsageError, match="--allow .*not one of .*leaks, similar-classes"):
         main(["folder", os.fspath(source), "out", "--allow", "copies"])
+
+
+def findings(
+    images: list[tuple[str, str, int, bytes]], new_from: dict[str, int] | None = None
+) -> list[tuple[str, str, str]]:
+    """Return what is found among images, (split, key, label, bytes), of a shard each."""
+    shards: dict[str, list[Shard]] = defaultdict(list)
+    rows: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    stored = {}
+    for split, key, label, data in images:
+        shard = Shard(f"{split}-{len(shards[split])}.tar", 1, 1024, "0" * 64)
+        stored[shard.name] = f"{key}.seg.jpg".encode().ljust(BLOCK, b"\0") + data
+        rows[split].append((len(shards[split]), BLOCK, len(data), zlib.crc32(data), label))
+        shards[split].append(shard)
+    fields = [("shard", "u4"), ("image_offset", "u8"), ("image_length", "u4"), ("crc", "u4")]
+    indexes = [(split, np.array(of, [*fields, ("label", "i4")])) for split, of in rows.items()]
+    found = copies(
+        indexes,
+        shards,
+        ("rose", "tulip"),
+        lambda shard, offset, length: stored[shard.name][offset : offset + length],
+        lambda split, shard, key: f"{split}:{shard.name}:{key}",
+        new_from,
+    )
+    return [(each.name, each.kind, each.detail) for each in found]
+
+
+def test_the_original_of_a_copy_is_in_train() -> None:
+    """Whatever its name is; elsewhere the first of the split, which keeps its order."""
+    same, pair = b"same bytes", b"a pair"
+    assert findings(
+        [
+            ("test", "a/b", 0, same),
+            ("val", "z", 1, pair),
+            ("train", "z", 1, same),
+            ("val", "a", 0, pair),
+            ("train", "y", 0, b"another one"),
+        ]
+    ) == [
+        ("test:test-0.tar:a/b", "leak", "train:train-0.tar:z in train"),
+        ("val:val-1.tar:a", "two classes", "val:val-0.tar:z in class tulip"),
+    ]
+
+
+def test_of_an_append_only_pairs_with_a_new_image_are_found() -> None:
+    """One of the two is enough, and an old pair does not hide the new one behind it."""
+    same = b"same bytes"
+    images = [("train", "a", 0, same), ("train", "b", 0, same), ("train", "c", 0, same)]
+    assert [name for name, _, _ in findings(images)] == [
+        "train:train-1.tar:b",
+        "train:train-2.tar:c",
+    ]
+    assert findings(images, {"train": 2}) == [
+        ("train:train-2.tar:c", "copy", "train:train-0.tar:a")
+    ]
+    assert findings(images, {"train": 3}) == []
+    assert len(findings(images, {"train": 0})) == 2
