@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.commands.settings import SshOptions
 from launcher.errors import PreflightRefused
+from launcher.lifecycle.choosing import Need
 from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.planning import gather_repeatedly, wait_for
+from launcher.lifecycle.planning import wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.output.console import say
-from launcher.preflight.checks import CHECKS, HISTORY, TableRow, examine, lines_of
+from launcher.preflight.checks import CHECKS, examine, lines_of
+from launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from launcher.remote import probe
 from launcher.run.hosts import Host, hosts_named, select
 from launcher.run.job import Command
 from launcher.schedulers.slurm import allocated
 from launcher.supervision.agent_protocol import PROGRAM
 from launcher.transport.bundle import pack_ahead
+from launcher.transport.parallel import all_or_raise
 from rackrun.errors import Problem
-from rackrun.units import plural
 
 if TYPE_CHECKING:
     from launcher.transport.ssh import Machine, Network
@@ -55,56 +58,79 @@ def connected(
         network.close()
 
 
+HOLD_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a launch has taken."""
+
+    hosts: tuple[Host, ...]
+    transports: tuple[Machine, ...]
+    settings: LaunchSettings
+    probed: ClusterFacts = NO_FACTS
+    """With probes that hold these hosts, where there was a choice; they end with the network."""
+
+
 def chosen(
     hosts: tuple[Host, ...], network: Network, settings: LaunchSettings, options: SshOptions
-) -> tuple[tuple[Host, ...], tuple[Machine, ...]]:
-    """Return the hosts of the run and their transports: all, or the first that pass the checks."""
+) -> Chosen:
+    """Return the hosts of the run: all, or those and the GPUs of those that are free and fit."""
     pack_ahead((probe,), PROGRAM)
-    if not options.hosts_needed:
-        return hosts, network.connect(hosts)
-    host_count = options.hosts_needed + options.spares
-    busy_before = ""
+    need = Need(options.hosts_needed, options.gpus_needed, options.spares)
+    if not any(vars(need).values()):
+        return Chosen(hosts, network.connect(hosts), settings)
     transports = network.try_each(hosts)
+    taken = _taken(hosts, transports, need, settings, network)
+    machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}
+    picked = tuple(facts.host for facts in taken.hosts)
+    machines = tuple(all_or_raise(machine_of[host.label] for host in picked))
+    spares = options.spares - (0 if need.hosts else len(hosts) - len(picked))
+    restarts = replace(settings.restarts, spares=max(0, spares))
+    return Chosen(picked, machines, replace(settings, restarts=restarts), taken)
+
+
+def _taken(
+    hosts: Sequence[Host],
+    transports: list[Machine | Problem],
+    need: Need,
+    settings: LaunchSettings,
+    network: Network,
+) -> ClusterFacts:
+    """Return the facts of what the launch takes, held by probes; wait for it, if that is asked for.
+
+    Raises PreflightRefused where there is too little. Hosts are connected again, in `transports`.
+    """
     # Code and data are checked before the start: they may be copied in between.
-    needs = settings.requirements(Command(("true",)), None)
-    with closing(gather_repeatedly(hosts, transports, needs)) as rounds:
-        for cluster in rounds:
+    needs = replace(settings.requirements(Command(("true",)), None), chooses=True)
+    cluster, shown, tries = NO_FACTS, "", 0
+    try:
+        while True:
+            earlier, cluster = cluster, gather_facts(hosts, transports, needs, cluster)
+            earlier.close(besides=cluster)
             rows = examine(cluster, CHECKS, settings.ignored_checks)
-            fit = _fit_ones(hosts, transports, rows)
-            if len(fit) >= host_count:
-                break
-            text = "\n".join(lines_of([row for row in rows if row.level == "refused"]))
-            busy = {row.host for row in rows if row.is_busy}
-            if not options.wait or len(fit) + len(busy) < host_count:
-                need = f"{plural(host_count, 'host')} needed, {len(fit)} free and fit"
-                raise PreflightRefused(f"{need}\n{text}")
-            busy_before = wait_for(cluster, text, busy_before, say)
+            pick = need.pick(cluster, rows)
+            taken = cluster.of(pick.hosts)
+            if not pick.missing and (need.is_all or taken.hold()):
+                cluster.close(besides=taken)
+                return taken
+            tries += not pick.missing
+            if not pick.missing and tries < HOLD_TRIES:
+                continue  # another launch was faster: it may have left something
+            refused = lines_of([row for row in rows if row.level == "refused"])
+            text = "\n".join([pick.missing or "other launches were faster", *refused])
+            if pick.is_in_vain or not settings.wait:
+                raise PreflightRefused(text)
+            shown = wait_for(cluster, text, shown, say)
             lost = [facts.host for facts in cluster.hosts if facts.error is not None]
             again = dict(zip(lost, network.try_each(lost), strict=True))
             transports[:] = [
                 again.get(host, transport)
                 for host, transport in zip(hosts, transports, strict=True)
             ]
-    chosen_hosts, chosen_transports = zip(*fit[:host_count], strict=True)
-    return chosen_hosts, chosen_transports
-
-
-def _fit_ones(
-    hosts: Sequence[Host], transports: Sequence[Machine | Problem], rows: Sequence[TableRow]
-) -> list[tuple[Host, Machine]]:
-    """Return the hosts on which a run could start, and their transports.
-
-    Those to which something has happened come last.
-    """
-    unfit = {row.host for row in rows if row.level == "refused"}
-    doubtful = {row.host for row in rows if row.check == HISTORY and row.level == "warning"}
-    pairs = zip(hosts, transports, strict=True)
-    fit = [
-        (host, transport)
-        for host, transport in pairs
-        if not isinstance(transport, Problem) and host.label not in unfit
-    ]
-    return sorted(fit, key=lambda pair: pair[0].label in doubtful)
+    except BaseException:
+        cluster.close()
+        raise
 
 
 def addresses(hosts: Sequence[Host], transports: Sequence[Machine | Problem]) -> list[str]:

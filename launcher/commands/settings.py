@@ -63,6 +63,8 @@ class HostChoice:
     """Exclude these hosts or slots."""
     hosts_needed: int = 0
     """Number of hosts to use, the first in the file that are free and pass the checks; 0: all."""
+    gpus_needed: int = 0
+    """Number of GPUs to use, any that are free and fit, whole hosts first; 0: all of the hosts."""
     sweep_hosts: int = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
     accept_new: bool = False
@@ -143,6 +145,11 @@ class SshOptions(HostOptions, SweepOptions, DetachOptions, SyncOptions, CheckOpt
             "--sweep lr=0.1,0.3, or --hosts-needed {config.sweep_hosts}",
         ),
         Condition(
+            ("gpus_needed",),
+            lambda options: not (options.hosts_needed or options.spares or options.check),
+            "--hosts-needed and --spares count whole hosts, and --check takes none",
+        ),
+        Condition(
             ("json",),
             lambda options: not options.deep,
             "--deep ends with a run",
@@ -155,8 +162,10 @@ class SshOptions(HostOptions, SweepOptions, DetachOptions, SyncOptions, CheckOpt
         super().__post_init__()
         if self.host_list and self.slurm:
             raise UsageError("-H and --slurm exclude each other: leave one of them out")
-        if self.hosts_needed < 0:
-            raise UsageError(f"--hosts-needed {self.hosts_needed}: must be 0 or more")
+        for name in ("hosts_needed", "gpus_needed"):
+            if getattr(self, name) < 0:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {getattr(self, name)}: must be 0 or more")
 
 
 NODE_HEAD = Head(

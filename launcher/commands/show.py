@@ -19,7 +19,7 @@ from launcher.lifecycle.planning import code_here, plan_for, preflight, refuse_r
 from launcher.lifecycle.restart_policy import RestartState
 from launcher.preflight import check_table
 from launcher.preflight.checks import CHECKS, examine, refusal
-from launcher.preflight.facts import gather_facts
+from launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from launcher.run.hosts import Host
 from launcher.run.job import Command, Work, data_of, is_on_cpu
 from launcher.run.plan import shown
@@ -92,13 +92,14 @@ def show_plan(
     settings: LaunchSettings,
     as_json: bool,
     excluded: Sequence[Path] = (),
+    probed: ClusterFacts = NO_FACTS,
 ) -> int:
     """Inspect the hosts and print what would run there; return 0."""
     code = code_here(settings.jobs.runs, excluded=excluded)
     state, jobs = RestartState(settings.restarts, tuple(hosts)), settings.jobs
     active = state.active()
     spares = len(state.reserve()) if jobs.elastic else 0
-    with preflight(hosts, transports, work, settings, code) as cluster:
+    with preflight(hosts, transports, work, settings, code, earlier=probed) as cluster:
         refuse_ranks(cluster.first(len(active)))
         job = jobs.job(work, jobs.planned_folder(work))
         plan = plan_for(job, cluster.first(len(active) + spares), settings, spares)

@@ -16,6 +16,7 @@ from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.output.console import say
+from launcher.preflight.facts import NO_FACTS, ClusterFacts
 from launcher.run.hosts import Host
 from launcher.run.job import Command, Work
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
@@ -32,13 +33,15 @@ def start_detached(
     work: Work,
     settings: LaunchSettings,
     options: SshOptions,
+    probed: ClusterFacts = NO_FACTS,
 ) -> int:
     """Start the run, print its ID, and return 0 once every rank has taken its first step.
 
     If the run ends before that, return its exit code. Ctrl-C only ends the wait.
     """
     code = code_there(hosts, transports, work, options)
-    with detached(hosts, transports, work, settings, options.ssh_config, code) as run:
+    config = options.ssh_config
+    with detached(hosts, transports, work, settings, config, code, probed) as run:
         sys.stdout.write(f"{run}\n")
         sys.stdout.flush()
         seconds = options.detach_seconds if isinstance(work, Command) else None

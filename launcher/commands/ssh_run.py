@@ -42,8 +42,9 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
                 return attached(
                     deep_check(hosts, outcomes, served_work, settings, options), options
                 ).exit_code
-        hosts, transports = chosen(hosts, network, settings, options)
-        settings = settings.with_needs(refuse())
+        choice = chosen(hosts, network, settings, options)
+        hosts, transports = choice.hosts, choice.transports
+        settings = choice.settings.with_needs(refuse())
         if options.detach:
             from launcher.commands.ssh_detach import refuse_what_stays, start_detached
 
@@ -51,16 +52,19 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
         if is_the_demo and not options.dry_run and (failed := make_demo_data()):
             return failed
         if options.detach and not options.dry_run:
-            return start_detached(hosts, transports, work, settings, options)
+            return start_detached(hosts, transports, work, settings, options, choice.probed)
         with served(work, options.serving, addresses(hosts, transports)) as served_work:
             if options.dry_run:
                 planned_code(hosts, work, options)  # refuses what --sync would
                 planned = replace(settings, pending=pending(work, options))
+                excluded = [options.hosts]
                 return show_plan(
-                    hosts, transports, served_work, planned, options.json, [options.hosts]
+                    *(hosts, transports, served_work, planned, options.json, excluded),
+                    choice.probed,
                 )
             code = code_there(hosts, transports, work, options)
             if options.scaling:
+                choice.probed.close()  # each launch asks the hosts it needs
                 from launcher.search.scaling import counts_of, measure_scaling
 
                 return measure_scaling(
@@ -78,9 +82,8 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
                         options,
                     ),
                 )
-            return attached(
-                Launch(hosts, transports, served_work, settings, code), options
-            ).exit_code
+            launch = Launch(hosts, transports, served_work, settings, code, probed=choice.probed)
+            return attached(launch, options).exit_code
 
 
 def launch_attached(work: Work, options: SshOptions) -> Result:
@@ -91,13 +94,15 @@ def launch_attached(work: Work, options: SshOptions) -> Result:
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
     ):
-        hosts, transports = chosen(hosts, network, settings, options)
-        settings = settings.with_needs(refuse())
+        choice = chosen(hosts, network, settings, options)
+        hosts, transports = choice.hosts, choice.transports
+        settings = choice.settings.with_needs(refuse())
         if is_the_demo and make_demo_data():
             raise SaveError("the demo's images were not made; the lines above have the reason")
         with served(work, options.serving, addresses(hosts, transports)) as served_work:
             code = code_there(hosts, transports, work, options)
-            return attached(Launch(hosts, transports, served_work, settings, code), options)
+            launch = Launch(hosts, transports, served_work, settings, code, probed=choice.probed)
+            return attached(launch, options)
 
 
 def attached(launch: Launch, options: SshOptions) -> Result:

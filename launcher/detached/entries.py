@@ -171,7 +171,7 @@ EVENTS: dict[str, Any] = {
     for kind in (
         *(events.Opened, events.RankStarted, events.RankEnded, events.AskedToStop),
         *(events.TorchrunEnded, events.Usage, events.Frozen, events.Joined, events.Unreached),
-        *(events.Stopping, events.Closed, events.Lost, events.Swept, Report),
+        *(events.Awaited, events.Stopping, events.Closed, events.Lost, events.Swept, Report),
         *(events.Ready, events.Formed, events.Broken, events.Left, events.Regrouped),
     )
 }

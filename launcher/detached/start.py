@@ -25,7 +25,7 @@ from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import preflight, refuse_ranks
 from launcher.lifecycle.restart_policy import RestartState
 from launcher.output.console import say
-from launcher.preflight.facts import ClusterFacts
+from launcher.preflight.facts import NO_FACTS, ClusterFacts
 from launcher.remote import run_manager
 from launcher.run.hosts import Host
 from launcher.run.job import Work
@@ -45,12 +45,13 @@ def detached(
     settings: LaunchSettings,
     config: str,
     code: WorkingTree | None,
+    probed: ClusterFacts = NO_FACTS,
 ) -> Iterator[str]:
     """Start a run and yield its id. `config`: an ssh_config file, empty for the default one.
 
     Until the end of the block it keeps its place in the queue for busy hosts.
     """
-    with preflight(hosts, transports, work, settings, code) as cluster:
+    with preflight(hosts, transports, work, settings, code, earlier=probed) as cluster:
         active = RestartState(settings.restarts, tuple(hosts)).active()
         refuse_ranks(replace(cluster, hosts=cluster.hosts[: len(active)]))
         cluster.unlock()  # the controller locks the hosts itself

@@ -27,6 +27,7 @@ from launcher.lifecycle.restart_policy import RestartState, after
 from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen, report_end
 from launcher.output.console import last_line, say
 from launcher.output.on_event import EventCommand
+from launcher.preflight.facts import NO_FACTS, ClusterFacts
 from launcher.run.hosts import Host
 from launcher.run.job import FunctionCall, Work
 from launcher.run.plan import Plan
@@ -67,6 +68,8 @@ class Launch:
     """The result of the newest attempt."""
     began: float = 0.0
     """When the first attempt began."""
+    probed: ClusterFacts = NO_FACTS
+    """With probes that hold the hosts until the first attempt takes them over."""
 
     def __post_init__(self) -> None:
         self._alerts = EventCommand(self.settings.jobs.on_event)
@@ -128,8 +131,10 @@ class Launch:
         }
         transports = [transport_of[host.label] for host in hosts]
         work = after(self.work, self.runs)
+        probed, self.probed = self.probed, NO_FACTS
         with preflight(
-            hosts, transports, work, self.settings, self.code, self.observer.say, bool(self.runs)
+            *(hosts, transports, work, self.settings, self.code, self.observer.say),
+            *(bool(self.runs), probed),
         ) as all_hosts:
             cluster = all_hosts.first(len(active))
             if is_first:
@@ -155,15 +160,24 @@ class Launch:
 
     def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
         """Return the state for one more attempt; None when there is to be none."""
-        following = None if attempt.hurried else state.after(self.final)
-        if following is not None:
-            self.runs.insert(0, str(self.settings.jobs.runs / self.final.folder.name))
-            most = self.settings.restarts.max_restarts
-            line = f"restart {following.restarts} of {most}"
-            self.observer.say(line)
-            text = f"{line}; {last_line(self.final)}"
-            host, rank = self.final.host, self.final.rank
-            self._alerts.send("restart", self.final.folder, text, host, rank)
+        if attempt.hurried:
+            return None
+        if self.final.gave_way:
+            self.settings = self.settings.queued_now()
+            return self._noted(state, "waits to continue")
+        following = state.after(self.final)
+        if following is None:
+            return None
+        self.settings = self.settings.before_all()
+        most = self.settings.restarts.max_restarts
+        return self._noted(following, f"restart {following.restarts} of {most}")
+
+    def _noted(self, following: RestartState, line: str) -> RestartState:
+        """Return the state for one more attempt, which continues from this one; tell why."""
+        self.runs.insert(0, str(self.settings.jobs.runs / self.final.folder.name))
+        self.observer.say(line)
+        text = f"{line}; {last_line(self.final)}"
+        self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
         return following
 
     def _without(self, state: RestartState, error: HostError) -> RestartState | None:

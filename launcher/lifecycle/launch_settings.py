@@ -12,6 +12,7 @@ from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.restart_policy import RestartPolicy
 from launcher.preflight.checks import check_allowed
 from launcher.preflight.facts import Requirements
+from launcher.remote.locks import POLITE
 from launcher.run.container import container_of
 from launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
 from launcher.run.settings import HostOptions
@@ -33,6 +34,16 @@ class LaunchSettings:
     """Plain lines instead of the dashboard."""
     wait: bool = False
     """Wait for hosts that other runs use."""
+    polite: bool = False
+    """Give way to launches that wait."""
+
+    def queued_now(self) -> LaunchSettings:
+        """Return the same settings for a launch that gave way: it waits, behind all who do."""
+        return replace(self, wait=True, needs=replace(self.needs, place=_place(self.polite)))
+
+    def before_all(self) -> LaunchSettings:
+        """Return the same settings for a restart, which comes before launches that wait."""
+        return replace(self, needs=replace(self.needs, place=""))
 
     def with_needs(self, task: TaskNeeds) -> LaunchSettings:
         """Return the same settings for a task that needs this of the hosts."""
@@ -63,12 +74,20 @@ def resolved(
         python=options.python,
         environment=(*jobs.environment, *jobs.secrets),
         port=options.port,
-        place=f"{time.time():.6f}-{secrets.token_hex(4)}",
+        place=_place(options.polite),
         image=container_of(options.image, options.volume),
         synced=synced,
     )
     min_hosts = options.min_hosts or int(options.elastic)
     restarts = RestartPolicy(options.max_restarts, options.spares, min_hosts)
     return LaunchSettings(
-        jobs, needs, restarts, options.ignore_check, plain=options.plain, wait=options.wait
+        *(jobs, needs, restarts, options.ignore_check),
+        plain=options.plain,
+        wait=options.wait,
+        polite=options.polite,
     )
+
+
+def _place(is_polite: bool) -> str:
+    """Return a place in the queue, behind all that were given before."""
+    return f"{time.time():.6f}-{secrets.token_hex(4)}{POLITE if is_polite else ''}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,13 @@ from launcher.files.working_tree import WorkingTree, working_tree
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
-from launcher.preflight.facts import ClusterFacts, HostFacts, Requirements, gather_facts
+from launcher.preflight.facts import (
+    NO_FACTS,
+    ClusterFacts,
+    HostFacts,
+    Requirements,
+    gather_facts,
+)
 from launcher.preflight.gpus import gpu_model
 from launcher.run.hosts import Host
 from launcher.run.job import Job, Work
@@ -35,16 +40,16 @@ def preflight(
     code: WorkingTree | None,
     warn: Callable[[str], object] = say,
     is_restart: bool = False,
+    earlier: ClusterFacts = NO_FACTS,
 ) -> Iterator[ClusterFacts]:
     """Ask the hosts the quick part of the preflight; raise HostError when the run cannot start.
 
-    Between attempts, code may change in a folder that all hosts share; a restart accepts that, and
-    comes before launches that wait.
+    Between attempts, code may change in a folder that all hosts share; a restart accepts that.
+    Probes of earlier facts are asked again, with what they hold.
     """
     needs = settings.requirements(work, code)
-    needs = replace(needs, place="") if is_restart else needs
     waited_for = ""
-    with closing(gather_repeatedly(hosts, transports, needs)) as rounds:
+    with closing(gather_repeatedly(hosts, transports, needs, earlier)) as rounds:
         for cluster in rounds:
             shared = (_CODE,) if is_restart and _changed_alike(cluster) else ()
             rows = examine(cluster, CHECKS, (*settings.ignored_checks, *shared), settings.pending)
@@ -66,18 +71,20 @@ def refuse_ranks(cluster: ClusterFacts) -> None:
 
 
 def gather_repeatedly(
-    hosts: Sequence[Host], transports: Sequence[Transport | Problem], requirements: Requirements
+    hosts: Sequence[Host],
+    transports: Sequence[Transport | Problem],
+    requirements: Requirements,
+    last: ClusterFacts = NO_FACTS,
 ) -> Generator[ClusterFacts, None, None]:
-    """Yield what is found on the hosts, again and again.
+    """Yield what is found on the hosts, again and again; the last probes are closed at the end.
 
-    The probes of a look keep the launch's place in the line until those of the next one do.
+    The same probes are asked each time, and keep the launch's place in the line.
     Between two looks the caller may connect again, and put that into `transports`.
     """
-    last = ClusterFacts(())
     try:
         while True:
-            cluster = gather_facts(hosts, transports, requirements)
-            last.close()
+            cluster = gather_facts(hosts, transports, requirements, last)
+            last.close(besides=cluster)
             last = cluster
             yield cluster
     finally:
@@ -136,6 +143,7 @@ def _planned(
         environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         agent_python=basics["python"],
         locks=facts.locks,
+        polite=settings.polite,
         container=partial(container.docker_run, basics, folder) if container else on_the_host,
     )
 

@@ -125,6 +125,8 @@ class LookAnswer(Clock):
     """`holder` is a launch that waits, and comes before this one."""
     history: HistoryText = ""
     notes: Annotated[tuple[Note, ...], AtMost(MOST_NOTES)] = ()
+    taken: Annotated[tuple[Annotated[int, Between(0, MOST_GPUS)], ...], AtMost(MOST_GPUS)] = ()
+    """GPUs that others hold, or wait for in vain before us; told to a launch that chooses."""
 
 
 @shape

@@ -69,6 +69,8 @@ class Requirements:
     """The launch's place in the queue, as text to sort; empty: before all."""
     waits: bool = False
     """It queues when hosts are busy."""
+    chooses: bool = False
+    """It will take some of the hosts, or of their GPUs, and holds none before that."""
     image: ContainerSpec | None = None
     """The image that the ranks run in; None: they run on the host itself."""
     task: TaskNeeds = TaskNeeds()
@@ -87,6 +89,8 @@ class HostFacts:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     history: History = History()
     """What happened to it, as far as this machine and the host itself remember."""
+    client: RpcClient | None = field(default=None, compare=False)
+    """The probe that answered, and still runs."""
 
     @property
     def locks(self) -> tuple[tuple[str, bool], ...]:
@@ -131,8 +135,6 @@ class ClusterFacts:
     hosts: tuple[HostFacts, ...]
     master: str = ""
     port: int = 0
-    clients: tuple[RpcClient, ...] = ()
-    """With the probe of every host that answers."""
     on_cpu: bool = False
     """No rank will use a GPU."""
     task: TaskNeeds = TaskNeeds()
@@ -164,25 +166,59 @@ class ClusterFacts:
         self, transports: Sequence[Transport], containers: Sequence[Sequence[str]]
     ) -> list[Handover]:
         """Return what the agents of a run need to take over the probes, all of which answered."""
-        parts = zip(transports, self.clients, containers, strict=True)
+        clients = [facts.client for facts in self.hosts if facts.client is not None]
+        parts = zip(transports, clients, containers, strict=True)
         return [Handover(*part) for part in parts]
 
     def first(self, count: int) -> ClusterFacts:
         """Return the first few hosts' facts; the probes of the others end."""
-        for client in self.clients[count:]:
-            client.close()
-        return replace(self, hosts=self.hosts[:count], clients=self.clients[:count])
+        replace(self, hosts=self.hosts[count:]).close()
+        return replace(self, hosts=self.hosts[:count])
+
+    def of(self, hosts: Sequence[Host]) -> ClusterFacts:
+        """Return the facts of these hosts, in their order, with the GPUs that they name now."""
+        facts_of = {facts.host.label: facts for facts in self.hosts}
+        return replace(self, hosts=tuple(replace(facts_of[h.label], host=h) for h in hosts))
+
+    def hold(self) -> bool:
+        """Lock all hosts for this launch; return False, with none locked, if one cannot be."""
+        outcomes = each(_held, self.hosts, seconds=LOOK_SECONDS)
+        if all(outcome is True for outcome in outcomes):
+            return True
+        each(_unlock, self.hosts, seconds=LOOK_SECONDS)
+        return False
 
     def unlock(self) -> None:
-        """Let other launches have the first host; places in the line are kept."""
-        for client in self.clients[:1]:
-            with suppress(HostUnreachable):  # the next look has the reason
-                client.call("unlock")
+        """Let other launches have the hosts that are locked; places in the line are kept."""
+        each(_unlock, self.hosts, seconds=LOOK_SECONDS)
 
-    def close(self) -> None:
-        """End the probes that no agent took over."""
-        for client in self.clients:
-            client.close()
+    def close(self, besides: ClusterFacts | None = None) -> None:
+        """End the probes that no agent took over, but for those of newer facts."""
+        kept = {id(facts.client) for facts in besides.hosts} if besides else set()
+        for facts in self.hosts:
+            if facts.client is not None and id(facts.client) not in kept:
+                facts.client.close()
+
+
+NO_FACTS = ClusterFacts(())
+
+
+def _held(facts: HostFacts) -> bool:
+    """Lock what a run holds of a host; return whether no other launch was faster."""
+    assert facts.client is not None
+    for path, shared in facts.locks:
+        answer = facts.client.call("hold", path=path, shared=shared)
+        with suppress(Misshapen):
+            if believed("hold", answer).get("holder") == "":
+                continue
+        return False
+    return True
+
+
+def _unlock(facts: HostFacts) -> None:
+    with suppress(HostUnreachable):  # the next look has the reason
+        if facts.client is not None:
+            facts.client.call("unlock")
 
 
 def first_answer(cluster: ClusterFacts) -> HostFacts:
@@ -191,12 +227,16 @@ def first_answer(cluster: ClusterFacts) -> HostFacts:
 
 
 def gather_facts(
-    hosts: Sequence[Host], transports: Sequence[Transport | Problem], requirements: Requirements
+    hosts: Sequence[Host],
+    transports: Sequence[Transport | Problem],
+    requirements: Requirements,
+    earlier: ClusterFacts = NO_FACTS,
 ) -> ClusterFacts:
-    """Ask all hosts; what failed on a host is in its facts."""
+    """Ask all hosts; what failed on a host is in its facts. Probes of earlier facts are used."""
     seconds = (FULL_SECONDS if requirements.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
+    clients = {facts.host.label: facts.client for facts in earlier.hosts if facts.error is None}
     probes = [
-        HostProbe(host, transport, requirements)
+        HostProbe(host, transport, requirements, clients.get(host.label))
         for host, transport in zip(hosts, transports, strict=True)
     ]
     _all(probes, HostProbe.ask_about_host, seconds)
@@ -207,10 +247,9 @@ def gather_facts(
         token = probes[0].token
         _all(probes, lambda host_probe: host_probe.test_route(master, port, token), seconds)
         _all(probes[:1], lambda host_probe: host_probe.ask("hush"), seconds)
-    clients = tuple(host_probe.client for host_probe in probes if host_probe.client is not None)
-    facts = tuple(host_probe.facts for host_probe in probes)
+    facts = tuple(replace(each.facts, client=each.client) for each in probes)
     return ClusterFacts(
-        facts, master, port, clients, requirements.on_cpu, requirements.task, requirements.synced
+        facts, master, port, requirements.on_cpu, requirements.task, requirements.synced
     )
 
 
@@ -227,7 +266,8 @@ def _meeting_point(first: HostProbe, requirements: Requirements) -> tuple[str, i
     """Return the first host's address and port for the others; port 0 when it has none to offer."""
     private = first.facts["address"].get("address") or first.facts["look"]["address"]
     address = first.host.address or private or "127.0.0.1"
-    if not requirements.full and not first.facts["look"]["holder"]:
+    looks_only = requirements.full or requirements.chooses
+    if not looks_only and not first.facts["look"]["holder"]:
         _hold(first)
     listening = first.ask("listen", address=address, port=requirements.port, token=first.token)
     return address, listening.get("port", 0)
@@ -244,14 +284,18 @@ class HostProbe:
     """Questions to one host."""
 
     def __init__(
-        self, host: Host, transport: Transport | Problem, requirements: Requirements
+        self,
+        host: Host,
+        transport: Transport | Problem,
+        requirements: Requirements,
+        client: RpcClient | None = None,
     ) -> None:
         self.host = host
         self.transport = transport
         self.requirements = requirements
         self.token = secrets.token_hex(8)
         self.facts = HostFacts(host, transport if isinstance(transport, Problem) else None)
-        self.client: RpcClient | None = None
+        self.client = client
 
     def ask_about_host(self) -> None:
         """Ask everything that does not need the other hosts."""
@@ -281,10 +325,8 @@ class HostProbe:
     def _begin(self) -> Answer:
         """Start the probe; its first look."""
         requirements, host = self.requirements, self.host
-        assert not isinstance(self.transport, Problem)
         python = host.python or requirements.python
-        first = order(
-            do="look",
+        look: dict[str, object] = dict(
             workdir=host.workdir or requirements.workdir,
             python=python,
             parts=parts_of(host),
@@ -294,14 +336,26 @@ class HostProbe:
             packages=requirements.task.imports,
             weights=requirements.task.weights,
             name=host.label,
+            chooses=requirements.chooses,
         )
-        self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
-        facts = self._note("look", self.client.answer())
+        facts = self._note("look", self._first_answer(python, look))
         if "error" in facts:
             raise HostUnreachable(f"{host.label}: cannot look around there: {facts['error']}")
         remembered = remembered_of(host.label, facts.get("history", ""))
         self.facts = replace(self.facts, history=remembered)
         return facts
+
+    def _first_answer(self, python: str, look: Mapping[str, object]) -> Answer:
+        """Return the answer of the probe that runs there already, or of a new one."""
+        if self.client is not None:
+            try:
+                return self.client.call("look", **look)
+            except HostUnreachable:  # it has waited too long for us, or its connection broke
+                self.client.close()
+        assert not isinstance(self.transport, Problem)
+        first = order(do="look", **look)
+        self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
+        return self.client.answer()
 
     def _look_into(self, image: ContainerSpec) -> None:
         """Inspect the interpreter in a container, in place of the host's."""

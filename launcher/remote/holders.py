@@ -21,13 +21,25 @@ def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
 
     A run on the whole host holds all of its parts; locks of this program are in nobody's way.
     """
-    holder = holder_of([lock + part for part in parts], alone=[] if "" in parts else [lock])
+    if "" in parts:  # the lock of a part has the name of its run
+        folder, name = os.path.split(lock)
+        files = [file for file in os.listdir(folder) if file.startswith(f"{name}.gpu")]
+        gpus = [os.path.join(folder, file) for file in files if TICKET not in file]
+        holder = holder_of([lock, *gpus])
+    else:
+        holder = holder_of([lock + part for part in parts], alone=[lock])
     ticket = "" if holder["holder"] else first_in_line(lock, parts, turn)
     waiting = waiter(ticket) if ticket else None
     if waiting is not None:
         since = time.strftime("%H:%M:%S", time.localtime(waiting["since"]))
         return {"holder": f"{waiting['user']}, since {since}", "queued": True}
     return holder
+
+
+def taken_gpus(lock: str, count: int, turn: str) -> list[int]:
+    """Return the GPUs that a launch with this place in the queue cannot have now."""
+    parts = {number: f".gpu{number}" for number in range(count)}
+    return [number for number in parts if in_the_way(lock, [parts[number]], turn)["holder"]]
 
 
 def waiter(ticket: str) -> dict[str, Any] | None:
@@ -44,10 +56,12 @@ def holder_of(paths: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Any]
 
     Of the files in `alone`, only one counts that nobody shares with the holder.
     """
-    for pid, path, is_alone in _locked(paths, alone):
-        if is_alone or path in paths:
-            return _in_words(pid, path)
-    return {"holder": ""}
+    holders = [
+        _in_words(pid, path)
+        for pid, path, is_alone in _locked(paths, alone)
+        if is_alone or path in paths
+    ]
+    return max(holders, key=lambda holder: "run" in holder, default={"holder": ""})
 
 
 def _locked(*groups: Sequence[str]) -> Iterator[tuple[int, str, bool]]:

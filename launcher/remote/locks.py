@@ -18,6 +18,10 @@ import time
 SIGNATURE_BYTES = 1 << 12
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
 TICKET = ".wait-"
+POLITE = "-polite"
+"""Ends the place of a launch that would give way itself: no run gives way to it."""
+
+LAST = "~"  # a place behind all others
 HELD: dict[str, int] = {}
 """Locks and tickets that a probe holds, path -> descriptor; the agent of its process goes on."""
 
@@ -55,8 +59,14 @@ def _is_lockable(path: str) -> bool:
 def lock(path: str, shared: bool) -> int:
     """Lock a file and return its descriptor, which holds the lock until this process ends.
 
+    A lock that the probe before us holds stays locked, so that no other launch comes in between.
     Raise OSError when another run holds it, or when it is not a plain file.
     """
+    with contextlib.suppress(KeyError, FileNotFoundError):
+        descriptor = HELD.pop(path)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+        os.close(descriptor)
     deadline = time.monotonic() + LOCK_SECONDS
     while time.monotonic() < deadline:
         descriptor = open_lock(path)
@@ -101,15 +111,27 @@ def signature(path: str, owner: int) -> tuple[str, str]:
 def take_ticket(path: str, turn: str) -> tuple[str, int]:
     """Queue for a lock; return the ticket and its descriptor, which holds the place in the queue.
 
-    A launch probes again before its last probe has ended, so it may hold two tickets for a turn:
-    the process id keeps them apart.
+    A launch may ask two probes on a host, each with a ticket for its turn: the process id keeps
+    them apart.
     """
     ticket = f"{path}{TICKET}{turn}-{os.getpid()}"
-    return ticket, lock(ticket, shared=False)
+    return ticket, HELD[ticket] if ticket in HELD else lock(ticket, shared=False)
 
 
-def first_in_line(path: str, parts: list[str], turn: str) -> str:
+def queue(path: str, parts: list[str], turn: str) -> None:
+    """Hold a ticket for each of these parts of a host, and for no other."""
+    for ticket in [held for held in HELD if TICKET in held and not os.path.exists(held)]:
+        os.close(HELD.pop(ticket))  # a cleaner of /tmp was there
+    tickets = dict(take_ticket(path + part, turn) for part in parts)
+    for ticket in [held for held in HELD if TICKET in held and held not in tickets]:
+        remove_lock(ticket, HELD.pop(ticket))
+    HELD.update(tickets)
+
+
+def first_in_line(path: str, parts: list[str], turn: str, besides: str = "\0") -> str:
     """Return the first ticket before a turn, for these parts of a lock; empty when there is none.
+
+    `besides`: what is in the names of tickets that do not count.
 
     The lock of a whole host excludes all of its parts, and each part the whole host.
     """
@@ -119,9 +141,17 @@ def first_in_line(path: str, parts: list[str], turn: str) -> str:
         lock_name, mark, ahead = file.partition(TICKET)
         part = lock_name[len(name) :]
         concerns_us = "" in parts or part in ("", *parts)
-        if mark and lock_name.startswith(name) and concerns_us and ahead < turn:
+        counts = mark and ahead < turn and besides not in ahead
+        if counts and lock_name.startswith(name) and concerns_us:
             line.append((ahead, os.path.join(folder, file)))
     return next((ticket for _, ticket in sorted(line) if is_held(ticket)), "")
+
+
+def impatient_ticket(locks: list[tuple[str, bool]]) -> str:
+    """Return the ticket of a launch that waits for what these locks hold, unless it is polite."""
+    base = os.path.commonprefix([path for path, _ in locks])
+    parts = [path[len(base) :] for path, is_shared in locks if not is_shared]
+    return first_in_line(base, parts, LAST, besides=f"{POLITE}-")
 
 
 def is_held(path: str) -> bool:
@@ -167,6 +197,12 @@ def remove_lock(path: str, descriptor: int) -> None:
         if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
             os.unlink(path)
     os.close(descriptor)
+
+
+def release() -> None:
+    """Remove all locks and tickets of this program, but for those that others share."""
+    while HELD:
+        remove_lock(*HELD.popitem())
 
 
 def remove_free_locks(locks: list[tuple[str, bool]]) -> None:

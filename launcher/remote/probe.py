@@ -17,15 +17,16 @@ import time
 
 from launcher.remote import service
 from launcher.remote.files import INSTALLED, file_digest
-from launcher.remote.holders import holder_of, in_the_way, user_name
+from launcher.remote.holders import holder_of, in_the_way, taken_gpus, user_name
 from launcher.remote.locks import (
     HELD,
     TICKET,
     flock,
     lock_path,
     open_lock,
+    queue,
+    release,
     remove_lock,
-    take_ticket,
 )
 from launcher.remote.network import address_of, route
 from launcher.remote.notes import notes, put_note
@@ -45,6 +46,9 @@ NAMED_FILES = 5
 MOST_WAITERS = 256
 LEAST_TMP = 8 << 20  # for the agent of a run, and what torchrun writes about failures
 KFD = "/dev/kfd"  # the driver of AMD's GPUs
+
+DESCRIBED: dict[tuple[str, str], dict[str, Any]] = {}
+"""What this program found out about interpreters."""
 
 DESCRIBE = """\
 import glob, importlib.util, json, mmap, os, re, sys
@@ -102,9 +106,9 @@ def serve(bundle: object) -> None:
         "note": note,
     }
     last = service.serve(orders, SILENT_SECONDS)
-    release()
     if last == "become":
-        become()
+        become()  # the agent takes over our locks, and lets go of the rest
+    release()
 
 
 def _leave(*reason: object) -> None:
@@ -138,6 +142,7 @@ def look(
     packages: Sequence[str] = (),
     weights: str = "",
     name: str = "",
+    chooses: bool = False,
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
@@ -145,18 +150,18 @@ def look(
     interpreter is that of a container image, which `image` describes. `place`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
-    `name`: what hosts.txt calls the host.
+    `name`: what hosts.txt calls the host. `chooses`: tell which GPUs are taken.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = _connection()
     lock, planted = _lock_path(connection)
-    if waits:
-        HELD.update(take_ticket(lock + part, place) for part in parts)
+    queue(lock, parts if waits else [], place)
     try:
         facts = within(FOLDER_SECONDS, lambda: _look_into(workdir, python, weights, contained))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     interpreter = (python or "python3") if contained else facts["python"]
+    count = gpu_count()
     return {
         **clock(),
         **facts,
@@ -169,10 +174,11 @@ def look(
         **in_the_way(lock, parts, place),
         "workdir": workdir,
         "python": interpreter,
-        "interpreter": {} if contained else describe([interpreter], packages, workdir),
+        "interpreter": {} if contained else _described(interpreter, packages, workdir, chooses),
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "cores": len(os.sched_getaffinity(0)),
-        "gpus": gpu_count(),
+        "gpus": count,
+        "taken": taken_gpus(lock, count, place) if chooses else [],
         "open_files": os.sysconf("SC_OPEN_MAX"),
     }
 
@@ -293,6 +299,8 @@ def shards(**options: Any) -> dict[str, Any]:
 
 def hold(path: str, shared: bool) -> dict[str, Any]:
     """Lock a file until this program ends; return its holder when another process has it."""
+    if path in HELD:
+        return {"holder": ""}
     try:
         descriptor = open_lock(path)
     except OSError as error:
@@ -363,12 +371,6 @@ def unlock() -> dict[str, Any]:
     return {}
 
 
-def release() -> None:
-    """Remove all locks and tickets of this program, but for those that others share."""
-    while HELD:
-        remove_lock(*HELD.popitem())
-
-
 def _connection() -> list[str]:
     """Return the addresses and ports of both ends of the SSH connection; empty without one."""
     return os.environ.get("SSH_CONNECTION", "").split()
@@ -418,6 +420,16 @@ def _find_interpreter(workdir: str, python: str) -> str:
         if os.path.exists(interpreter):
             return interpreter
     return find_program("python3") or "python3"
+
+
+def _described(
+    interpreter: str, packages: Sequence[str], workdir: str, again: bool
+) -> dict[str, Any]:
+    """Return the same for one on the host; a launch that waits does not need it every time."""
+    key = (interpreter, workdir)
+    if not (again and key in DESCRIBED):
+        DESCRIBED[key] = describe([interpreter], packages, workdir)
+    return DESCRIBED[key]
 
 
 def describe(

@@ -30,6 +30,7 @@ class LaunchOptions(TypedDict, total=False):
     workdir: str
     port: int
     wait: bool
+    polite: bool
     max_restarts: int
     spares: int
     min_hosts: int
@@ -38,6 +39,7 @@ class LaunchOptions(TypedDict, total=False):
     include: str
     exclude: str
     hosts_needed: int
+    gpus_needed: int
     sync: bool
     sync_untracked: Strings
     sync_wheels: str

@@ -75,6 +75,8 @@ class PlannedHost:
     """What starts a container of that name for the agent; nothing: it runs on the host itself."""
     locks: tuple[tuple[str, bool], ...] = ()
     """Files there to lock for the run, and whether others may share them."""
+    polite: bool = False
+    """The run gives way to launches that wait for the host."""
     gpus: bool = False
     """The ranks were counted by the GPUs here, and are to use them."""
     gpu_model: str = ""
@@ -116,6 +118,8 @@ class HostPlan:
     """Modules that one process imports, which then forks the ranks; none: they start afresh."""
     gpu_model: str = ""
     """The model of the GPUs that its ranks use; empty: none, or not known."""
+    polite: bool = False
+    """The agent reports who waits for the host, and the run gives way."""
     elastic: bool = False
     """Its torchrun stands alone, and its ranks form groups as the launcher says."""
 
@@ -210,6 +214,7 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int, spares: int = 0
                 container=host.container(Path(scratch).name),
                 signalled_together=host.signalled_together,
                 share=job.share,
+                polite=host.polite,
                 preload=preload,
                 gpu_model=host.gpu_model if host.gpus and not is_on_cpu(job.work) else "",
                 elastic=job.elastic,

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.run.events import (
     AskedToStop,
+    Awaited,
     Broken,
     Closed,
     Computing,
@@ -342,7 +343,7 @@ def _take_host_event(host: HostState, event: Event, now: float) -> None:
             host.usage = event
         case Frozen():
             host.frozen, host.frozen_since = event.names, now
-        case TorchrunEnded() | AskedToStop():
+        case TorchrunEnded() | AskedToStop() | Awaited():
             pass
         case Stopping():
             host.state = "stopping"

@@ -11,6 +11,7 @@ from launcher.remote import service
 from launcher.remote.agent import agent, frames, rank_server, shim
 from launcher.run.events import (
     AskedToStop,
+    Awaited,
     Broken,
     Closed,
     Computing,
@@ -116,6 +117,7 @@ HOST_EVENTS: dict[str, type[Event]] = {
     "torchrun-ended": TorchrunEnded,
     "usage": Usage,
     "stopping": Stopping,
+    "awaited": Awaited,
     "unreached": Unreached,
     "refused": Lost,
     "closed": Closed,

@@ -12,12 +12,12 @@ from launcher.output.log_files import LogFiles
 from launcher.run.incidents import AT_FAULT, Incident
 from launcher.run.job import Job
 from launcher.run.plan import Plan
-from launcher.run.result import Result, moved
+from launcher.run.result import GAVE_WAY, Result, moved
 from launcher.run.state import RunState
 from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import Hang
 from launcher.supervision.root_cause import LOST, Cause
-from launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT
+from launcher.supervision.signals import GIVE_WAY, STOP_SIGNAL, TIME_LIMIT
 from rackrun.commands import called
 from rackrun.terminal import one_line
 
@@ -108,9 +108,14 @@ def describe(cause: Cause | Hang, plan: Plan) -> str:
 def _interruption(number: int) -> Cause:
     """Return the cause of the end of a run that a signal ended."""
     name = _source_of(number)
-    codes = {signal.SIGUSR1: LOST, STOP_SIGNAL: 128 + signal.SIGINT, TIME_LIMIT: OUT_OF_TIME}
+    codes = {
+        signal.SIGUSR1: LOST,
+        GIVE_WAY: LOST,
+        STOP_SIGNAL: 128 + signal.SIGINT,
+        TIME_LIMIT: OUT_OF_TIME,
+    }
     code = codes.get(signal.Signals(number), 128 + number)  # USR1: a scheduler will run us again
-    return Cause(f"stopped by {name}", code)
+    return Cause(GAVE_WAY if number == GIVE_WAY else f"stopped by {name}", code)
 
 
 def _source_of(number: int) -> str:
@@ -126,6 +131,8 @@ def stopping_line(number: int) -> str:
         return "stopping, Ctrl-C again to force"
     if number == TIME_LIMIT:
         return "time limit reached: stopping"
+    if number == GIVE_WAY:
+        return "stopping to give way; the run queues again, and continues by itself"
     return f"stopping: {_source_of(number)}"
 
 

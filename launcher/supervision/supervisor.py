@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING
 from launcher.output.console import Display, ranges
 from launcher.output.log_files import LogFiles
 from launcher.output.on_event import EventCommand, EventName
-from launcher.run.events import Event, Lost, Output, PeerFailed, PeerHangLimit, PeerStops, Regrouped
+from launcher.run.events import (
+    Awaited,
+    Event,
+    Lost,
+    Output,
+    PeerFailed,
+    PeerHangLimit,
+    PeerStops,
+    Regrouped,
+)
 from launcher.run.job import Job
 from launcher.run.result import Result
 from launcher.run.state import RunState
@@ -30,7 +39,7 @@ from launcher.supervision.outcome import describe, final_cause, result_of, stopp
 from launcher.supervision.peer_updates import PeerUpdates
 from launcher.supervision.regrouping import Regrouping
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
-from launcher.supervision.signals import TIME_LIMIT, SignalQueue
+from launcher.supervision.signals import GIVE_WAY, TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
@@ -147,6 +156,8 @@ class Supervisor:
             case PeerHangLimit():
                 self.peers.take(event)
                 return
+            case Awaited() if not self.shutdown.ordered:
+                self._give_way(event)
             case Lost() if self.run.host(event.node).over:
                 return  # known already: the launcher has closed that channel itself
             case Output():
@@ -165,6 +176,12 @@ class Supervisor:
         if self.regrouping is None or self.shutdown.ordered:
             return False
         return self.regrouping.take(event, self.now)
+
+    def _give_way(self, event: Awaited) -> None:
+        """Stop a --polite run, whose launch queues again; an elastic one could leave this host."""
+        host = self.run.plan.host(event.node).name
+        self.display.note(f"{host}: {one_line(event.user)} waits for it")
+        self.signals.add(GIVE_WAY)
 
     def _advance_clock(self) -> None:
         """Set the time of this turn, without the time for which the launcher was suspended.

@@ -18,6 +18,7 @@ from launcher.detached.record import begin, encoded
 from launcher.errors import HostUnreachable
 from launcher.run.events import (
     AskedToStop,
+    Awaited,
     Broken,
     Closed,
     Event,
@@ -39,6 +40,7 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
+from launcher.run.incidents import Incident
 from launcher.run.job import Command, Job
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
@@ -60,6 +62,7 @@ HAPPENED: tuple[Event, ...] = (
     AskedToStop(0, 1, 15),
     RankEnded(0, 1, 0, 9, oom=True),
     TorchrunEnded(0, 1),
+    Awaited(1, "alice"),
     Stopping(1, "lease"),
     Lost(1, "gone"),
     Swept(1, ("5 (python)",)),
@@ -74,9 +77,9 @@ HAPPENED: tuple[Event, ...] = (
 
 def result() -> Result:
     output = ("failed", 137, "exit code 137", "node2", 2, FOLDER / "logs/node2/rank-2.err", "")
-    return Result(
-        *output, "", {0: 0, 1: None, 2: 137}, {"node1": "clean"}, 7.5, {"final": "x"}, FOLDER
-    )
+    parts = ({0: 0, 1: None, 2: 137}, {"node1": "clean"}, 7.5, {"final": "x"}, FOLDER)
+    incidents = {"node2": (Incident(5.0, "lost", "no heartbeat", FOLDER.name),)}
+    return Result(*output, "", *parts, incidents=incidents)
 
 
 def said() -> list[dict[str, Any]]:

@@ -70,6 +70,17 @@ ANSWERS = {
     "clock": {"time": 1.0},
     "hold": {"holder": ""},
     "unlock": {},
+    "occupancy": {
+        **{"time": 1.0, "load": 0.5, "cores": 8, "gpus": 2, "disk_free": 1, "lock_problem": ""},
+        "uses": [
+            {"part": ".gpu0", "pid": 7, "user": "a", "since": 1.0, "run": "ab" * 16, "name": "x"}
+        ],
+        "queue": [{"part": "", "user": "b", "since": 2.0}],
+        "history": '{"at": 1.0, "kind": "lost"}',
+        "notes": [{"uid": 1, "user": "c", "text": "fan", "at": 3}],
+    },
+    "remember": {},
+    "note": {},
 }
 
 

@@ -36,7 +36,7 @@ from launcher.remote.agent.reports import Reports
 from launcher.remote.agent.shutdown import Shutdown
 from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.files import explained, identities_in, remove_folder, write_new
-from launcher.remote.locks import lock, remove_free_locks, remove_lock, sign
+from launcher.remote.locks import HELD, lock, release, remove_free_locks, remove_lock, sign
 from launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -88,6 +88,8 @@ def _begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
         prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # only a signal reports the death of the guard
         return guard
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    for descriptor in HELD.values():  # a lock lasts until no process has it open any more
+        os.close(descriptor)
     with open_null() as null:
         for stream in range(3):
             os.dup2(null, stream)
@@ -128,7 +130,8 @@ class Agent:
         self.heartbeat = Heartbeat(launcher, guard, order["lease_seconds"])
         defaults, lease_seconds = dict(order["defaults"]), order["lease_seconds"]
         self.host = HostWatch(
-            launcher, self.torchrun, self.ranks, self.reports, lease_seconds, defaults
+            *(launcher, self.torchrun, self.ranks, self.reports, lease_seconds, defaults),
+            held=order["locks"] if order["polite"] else [],
         )
         self.reachability = Reachability(self.selector, launcher)
         self.shutdown = Shutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
@@ -183,6 +186,7 @@ class Agent:
             self.locks[path] = lock(path, shared)
             if not shared:
                 sign(path, self.locks[path], *_run_of(self.order))
+        release()  # our place in the queue, and what the launch has only tried
         if not os.path.isdir(self.order["workdir"]):
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
         mode = 0o777 if self.order["share"] else 0o700  # of the last folder; of others: the umask

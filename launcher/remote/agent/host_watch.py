@@ -9,6 +9,8 @@ from functools import partial
 
 from launcher.remote.agent.descriptors import read_some
 from launcher.remote.agent.usage import UsageMeter
+from launcher.remote.holders import waiter
+from launcher.remote.locks import impatient_ticket
 from launcher.remote.processes import open_null, processor_ticks, spawn, state_of
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
@@ -38,10 +40,12 @@ class HostWatch:
         reports: Reports,
         heartbeat_seconds: float,
         defaults: dict[str, str],
+        held: list[tuple[str, bool]],
     ) -> None:
         """Take how long the launcher waits for a sign of life.
 
-        `defaults` may have the network device of the ranks.
+        `defaults` may have the network device of the ranks. `held` are the locks of a run that
+        gives way to launches that wait for them.
         """
         self.launcher = launcher
         self.torchrun = torchrun
@@ -52,6 +56,8 @@ class HostWatch:
         self.looked_at = 0.0
         self.usage = UsageMeter(min(USAGE_SECONDS, heartbeat_seconds / 3), interface)
         self.stopped: list[str] = []
+        self.held = held
+        self.ticket = ""
 
     def due(self, now: float) -> bool:
         """Return whether it is time for a report."""
@@ -62,6 +68,7 @@ class HostWatch:
         self.launcher.send_event(event="usage", **self.usage.measure(now))
         self.report_computing(now)
         self.look_for_stopped()
+        self.look_for_waiters()
         self.torchrun.look_for_it(now, bool(self.ranks.by_local))
 
     def look_for_stopped(self) -> None:
@@ -73,6 +80,14 @@ class HostWatch:
         if stopped != self.stopped:
             self.stopped = stopped
             self.launcher.send_event(event="frozen", names=stopped)
+
+    def look_for_waiters(self) -> None:
+        """Report who waits for this host; at the second look, as many take it without waiting."""
+        before, self.ticket = self.ticket, impatient_ticket(self.held) if self.held else ""
+        waiting = waiter(self.ticket) if self.ticket and self.ticket == before else None
+        if waiting is not None:
+            self.held = []  # one report is enough
+            self.launcher.send_event(event="awaited", user=waiting["user"])
 
     def report_computing(self, now: float) -> None:
         """Report which ranks have computed, of those that have not shown how long a step takes."""

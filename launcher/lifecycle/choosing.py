@@ -1,0 +1,159 @@
+"""What a launch takes where it has a choice: hosts, or GPUs of hosts. Pure.
+
+facts of all hosts -> offers -> hosts that are fit first, whole hosts before parts of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from launcher.preflight.checks import DRAINED, HISTORY, LOCK, TableRow
+from launcher.preflight.facts import ClusterFacts, HostFacts
+from launcher.preflight.gpus import USED_MIB, troubles
+from launcher.run.hosts import Host
+from rackrun.units import plural
+
+GPU_CHECKS = (LOCK, "gpus", "gpu health")
+"""Checks of a host that do not matter if only some of its GPUs are taken."""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The hosts that a launch takes, or why it cannot."""
+
+    hosts: tuple[Host, ...] = ()
+    missing: str = ""
+    """What there is too little of; empty if there is enough."""
+    is_in_vain: bool = False
+    """There would be too little, too, if nobody used the hosts."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a launch asks for: a number of hosts or of GPUs, or all hosts but for some spares."""
+
+    hosts: int
+    gpus: int
+    spares: int
+
+    @property
+    def is_all(self) -> bool:
+        """Return whether it asks for the hosts of its list; only which are spares is its choice."""
+        return not (self.hosts or self.gpus)
+
+    def pick(self, cluster: ClusterFacts, rows: Sequence[TableRow]) -> Pick:
+        """Return what to take of the hosts as they are now."""
+        listed = [facts.host for facts in cluster.hosts]
+        if self.is_all:
+            left = without_drained(listed, rows)
+            return Pick(tuple(left if len(left) >= len(listed) - self.spares else listed))
+        offered = offers(cluster, rows, for_gpus=bool(self.gpus))
+        if self.gpus:
+            picked, needed = pick_gpus(offered, self.gpus), plural(self.gpus, "GPU")
+            free = sum(len(offer.free) for offer in offered)
+            is_in_vain = sum(offer.fit for offer in offered) < self.gpus
+        else:
+            count = self.hosts + self.spares
+            picked, needed = pick_hosts(offered, count), plural(count, "host")
+            free, is_in_vain = sum(offer.is_free for offer in offered), len(offered) < count
+        if picked is None:
+            return Pick((), f"{needed} needed, {free} free and fit", is_in_vain)
+        return Pick(tuple(picked))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a host has for this launch."""
+
+    host: Host
+    is_free: bool
+    """Nobody has any part of the host, or comes before us."""
+    gpus: int
+    free: tuple[int, ...]
+    """GPUs that are fit, and that nobody uses."""
+    fit: int
+    """GPUs that are fit, by number."""
+    is_doubtful: bool
+    """Something has happened there before."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all of its GPUs can be had."""
+        return 0 < self.gpus == len(self.free)
+
+    def part(self, count: int) -> Host:
+        """Return the host with so many of its GPUs, whole if these are all."""
+        devices = None if count == self.gpus else self.free[:count]
+        return replace(self.host, devices=devices, slots=count)
+
+
+def offers(cluster: ClusterFacts, rows: Sequence[TableRow], for_gpus: bool) -> list[Offer]:
+    """Return what the hosts have that pass the checks, in their order."""
+    unfit = {
+        row.host
+        for row in rows
+        if row.level == "refused" and not row.is_busy and not (for_gpus and row.check in GPU_CHECKS)
+    }
+    busy = {row.host for row in rows if row.is_busy}
+    doubtful = {row.host for row in rows if row.check == HISTORY and row.level == "warning"}
+    return [
+        _offer(facts, facts.host.label not in busy, facts.host.label in doubtful)
+        for facts in cluster.hosts
+        if facts.error is None and facts.host.label not in unfit
+    ]
+
+
+def _offer(facts: HostFacts, is_free: bool, is_doubtful: bool) -> Offer:
+    host, gpus = facts.host, facts["look"]["gpus"]
+    described = facts["gpus"].get("gpus", ())
+    sick = {number for number, gpu in enumerate(described) if troubles(gpu)}
+    used = {number for number, gpu in enumerate(described) if gpu["used"] > USED_MIB}
+    named = range(gpus) if host.devices is None else host.devices
+    fit = [number for number in named if number not in sick]
+    taken = used.union(facts["look"]["taken"])
+    free = tuple(number for number in fit if number not in taken)
+    most = gpus if host.slots is None else host.slots
+    return Offer(host, is_free, gpus, free[:most], min(len(fit), most), is_doubtful)
+
+
+def pick_hosts(offered: Sequence[Offer], count: int) -> list[Host] | None:
+    """Return the first hosts that are free, those with a past last; None if they are too few."""
+    free = sorted((offer for offer in offered if offer.is_free), key=lambda o: o.is_doubtful)
+    return [offer.host for offer in free[:count]] if len(free) >= count else None
+
+
+def pick_gpus(offered: Sequence[Offer], count: int) -> list[Host] | None:
+    """Return hosts with this number of free GPUs together; None if there are fewer.
+
+    Whole hosts come first, large ones before small ones; what is left to take comes from the host
+    with the fewest free GPUs that suffice, so that few hosts take part and others stay whole.
+    """
+    taken: dict[str, Host] = {}
+    left = count
+    for offer in sorted(offered, key=lambda o: (o.is_doubtful, -len(o.free))):
+        if offer.is_whole and len(offer.free) <= left:
+            taken[offer.host.label] = offer.part(len(offer.free))
+            left -= len(offer.free)
+    others = [offer for offer in offered if offer.free and offer.host.label not in taken]
+    while left and others:
+        enough = [offer for offer in others if len(offer.free) >= left]
+        offer = min(
+            enough or others,
+            key=lambda o: (o.is_doubtful, len(o.free) if enough else -len(o.free)),
+        )
+        others.remove(offer)
+        part = min(left, len(offer.free))
+        taken[offer.host.label] = offer.part(part)
+        left -= part
+    if left:
+        return None
+    return [taken[offer.host.label] for offer in offered if offer.host.label in taken]
+
+
+def without_drained(hosts: Sequence[Host], rows: Sequence[TableRow]) -> list[Host]:
+    """Return hosts without those that are out of use; those with a past come last, as spares."""
+    drained = {row.host for row in rows if row.check == DRAINED and row.level == "refused"}
+    doubtful = {row.host for row in rows if row.check == HISTORY and row.level == "warning"}
+    left = [host for host in hosts if host.label not in drained]
+    return sorted(left, key=lambda host: host.label in doubtful)

@@ -1,0 +1,199 @@
+"""Any free GPUs of a rack: whole hosts first, never twice, in the order of arrival."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.detached_lab import SHORT
+from tests.launcher.lab import Lab
+from tests.launcher.planted_rack import SLEEP, PlantedRack
+from tests.launcher.preflight.test_gpus import OLDER
+from tests.waiting import until
+
+NOBODY = 65534
+SHOW = "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
+RANKS = ("--", sys.executable, "-c", SHOW)
+
+
+@pytest.fixture
+def rack(start_lab: Callable[[int], Lab]) -> PlantedRack:
+    """Return three hosts with two GPUs each."""
+    assert os.geteuid() == 0, "device nodes need root; type: sudo ./run-tests"
+    return PlantedRack(start_lab(0), (2, 2, 2))
+
+
+def plan_of(rack: PlantedRack, *args: str) -> list[tuple[str, int, str]]:
+    """Return host, ranks and GPUs that a launch would take, from --dry-run."""
+    code, out, err = rack.result_of("--dry-run", "--json", *args, str(rack.hosts), "--", "true")
+    assert code == 0, err
+    hosts = json.loads(out)["hosts"]
+    return [
+        (host["name"], host["processes"], dict(host["environment"]).get("CUDA_VISIBLE_DEVICES", ""))
+        for host in hosts
+    ]
+
+
+def started(rack: PlantedRack, name: str, *args: str) -> "subprocess.Popen[str]":
+    """Start a run that lasts, and wait until its first rank runs."""
+    run = rack.one.run_ssh("--name", name, *args, str(rack.hosts), *SLEEP)
+    logs = f"runs/2*-{name}/logs/*/rank-0.out"
+    until(lambda: any(path.read_text() for path in rack.one.folder.glob(logs)), name, 60)
+    return run
+
+
+def test_free_gpus_are_found_around_runs_and_sick_ones(rack: PlantedRack) -> None:
+    """By the locks of runs, nvidia-smi, drains: what is left is taken, or 78 says what there is."""
+    assert plan_of(rack, "--gpus-needed", "2") == [("gpu01", 2, "")]
+    assert plan_of(rack, "--gpus-needed", "3") == [("gpu01", 2, ""), ("gpu02", 1, "0")]
+    run = started(rack, "night", "--include", "gpu02:1")
+    rack.set_gpu("gpu01", 0, OLDER)
+    assert plan_of(rack, "--gpus-needed", "4") == [
+        ("gpu01", 1, "1"),
+        ("gpu02", 1, "0"),
+        ("gpu03", 2, ""),
+    ]
+    code, out, err = rack.result_of("--plain", "--gpus-needed", "2", str(rack.hosts), *RANKS)
+    assert (code, sorted(out.split("\n"))) == (0, ["", "0 | 0 all", "1 | 1 all"]), err
+    code, _, err = rack.result_of("--gpus-needed", "5", str(rack.hosts), *RANKS)
+    assert (code, "5 GPUs needed, 4 free and fit" in err) == (78, True), err
+    code, _, err = rack.result_of("--wait", "--gpus-needed", "6", str(rack.hosts), *RANKS)
+    assert (code, "6 GPUs needed, 4 free and fit" in err) == (78, True), "in vain: one is sick"
+    assert rack.result_of(str(rack.hosts), "--drain", "gpu03", "fan", verb="rack")[0] == 0
+    code, _, err = rack.result_of("--gpus-needed", "3", str(rack.hosts), *RANKS)
+    assert (code, "gpu03: drained" in err, "3 GPUs needed, 2 free" in err) == (78, True, True), err
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=120)
+
+
+def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack) -> None:
+    """A later launch takes none that an earlier one waits for, whether it names hosts or not."""
+    run = started(rack, "night", "--gpus-needed", "5")
+    large = rack.one.run_ssh(
+        "--wait", "--name", "large", "--gpus-needed", "4", str(rack.hosts), *RANKS
+    )
+    until(lambda: rack.look()["gpu03"]["queue"], "it waits", 60)
+    for args, says in (
+        (("--gpus-needed", "1"), "1 GPU needed, 0 free and fit"),
+        (("--include", "gpu03:1"), "others wait for it: "),
+    ):
+        code, _, err = rack.result_of(*args, str(rack.hosts), *RANKS)
+        assert (code, says in err) == (78, True), err
+    small = rack.one.run_ssh(
+        "--wait", "--name", "small", "--gpus-needed", "1", str(rack.hosts), *RANKS
+    )
+    until(lambda: len(rack.look()["gpu03"]["queue"]) == 2, "it waits behind", 60)
+    large.kill()  # a dead waiter holds nobody up
+    large.communicate()
+    _, err = small.communicate(timeout=120)
+    assert small.returncode == 0, err
+    assert run.poll() is None
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=120)
+    assert [host["free"] for host in rack.look().values()] == [[0, 1]] * 3
+
+
+def test_launches_at_the_same_time_share_the_rack(rack: PlantedRack) -> None:
+    """Six launches for a GPU each, at once and without --wait: each gets one of its own."""
+    runs = [
+        rack.one.run_ssh("--name", f"r{number}", "--gpus-needed", "1", str(rack.hosts), *SLEEP)
+        for number in range(6)
+    ]
+    until(lambda: not any(host["free"] for host in rack.look().values()), "all are used", 120)
+    uses = [(host, use["part"]) for host, state in rack.look().items() for use in state["uses"]]
+    assert sorted(uses) == sorted((f"gpu0{n}", f".gpu{g}") for n in (1, 2, 3) for g in (0, 1))
+    for run in runs:
+        assert run.poll() is None, run.communicate()
+        run.send_signal(signal.SIGINT)
+    for run in runs:
+        run.communicate(timeout=120)
+        assert run.returncode == 130
+
+
+def test_a_drained_host_is_no_spare_and_one_with_a_past_is(rack: PlantedRack) -> None:
+    """--spares leaves out what is out of use, and keeps in reserve what was lost before."""
+    history = rack.one.home / ".rackrun/hosts"
+    history.mkdir(parents=True)
+    line = {"at": time.time() - 60, "kind": "drained", "text": "fan"}
+    (history / "gpu01.jsonl").write_text(f"{json.dumps(line)}\n")
+    spare = ("--max-restarts", "1", "--spares", "1")
+    assert [host for host, *_ in plan_of(rack, *spare)] == ["gpu02", "gpu03"]
+    (history / "gpu01.jsonl").unlink()
+    (history / "gpu02.jsonl").write_text(f"{json.dumps({**line, 'kind': 'lost'})}\n")
+    assert [host for host, *_ in plan_of(rack, *spare)] == ["gpu01", "gpu03"]
+
+
+SAVES = """
+import pathlib, signal, sys, time
+state = pathlib.Path({!r})
+def save(*signal):
+    state.write_text("saved")
+    sys.exit(143)
+if state.exists():
+    sys.exit(print("continued"))
+signal.signal(signal.SIGTERM, save)
+print("here", flush=True)
+time.sleep(999)
+"""
+
+
+@pytest.mark.parametrize("how", ["attached", pytest.param("detached", marks=pytest.mark.long)])
+def test_a_polite_run_gives_way_and_comes_back(rack: PlantedRack, how: str) -> None:
+    """Not to a polite launch; to another one, after a checkpoint; and it continues by itself."""
+    hosts, one = str(rack.hosts), rack.one
+    saves = ("--", sys.executable, "-c", SAVES.format(str(one.folder / "state")))
+    words = ("--polite", "--name", "nice", "--include", "gpu01", *SHORT, hosts, *saves)
+    if how == "attached":
+        nice = one.run_ssh(*(word for word in words if word not in SHORT[-2:]))
+    else:
+        code, out, err = rack.result_of("--detach", *words)
+        assert code == 0, err
+        nice = one.run_ssh(out.strip(), verb=("attach",))
+    logs = "runs/2*-nice/logs/gpu01/rank-1.out"
+    until(lambda: any(path.read_text() for path in one.folder.glob(logs)), "it runs", 60)
+    other = one.run_ssh("--polite", "--wait", "--include", "gpu01", hosts, *RANKS)
+    until(lambda: rack.look()["gpu01"]["queue"], "a polite one waits", 60)
+    time.sleep(8)
+    assert not (one.folder / "state").exists(), "it gave way to a polite one"
+    urgent = one.run_ssh("--wait", "--name", "urgent", "--include", "gpu01", hosts, *RANKS)
+    _, err = urgent.communicate(timeout=120)
+    assert urgent.returncode == 0, err
+    for polite in (other, nice):
+        out, err = polite.communicate(timeout=120)
+        assert polite.returncode == 0, err
+    assert "continued" in out
+    assert "waits for it" in err and "waits to continue" in err
+
+
+@pytest.fixture
+def planted(rack: PlantedRack) -> Iterator[list[Path]]:
+    """Plant what another account may leave in place of locks, tickets and notes of two hosts."""
+    paths = []
+    for host, endings in ((0, (".lock.gpu0", ".lock.wait-0-x")), (1, (".lock",))):
+        start = f"/tmp/rackrun-{rack.one.hosts[host].address}-{rack.one.hosts[host].port}"
+        paths += [Path(f"{start}{ending}") for ending in endings]
+    paths[0].write_text("mine")
+    paths[0].chmod(0o444)
+    os.mkfifo(paths[1])
+    paths[2].mkdir()
+    for path in paths:
+        os.chown(path, NOBODY, NOBODY)
+    yield paths
+    for path in paths:
+        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def test_no_file_of_another_account_keeps_gpus_from_us(
+    rack: PlantedRack, planted: list[Path]
+) -> None:
+    """A file that nobody locks, a pipe for a ticket, a folder for a lock: all six are taken."""
+    code, out, err = rack.result_of("--gpus-needed", "6", str(rack.hosts), *RANKS)
+    assert (code, out.count("all")) == (0, 6), err
+    assert f"warning: gpu02: shared lock: {planted[2]} cannot be locked" in err
+    assert planted[0].read_text() == "mine"

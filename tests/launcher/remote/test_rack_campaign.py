@@ -1,0 +1,245 @@
+"""Random jobs of three accounts on four hosts: no GPU twice, nobody starves, whoever dies.
+
+Each rank locks a file for its GPU, which the launcher knows nothing of: a second one would find it
+locked. 300 jobs: pytest --long -k campaign; RACK_SEED=7 and RACK_JOBS=50 choose others.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.lab import ROOT, Lab
+from tests.launcher.planted_rack import PlantedRack
+
+GPUS = (4, 4, 2, 2)
+AT_ONCE = 8
+LAUNCH = (  # as `python -m launcher ssh`, but for the time between two looks at busy hosts
+    "import sys, launcher.lifecycle.planning as planning; planning.WAIT_SECONDS = 0.5;"
+    " from launcher.commands import ssh; from rackrun.commandline.program import run;"
+    " run(ssh.main)"
+)
+RANK = """
+import fcntl, os, sys, time
+seconds, observed = float(sys.argv[1]), sys.argv[2]
+local = int(os.environ["LOCAL_RANK"])
+visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+gpu = visible.split(",")[local] if visible else local
+name = f"{os.environ['OBSERVED_HOST']}-{gpu}"
+with open(f"{observed}/{name}", "r+") as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with open(f"{observed}/twice", "a") as twice:
+            print(name, os.environ["RACKRUN_RUN_NAME"], file=twice)
+        sys.exit(9)
+    print("START", repr(time.time()), flush=True)
+    time.sleep(seconds)
+"""
+
+
+@dataclass
+class Job:
+    """A launch of the campaign."""
+
+    name: str
+    args: tuple[str, ...]
+    seconds: float
+    waits: bool
+    kill_after: float | None = None
+    process: "subprocess.Popen[bytes] | None" = None
+    typed_at: float = 0.0
+    waited_at: float | None = None
+    started_at: float | None = None
+    log: Path = field(default_factory=Path)
+
+    def look(self) -> None:
+        """Note when it began to wait, and when its first rank has started."""
+        text = self.log.read_text(errors="replace")
+        if self.waited_at is None and "waiting (" in text:
+            self.waited_at = time.time()
+        if self.started_at is None and "START" in text:
+            starts = [line.rpartition(" ")[2] for line in text.splitlines() if "START" in line]
+            self.started_at = min(map(float, starts))
+
+
+def jobs(seed: int, count: int) -> Iterator[Job]:
+    """Yield random jobs: any GPUs, parts of hosts, whole hosts; waiting or not; some are killed."""
+    chance = random.Random(seed)
+    for number in range(count):
+        kind, waits = chance.random(), chance.random() < 0.85
+        if kind < 0.7:
+            args = ["--gpus-needed", str(chance.choice((1, 1, 1, 2, 2, 3, 4, 6, 8, 12)))]
+        else:
+            host = chance.randrange(len(GPUS))
+            gpus = sorted(chance.sample(range(GPUS[host]), chance.randrange(1, GPUS[host])))
+            part = f":{','.join(map(str, gpus))}" if kind < 0.85 else ""
+            args = ["--include", f"gpu{host + 1:02}{part}"]
+        if waits:
+            args += ["--wait", *(["--polite"] if chance.random() < 0.08 else [])]
+        dies = chance.uniform(0.5, 6) if chance.random() < 0.12 else None
+        yield Job(f"j{number}", tuple(args), chance.uniform(0.1, 1.5), waits, dies)
+
+
+@pytest.fixture
+def passable() -> Iterator[Lab]:
+    """Yield a lab in a folder that other accounts can enter; pytest closes its own to them."""
+    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    folder = Path(tempfile.mkdtemp(prefix="rackrun-campaign-"))
+    folder.chmod(0o755)
+    lab = Lab(folder)
+    yield lab
+    lab.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def accounts() -> Iterator[list[str]]:
+    """Yield three accounts, of this process that runs tests."""
+    names = [f"rack{os.getpid()}{letter}" for letter in "abc"]
+    for name in names:
+        subprocess.run(["useradd", "--no-create-home", "--home-dir", "/", name], check=True)
+        subprocess.run(["usermod", "--password", "*", "--shell", "/bin/bash", name], check=True)
+    yield names
+    for name in names:
+        subprocess.run(["userdel", name], check=True, stderr=subprocess.DEVNULL)
+
+
+class Campaign:
+    """Jobs of accounts on a rack, with an observer."""
+
+    def __init__(self, lab: Lab, accounts: list[str]) -> None:
+        self.rack, self.lab = PlantedRack(lab, GPUS), lab
+        self.observed = lab.folder / "observed"
+        self.observed.mkdir()
+        self.observed.chmod(0o777)
+        for name, gpus in zip(self.rack.names, GPUS, strict=True):
+            for gpu in range(gpus):
+                (self.observed / f"{name}-{gpu}").touch()
+                (self.observed / f"{name}-{gpu}").chmod(0o666)
+        self.python = self._python()
+        self.hosts = [self._hosts_of(account) for account in accounts]
+
+    def _python(self) -> Path:
+        """Write an interpreter that every account can run, with a stand-in for torchrun."""
+        fake = self.lab.folder / "fake_torchrun.py"
+        shutil.copy(Path(__file__).parents[1] / "fake_torchrun.py", fake)
+        self.rack.python.write_text(
+            self.rack.python.read_text()
+            .replace(sys.executable, "/usr/bin/python3")
+            .replace(str(Path(__file__).parents[1] / "fake_torchrun.py"), str(fake))
+        )
+        return self.rack.python
+
+    def _hosts_of(self, account: str) -> Path:
+        work = self.lab.folder / account
+        work.mkdir()
+        shutil.chown(work, account)
+        path = self.lab.folder / f"{account}.txt"
+        settings = f"python={self.python} workdir={work}"
+        path.write_text(
+            "".join(
+                f"{account}@{name} {settings} env=OBSERVED_HOST={name}\n"
+                for name in self.rack.names
+            )
+        )
+        return path
+
+    def start(self, job: Job, account: int) -> None:
+        """Start the launch of a job."""
+        job.log = self.lab.folder / f"{job.name}.log"
+        config = ("--ssh-config", str(self.lab.config), "--plain", "--name", job.name)
+        limits = ("--grace-seconds", "1", "--lease-seconds", "5")
+        rank = ("/usr/bin/python3", "-c", RANK, str(job.seconds), str(self.observed))
+        args = (*config, *limits, *job.args, str(self.hosts[account]), "--", *rank)
+        home = {"HOME": str(self.lab.home), "PYTHONPATH": str(ROOT)}
+        with job.log.open("wb") as log:
+            job.typed_at = time.time()
+            job.process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCH, *args],
+                cwd=self.lab.folder,
+                env={**os.environ, **home},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def run(self, seed: int, count: int) -> list[Job]:
+        """Run all jobs, a few at a time, and return them."""
+        waiting, running = list(jobs(seed, count)), list[Job]()
+        all_jobs = list(waiting)
+        deadline = time.monotonic() + 60 + 12 * count
+        while waiting or running:
+            assert time.monotonic() < deadline, [job.name for job in running]
+            if waiting and len(running) < AT_ONCE:
+                job = waiting.pop(0)
+                self.start(job, len(waiting) % len(self.hosts))
+                running.append(job)
+            for job in list(running):
+                assert job.process is not None
+                job.look()
+                if job.kill_after and time.time() - job.typed_at > job.kill_after:
+                    job.process.send_signal(signal.SIGKILL)
+                if job.process.poll() is not None:
+                    job.look()
+                    running.remove(job)
+            time.sleep(0.1)
+        return all_jobs
+
+    def leftovers(self) -> list[str]:
+        """Return the locks and tickets that are left on the hosts."""
+        ports = [f"{host.address}-{host.port}" for host in self.lab.hosts]
+        return [path.name for port in ports for path in Path("/tmp").glob(f"rackrun-{port}.lock*")]
+
+
+def overtaken(all_jobs: list[Job]) -> list[tuple[str, str]]:
+    """Return launches for any GPUs that waited already when another was typed that began before."""
+    fair = [
+        job for job in all_jobs if job.started_at and {"--gpus-needed", "--wait"} <= set(job.args)
+    ]
+    return [
+        (first.name, later.name)
+        for first in fair
+        for later in fair
+        if first.waited_at is not None
+        and first.waited_at < later.typed_at
+        and (later.started_at or 0) < (first.started_at or 0)
+    ]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.long)])
+def test_a_rack_is_shared_fairly_whoever_dies(
+    passable: Lab, accounts: list[str], count: int
+) -> None:
+    """All who wait are served, in the order of arrival; no GPU is used twice; nothing is left."""
+    seed, count = int(os.environ.get("RACK_SEED", 28)), int(os.environ.get("RACK_JOBS", count))
+    campaign = Campaign(passable, accounts)
+    done = campaign.run(seed, count)
+    twice = campaign.observed / "twice"
+    assert not twice.exists(), twice.read_text()
+    codes = Counter(job.process.returncode for job in done if job.process)
+    for job in done:
+        assert job.process is not None
+        text = job.log.read_text(errors="replace")
+        assert "Traceback" not in text, text
+        may_be_killed = job.kill_after is not None and job.process.returncode == -signal.SIGKILL
+        may_be_refused = not job.waits and job.process.returncode == 78
+        assert job.process.returncode == 0 or may_be_killed or may_be_refused, (job, text)
+    assert overtaken(done) == [], f"seed {seed}"
+    end = time.monotonic() + 20
+    while (left := campaign.leftovers()) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left == []
+    waits = [job.started_at - job.typed_at for job in done if job.started_at and job.waits]
+    sys.stdout.write(f"{count} jobs, seed {seed}: {dict(codes)}; longest wait {max(waits):.0f} s\n")
