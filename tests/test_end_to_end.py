@@ -24,10 +24,10 @@ RECIPE = ["--recipe", "demo", "--epochs", str(EPOCHS), "--width", "8", "--image-
 DEVICE = ["--device", "cpu", "--batch-size", "8"]
 
 
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """Run one of our commands; it must exit with 0."""
-    kind = warm.Launcher if words[0] == "launcher" else warm.Python
-    done = warm.run("-m", *words, start=kind, cwd=PROJECT)
+    kind = warm.Launcher if args[0] == "launcher" else warm.Python
+    done = warm.run("-m", *args, start=kind, cwd=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

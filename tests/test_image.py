@@ -35,7 +35,7 @@ def image(daemon: None) -> Iterator[str]:  # noqa: F811
     docker("rmi", "--force", "rackrun-test-image", "rackrun-test-base")
 
 
-def in_container(image: str, *words: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+def in_container(image: str, *args: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Run a command in a container that may only write to /tmp."""
     given = {"PYTHONPATH": "/opt/rackrun:/lent", **variables}
     return docker(
@@ -43,7 +43,7 @@ def in_container(image: str, *words: str, **variables: str) -> subprocess.Comple
         *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
         *("--volume", f"{sysconfig.get_path('purelib')}:/lent:ro"),
         *(arg for name, value in given.items() for arg in ("--env", f"{name}={value}")),
-        *(image, *words),
+        *(image, *args),
     )
 
 

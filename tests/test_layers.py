@@ -245,13 +245,13 @@ def nodes_of_import(path: Path) -> list[ast.AST]:
 
 def imports(path: Path) -> set[str]:
     """Return the top-level modules a file imports, wherever in the file."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add((node.module or "").split(".")[0])
-    return found
+            names.add((node.module or "").split(".")[0])
+    return names
 
 
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -295,14 +295,14 @@ def imported(path: Path) -> set[str]:
     """Return the modules of the product a file imports: also lazily, for types, or by a string."""
     is_roof = str(path.relative_to(ROOT)).startswith(ROOF)  # it is there to name them all
     read = nodes_of_import(path)
-    found = set() if is_roof else named_modules(read)
+    modules = set() if is_roof else named_modules(read)
     for node in read:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found |= {name if name in MODULES else node.module for name in names}
-    return found & set(MODULES) - {module_of(path)}
+            modules |= {name if name in MODULES else node.module for name in names}
+    return modules & set(MODULES) - {module_of(path)}
 
 
 @cache
@@ -339,12 +339,12 @@ def room(module: str) -> str:
 
 def arrows_of(package: str) -> dict[str, set[str]]:
     """Return, for each room of a package, the others that its files import."""
-    found: dict[str, set[str]] = {}
+    arrows: dict[str, set[str]] = {}
     for module, needs in all_arrows().items():
         if module.split(".")[0] == package:
             ours = {room(need) for need in needs if need.split(".")[0] == package}
-            found.setdefault(room(module), set()).update(ours - {room(module)})
-    return found
+            arrows.setdefault(room(module), set()).update(ours - {room(module)})
+    return arrows
 
 
 @pytest.mark.parametrize("package", ROOMS)
@@ -352,9 +352,9 @@ def test_a_room_imports_only_what_it_may(package: str) -> None:
     """A new arrow is a decision: it is written into ROOMS, and closes no circle."""
     allowed = {name: set(may.split()) for name, may in ROOMS[package].items()}
     assert not circles(allowed)
-    found = arrows_of(package)
-    assert found.keys() == allowed.keys()
-    assert not {name: new for name in found if (new := found[name] - allowed[name])}
+    result = arrows_of(package)
+    assert result.keys() == allowed.keys()
+    assert not {name: new for name in result if (new := result[name] - allowed[name])}
 
 
 def test_the_map_for_contributors_has_every_room() -> None:
@@ -397,7 +397,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 
 def test_a_file_imports_only_what_its_package_may() -> None:
     """Arrows go one way, and one place imports each foreign library."""
-    wrong = {name: found for path, name in NAMES.items() if (found := not_allowed(path))}
+    wrong = {name: result for path, name in NAMES.items() if (result := not_allowed(path))}
     assert not wrong
 
 
@@ -405,11 +405,11 @@ def not_allowed(path: Path) -> set[str]:
     """Return the packages and libraries that a file imports and may not, nor name or start."""
     relative = path.relative_to(ROOT)
     package = relative.parts[0]
-    places = {str(relative), *map(str, relative.parents)}
+    folders = {str(relative), *map(str, relative.parents)}
     named = {module.split(".")[0] for module in named_modules(nodes(path))}
     named |= started_packages(nodes(path))
-    named -= set().union(*(MAY_NAME.get(place, set()) for place in places))
-    elsewhere = {library for library, doors in ONE_DOOR.items() if not doors & places}
+    named -= set().union(*(MAY_NAME.get(folder, set()) for folder in folders))
+    elsewhere = {library for library, doors in ONE_DOOR.items() if not doors & folders}
     others = set(PACKAGES) - MAY_IMPORT[package] - {package}
     if str(relative).startswith(ROOF):
         others = set()
@@ -461,28 +461,28 @@ def is_formatted(node: ast.expr) -> bool:
 def shells(node: ast.Call) -> bool:
     """Return whether a list of words starts a shell with a command line."""
     lists = [node_ for node_ in node.args if isinstance(node_, ast.List)]
-    words = [getattr(word, "value", None) for found in lists for word in found.elts]
-    return "-c" in words and bool(SHELLS & {word for word in words if isinstance(word, str)})
+    args = [getattr(name, "value", None) for elements in lists for name in elements.elts]
+    return "-c" in args and bool(SHELLS & {name for name in args if isinstance(name, str)})
 
 
 def offences(nodes: Iterable[ast.AST]) -> list[str]:
     """Return what no file may do: pass words to a shell, or pickles to other ranks."""
-    found = []
+    result = []
     for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)):
             name = node.id if isinstance(node, ast.Name) else node.attr
             if name in OBJECT_COLLECTIVES:
-                found.append(name)
+                result.append(name)
         if not isinstance(node, ast.Call):
             continue
         asked = {keyword.arg: getattr(keyword.value, "value", "?") for keyword in node.keywords}
-        found += ["shell=True"] * (asked.get("shell", False) is not False)
-        found += ["weights_only=False"] * (asked.get("weights_only", True) is not True)
+        result += ["shell=True"] * (asked.get("shell", False) is not False)
+        result += ["weights_only=False"] * (asked.get("weights_only", True) is not True)
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name in STARTERS:
-            found += ["a formatted command"] * any(map(is_formatted, node.args[:1]))
-            found += ["a shell"] * shells(node)
-    return found
+            result += ["a formatted command"] * any(map(is_formatted, node.args[:1]))
+            result += ["a shell"] * shells(node)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -507,8 +507,8 @@ def test_the_lint_sees_what_it_is_there_for(text: str, says: str) -> None:
 
 def test_no_file_hands_words_to_a_shell_or_pickles_to_ranks() -> None:
     """SSH-4, NET-1, CKPT-1: no shell=True, no formatted command, no `*_object` collective."""
-    found = {name: done for path, name in NAMES.items() if (done := offences(nodes(path)))}
-    assert found == {name: ["a shell"] * count for name, count in MAY_START_A_SHELL.items()}
+    by_file = {name: done for path, name in NAMES.items() if (done := offences(nodes(path)))}
+    assert by_file == {name: ["a shell"] * count for name, count in MAY_START_A_SHELL.items()}
 
 
 VERBS = (
@@ -539,19 +539,19 @@ VERBS = (
 
 def other_openings(nodes: Iterable[ast.AST]) -> list[str]:
     """Return the functions whose docstring does not begin with a verb; properties may be nouns."""
-    found, verbs = [], set(VERBS.split())
+    others, verbs = [], set(VERBS.split())
     for node in nodes:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         first = (ast.get_docstring(node) or "return").split(maxsplit=1)[0]
         is_property = any("property" in ast.unparse(mark) for mark in node.decorator_list)
         if not is_property and first.rstrip(",.;:").lower() not in verbs:
-            found.append(f"{node.name}: {first}")
-    return found
+            others.append(f"{node.name}: {first}")
+    return others
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ('def hosts():\n  """The hosts of a run."""', ["hosts: The"]),
         ('class A:\n  async def end(self):\n    """Returns it."""', ["end: Returns"]),
@@ -559,15 +559,17 @@ def other_openings(nodes: Iterable[ast.AST]) -> list[str]:
         ('def hosts():\n  """Return, in order, the hosts."""\ndef _bare(): ...', []),
     ],
 )
-def test_the_lint_distinguishes_imperatives_from_descriptions(text: str, found: list[str]) -> None:
+def test_the_lint_distinguishes_imperatives_from_descriptions(
+    text: str, expected: list[str]
+) -> None:
     """A noun and a third person are found; properties and functions without a word pass."""
-    assert other_openings(ast.walk(ast.parse(text))) == found
+    assert other_openings(ast.walk(ast.parse(text))) == expected
 
 
 def test_docstrings_say_what_a_function_does() -> None:
     """Each begins with a verb, as the field writes them: `Return the hosts.`"""
-    found = {name: other_openings(nodes(path)) for path, name in NAMES.items()}
-    assert not {name: others for name, others in found.items() if others}
+    by_file = {name: other_openings(nodes(path)) for path, name in NAMES.items()}
+    assert not {name: others for name, others in by_file.items() if others}
 
 
 VARIABLE = re.compile(r"RACKRUN_[A-Z]")
@@ -589,19 +591,19 @@ PHASES = {word for name, word in vars(phases).items() if name.isupper()}
 
 def spelled_phases(nodes: Iterable[ast.AST]) -> list[str]:
     """Return the phases that are compared, passed or sent as a string instead of by name."""
-    found = []
+    result = []
     for node in nodes:
         if isinstance(node, (ast.Compare, ast.Call, ast.Dict)):
             parts = list(ast.iter_child_nodes(node))
             parts += [part.value for part in parts if isinstance(part, ast.keyword)]
-            words = [part.value for part in parts if isinstance(part, ast.Constant)]
-            words = [word for word in words if isinstance(word, str) and word in PHASES]
-            found += words if words and "phase" in ast.unparse(node) else []
-    return found
+            args = [part.value for part in parts if isinstance(part, ast.Constant)]
+            args = [arg for arg in args if isinstance(arg, str) and arg in PHASES]
+            result += args if args and "phase" in ast.unparse(node) else []
+    return result
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ('rank.phase != "train"', ["train"]),
         ('progress.phase("save")', ["save"]),
@@ -610,31 +612,29 @@ def spelled_phases(nodes: Iterable[ast.AST]) -> list[str]:
         ('host.state == "done" and rank.phase != phases.TRAIN', []),
     ],
 )
-def test_the_lint_sees_a_phase_that_is_spelled(text: str, found: list[str]) -> None:
+def test_the_lint_sees_a_phase_that_is_spelled(text: str, expected: list[str]) -> None:
     """Each way to spell one is found; a state of the same name is none."""
-    assert spelled_phases(ast.walk(ast.parse(text))) == found
+    assert spelled_phases(ast.walk(ast.parse(text))) == expected
 
 
 def test_phases_are_named_in_one_place() -> None:
     """Ranks report them and launchers judge by them: a word that differs is never noticed."""
-    assert not {
-        name: words for path, name in NAMES.items() if (words := spelled_phases(nodes(path)))
-    }
+    assert not {name: args for path, name in NAMES.items() if (args := spelled_phases(nodes(path)))}
 
 
 def texts_like(pattern: re.Pattern[str]) -> dict[str, list[str]]:
     """Return the strings of each file that hold what is searched for."""
-    found = {name: list(filter(pattern.search, texts_of(path))) for path, name in NAMES.items()}
-    return {name: texts for name, texts in found.items() if texts}
+    by_file = {name: list(filter(pattern.search, texts_of(path))) for path, name in NAMES.items()}
+    return {name: texts for name, texts in by_file.items() if texts}
 
 
 def texts_of(path: Path) -> list[str]:
     """Return the strings of a file, but for its docstrings."""
-    told = {node.value for node in nodes(path) if isinstance(node, ast.Expr)}
+    docstrings = {node.value for node in nodes(path) if isinstance(node, ast.Expr)}
     return [
         node.value
         for node in nodes(path)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in told
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
     ]
 
 

@@ -43,8 +43,8 @@ def test_every_measure_has_a_test_or_is_said_not_to_be_done() -> None:
 def test_no_package_may_be_older_than_its_last_hole() -> None:
     """SUP-1, SSH-3: pyproject.toml demands, and the lock installs, what came after it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["train"]]
-    floors = dict(re.findall(r"(\w+)>=([\d.]+)", " ".join(wanted)))
+    expected = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    floors = dict(re.findall(r"(\w+)>=([\d.]+)", " ".join(expected)))
     lock = (ROOT / "requirements" / "base.txt").read_text()
     pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", lock, re.MULTILINE))
     for name, floor in FLOORS.items():

@@ -68,9 +68,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def python(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [warm.interpreter(), "-m", *words],
+        [warm.interpreter(), "-m", *args],
         cwd=project,
         env={**os.environ, "PYTHONPATH": str(project)},
         stdin=subprocess.DEVNULL,

@@ -47,8 +47,8 @@ class Python(subprocess.Popen[str]):
 
     kind = "torch"
 
-    def __init__(self, *words: object, **options: Any) -> None:
-        super().__init__([str(arg) for arg in words], **{"text": True, **options})
+    def __init__(self, *args: object, **options: Any) -> None:
+        super().__init__([str(arg) for arg in args], **{"text": True, **options})
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
         """Have it forked by the server."""
@@ -93,16 +93,16 @@ class Launcher(Python):
 
 
 def run(
-    *words: object, start: type[Python] = Python, **options: Any
+    *args: object, start: type[Python] = Python, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` to its end and return its code and output."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start(*words, **{**streams, **options}) as process:
+    with start(*args, **{**streams, **options}) as process:
         out, err = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def ranks(world: int, *words: object, env: dict[str, str], **options: Any) -> list[Python]:
+def ranks(world: int, *args: object, env: dict[str, str], **options: Any) -> list[Python]:
     """Start the ranks of a job on one host, as torchrun would."""
     world_of = {
         "MASTER_ADDR": "127.0.0.1",
@@ -112,7 +112,7 @@ def ranks(world: int, *words: object, env: dict[str, str], **options: Any) -> li
     }
     return [
         Python(
-            *words, env={**env, **world_of, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options
+            *args, env={**env, **world_of, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options
         )
         for rank in range(world)
     ]

@@ -99,11 +99,11 @@ class Round:
             misdeed = (self.fault.misdeed, str(culprit), f"{moment:.2f}")
         return ("--", sys.executable, "-S", RANK, str(self.fault.rank_seconds), *misdeed)
 
-    def _launch(self, *words: str) -> "subprocess.Popen[str]":
+    def _launch(self, *args: str) -> "subprocess.Popen[str]":
         python = self.hosts.cheap_python()
         hosts = str(self.hosts.write_hosts(f"python={python} workdir={self.hosts.folder} slots=1"))
-        split = words.index("--")
-        given = (*LIMITS, "--runs", str(self.runs), *words[:split], hosts, *words[split:])
+        split = args.index("--")
+        given = (*LIMITS, "--runs", str(self.runs), *args[:split], hosts, *args[split:])
         return self.hosts.run_ssh(*given, env=self._environment(), start_new_session=True)
 
     def _environment(self) -> dict[str, str]:
@@ -214,13 +214,13 @@ class ServedRound(Round):
     def _command(self) -> tuple[str, ...]:
         return ("catdog", "--data", str(self.hosts.shards), *TRAINING)
 
-    def _launch(self, *words: str) -> "subprocess.Popen[str]":
-        if "catdog" not in words:
-            return super()._launch(*words)
+    def _launch(self, *args: str) -> "subprocess.Popen[str]":
+        if "catdog" not in args:
+            return super()._launch(*args)
         hosts = f"python={sys.executable} workdir={ROOT} slots=1"
         given = ("--serve", "--serve-native", *LIMITS, "--hang-seconds", "60")
         given = (*given, "--grace-seconds", "3", "--runs", str(self.runs), *self.fault.options)
-        task = words[words.index("catdog") :]
+        task = args[args.index("catdog") :]
         path = str(self.hosts.write_hosts(hosts))
         return self.hosts.run_ssh(
             *given, path, *task, env=self._environment(), start_new_session=True

@@ -49,9 +49,9 @@ Command = Callable[..., Ended]
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs `python -m catdog predict` in this process: torch is loaded."""
 
-    def run(*words: str | Path) -> Ended:
+    def run(*args: str | Path) -> Ended:
         try:
-            code, error = main(["predict", *map(str, words)]), ""
+            code, error = main(["predict", *map(str, args)]), ""
         except Problem as problem:
             code, error = problem.exit_code, f"error: {problem}\n"
         captured = capsys.readouterr()
@@ -60,9 +60,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def process(*words: str | Path) -> Any:
+def process(*args: str | Path) -> Any:
     """Run the same as a process of its own."""
-    return warm.run("-m", "catdog", "predict", *words, cwd=PROJECT)
+    return warm.run("-m", "catdog", "predict", *args, cwd=PROJECT)
 
 
 @pytest.fixture(scope="module")

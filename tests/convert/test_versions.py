@@ -54,8 +54,8 @@ def data(tmp_path: Path, converted: Path) -> Path:
     return tmp_path / "data"
 
 
-def run(*words: object) -> None:
-    main([*map(str, words), "--workers", "1"])
+def run(*args: object) -> None:
+    main([*map(str, args), "--workers", "1"])
 
 
 def manifest_of(location: Path | str) -> Manifest:
@@ -255,7 +255,7 @@ def test_a_bad_row_is_named_with_file_and_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (("drop", "{data}@1", "cat_1"), "not the newest version, which is 2"),
         (("drop", "{data}@9", "cat_1"), "not the newest version"),
@@ -269,12 +269,12 @@ def test_a_bad_row_is_named_with_file_and_line(
         (("diff", "{data}@1", "{data}@7"), "no version 7; the newest is 2"),
     ],
 )
-def test_wrong_words_are_refused(data: Path, words: tuple[str, ...], message: str) -> None:
+def test_wrong_words_are_refused(data: Path, args: tuple[str, ...], message: str) -> None:
     """Nothing is written, and what to type is said."""
     run("drop", data, "cat_9")
     before = shown(data)
     with pytest.raises(Problem, match=message):
-        run(*(word.format(data=data) for word in words))
+        run(*(arg.format(data=data) for arg in args))
     assert shown(data) == before
 
 
@@ -369,12 +369,12 @@ def test_adopted_tars_keep_all_their_members(tmp_path: Path) -> None:
     expected = by_webdataset(tmp_path)
     before = digests(tmp_path)
     main(["index", str(tmp_path)])
-    gone, changed, *_ = expected
-    run("drop", tmp_path, gone)
+    ended, changed, *_ = expected
+    run("drop", tmp_path, ended)
     run("relabel", tmp_path, f"{changed}={(expected[changed] + 1) % 3}")
     run("append", photos(tmp_path / "more", range(3), ("0", "2")), tmp_path)
     assert before.items() <= digests(tmp_path).items()
-    del expected[gone]
+    del expected[ended]
     expected[changed] = (expected[changed] + 1) % 3
     read = stock(tmp_path)
     assert expected.items() <= read.items() and len(read) == len(expected) + 6
@@ -521,24 +521,24 @@ def check_kills(tmp_path: Path, data: Path, kills: int) -> None:
         ("relabel", folder, "cat_3=dog", "dog_9=cat"),
     ]
     wholes = []
-    for words in commands:
+    for args in commands:
         shutil.copytree(data, folder)
         began = time.monotonic()
-        run(*words)
+        run(*args)
         wholes.append((shown(folder), time.monotonic() - began))
         shutil.rmtree(folder)
     draw = random.Random(20)
     for kill in range(kills):
-        words, (whole, seconds) = commands[kill % 3], wholes[kill % 3]
+        args, (whole, seconds) = commands[kill % 3], wholes[kill % 3]
         shutil.copytree(data, folder)
         for _ in range(draw.choice((1, 1, 2))):
-            killed(words, draw.uniform(0, seconds * 1.1))
+            killed(args, draw.uniform(0, seconds * 1.1))
             after = shown(folder)
             is_whole = after["dataset.json"] == whole["dataset.json"]
             assert is_whole or before.items() <= after.items()
             assert labels(f"{folder}@1") == first
             main(["verify", str(folder), "--workers", "1"])
-        run(*words)
+        run(*args)
         assert shown(folder) == whole
         assert {path.name for path in folder.glob(".*")} == {".lock"}
         shutil.rmtree(folder)

@@ -126,7 +126,7 @@ def one_line_at_most():
         assert clean(str(error)) == str(error)
 
 
-def answer(said: object) -> bytes:
+def answer(value: object) -> bytes:
     """Return an answer as the programs for hosts give it."""
-    text = json.dumps(said).encode()
+    text = json.dumps(value).encode()
     return b"%d\n%s" % (len(text), text)

@@ -85,13 +85,13 @@ def fuzz_answer(data: bytes) -> None:
             response.begin()
         except (http.client.HTTPException, OSError):
             return
-        answer = decoded(response)
-    shown = (answer.status_text, answer.range_text, answer.length, answer.encoding, answer.location)
+        reply = decoded(response)
+    shown = (reply.status_text, reply.range_text, reply.length, reply.encoding, reply.location)
     assert all(clean(text) == text and len(text) < 300 for text in shown)
-    assert answer.pause_seconds >= 0 and not math.isnan(answer.pause_seconds)
-    path = moved("http://host:80/a/b.tar", answer.location)
+    assert reply.pause_seconds >= 0 and not math.isnan(reply.pause_seconds)
+    path = moved("http://host:80/a/b.tar", reply.location)
     assert path is None or (path.startswith("/") and path.isascii() and path.isprintable())
-    assert isinstance(sendable(answer.identity), bool)
+    assert isinstance(sendable(reply.identity), bool)
 
 
 def fuzz_peer_request(data: bytes) -> None:
@@ -114,8 +114,8 @@ def fuzz_peer_answer(data: bytes) -> None:
         with theirs:
             theirs.sendall(data)
         with contextlib.suppress(PeerFailed, OSError):
-            answer = client._received(ours, ours.recv(1), 5)
-            assert answer is None or len(answer) == 5
+            reply = client._received(ours, ours.recv(1), 5)
+            assert reply is None or len(reply) == 5
 
 
 def fuzz_ledger_page(data: bytes) -> None:
@@ -133,13 +133,13 @@ def fuzz_checkpoint(data: bytes) -> None:
 def fuzz_final(data: bytes) -> None:
     """Fuzz the values in a final.pt that describe the model and its transforms."""
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError):
         return
     with contextlib.suppress(Misshapen, UsageError):
-        shaped(found, CatDog, "config")
+        shaped(content, CatDog, "config")
     with contextlib.suppress(Misshapen):
-        transforms: Transforms = shaped(found, Transforms, "preparation")
+        transforms: Transforms = shaped(content, Transforms, "preparation")
         transforms.check()
 
 

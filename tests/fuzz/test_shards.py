@@ -101,8 +101,8 @@ CHANGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12), JUNK), max_siz
 
 def test_every_target_has_a_seed_that_is_right() -> None:
     """A target without a valid seed would only test refusals."""
-    there = {value for name, value in vars(targets).items() if name.startswith("fuzz_")}
-    assert there == set(SEEDS)
+    options = {value for name, value in vars(targets).items() if name.startswith("fuzz_")}
+    assert options == set(SEEDS)
     Manifest.parse(manifest(), "here")
     ledger.as_interval(page(), Path("here"))
     for target, seeds in SEEDS.items():
@@ -115,11 +115,13 @@ def test_any_bytes_are_a_value_or_an_error(target: object) -> None:
     """Bytes at random, and right ones with some exchanged, cut out or put in."""
 
     @given(st.sampled_from(SEEDS[target]), CHANGES, st.binary(max_size=100), st.booleans())  # type: ignore[index]
-    def fuzz(seed: bytes, changes: list[tuple[float, int, bytes]], junk: bytes, own: bool) -> None:
+    def fuzz(
+        seed: bytes, changes: list[tuple[float, int, bytes]], junk: bytes, is_ours: bool
+    ) -> None:
         data = seed
         for where, length, junk_here in changes:
             at = int(where * len(data))
             data = data[:at] + junk_here + data[at + length :]
-        target(data if own else junk)  # type: ignore[operator]
+        target(data if is_ours else junk)  # type: ignore[operator]
 
     fuzz()

@@ -21,9 +21,9 @@ SMALL = (
 )  # fmt: skip
 
 
-def command(*words: str) -> str:
+def command(*args: str) -> str:
     """Run one of our commands; return its output when it exits with 0."""
-    done = warm.run("-m", *words, cwd=ROOT, env=ENVIRONMENT)
+    done = warm.run("-m", *args, cwd=ROOT, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

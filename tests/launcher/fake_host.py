@@ -51,6 +51,6 @@ class FakeHost(TrackedTransport):
         return super().open(args)
 
 
-def replies(*said: bytes) -> bytes:
+def replies(*message: bytes) -> bytes:
     """Return answers with their lengths before them."""
-    return b"".join(b"%d\n%s" % (len(one), one) for one in said)
+    return b"".join(b"%d\n%s" % (len(one), one) for one in message)

@@ -207,11 +207,11 @@ class Lab:
 
         Its home is the lab's, so that no run is remembered in the home of the tests.
         """
-        words = ["-m", "launcher", "ssh", *args]
-        own = {"PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(self.home)}
+        arguments = ["-m", "launcher", "ssh", *args]
+        variables = {"PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(self.home)}
         options = {
             "cwd": cwd or self.folder,
-            "env": {**os.environ, **own, **more.pop("env", {})},
+            "env": {**os.environ, **variables, **more.pop("env", {})},
             "stdin": subprocess.DEVNULL,
             **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
             "text": True,
@@ -219,8 +219,8 @@ class Lab:
             **more,
         }
         if before:
-            return subprocess.Popen([*before, python, *words], **options)
-        return warm.Launcher(*words, **options)
+            return subprocess.Popen([*before, python, *arguments], **options)
+        return warm.Launcher(*arguments, **options)
 
     def result_of(self, *args: str, **more: Any) -> tuple[int, str, str]:
         """Run `./run-ssh`; return exit code, output and errors."""
@@ -253,11 +253,11 @@ def make_key(path: Path) -> Path:
 
 
 def sshd_path() -> str:
-    found = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    assert found, "tests/machine.sh installs openssh-server"
+    result = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    assert result, "tests/machine.sh installs openssh-server"
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    return found
+    return result
 
 
 def free_port(address: str) -> int:
@@ -293,13 +293,13 @@ def children(pid: int) -> list[int]:
         state, parent = text[text.rindex(b")") + 2 :].split(None, 2)[:2]
         if state != b"Z":
             parents.setdefault(int(parent), []).append(int(name))
-    found: list[int] = []
+    result: list[int] = []
     todo = [pid]
     while todo:
         below = parents.get(todo.pop(), [])
-        found += below
+        result += below
         todo += below
-    return found
+    return result
 
 
 def parent_of(pid: int) -> int:

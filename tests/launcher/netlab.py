@@ -81,8 +81,8 @@ class NetLab(Cables, Lab):
         Lab.__init__(self, folder)
         Cables.__init__(self, count)
         self.etc = [Path("/etc/netns") / name for name in (self.bridge, *self.names)]
-        known = "".join(f"10.77.0.{10 + n} node{n}\n" for n in range(1, count + 1))
-        self._write_etc(self.bridge, f"127.0.0.1 localhost {socket.gethostname()}\n{known}")
+        etc_hosts = "".join(f"10.77.0.{10 + n} node{n}\n" for n in range(1, count + 1))
+        self._write_etc(self.bridge, f"127.0.0.1 localhost {socket.gethostname()}\n{etc_hosts}")
         for number, name in enumerate(self.names, start=1):
             self._write_etc(name, HOSTS_FILE.format(name=f"node{number}"))
             self._start_host(number, name)
@@ -90,8 +90,8 @@ class NetLab(Cables, Lab):
 
     def run_ssh(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
         """Start the launcher in the bridge's namespace."""
-        there = ("ip", "netns", "exec", self.bridge)
-        return super().run_ssh(*args, before=there, python=self.python(), **more)
+        namespace = ("ip", "netns", "exec", self.bridge)
+        return super().run_ssh(*args, before=namespace, python=self.python(), **more)
 
     def python(self) -> str:
         """Return what runs the launcher: a Python whose imports are done."""

@@ -63,8 +63,8 @@ class PlantedRack:
 
     def result_of(self, *args: str, verb: str = "ssh", **more: Any) -> tuple[int, str, str]:
         """Run a command of `rackrun` on the hosts; return exit code, output and errors."""
-        words = () if verb == "ssh" else (verb,)
-        process = self.one.run_ssh(*args, verb=words, **more)
+        arguments = () if verb == "ssh" else (verb,)
+        process = self.one.run_ssh(*args, verb=arguments, **more)
         out, err = process.communicate(timeout=300)
         assert "Traceback" not in err, err
         return process.returncode, out, err

@@ -58,9 +58,9 @@ def docker_daemon() -> Iterator[None]:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def docker(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def docker(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the docker command."""
-    return subprocess.run(["docker", *words], input=stdin, capture_output=True, check=False)
+    return subprocess.run(["docker", *args], input=stdin, capture_output=True, check=False)
 
 
 @pytest.fixture(scope="session")

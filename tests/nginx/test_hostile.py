@@ -270,11 +270,11 @@ def docker_for_all() -> Iterator[None]:
             path.chmod(mode)
 
 
-def as_nobody(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def as_nobody(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a command as the account `nobody`."""
     environment = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
     return subprocess.run(
-        [*AS_NOBODY, *words],
+        [*AS_NOBODY, *args],
         env=environment | {"HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
         cwd=ROOT,
         capture_output=True,

@@ -37,9 +37,9 @@ def how(request: pytest.FixtureRequest, image: str) -> list[str]:
     return ["--image", image] if request.param == "container" else ["--native"]
 
 
-def run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
+def run(*args: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **more
+        [*COMMAND, *map(str, args)], capture_output=True, text=True, check=False, **more
     )
 
 
@@ -54,11 +54,11 @@ def open_port(port: int, address: str = "127.0.0.1") -> bool:
         return probe.connect_ex((address, port)) == 0
 
 
-def foreground(*words: str | Path) -> tuple["subprocess.Popen[bytes]", Callable[[str], str]]:
+def foreground(*args: str | Path) -> tuple["subprocess.Popen[bytes]", Callable[[str], str]]:
     """Start the command on a terminal; return it and a function that reads up to a pattern."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs,
+        [*COMMAND, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs,
         start_new_session=True,
     )  # fmt: skip
     os.close(theirs)

@@ -346,8 +346,8 @@ def test_a_process_that_has_imported_torch_is_collected_at_its_end(has_torch: bo
         f"sys.modules.update({{'torch': types.ModuleType('torch')}} if {has_torch} else {{}})\n"
         "atexit.register(lambda: print(gc.get_freeze_count() > 0)); run(lambda args: 0)"
     )
-    words = [sys.executable, "-c", code]
-    ended = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    args = [sys.executable, "-c", code]
+    ended = subprocess.run(args, capture_output=True, text=True, check=True, cwd=ROOT)
     assert ended.stdout == f"{not has_torch}\n"
 
 

@@ -28,10 +28,10 @@ sys.meta_path.insert(0, WithoutTorch())
 """
 
 
-def run(*words: str | Path, **more: object) -> "subprocess.CompletedProcess[str]":
+def run(*args: str | Path, **more: object) -> "subprocess.CompletedProcess[str]":
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     options = {"env": bare, "capture_output": True, "text": True, "timeout": 300, **more}
-    return subprocess.run(words, check=False, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(args, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def environment(folder: Path) -> Path:
@@ -50,8 +50,8 @@ class Installed:
     command: Path
     folder: Path
 
-    def __call__(self, *words: str | Path, **more: object) -> "subprocess.CompletedProcess[str]":
-        return run(self.command, *words, cwd=self.folder, **more)
+    def __call__(self, *args: str | Path, **more: object) -> "subprocess.CompletedProcess[str]":
+        return run(self.command, *args, cwd=self.folder, **more)
 
 
 @pytest.fixture(scope="module")

@@ -41,12 +41,12 @@ def run_folder(folder: Path, **settings: Any) -> Path:
          "accuracy": step / 200, "images_per_second": 800.0, "time": MOMENT + step}
         for step in range(10, 110, 10)
     ]  # fmt: skip
-    judged = [
+    evaluations = [
         {"kind": "evaluate", "step": 50 * epoch, "epoch": epoch, "split": "val", "loss": 0.5,
          "top1": 0.4 * epoch, "top5": None, "samples": 15, "time": MOMENT + 50 * epoch}
         for epoch in (1, 2)
     ]  # fmt: skip
-    write_lines(folder / "metrics.jsonl", [*train, *judged])
+    write_lines(folder / "metrics.jsonl", [*train, *evaluations])
     usage = [
         {"time": MOMENT + 60 * minute, "host": host, "cpu": 0.5, "memory": 10**9,
          "memory_total": 4 * 10**9, "received": 10**8, "sent": 10**7,
@@ -65,12 +65,12 @@ def run_folder(folder: Path, **settings: Any) -> Path:
         classes=[EVIL, "dog"],
         confusion=np.array([[9, 1], [2, 3]]),
     )
-    place = {"processes": 2, "command": ["python", EVIL], "environment": [["TOKEN", "s3cret"]]}
-    place["gpu_model"] = "H100 80GB"
+    position = {"processes": 2, "command": ["python", EVIL], "environment": [["TOKEN", "s3cret"]]}
+    position["gpu_model"] = "H100 80GB"
     plan = {
         "run_id": "ab" * 16,
         "world_size": 4,
-        "hosts": [{"name": one, **place} for one in HOSTS],
+        "hosts": [{"name": one, **position} for one in HOSTS],
     }
     end = {"verdict": "failed", "exit_code": 1, "cause": EVIL, "seconds": 75.0}
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -173,8 +173,8 @@ def test_a_script_in_the_page_would_be_refused(run: Path) -> None:
 def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
     """A row per run, the most accurate first and marked, with the settings that differ."""
     better = run_folder(tmp_path / "20260102-040506-catdog", lr=0.5)
-    judged = (better / "metrics.jsonl").read_text()
-    (better / "metrics.jsonl").write_text(judged.replace('"top1": 0.8', '"top1": 0.9'))
+    evaluations = (better / "metrics.jsonl").read_text()
+    (better / "metrics.jsonl").write_text(evaluations.replace('"top1": 0.8', '"top1": 0.9'))
     noise = run_folder(tmp_path / "20260102-050607-catdog", synthetic=True)
     page = write_comparison([noise, run, better], tmp_path / "compare.html")
     elements, console = browsed(page.as_uri(), tmp_path)

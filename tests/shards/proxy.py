@@ -89,8 +89,8 @@ class Proxy:
             thread.join()
         self._listener.close()
 
-    def _start(self, work: Callable[..., None], *words: object) -> None:
-        thread = threading.Thread(target=work, args=words, daemon=True)
+    def _start(self, work: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)
         self._threads.append(thread)
         thread.start()
 

@@ -78,14 +78,14 @@ def hosts(url: str, folder: Path, limits: Sequence[int]) -> Iterator[Hosts]:
 
 def everything(source: Source) -> list[Sample]:
     """Return all samples, read as training does: in portions that are parts of blocks."""
-    found = []
+    result = []
     rows = source.index("train")
     for number, shard in enumerate(source.manifest.split("train").shards):
         inside = rows[rows["shard"] == number]
         cuts = [inside[first : first + 7] for first in range(0, len(inside), 7)]
         for portion in portions(source, [(shard, cut) for cut in cuts]):
-            found += portion
-    return found
+            result += portion
+    return result
 
 
 def stored(folder: Path) -> list[list[str]]:
@@ -367,10 +367,10 @@ def test_no_request_ends_the_server(large: Tiny, tmp_path: Path) -> None:
         def ask(digest: bytes, span: tuple[int, int], rest: bytes, verify: bool) -> None:
             offset, length = span
             request = encoded(run.token, Request(digest.hex(), offset, length, verify))
-            answer = conversation(port, request + rest)
+            reply = conversation(port, request + rest)
             right = HAVE + content[offset : offset + length]
-            assert answer in (right, NO)
-            assert digest.strip(b"\0") or answer == NO
+            assert reply in (right, NO)
+            assert digest.strip(b"\0") or reply == NO
 
         ask()
         assert run.servers[0][0].poll() is None
@@ -435,10 +435,10 @@ def test_homes_are_even_and_within_the_limit(sizes: list[int], count: int, share
     names = [f"host{number}" for number in range(count)]
     shards, total = shards_of(sizes), sum(sizes)
     limit = int(total / count * share)
-    found = homes(names, shards, CELL_BYTES, limit)
+    result = homes(names, shards, CELL_BYTES, limit)
     held = Counter[int]()
     for shard in shards:
-        cells = found[shard.sha256].tolist()
+        cells = result[shard.sha256].tolist()
         assert len(cells) == -(-shard.bytes // CELL_BYTES)
         for number, home in enumerate(cells):
             held[home] += min(CELL_BYTES, shard.bytes - number * CELL_BYTES)

@@ -153,11 +153,11 @@ class SlurmLab:
         )
         return None if done.returncode else sum(map(int, done.stdout.split()))
 
-    def submit(self, folder: Path, *words: str, **variables: str) -> str:
+    def submit(self, folder: Path, *args: str, **variables: str) -> str:
         """Submit a job from a folder; return its number."""
         given = [f"{name}={value}" for name, value in variables.items()]
         exported = ",".join(["ALL", *given])
-        output = self.run("sbatch", "--parsable", f"--export={exported}", *words, folder=folder)
+        output = self.run("sbatch", "--parsable", f"--export={exported}", *args, folder=folder)
         return output.split(";")[0]
 
     def job(self, number: str) -> Mapping[str, str]:

@@ -41,7 +41,7 @@ def ran(name: str, config: Config, ranks: Ranks, folder: Path) -> None:
     data = (SlowData if name == "data" else two_ranks.Halves)(ranks)
     task = two_ranks.TASK
     if name == "compute":
-        task = replace(task, model=lambda *words: Slow(two_ranks.model(*words)))
+        task = replace(task, model=lambda *args: Slow(two_ranks.model(*args)))
     assert two_ranks.ran(config, ranks, data, task) == 0
 
 

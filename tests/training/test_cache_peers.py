@@ -50,8 +50,8 @@ def trained(lab: NetLab, shapes: Path, *options: str) -> tuple[dict[str, Any], s
     python = lab.cheap_python(trains=True)
     disks = [lab.folder / f"disk-{number + 1}" for number in range(len(lab.hosts))]
     hosts = lab.write_hosts(*(f"python={python} workdir={disk}" for disk in disks))
-    words = (*LAUNCH, str(hosts), "catdog", "--data", str(shapes), *OPTIONS, *options)
-    process = lab.run_ssh(*words)
+    args = (*LAUNCH, str(hosts), "catdog", "--data", str(shapes), *OPTIONS, *options)
+    process = lab.run_ssh(*args)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     (folder,) = (path for path in lab.folder.glob("runs/*-net*") if path.is_dir())
@@ -108,10 +108,10 @@ class ByHand:
         for rank in range(2):
             workdir = folder / f"host-{rank}"
             workdir.mkdir(exist_ok=True)
-            words = [warm.interpreter(), "-m", "catdog", "--data", url, *OPTIONS, *options]
+            args = [warm.interpreter(), "-m", "catdog", "--data", url, *OPTIONS, *options]
             self.ranks.append(
                 subprocess.Popen(
-                    words,
+                    args,
                     cwd=workdir,
                     env={**os.environ, **world, "RANK": str(rank)},
                     stdout=subprocess.PIPE,
@@ -156,21 +156,21 @@ def test_prefetch_fills_the_caches_before_the_first_step_and_goes_on_after_ctrl_
 
 def stalled_after(count: int) -> Fault:
     """Let the answers to all requests for tars stall, but for the first ones."""
-    seen: list[Answer] = []
+    calls: list[Answer] = []
 
-    def fault(answer: Answer) -> None:
-        if b".tar" in answer.request:
-            seen.append(answer)
-        if len(seen) > count:
-            answer.stall()
-        answer.send()
+    def fault(reply: Answer) -> None:
+        if b".tar" in reply.request:
+            calls.append(reply)
+        if len(calls) > count:
+            reply.stall()
+        reply.send()
 
     return fault
 
 
 def tars(proxy: Proxy) -> list[bytes]:
     """Return the requests for parts of tars, in their order."""
-    found = (
+    result = (
         re.search(rb"GET /(\S+\.tar) .*Range: (\S+)", one, re.DOTALL) for one in proxy.requests
     )
-    return [match[1] + b" " + match[2] for match in found if match]
+    return [match[1] + b" " + match[2] for match in result if match]

@@ -101,9 +101,9 @@ def test_help_does_not_import_torch() -> None:
     assert "--recipe" in done.stdout
 
 
-def check(task: str, *words: str) -> None:
+def check(task: str, *args: str) -> None:
     """Ask a task as the launcher does."""
-    assert run_command(task, "test", ["check", "--data", "http://host/shards", *words]) == 0
+    assert run_command(task, "test", ["check", "--data", "http://host/shards", *args]) == 0
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
             asked.append(self.path)
             super().do_GET()
 
-        def log_message(self, *words: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:

@@ -59,8 +59,8 @@ def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluate(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Run the command in this process; return its JSON."""
 
-    def run(*words: str | Path) -> Any:
-        assert main([*map(str, words), *ALONE, "--json"]) == 0
+    def run(*args: str | Path) -> Any:
+        assert main([*map(str, args), *ALONE, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
     return run

@@ -149,14 +149,14 @@ def test_the_highest_losses_are_those_of_all_ranks() -> None:
             return torch.stack(tables).sum(0)
 
     for rank, values in losses.items():
-        found = HighestLosses()
+        result = HighestLosses()
         for number, value in enumerate(values):
             logits = torch.tensor([[0.0, math.log(math.expm1(value))]])  # loss of class 0: value
             batch = Batch(
                 torch.empty(0), torch.tensor([0]), rows=torch.tensor([10 * rank + number])
             )
-            found.add(logits, batch)
-        rows = found.rows_of_all(cast(Ranks, Rank(rank)), 3)
+            result.add(logits, batch)
+        rows = result.rows_of_all(cast(Ranks, Rank(rank)), 3)
     assert rows == [32, 30, 1]
 
 
@@ -165,12 +165,12 @@ def test_metrics_have_a_line_per_interval_and_evaluation(whole: Path) -> None:
     sample per epoch."""
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
-    judged = [line for line in lines if line["kind"] == "evaluate"]
+    evaluations = [line for line in lines if line["kind"] == "evaluate"]
     assert [line["step"] for line in train] == [1, 2, 5, 10, 20, 30, 40]
-    assert [line["epoch"] for line in judged] == [1, 2, 3, 4]
-    assert {line["samples"] for line in judged} == {37}
-    assert all(line["top5"] is None for line in judged)
-    assert all(round(line["top1"] * 37, 3).is_integer() for line in judged)
+    assert [line["epoch"] for line in evaluations] == [1, 2, 3, 4]
+    assert {line["samples"] for line in evaluations} == {37}
+    assert all(line["top5"] is None for line in evaluations)
+    assert all(round(line["top1"] * 37, 3).is_integer() for line in evaluations)
     assert train[0]["rate"] > train[-1]["rate"] > 0
     assert all(line["images_per_second"] > 0 for line in train)
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
@@ -249,8 +249,8 @@ class Interrupting:
         walk = Resampled.training
 
         def training(data: Resampled, start: int) -> Iterator[Batch]:
-            for place, batch in enumerate(walk(data, start), start=start):
-                if place == step:
+            for index, batch in enumerate(walk(data, start), start=start):
+                if index == step:
                     os.kill(os.getpid(), number)
                 yield batch
 
@@ -294,8 +294,8 @@ def test_an_epoch_that_was_trained_before_a_resume_shows_no_numbers(
     assert loop.run(TASK, config) == 0
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("epoch 4/4")]
-    judged = r"validation loss \d\.\d{4}  validation accuracy \d+\.\d\d%"
-    assert re.fullmatch(rf"epoch 4/4  trained before the resume  {judged}", line), line
+    evaluations = r"validation loss \d\.\d{4}  validation accuracy \d+\.\d\d%"
+    assert re.fullmatch(rf"epoch 4/4  trained before the resume  {evaluations}", line), line
     (result,) = [line for line in lines if line.startswith("validation accuracy")]
     assert re.fullmatch(r"validation accuracy \S+%  no step was left to train", result), result
     assert "0 images/s" not in "\n".join(lines)
@@ -375,8 +375,8 @@ def signal_after(
     Ctrl-C, the thread waits until the main thread has gone."""
     real = getattr(os, call)
 
-    def called(*words: Any, **more: Any) -> Any:
-        done = real(*words, **more)
+    def called(*args: Any, **more: Any) -> Any:
+        done = real(*args, **more)
         if threading.current_thread() is threading.main_thread():
             return done
         monkeypatch.setattr(os, call, real)
@@ -530,18 +530,18 @@ def test_an_epoch_says_its_own_speed(
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=3, log_every_steps=1000)) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     measured = [line["images_per_second"] for line in lines if line["kind"] == "train"]
-    said = re.findall(r"validation accuracy \S+  (\S+) images/s\n", capsys.readouterr().out)
-    assert len(said) == len(measured) == 3
-    for words, number in zip(said, measured, strict=True):
-        assert abs(int(words.replace(",", "")) - number) <= 1
+    errors = re.findall(r"validation accuracy \S+  (\S+) images/s\n", capsys.readouterr().out)
+    assert len(errors) == len(measured) == 3
+    for args, number in zip(errors, measured, strict=True):
+        assert abs(int(args.replace(",", "")) - number) <= 1
 
 
 def test_all_pages_say_the_same_speed(shapes: Path, tmp_path: Path, capfd: Any) -> None:
     """The last line of a run and its report have one number, not a mean here and a median there."""
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=2, log_every_steps=3)) == 0
-    said = re.findall(r"([\d,]+) images/s  training took", capfd.readouterr().out)
-    found = mean_speed(read(tmp_path).train)
-    assert said == [f"{found:,.0f}"]
+    errors = re.findall(r"([\d,]+) images/s  training took", capfd.readouterr().out)
+    result = mean_speed(read(tmp_path).train)
+    assert errors == [f"{result:,.0f}"]
 
 
 def test_the_report_shows_the_first_batch_as_the_model_saw_it(shapes: Path, tmp_path: Path) -> None:
@@ -585,9 +585,9 @@ def test_a_report_that_cannot_be_drawn_fails_no_run(
     """After hours of training final.pt is there; that the page is not is a line."""
     (tmp_path / "report.html").mkdir()
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=1)) == 0
-    said = capsys.readouterr().out
-    assert f"no report: {tmp_path}/report.html: cannot be written" in said
-    assert f"weights: {tmp_path}/final.pt\n" in said and "\nreport: " not in said
+    errors = capsys.readouterr().out
+    assert f"no report: {tmp_path}/report.html: cannot be written" in errors
+    assert f"weights: {tmp_path}/final.pt\n" in errors and "\nreport: " not in errors
     assert "model" in checkpoint.read(tmp_path / "final.pt")
 
 
@@ -598,9 +598,9 @@ def test_a_set_without_validation_trains_without_evaluation(
     """train/ and nothing else is a data set, too; that nothing is judged is said in a line."""
     data = make_shards(train=(40,), val=())
     assert loop.run(TASK, settings(data, tmp_path, epochs=2, **options)) == 0
-    said = capsys.readouterr().out
-    assert f"{data} has no split 'val': trains without evaluation; ./run-local convert" in said
-    assert "validation accuracy" not in said and "2/2  loss" in said
+    errors = capsys.readouterr().out
+    assert f"{data} has no split 'val': trains without evaluation; ./run-local convert" in errors
+    assert "validation accuracy" not in errors and "2/2  loss" in errors
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"start", "train"}
     assert (tmp_path / "report.html").exists() and not (tmp_path / "predictions.npz").exists()

@@ -19,9 +19,9 @@ from training.entry import run_command
 from training.models.registered import registered
 
 
-def check(*words: str) -> int:
+def check(*args: str) -> int:
     """Ask the task as the launcher does."""
-    return run_command("catdog", "test", ["check", *words])
+    return run_command("catdog", "test", ["check", *args])
 
 
 def test_names_in_the_sources_are_those_that_the_libraries_have() -> None:

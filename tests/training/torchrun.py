@@ -15,11 +15,11 @@ from training.ranks import Ranks, joined
 ROOT = Path(__file__).parents[2]
 
 
-def output_of(script: str, *words: object, ranks: int = 2) -> str:
+def output_of(script: str, *args: object, ranks: int = 2) -> str:
     """Return what the ranks of a script beside this file print; they must end well."""
     job = warm.ranks(
         ranks,
-        *(Path(__file__).with_name(script), *words),
+        *(Path(__file__).with_name(script), *args),
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -67,8 +67,8 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     live, files = written(runs, "live")
     (live.folder.path / "metrics.jsonl").write_text('{"step": 20}\n{"step": 40}\n{"ste')
     for name, verdict, code, step in (("done", "done", 0, 90), ("broken", "failed", 75, 7)):
-        job, own = written(runs, name)
-        own.close(ended(job, verdict, code, step))
+        job, this_job = written(runs, name)
+        this_job.close(ended(job, verdict, code, step))
     hosts, remote = written(runs, "on-hosts")  # whose metrics are on their first host
     hosts.folder.live.write_text('{"step": 33, "curves": []}')
     written(runs, "killed")[1].plan.close()
@@ -76,17 +76,17 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     (runs / "20260101-000001-damaged").mkdir()
     (runs / "20260101-000001-damaged" / "plan.json").write_text('{"run_id": "\\u001b[2J"}')
     assert main(["--json"]) == 0
-    found = {run["name"]: run for run in json.loads(capsys.readouterr().out)}
-    said = {name: (run["state"], run["exit_code"], run["step"]) for name, run in found.items()}
-    assert said == {
+    content = {run["name"]: run for run in json.loads(capsys.readouterr().out)}
+    values = {name: (run["state"], run["exit_code"], run["step"]) for name, run in content.items()}
+    assert values == {
         "live": ("running", None, 40),
         "on-hosts": ("running", None, 33),
         "done": ("done", 0, 90),
         "broken": ("failed", 75, 7),
         "killed": ("killed", None, None),
     }
-    assert found["live"]["task"] == "catdog"
-    assert found["live"]["folder"] == f"runs/{live.folder.path.name}"
+    assert content["live"]["task"] == "catdog"
+    assert content["live"]["folder"] == f"runs/{live.folder.path.name}"
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["id", "name", "task", "hosts", "state", "step", "age", "folder"]
@@ -121,10 +121,10 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
     with pytest.raises(UsageError, match="are not known here; type: --hosts FILE"):
         look_after(["stop", job.run_id[:8]])
     job.folder.settings.write_text('launch = "local"\n')
-    words = ("-m", "launcher", "ssh", "stop", job.run_id[:8])
+    args = ("-m", "launcher", "ssh", "stop", job.run_id[:8])
     home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=home, text=True)
-    assert (told.returncode, "1 of 1 host clean" in told.stderr) == (0, True), told.stderr
+    output = warm.run(*args, start=warm.Launcher, cwd=tmp_path, env=home, text=True)
+    assert (output.returncode, "1 of 1 host clean" in output.stderr) == (0, True), output.stderr
     job.folder.plan.unlink()  # meanwhile: the folder was found by it
     with pytest.raises(UsageError, match="-live: no run that a launcher started"):
         stop_attached(Run(job.run_id, "live", folder=job.folder.path), StopOptions())
@@ -132,10 +132,10 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> None:
     """Ctrl-C for its launcher, then a look at its hosts; those of this folder are others."""
-    words = (*SHORT[:-2], detached.hosts, "--", sys.executable, "-c", PID)
+    args = (*SHORT[:-2], detached.hosts, "--", sys.executable, "-c", PID)
     home = {"cwd": detached.home, "env": {"HOME": str(detached.home)}}
     for how in ("its launcher lives", "its launcher was killed"):
-        launcher = detached.one.run_ssh(*words, **home)  # type: ignore[arg-type]
+        launcher = detached.one.run_ssh(*args, **home)  # type: ignore[arg-type]
         assert launcher.stdout is not None
         ranks = [launcher.stdout.readline().split()[-1] for _ in range(3)]
         (detached.home / "hosts.txt").write_text("127.0.0.99\n")
@@ -165,8 +165,8 @@ def test_a_folder_is_found_by_the_name_of_its_run(
         (tmp_path / "runs" / f"{moment}-twice").mkdir()
     meant = Path("runs") / job.folder.path.name
     (tmp_path / "night").mkdir()  # a folder of the user's: no run
-    for word in ("night", job.run_id[:6], job.run_id, str(meant), meant.name, "latest"):
-        assert run_folder(word) == meant
+    for text in ("night", job.run_id[:6], job.run_id, str(meant), meant.name, "latest"):
+        assert run_folder(text) == meant
     assert run_folder("runs/latest/") == meant
     new_run_folder(tmp_path / "runs", "newer")
     assert run_folder("latest") == run_folder("runs/latest") == run_folder("newer") != meant
@@ -175,9 +175,9 @@ def test_a_folder_is_found_by_the_name_of_its_run(
         run_folder("twice")
     with pytest.raises(UsageError, match=f"{meant}/checkpoints has no checkpoint"):
         resume.requested_checkpoint("night", "catdog")
-    for word, is_there in (("night", True), ("latest", True), ("nope", False), ("./x.pt", False)):
-        work = TaskWork("catdog", ("--resume", word))
-        with nullcontext() if is_there else pytest.raises(UsageError, match=f"--resume {word}: no"):
+    for text, is_there in (("night", True), ("latest", True), ("nope", False), ("./x.pt", False)):
+        work = TaskWork("catdog", ("--resume", text))
+        with nullcontext() if is_there else pytest.raises(UsageError, match=f"--resume {text}: no"):
             refuse_absent_run(work, tmp_path / "runs")
     report.main(["night"])
     assert (meant / "report.html").exists()
@@ -215,7 +215,7 @@ def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("listed", "said"),
+    ("listed", "lines"),
     [
         ("gpu01", [("gpu01", None)]),
         ("gpu01,gpu[02-03]:4", [("gpu01", None), ("gpu02", 4), ("gpu03", 4)]),
@@ -224,11 +224,11 @@ def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_pa
     ],
 )
 def test_hosts_are_listed_as_in_other_launchers(
-    listed: str, said: list[tuple[str, int | None]]
+    listed: str, lines: list[tuple[str, int | None]]
 ) -> None:
     """`-H` takes names, ranges and numbers of processes."""
-    found = hosts_named(Path("no-such-file"), listed)
-    assert [(host.name, host.slots) for host in found] == said
+    paths = hosts_named(Path("no-such-file"), listed)
+    assert [(host.name, host.slots) for host in paths] == lines
 
 
 @pytest.mark.parametrize("listed", ["gpu01,b;c", "-oProxyCommand=x", "gpu01,gpu01", "a b"])
@@ -244,17 +244,17 @@ def test_runs_are_called_by_id_prefix_or_name(
 ) -> None:
     """What is ambiguous is refused with the candidates; namesakes on the same hosts are not."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
-    here, there = [Host("gpu01")], [Host("gpu02")]
+    host, other_host = [Host("gpu01")], [Host("gpu02")]
     for run, hosts, name in (
-        ("3fa81c02", here, "lr-tenth"),
-        ("3fb00000", here, "night"),
-        ("40000000", here, "night"),
-        ("50000000", here, "split"),
-        ("60000000", there, "split"),
+        ("3fa81c02", host, "lr-tenth"),
+        ("3fb00000", host, "night"),
+        ("40000000", host, "night"),
+        ("50000000", host, "split"),
+        ("60000000", other_host, "split"),
     ):
         assert known_runs.remember(run, hosts, tmp_path, "", name, "catdog") == ""
-    found = [find_run(text) for text in ("3fa", "lr-tenth", "60", "3fa81c02" + "0" * 24)]
-    assert [run and run.id for run in found] == ["3fa81c02", "3fa81c02", "60000000", "3fa81c02"]
+    runs = [find_run(text) for text in ("3fa", "lr-tenth", "60", "3fa81c02" + "0" * 24)]
+    assert [run and run.id for run in runs] == ["3fa81c02", "3fa81c02", "60000000", "3fa81c02"]
     run = find_run("night")  # its hosts know which one is running
     assert run is not None and (run.asked, run.record is not None) == ("night", True)
     for text in ("3f", "split"):
@@ -290,11 +290,11 @@ def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(7.9, "7s"), (720, "12m"), (11100, "3h05m"), (352800, "4d02h")]
+    ("seconds", "message"), [(7.9, "7s"), (720, "12m"), (11100, "3h05m"), (352800, "4d02h")]
 )
-def test_an_age_has_two_units(seconds: float, said: str) -> None:
+def test_an_age_has_two_units(seconds: float, message: str) -> None:
     """As short as a column allows."""
-    assert age(seconds) == said
+    assert age(seconds) == message
 
 
 def test_the_task_is_that_of_the_command() -> None:
@@ -333,9 +333,9 @@ def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
     known_runs.remember("3fa81c02", silent, tmp_path, "", "night", "catdog")
     known_runs.remember("4" * 32, silent, tmp_path, "", "attached", "catdog")
     assert main(["--json"]) == 0
-    told = capsys.readouterr()
-    assert {run["state"] for run in json.loads(told.out)} == {"unknown"}
-    assert told.err.count("not asked: 127.0.0.1") == 1
+    captured = capsys.readouterr()
+    assert {run["state"] for run in json.loads(captured.out)} == {"unknown"}
+    assert captured.err.count("not asked: 127.0.0.1") == 1
 
 
 def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: DetachedLab) -> None:
@@ -358,7 +358,7 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: Detac
     code, out, err = detached.one.result_of(
         "--json", verb=("ps",), cwd=detached.home, env={"HOME": str(detached.home)}
     )
-    states = {told["run"]: told["state"] for told in json.loads(out) if told["detached"]}
+    states = {entry["run"]: entry["state"] for entry in json.loads(out) if entry["detached"]}
     assert (code, states[run]) == (0, "running"), err  # its hosts were not named
     second = detached.machine("second")
     code, out, err = detached.one.result_of(
@@ -366,12 +366,12 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: Detac
     )
     assert code == 0, err
     # Runs of other tests are on these hosts as well: they share this machine's processes.
-    found = {told["run"]: told for told in json.loads(out) if told["detached"]}
-    assert set(found) == {over, run}
-    assert [found[one]["name"] for one in (over, run)] == ["short", "night"]
-    assert [found[one]["state"] for one in (over, run)] == ["done", "running"]
-    assert found[run]["hosts"] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-    assert found[run]["folder"].startswith("127.0.0.2:")
+    content = {entry["run"]: entry for entry in json.loads(out) if entry["detached"]}
+    assert set(content) == {over, run}
+    assert [content[one]["name"] for one in (over, run)] == ["short", "night"]
+    assert [content[one]["state"] for one in (over, run)] == ["done", "running"]
+    assert content[run]["hosts"] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    assert content[run]["folder"].startswith("127.0.0.2:")
     detached.run = "night"
     assert detached.status(home=second)["run"] == run
     code, out, err = detached.result_of("status", home=detached.machine("third"))
@@ -385,12 +385,12 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: Detac
 
 def test_a_run_is_listed_once(tmp_path: Path) -> None:
     """The id of a detached run begins those of its attempts; its folder here is shown."""
-    there = ListedRun(
+    on_hosts = ListedRun(
         "3fa81c02", "a", "catdog", ("gpu01",), "done", 0, 9, 1.0, "gpu01:/r/x", detached=True
     )
-    here = ListedRun(
+    in_folder = ListedRun(
         "3fa81c02" + "0" * 24, "a", "catdog", ("gpu01",), "done", 0, 9, 1.0, "runs/x", False
     )
-    (run,) = merged([there, here])
+    (run,) = merged([on_hosts, in_folder])
     assert (run.run, run.folder) == ("3fa81c02", "runs/x")
     assert list(runs_in(tmp_path / "no-such-folder")) == []

@@ -98,8 +98,8 @@ def test_a_host_that_does_not_answer_can_be_drained_from_here(rack: PlantedRack)
 def test_a_host_that_was_lost_is_remembered_and_warned_of(rack: PlantedRack) -> None:
     """By the next launch, --check, ps and the table; with the time and the run."""
     hosts = str(rack.hosts)
-    words = ("--lease-seconds", "2", "--include", "gpu01,gpu02", hosts)
-    run = rack.one.run_ssh(*words, *SLEEP)
+    args = ("--lease-seconds", "2", "--include", "gpu01,gpu02", hosts)
+    run = rack.one.run_ssh(*args, *SLEEP)
     until(lambda: any(rack.one.folder.glob("runs/2*/logs/gpu02/rank-2.out")), "it runs", 60)
     for pid in rack.one.hosts[1].sessions():
         with contextlib.suppress(ProcessLookupError):
@@ -132,8 +132,8 @@ def test_a_sick_gpu_and_two_crashes_are_remembered_on_the_host(rack: PlantedRack
     rack.set_gpu("gpu02", 1)
     elsewhere = rack.one.folder / "elsewhere"
     elsewhere.mkdir()
-    words = ("--include", "gpu01,gpu02", hosts, *TRUE)
-    code, _, err = rack.result_of(*words, env={"HOME": str(elsewhere)})
+    args = ("--include", "gpu01,gpu02", hosts, *TRUE)
+    code, _, err = rack.result_of(*args, env={"HOME": str(elsewhere)})
     assert code == 0, err
     assert "gpu01: history: failed " in err and "killed by SIGSEGV" in err
     assert "gpu02: history: bad GPU" in err and "2 uncorrected ECC errors" in err
@@ -182,14 +182,14 @@ def test_the_note_of_another_account_warns_and_keeps_nobody_away(
     rack: PlantedRack, mallory: Callable[..., Path]
 ) -> None:
     """It is named with its owner, whatever it says; one in our name, or no file, is nothing."""
-    words = ("--include", "gpu01", str(rack.hosts), *TRUE)
+    args = ("--include", "gpu01", str(rack.hosts), *TRUE)
     mallory(json.dumps({"text": "it is mine", "at": time.time() - 7200}).encode())
-    code, _, err = rack.result_of(*words)
+    code, _, err = rack.result_of(*args)
     assert code == 0, err
     assert "warning: gpu01: history: drained by nobody 2h00m ago: it is mine" in err
     mallory(NONSENSE[0])
     mallory(b'{"text": "in the name of root", "at": 1}', uid=0)
-    code, _, err = rack.result_of(*words)
+    code, _, err = rack.result_of(*args)
     assert (code, "\x1b" in err, "in the name of root" in err) == (0, False, False), err
 
 
@@ -200,8 +200,8 @@ def test_no_note_makes_the_answer_of_its_host_a_malformed_one(tmp_path: Path) ->
     for content in NONSENSE:
         path.write_bytes(content)
         os.chown(path, NOBODY, NOBODY)
-        answer = json.loads(json.dumps({"notes": remote.notes(str(lock))}))
-        shaped(answer["notes"], get_type_hints(LookAnswer, include_extras=True)["notes"])
+        reply = json.loads(json.dumps({"notes": remote.notes(str(lock))}))
+        shaped(reply["notes"], get_type_hints(LookAnswer, include_extras=True)["notes"])
     path.unlink()
     os.mkfifo(path)
     os.chown(path, NOBODY, NOBODY)
@@ -241,10 +241,10 @@ def test_what_lies_in_place_of_our_note_is_named(tmp_path: Path) -> None:
 def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) -> None:
     """It shows what has changed meanwhile; Ctrl-C is a good end, without a traceback."""
     leading, following = pty.openpty()
-    words = ("--ssh-config", str(rack.one.config), str(rack.hosts))
+    args = ("--ssh-config", str(rack.one.config), str(rack.hosts))
     env = {**os.environ, "HOME": str(rack.one.home), "TERM": "xterm", "COLUMNS": "160"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "rackrun", "rack", *words],
+        [sys.executable, "-m", "rackrun", "rack", *args],
         **dict.fromkeys(("stdin", "stdout", "stderr"), following),
         env={**env, "PYTHONPATH": str(ROOT)},
     )
@@ -281,9 +281,9 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) 
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, args: tuple[str, ...], says: str) -> None:
     """64, in one line, before a host is asked."""
     (tmp_path / "hosts.txt").write_text("gpu01\n")
-    words = [sys.executable, "-m", "rackrun", "rack", *args]
+    arguments = [sys.executable, "-m", "rackrun", "rack", *args]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env)
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, env=env)
     assert (done.returncode, says in done.stderr) == (64, True), done.stderr
     assert len(done.stderr.splitlines()) == 1
 

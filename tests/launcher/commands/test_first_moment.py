@@ -16,12 +16,12 @@ DOOR = (sys.executable, "-P", "-S", str(ROOT / "rackrun" / "__main__.py"))
 SCRIPTS = ("run-local", "run-ssh", "run-ray")
 
 
-def begun(folder: Path, *words: str, **more: object) -> "subprocess.Popen[str]":
+def begun(folder: Path, *args: str, **more: object) -> "subprocess.Popen[str]":
     """Start a launcher as `./run-local` does, in another folder."""
     (folder / "here").mkdir(exist_ok=True)
     streams = {"stdin": subprocess.DEVNULL} | dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     options: dict[str, object] = {"cwd": folder / "here", "text": True, **streams, **more}
-    return subprocess.Popen([*DOOR, *words], **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen([*DOOR, *args], **options)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

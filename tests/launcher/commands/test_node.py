@@ -73,7 +73,7 @@ class Nodes:
         self.started: list[subprocess.Popen[str]] = []
 
     def start(
-        self, node: int, nodes: int, *words: str, program: str = CHEAP_NODE
+        self, node: int, nodes: int, *args: str, program: str = CHEAP_NODE
     ) -> subprocess.Popen[str]:
         """Start one launcher as a scheduler does."""
         name, _, value = self.canary.partition("=")
@@ -89,7 +89,7 @@ class Nodes:
         program_words = program.split()
         self.started.append(
             warm.Launcher(
-                *("-m", *program_words, "--runs", str(self.folder), *words),
+                *("-m", *program_words, "--runs", str(self.folder), *args),
                 cwd=ROOT,
                 env={**os.environ, **given},
                 stdin=subprocess.DEVNULL,
@@ -100,9 +100,9 @@ class Nodes:
         )
         return self.started[-1]
 
-    def start_all(self, nodes: int, *words: str) -> list[subprocess.Popen[str]]:
+    def start_all(self, nodes: int, *args: str) -> list[subprocess.Popen[str]]:
         """Start this many launchers, the last one first."""
-        return [self.start(node, nodes, *words) for node in reversed(range(nodes))][::-1]
+        return [self.start(node, nodes, *args) for node in reversed(range(nodes))][::-1]
 
     @property
     def run(self) -> Path:
@@ -140,8 +140,8 @@ def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     ]
 
 
-def python(script: str, *words: str) -> tuple[str, ...]:
-    return ("--", sys.executable, "-c", script, *words)
+def python(script: str, *args: str) -> tuple[str, ...]:
+    return ("--", sys.executable, "-c", script, *args)
 
 
 def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes: Nodes) -> None:
@@ -295,14 +295,14 @@ def test_nodes_whose_ranks_report_nothing_leave_each_other_in_peace(nodes: Nodes
     assert 2 < b"".join(lines).count(b"\n") < 10, lines
 
 
-def overhear(listener: socket.socket, port: int, said: list[bytes]) -> None:
+def overhear(listener: socket.socket, port: int, lines: list[bytes]) -> None:
     """Pass on what one caller and who listens at the port say, and keep it."""
     with listener.accept()[0] as caller, until(lambda: connected(port)) as called:
 
         def carry(source: socket.socket, target: socket.socket) -> None:
             with contextlib.suppress(OSError):  # they hang up as they like
                 while data := source.recv(1 << 16):
-                    said.append(data)
+                    lines.append(data)
                     target.sendall(data)
                 target.shutdown(socket.SHUT_WR)
 

@@ -16,9 +16,9 @@ from tests import warm
 from tests.launcher.drive import ROOT
 
 
-def local(*words: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
+def local(*args: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
     return warm.run(
-        *("-m", "launcher", "local", *words),
+        *("-m", "launcher", "local", *args),
         start=warm.Launcher,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},

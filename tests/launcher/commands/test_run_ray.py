@@ -53,11 +53,11 @@ cluster.shutdown()
     raise AssertionError("Ray does not start")
 
 
-def start(address: str, folder: Path, *words: str, canary: str = "") -> subprocess.Popen[str]:
+def start(address: str, folder: Path, *args: str, canary: str = "") -> subprocess.Popen[str]:
     """Start `./run-ray` as a user does, on hosts that are one machine."""
     options = ["--ignore-check", "machine", "--python", warm.interpreter()]
     return warm.Launcher(
-        *("-m", "launcher", "ray", "--address", address, *options, *words),
+        *("-m", "launcher", "ray", "--address", address, *options, *args),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "RUN_CANARY": canary},
         stdin=subprocess.DEVNULL,

@@ -16,9 +16,9 @@ from tests.launcher.lab import ROOT, Lab
 WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
 
 
-def local(*words: str, cwd: Path, **environment: str) -> str:
+def local(*args: str, cwd: Path, **environment: str) -> str:
     """Run `./run-local`; return its output when it exits with 0."""
-    command = ("-m", "launcher", "local", "--python", str(warm.interpreter()), *words)
+    command = ("-m", "launcher", "local", "--python", str(warm.interpreter()), *args)
     more = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = warm.run(*command, start=warm.Launcher, cwd=cwd, env=more)
     assert done.returncode == 0, done.stderr

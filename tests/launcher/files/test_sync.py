@@ -47,12 +47,12 @@ def project(lab: Lab) -> Path:
     return folder
 
 
-def launch(lab: Lab, *words: str, named: bool = True, **more: Any) -> tuple[int, str, str]:
+def launch(lab: Lab, *args: str, named: bool = True, **more: Any) -> tuple[int, str, str]:
     """Launch on two hosts, whose lines name an interpreter, or leave it to --sync."""
     python = f"python={lab.cheap_python()}" if named else ""
     hosts = str(lab.write_hosts(*[f"{python} workdir={lab.folder}/there-{n}" for n in (1, 2)]))
     return lab.result_of(
-        *words, hosts, "--", sys.executable, "train.py", cwd=project_of(lab), **more
+        *args, hosts, "--", sys.executable, "train.py", cwd=project_of(lab), **more
     )
 
 

@@ -104,8 +104,8 @@ def own_repository(lab: Lab) -> tuple[Path, list[str]]:
     return source, ["hosts.txt", "--", sys.executable, "-c"]
 
 
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(["git", "-C", folder, *words], check=True)
+def git(folder: Path, *args: str) -> None:
+    subprocess.run(["git", "-C", folder, *args], check=True)
 
 
 def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(start_lab: Labs) -> None:

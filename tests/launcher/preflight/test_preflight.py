@@ -315,7 +315,7 @@ def shard_server() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body or b"")
 
-        def log_message(self, *words: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

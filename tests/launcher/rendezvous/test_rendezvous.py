@@ -98,8 +98,8 @@ class Zero:
 def zero() -> Iterator[Callable[..., Zero]]:
     made: list[Zero] = []
 
-    def make(*words: Any, **more: Any) -> Zero:
-        made.append(Zero(*words, **more))
+    def make(*args: Any, **more: Any) -> Zero:
+        made.append(Zero(*args, **more))
         return made[-1]
 
     yield make

@@ -153,7 +153,7 @@ def ranks() -> list[int]:
     return processes(f"# {MARK}\0")
 
 
-def processes(*words: str) -> list[int]:
+def processes(*args: str) -> list[int]:
     """Return the processes with these words, without launchers."""
     result = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -161,7 +161,7 @@ def processes(*words: str) -> list[int]:
             line = (entry / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if all(arg in line for arg in words) and "-m\0launcher" not in line:
+        if all(arg in line for arg in args) and "-m\0launcher" not in line:
             result.append(int(entry.name))
     return result
 
@@ -287,10 +287,10 @@ def hosts_of(lab: Lab, image: str) -> tuple[str, ...]:
     return ("--image", image, *volumes, *SHORT, str(lab.folder / "hosts.txt"))
 
 
-def local(folder: Path, *words: str) -> "subprocess.Popen[str]":
+def local(folder: Path, *args: str) -> "subprocess.Popen[str]":
     """Start `./run-local` in a folder."""
     return warm.Launcher(
-        *("-m", "launcher", "local", *words),
+        *("-m", "launcher", "local", *args),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -216,9 +216,9 @@ def test_the_gpus_of_an_allocation_are_slots() -> None:
         assert [host.slots for host in hosts] == [8, 8]
 
 
-def dry_run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+def dry_run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run `node --dry-run` under a recorded environment."""
-    command = ("-m", "launcher", "node", "--dry-run", *words, "catdog")
+    command = ("-m", "launcher", "node", "--dry-run", *args, "catdog")
     path = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
     return warm.run(*command, start=warm.Launcher, env={**path, **recorded(name)})
 

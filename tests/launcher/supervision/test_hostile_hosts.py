@@ -34,12 +34,12 @@ SAID = {  # what the second host says: why it is lost
 }
 
 
-def hostile(folder: Path, said: bytes) -> str:
+def hostile(folder: Path, data: bytes) -> str:
     """Return an interpreter that prints this in place of the agent until the launcher closes."""
-    path = folder / f"hostile-{hash(said)}"
+    path = folder / f"hostile-{hash(data)}"
     path.write_text(
         f"#!{sys.executable}\nimport sys\n"
-        f"sys.stdout.buffer.write({service.MARKER + said!r})\n"
+        f"sys.stdout.buffer.write({service.MARKER + data!r})\n"
         "sys.stdout.flush()\nsys.stdin.buffer.read()\n"
     )
     path.chmod(0o755)
