@@ -141,8 +141,8 @@ class HighestLosses:
         if self._losses:
             losses = torch.cat(self._losses).double().nan_to_num(nan=math.inf)
             highest, positions = losses.topk(min(count, len(losses)))
-            own = table[ranks.rank, : len(highest)]
-            own[:, 0], own[:, 1] = highest.cpu(), torch.cat(self._rows)[positions.cpu()]
+            this_rank = table[ranks.rank, : len(highest)]
+            this_rank[:, 0], this_rank[:, 1] = highest.cpu(), torch.cat(self._rows)[positions.cpu()]
         candidates = ranks.all_reduce_sum(table).flatten(0, 1)
         candidates = candidates[candidates[:, 0] >= 0]
         order = candidates[:, 0].argsort(descending=True, stable=True)[:count]

@@ -96,9 +96,9 @@ def keys_of(
     total = sum(stored.shard.samples for _, stored in shards)
     steps = in_parallel(range(len(shards)), read, workers)
     with closing(steps), meter("read the names of", total, "samples") as shown:
-        for answer in steps:
-            keys[answer.stored.shard.name] = answer.stored, answer.keys
-            shown.advance(Progress(len(answer.keys), 0))
+        for result in steps:
+            keys[result.stored.shard.name] = result.stored, result.keys
+            shown.advance(Progress(len(result.keys), 0))
     return keys
 
 

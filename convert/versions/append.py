@@ -174,11 +174,13 @@ def _new_records(
     taken = set(marks)
     kept, counts = list[Record](), Counter[Known]()
     for record in records:
-        known, key = _known(record, stored.get(record), marks, current)
-        counts[known] += 1
-        if known is Known.PRESENT or (known is Known.DROPPED and "dropped" not in options.allow):
+        earlier, key = _known(record, stored.get(record), marks, current)
+        counts[earlier] += 1
+        if earlier is Known.PRESENT or (
+            earlier is Known.DROPPED and "dropped" not in options.allow
+        ):
             continue
-        if known is Known.OTHER:
+        if earlier is Known.OTHER:
             key = free_key((key,), record.name, taken)
         taken.add(key.lower())
         kept.append(record._replace(key=key))
@@ -235,9 +237,9 @@ def _marks_of(
     marks = [0] * len(records)
     steps = in_parallel(jobs, compare, workers)
     with closing(steps), meter("compared", len(records)) as shown:
-        for answer in steps:
-            marks[answer.job : answer.job + len(answer.marks)] = answer.marks
-            shown.advance(Progress(len(answer.marks), 0))
+        for result in steps:
+            marks[result.job : result.job + len(result.marks)] = result.marks
+            shown.advance(Progress(len(result.marks), 0))
     return marks
 
 
@@ -255,9 +257,9 @@ def _with_classes_of(
 
 def _remarks(counts: Counter[Known]) -> Iterator[str]:
     """Yield what became of images that are not simply new."""
-    for known, count in counts.items():
-        if known is not Known.NEW:
-            yield f"{plural(count, 'image')}: {known.value}"
+    for kind, count in counts.items():
+        if kind is not Known.NEW:
+            yield f"{plural(count, 'image')}: {kind.value}"
 
 
 def _extension(parent: Parent) -> Literal["jpg", "true"]:

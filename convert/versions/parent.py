@@ -105,14 +105,14 @@ class Parent:
 
     def stored(self) -> Iterator[tuple[Source, StoredShard, bool]]:
         """Yield every shard of every version once, and whether the newest one has it."""
-        seen = set[str]()
+        names = set[str]()
         for manifest in self.versions:
             is_newest = manifest is self.versions[0]
             location = f"{self.target.folder}@{manifest.number}"
             source = self.source if is_newest else open_source(location)
             for stored in shards_of(manifest):
-                if stored.shard.name not in seen:
-                    seen.add(stored.shard.name)
+                if stored.shard.name not in names:
+                    names.add(stored.shard.name)
                     yield source, stored, is_newest
 
     def keys(self, workers: int) -> dict[str, tuple[StoredShard, list[str]]]:

@@ -77,8 +77,8 @@ def ps(options: PsOptions) -> int:
     for host in dict.fromkeys(host for run in listed for host in run.hosts):
         past = remembered_of(host, "")
         drained = past.drained.shown(time.time()) if past.drained else ""
-        if known := "; ".join(filter(None, (drained, past.shown(time.time())))):
-            say(f"{host}: {known}")
+        if remark := "; ".join(filter(None, (drained, past.shown(time.time())))):
+            say(f"{host}: {remark}")
     return HostUnreachable.exit_code if errors and named else 0
 
 

@@ -164,14 +164,14 @@ class Rack:
                 first = order(do=question, **arguments)
                 client = RpcClient(transport, probe, host.python or "", first, ANSWER_SECONDS)
                 self._clients[host.label] = client
-            answer = believed(question, client.answer())
+            reply = believed(question, client.answer())
         except (Problem, Misshapen) as error:
             if broken := self._clients.pop(host.label, None):
                 broken.close()
             raise HostUnreachable(f"{host.label}: {one_line(str(error))}") from None
-        if "error" in answer:
-            raise HostUnreachable(f"{host.label}: {one_line(answer['error'])}")
-        return answer
+        if "error" in reply:
+            raise HostUnreachable(f"{host.label}: {one_line(reply['error'])}")
+        return reply
 
     def tell(self, hosts: Sequence[Host], question: str, **arguments: object) -> list[str]:
         """Give some hosts an order; return why it was not carried out, by host."""

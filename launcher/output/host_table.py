@@ -82,8 +82,8 @@ def _fitting_columns(
 def folded(hosts: Sequence[HostView]) -> str:
     """Return the hosts for which there is no row, in a line."""
     states = Counter(host.state for host in hosts)
-    words = ", ".join(f"{count} {state}" for state, count in states.items())
-    return f"and {plural(len(hosts), 'host')} more: {words}"
+    text = ", ".join(f"{count} {state}" for state, count in states.items())
+    return f"and {plural(len(hosts), 'host')} more: {text}"
 
 
 def state(host: HostView) -> Text:
@@ -159,8 +159,8 @@ def heat(host: HostView) -> Text:
     gpus = host.usage.gpus if host.usage else ()
     hottest = max((gpu.temperature for gpu in gpus), default=0)
     strongest = max((gpu.power for gpu in gpus), default=0)
-    words = [f"{hottest} °C"] * bool(hottest) + [f"{strongest:,} W"] * bool(strongest)
-    return Text(" ".join(words), style="bold red" if any(gpu.slowed for gpu in gpus) else "")
+    texts = [f"{hottest} °C"] * bool(hottest) + [f"{strongest:,} W"] * bool(strongest)
+    return Text(" ".join(texts), style="bold red" if any(gpu.slowed for gpu in gpus) else "")
 
 
 def _split_odd(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[Gpu]]:

@@ -152,13 +152,13 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
         return host.state
     if still := _standstill(run, ranks, now):
         return f"hanging {still:.0f} s"
-    found = {rank.phase for rank in ranks if rank.running}
-    busy = [word for phase, word in BUSY.items() if phase in found]
+    rank_phases = {rank.phase for rank in ranks if rank.running}
+    busy = [busy_state for phase, busy_state in BUSY.items() if phase in rank_phases]
     silent = "starting" if run.plan.task else "running"  # until a task has imported torch
-    word = busy[0] if busy else "finishing" if phases.DONE in found else silent
-    if word == BUSY[phases.TRAIN] and (why := _slowed_by(run, host)):
+    busy_state = busy[0] if busy else "finishing" if phases.DONE in rank_phases else silent
+    if busy_state == BUSY[phases.TRAIN] and (why := _slowed_by(run, host)):
         return f"slow {why}"
-    return word
+    return busy_state
 
 
 def _slowed_by(run: RunState, host: HostState) -> str:
@@ -167,8 +167,8 @@ def _slowed_by(run: RunState, host: HostState) -> str:
     GPUs count only where the ranks use some.
     """
     gpus = host.usage.gpus if host.usage and host.plan.uses_gpus else ()
-    found = next((gpu.slowed for gpu in gpus if gpu.slowed), "")
-    return found or (run.slow.why if run.slow and run.slow_host is host else "")
+    reason = next((gpu.slowed for gpu in gpus if gpu.slowed), "")
+    return reason or (run.slow.why if run.slow and run.slow_host is host else "")
 
 
 def _machines_now(run: RunState) -> str:

@@ -136,9 +136,11 @@ class IncidentLog:
 
     def add(self, host: str, kind: Kind, text: str) -> None:
         """Note an incident, once."""
-        known, text = self._of_host.setdefault(host, []), one_line(text)[:LETTERS]
-        if len(known) < MOST_OF_RUN and (kind, text) not in [(one.kind, one.text) for one in known]:
-            known.append(Incident(time.time(), kind, text))
+        of_host, text = self._of_host.setdefault(host, []), one_line(text)[:LETTERS]
+        if len(of_host) < MOST_OF_RUN and (kind, text) not in [
+            (one.kind, one.text) for one in of_host
+        ]:
+            of_host.append(Incident(time.time(), kind, text))
 
     def take(self, event: Event, host: str) -> None:
         """Note what an event tells of a host."""

@@ -90,5 +90,5 @@ class BoardRequest(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *words: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Keep requests off the terminal: they have the token."""

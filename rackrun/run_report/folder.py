@@ -75,8 +75,8 @@ class Predictions:
         count, classes = len(self.images), range(len(self.classes))
         if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
             raise ValueError(f"images of shape {self.images.shape}")
-        answers: tuple[Sized, ...] = (self.labels, self.predicted, self.probability, self.keys)
-        if {len(one) for one in answers} != {count}:
+        predictions: tuple[Sized, ...] = (self.labels, self.predicted, self.probability, self.keys)
+        if {len(one) for one in predictions} != {count}:
             raise ValueError(f"not as many answers as there are images ({count})")
         if not all(int(label) in classes for label in (*self.labels, *self.predicted)):
             raise ValueError(f"a label outside the {len(classes)} classes")

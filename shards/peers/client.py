@@ -68,7 +68,7 @@ class PeerClient:
         if not self._peers[number].port or self.leaves_alone(number):
             return None
         try:
-            answer = self._answer(number, request)
+            reply = self._answer(number, request)
         except (OSError, PeerFailed) as error:
             if not self.leaves_alone(number):  # threads that fail at once count as one failure
                 pause = self._timeouts.pause_seconds * 2 ** min(self._failures[number], 20)
@@ -76,7 +76,7 @@ class PeerClient:
                 self.leave_alone(number, str(getattr(error, "strerror", None) or error), pause)
             return None
         self._failures[number] = 0
-        return answer
+        return reply
 
     def leaves_alone(self, number: int) -> bool:
         """Return True while a host is not asked, because it has failed."""
@@ -100,9 +100,9 @@ class PeerClient:
                 status = self._status(connection, data)
                 if not status and not is_new:
                     continue  # the host has closed it meanwhile
-                answer = self._received(connection, status, request.length)
+                reply = self._received(connection, status, request.length)
                 is_whole = True
-                return answer
+                return reply
             finally:
                 idle = self._idle[os.getpid(), number]
                 if is_whole and len(idle) < IDLE:

@@ -40,9 +40,9 @@ def homes(
     counts = [-(-shard.bytes // cell_bytes) for shard in shards]
     cells, sizes = _cells(shards, counts, cell_bytes)
     even_bytes = int(sizes.sum() * UNEVENNESS) // max(len(hosts), 1) + cell_bytes
-    words = [_word(host.encode()) for host in hosts]
-    found = _placed(cells, sizes, words, min(even_bytes, limit_bytes))
-    by_shard = np.split(found, np.cumsum(counts)[:-1])
+    host_hashes = [_word(host.encode()) for host in hosts]
+    placement = _placed(cells, sizes, host_hashes, min(even_bytes, limit_bytes))
+    by_shard = np.split(placement, np.cumsum(counts)[:-1])
     return {shard.sha256: cells for shard, cells in zip(shards, by_shard, strict=True)}
 
 
@@ -50,12 +50,14 @@ def _cells(
     shards: Collection[Shard], counts: Sequence[int], cell_bytes: int
 ) -> tuple[Words, Numbers]:
     """Return a random word for each cell, and its bytes."""
-    words = np.array([int(shard.sha256[:16], 16) for shard in shards], np.uint64).repeat(counts)
+    shard_hashes = np.array([int(shard.sha256[:16], 16) for shard in shards], np.uint64).repeat(
+        counts
+    )
     firsts = np.cumsum([0, *counts])
     number = np.arange(firsts[-1]) - firsts[:-1].repeat(counts)
     totals = np.array([shard.bytes for shard in shards], np.int64).repeat(counts)
     sizes = np.minimum(totals - number * cell_bytes, cell_bytes)
-    return _mixed(words + number.astype(np.uint64) * _GOLDEN), sizes
+    return _mixed(shard_hashes + number.astype(np.uint64) * _GOLDEN), sizes
 
 
 def _placed(

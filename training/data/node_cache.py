@@ -129,12 +129,12 @@ class NodeCache:
         if len(hosts) == 1:
             return
         first_ranks = {route.host: rank for rank, route in reversed(routes.items())}
-        own = first_ranks[routes[ranks.rank].host]
+        this_host = first_ranks[routes[ranks.rank].host]
         token = ranks.broadcast_bytes(secrets.token_bytes(TOKEN_BYTES) if ranks.first else None)
-        ours = self._serve(_address(ranks, routes), token) if ranks.rank == own else None
+        ours = self._serve(_address(ranks, routes), token) if ranks.rank == this_host else None
         servers = _exchanged(ranks, Server, ours)
         peers = tuple(Peer(each.identity, each.address, each.port) for each in servers.values())
-        table = PeerTable(token, peers, servers[own].identity)
+        table = PeerTable(token, peers, servers[this_host].identity)
         total = sum(_bytes(source) for source in sources)
         for source in sources:
             source.join(table, share=_bytes(source) / max(total, 1))
@@ -193,8 +193,8 @@ def _route(folder: str) -> Route:
 
 def _address(ranks: Ranks, routes: dict[int, Route]) -> str:
     """Return the address of this host for the others; the first one may not know its own."""
-    own = routes[ranks.rank]
-    if own.host == routes[0].host:
-        others = (route.master for route in routes.values() if route.host != own.host)
-        return next(filter(None, others), own.address)
-    return own.address
+    this_route = routes[ranks.rank]
+    if this_route.host == routes[0].host:
+        others = (route.master for route in routes.values() if route.host != this_route.host)
+        return next(filter(None, others), this_route.address)
+    return this_route.address

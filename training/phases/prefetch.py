@@ -33,7 +33,7 @@ def prefetch(run: TrainingRun, log: RunRecorder) -> int:
     missing = run.data.cache.missing(ranks.local_rank, ranks.local_world)
     own_bytes = sum(each.block.bytes for each in missing)
     total = int(ranks.all_reduce_sum(torch.tensor(own_bytes)))
-    told, stored_bytes, blocks = began, 0, 0
+    reported, stored_bytes, blocks = began, 0, 0
     threads = ThreadPoolExecutor(FETCHES)
     jobs = deque(threads.submit(each.fetch) for each in missing)
     try:
@@ -48,8 +48,8 @@ def prefetch(run: TrainingRun, log: RunRecorder) -> int:
                 break
             text = _progress(stored, total, seconds)
             log.progress.prefetched(blocks, text)
-            if log.progress.launched and time.monotonic() - told > LINE_SECONDS:
-                told = time.monotonic()
+            if log.progress.launched and time.monotonic() - reported > LINE_SECONDS:
+                reported = time.monotonic()
                 log.say(text)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
