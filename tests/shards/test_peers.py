@@ -1,6 +1,7 @@
 """Blocks from other hosts: a real server process for each, real sockets, and peers that lie."""
 
 import os
+import random
 import secrets
 import signal
 import socket
@@ -10,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,34 @@ def test_nothing_that_a_peer_sends_is_believed(large: Tiny, tmp_path: Path, repl
     assert seconds < limit + 20.0  # once; then the peer is left alone
     liar = sorted(["own", "liar"]).index("liar")
     assert source._client.leaves_alone(liar) == (reply is not has_nothing)
+
+
+@pytest.mark.long
+def test_of_five_hundred_lies_none_is_believed_and_none_takes_longer_than_the_limit(
+    large: Tiny, tmp_path: Path
+) -> None:
+    """Each lie of its own kind, to a reader that has not met the liar before."""
+    folder, expected = FolderSource(str(large.folder)), large.all
+    shards, rows = folder.manifest.split("train").shards, folder.index("train")
+    paths = {shard.sha256: large.folder / shard.name for shard in shards}
+    token, dice, lies = secrets.token_bytes(16), random.Random(7), Counter[str]()
+    longest = dict.fromkeys(LIES, 0.0)
+    with ExitStack() as liars:
+        ports = {reply: liars.enter_context(lying_peer(token, paths, reply)) for reply in LIES}
+        while lies.total() < 500:
+            reply, row = dice.choice(LIES), dice.randrange(len(rows))
+            source = PeerSource(folder, str(tmp_path), PLENTY // 64)
+            peers = (Peer("own", HERE, 0), Peer("liar", HERE, ports[reply]))
+            source.join(PeerTable(token, peers, "own", SHORT), share=0.4)
+            shard = shards[int(rows[row]["shard"])]
+            ((block, _),) = source.parts_of(shard, int(rows[row]["offset"]), 1)
+            lies[reply.__name__] += not source.keeps(shard, block)
+            began = time.monotonic()
+            (sample,) = next(portions(source, [(shard, rows[row : row + 1])]))
+            longest[reply] = max(longest[reply], time.monotonic() - began)
+            assert sample == expected[row]
+    assert len(lies) == len(LIES)
+    assert max(longest.values()) < SHORT.answer_seconds + SHORT.fetch_seconds + 20.0
 
 
 def test_strangers_are_not_answered(large: Tiny, tmp_path: Path) -> None:
