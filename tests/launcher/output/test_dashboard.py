@@ -111,6 +111,22 @@ def test_a_row_shows_all_about_a_host(stage: type[Stage]) -> None:
         assert text in shown
 
 
+def test_a_column_says_where_the_data_of_each_host_came_from(stage: type[Stage]) -> None:
+    """Its cache, its peers and the origin, over all ranks of a host; nothing without --cache."""
+    display = stage(plan_of(2, 2), 200)
+    shown = display.play(
+        *(RankStarted(rank // 2, rank, 5) for rank in range(4)),
+        training(0, 0, step=7, cache_bytes=700, peer_bytes=0, origin_bytes=100),
+        training(0, 1, step=7, cache_bytes=0, peer_bytes=200, origin_bytes=0),
+        training(1, 2, step=7),
+    )
+    first, second = (line for line in shown.splitlines() if "●" in line)
+    assert "cache/peers/origin" in shown
+    assert "70%/20%/10%" in first and "%/" not in second
+    assert display.run.bytes_read(0) == {"cache": 700, "peers": 200, "origin": 100}
+    assert display.run.bytes_read(1) == {}
+
+
 def test_a_script_without_epochs_shows_its_steps(stage: type[Stage]) -> None:
     """What `rackrun.report` sends: the step stands where the epoch does for a task."""
     board = stage(plan_of(1))
