@@ -1,6 +1,6 @@
 """Measure what losses cost an elastic run, beside a restart, and prove that nothing else changed.
 
-    python -m bench.elastic [--kills 30] [--seed 1] [--images 4800] [--scratch FOLDER]
+    python -m bench.elastic [--kills 30] [--seed 1] [--images 24000] [--scratch FOLDER]
 
 Four gloo ranks train three exact epochs of a small network without batch norm on three hosts (real
 sshd on loopback addresses, each with a home and a folder of its own), three times:
@@ -69,7 +69,7 @@ class Settings:
     """Losses in the elastic run."""
     seed: int = 1
     """Which losses, and when."""
-    images: int = 9600
+    images: int = 24_000
     """Training images; a step takes 24 of them."""
     scratch: Path = Path(tempfile.gettempdir())
     """Folder for data and hosts."""
@@ -227,7 +227,7 @@ def started(lab: Lab, shards: Path, runs: str, *options: str) -> Job:
         "--exact-epochs",
         "--ledger",
     ]
-    task += [f"--global-batch={GLOBAL_BATCH}", f"--epochs={EPOCHS}", "--image-size=16"]
+    task += [f"--global-batch={GLOBAL_BATCH}", f"--epochs={EPOCHS}", "--image-size=48"]
     task += ["--device=cpu", "--workers=0", "--lr=0.01", "--warmup-epochs=0", "--seed=3"]
     task += ["--log-every-steps=1", "--no-tensorboard"]
     environment = {"PYTHONPATH": f"{ROOT}:{lab.folder}"}
@@ -312,7 +312,7 @@ def disturb(
         if not only:
             still = {pid for pid in others if is_rank(pid)}
             restarted[host] = restarted.get(host, 0) + len(others - still)
-        time.sleep(dice.uniform(0.5, 3.0))
+        time.sleep(dice.choice((0.0, 0.5, 1.0, 2.0, 3.0)))  # also while others join again
     return restarted
 
 
@@ -322,13 +322,18 @@ def recovered(job: Job, loss: Loss, before: int) -> bool:
     def new_step() -> float | bool:
         if job.is_over:
             return True
-        said = [line for at, line in job.lines if at > loss.at and "joined" not in line]
-        found = next((match for match in map(WENT_ON.search, said) if match), None)
-        least = int(found[1].replace(",", "")) if found else 10**9
-        if "--elastic" not in job.process.args:  # type: ignore[operator]
-            least = before if any("restart " in line for line in said) else 10**9
-        times = [at for step, at in job.steps() if step > least and at > loss.at]
-        return min(times) - loss.at if times else False
+        for said_at, line in [*job.lines]:
+            is_later = said_at > loss.at
+            found = WENT_ON.search(line) if is_later and "joined" not in line else None
+            if found:
+                step, since = int(found[1].replace(",", "")), loss.at
+            elif is_later and ": restart " in line:
+                step, since = before, said_at
+            else:
+                continue
+            times = [at for number, at in job.steps() if number > step and at > since]
+            return min(times) - loss.at if times else False
+        return False
 
     seconds = until(new_step, f"a step after {loss.kind}", 600)
     if seconds is True:

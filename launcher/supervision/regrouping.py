@@ -182,7 +182,7 @@ class Regrouping:
         self._count_loss(node)
         who = self._run.plan.host(node).name
         who = f"rank {lost[0]} on {who}" if isinstance(failure, RankEnded) else who
-        text = f"lost {who} at step {self._step}: {one_line(cause.text)}"
+        text = f"lost {who} at step {self._step:,}: {one_line(cause.text)}"
         event: EventName | None = None if isinstance(failure, Lost) else "lost"
         self._news.append(Notice(text, event, node, cause.rank))
         self._lost.append(text)
@@ -347,7 +347,7 @@ class Regrouping:
         who = f"{plural(newest.ranks, 'rank')} on {plural(newest.hosts, 'host')}"
         if newest.number > 1:
             joined = f"{', '.join(newest.joined)} joined; " if newest.joined else ""
-            text = f"{joined}{who} go on from step {step} (generation {newest.number})"
+            text = f"{joined}{who} go on from step {step:,} (generation {newest.number})"
             self._news.append(Notice(text, "joined" if newest.joined else None))
 
     # -- what is known

@@ -176,6 +176,11 @@ def report(**fields):
             pass
 
 
+def note(log, step, digest, group):
+    line = {"step": step, "pid": os.getpid(), "generation": group.generation}
+    log.write(json.dumps({**line, "digest": digest, "world": len(group.members)}) + "\n")
+
+
 def misbehave(step):
     if int(CULPRIT) != MEMBER or step != int(AT_STEP):
         return
@@ -199,7 +204,9 @@ def main():
         try:
             if group is None:
                 group = Group(launcher, launcher.generations.get())
-                step, digest = group.meet(step, digest)
+                before, (step, digest) = step, group.meet(step, digest)
+                if step == before + 1 and before:  # another one had ended this step, this one not
+                    note(log, step, digest, group)
                 if MISDEED == "fork" and int(CULPRIT) == MEMBER and step > 0:
                     launcher.send(formed=group.generation, step=step, digest="another")
                 if group.rank:
@@ -209,8 +216,7 @@ def main():
             newest = group.exchange()
             step += 1
             digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
-            line = {"step": step, "pid": os.getpid(), "generation": group.generation}
-            log.write(json.dumps({**line, "digest": digest, "world": len(group.members)}) + "\n")
+            note(log, step, digest, group)
             report(phase="train", step=step, steps=STEPS, epoch=1)
             if newest > group.generation:
                 group.shut()

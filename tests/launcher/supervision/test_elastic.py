@@ -68,8 +68,9 @@ def kept_on(run: Elastic, *members: int) -> None:
     """Every step once, in order, in one process: nothing was started again or done twice."""
     for member in members:
         lines = run.lines(member)
-        assert [line["step"] for line in lines] == list(range(1, run.steps + 1))
-        assert len({line["pid"] for line in lines}) == 1
+        made, pids = [line["step"] for line in lines], {line["pid"] for line in lines}
+        assert made == list(range(1, run.steps + 1)), f"rank {member} made the steps {made}"
+        assert len(pids) == 1, f"rank {member} was started again: {pids}"
 
 
 def agree(run: Elastic) -> None:
@@ -77,7 +78,8 @@ def agree(run: Elastic) -> None:
     states: dict[int, str] = {}
     for member in range(8):
         for line in run.lines(member):
-            assert states.setdefault(line["step"], line["digest"]) == line["digest"]
+            known = states.setdefault(line["step"], line["digest"])
+            assert known == line["digest"], f"another state of step {line['step']}"
 
 
 def test_a_lost_rank_costs_the_others_nothing(tmp_path: Path) -> None:
