@@ -1,6 +1,6 @@
 """Measure what losses cost an elastic run, beside a restart, and prove that nothing else changed.
 
-    python -m bench.elastic [--kills 30] [--seed 1] [--images 24000] [--scratch FOLDER]
+    python -m bench.elastic [--kills 30] [--seed 1] [--images 36000] [--scratch FOLDER]
 
 Four gloo ranks train three exact epochs of a small network without batch norm on three hosts (real
 sshd on loopback addresses, each with a home and a folder of its own), three times:
@@ -69,7 +69,7 @@ class Settings:
     """Losses in the elastic run."""
     seed: int = 1
     """Which losses, and when."""
-    images: int = 24_000
+    images: int = 36_000
     """Training images; a step takes 24 of them."""
     scratch: Path = Path(tempfile.gettempdir())
     """Folder for data and hosts."""
@@ -96,6 +96,7 @@ class Job:
     runs: Path
     lines: list[tuple[float, str]] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    is_elastic: bool = False
 
     def follow(self) -> None:
         """Keep what the launcher prints; on a thread of its own."""
@@ -228,13 +229,20 @@ def started(lab: Lab, shards: Path, runs: str, *options: str) -> Job:
         "--ledger",
     ]
     task += [f"--global-batch={GLOBAL_BATCH}", f"--epochs={EPOCHS}", "--image-size=48"]
-    task += ["--device=cpu", "--workers=0", "--lr=0.01", "--warmup-epochs=0", "--seed=3"]
+    task += [
+        "--device=cpu",
+        "--workers=0",
+        "--lr=0.01",
+        "--warmup-epochs=0",
+        "--lr-schedule=cosine",
+        "--seed=3",
+    ]
     task += ["--log-every-steps=1", "--no-tensorboard"]
     environment = {"PYTHONPATH": f"{ROOT}:{lab.folder}"}
     process = lab.run_ssh(
         *launcher, *task, before=("env",), env=environment, stderr=subprocess.STDOUT
     )
-    job = Job(lab, process, lab.folder / runs)
+    job = Job(lab, process, lab.folder / runs, is_elastic="--elastic" in options)
     threading.Thread(target=job.follow, daemon=True).start()
     return job
 
@@ -335,10 +343,16 @@ def recovered(job: Job, loss: Loss, before: int) -> bool:
             return min(times) - loss.at if times else False
         return False
 
-    seconds = until(new_step, f"a step after {loss.kind}", 600)
-    if seconds is True:
+    def of_newcomer() -> bool:
+        """Return whether nobody has missed what was lost: it had not joined yet."""
+        is_noticed = any(at > loss.at and ": lost " in line for at, line in [*job.lines])
+        return not is_noticed and time.time() - loss.at > 4 * LEASE_SECONDS and not only_restarts
+
+    only_restarts = not job.is_elastic
+    seconds = until(lambda: new_step() or of_newcomer(), f"a step after {loss.kind}", 600)
+    if job.is_over:
         return False
-    loss.next_step = seconds
+    loss.next_step = 0.0 if seconds is True else float(seconds)
     return True
 
 
