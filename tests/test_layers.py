@@ -78,7 +78,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "entry": "conditions config data loop precheck predict tasks",
         "precheck": "conditions config data models recorded run schedule",
         "tasks/classify": "config data models task",
-        "loop": "config counts data monitor phases run schedule state sync task",
+        "loop": "config counts data monitor phases ranks run schedule state sync task",
         "phases": "conditions config counts data device membership models monitor optim ranks run"
         " schedule state sync task",
         "export": "trained",

@@ -18,6 +18,7 @@ from training.phases.prefetch import prefetch
 from training.phases.regroup import regrouped, wait_for_order
 from training.phases.start import TrainingRun, started
 from training.phases.step import train_step
+from training.ranks import is_of_exchange
 from training.run.recorder import RunRecorder
 from training.run.stop_requests import NOTHING, REGROUP, SAVE
 from training.schedule import Stage, due
@@ -36,9 +37,15 @@ def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
     state = new_state(run)
     with begin(run, state) as log:
-        if not run.membership:
+        try:
+            if run.membership:
+                return train_elastically(run, state, log)
             return prefetch(run, log) or train_stages(run, state, log)
-        return train_elastically(run, state, log)
+        except (RuntimeError, OSError) as error:
+            if is_of_exchange(error) and not run.config.local_sgd_steps:
+                state.drop_step()
+                log.keep_step(state)  # another rank has failed: a restart goes on from here
+            raise
 
 
 def train_elastically(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
@@ -109,7 +116,7 @@ def train_stage(
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
                 log.first_batch(pictured(run, state.step, batch))
-            if run.membership:
+            if run.ranks.world > 1 or run.membership:
                 state.begin_step()
             with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):
                 train_step(run, state, sync, batch, transforms, exchange, log.sums)

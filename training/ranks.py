@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -469,6 +470,7 @@ def _check_marks(marks: Sequence[Numbers]) -> None:
             )
 
 
+@cache
 def _code_digest() -> bytes:
     """Return the SHA-256 of the program: training, shards, and the package that was started."""
     started = sys.modules["__main__"].__spec__

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ def transforms(config: Config, epoch: int) -> Transforms:
 def main(args: list[str]) -> int:
     """Train with the options, and end where the test says so."""
     options, die = (json.loads(arg) for arg in args)
+    if die.pop("rank", os.environ.get("RANK")) != os.environ.get("RANK"):
+        die = {}
     norm, pause = options.pop("norm", False), options.pop("pause", 0.0)
     config = Config(elastic="RACKRUN_MEMBERSHIP" in os.environ, **options)
 
@@ -87,6 +90,8 @@ def patch(die: dict[str, Any], pause: float) -> None:
     def advanced(state: TrainingState) -> None:
         end_at("advance", state.step)
         advance(state)
+        with Path(os.environ["STEPS"]).open("a") as file:
+            file.write(f"{time.time()} {COUNT['generation']} {state.step}\n")
         end_at("advanced", state.step)
 
     TrainingState.begin_step = slow
@@ -99,7 +104,7 @@ def patch(die: dict[str, Any], pause: float) -> None:
     wrap(TrainingState, "finish_epoch", lambda: end_at("evaluated"))
 
 
-COUNT = {"steps": 0, "agree": 0}
+COUNT = {"steps": 0, "agree": 0, "generation": 0}
 
 
 def wrap(module: Any, name: str, before: Any) -> None:
@@ -109,6 +114,7 @@ def wrap(module: Any, name: str, before: Any) -> None:
     def both(*args: Any, **more: Any) -> Any:
         if name == "_agree":
             COUNT["agree"] += 1
+            COUNT["generation"] = args[0].generation
         if name == "summed_loss":
             COUNT["steps"] += 1
         before()

@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,13 @@ class Host:
 class MembershipServer:
     """Starts hosts and orders their groups, until every rank has left or one has failed."""
 
-    def __init__(self, folder: Path, hosts: int = 3, ranks: int = 1, **options: Any) -> None:
+    def __init__(self, folder: Path, hosts: Sequence[int] = (1, 1, 1), **options: Any) -> None:
         self.folder = folder
         self.options = options
-        self.planned = hosts * ranks
-        self.hosts = [Host(folder / f"host{n}", n * ranks, ranks) for n in range(hosts)]
+        self.planned = sum(hosts)
+        firsts = accumulate(hosts, initial=0)
+        pairs = zip(firsts, hosts, strict=False)
+        self.hosts = [Host(folder / f"host{n}", *pair) for n, pair in enumerate(pairs)]
         self.ports: dict[int, int] = {}
         self.members: list[int] = []  # of the newest group, by seniority
         self.formed: dict[int, dict[int, dict[str, Any]]] = {}
@@ -57,6 +60,8 @@ class MembershipServer:
         this = self.hosts[host]
         (this.folder / "run").mkdir(parents=True, exist_ok=True)
         this.starts += 1
+        this.connections = {}
+        self.silent -= set(range(this.first, this.first + this.ranks))
         path = this.folder / f"agent{this.starts}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(str(path))
@@ -88,6 +93,7 @@ class MembershipServer:
             "RACKRUN_FIRST_RANK": str(host.first),
             "RACKRUN_ADDRESS": "127.0.0.1",
             "RACKRUN_RUN_FOLDER": str(host.folder / "run"),
+            "STEPS": str(host.folder / f"steps-{local}"),
         }
 
     def run(self, until: Callable[[], bool], seconds: float = 90) -> None:
@@ -117,7 +123,8 @@ class MembershipServer:
         """Send a signal to all ranks of a host; one that stops them makes it a silent host."""
         for process in self.hosts[host].processes:
             if process.returncode is None:
-                os.kill(process.pid, number)
+                with suppress(ProcessLookupError):  # it has ended, which is not reported yet
+                    os.kill(process.pid, number)
 
     def give_up(self, host: int) -> None:
         """Take a silent host for lost, as at the end of its lease."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -47,12 +48,14 @@ def start(tmp_path: Path, data: Path) -> Iterator[Start]:
     servers = []
 
     def start(
-        die: dict[int, dict[str, Any]] | None = None, hosts: int = 3, ranks: int = 1, **options: Any
+        die: dict[int, dict[str, Any]] | None = None,
+        hosts: tuple[int, ...] = (1, 1, 1),
+        **options: Any,
     ) -> MembershipServer:
         settings = {**SETTINGS, "data": str(data), **options}
-        server = MembershipServer(tmp_path, hosts, ranks, **settings)
+        server = MembershipServer(tmp_path, hosts, **settings)
         servers.append(server)
-        for host in range(hosts):
+        for host in range(len(hosts)):
             server.start(host, **(die or {}).get(host, {}))
         return server
 
@@ -67,7 +70,10 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     folder = tmp_path_factory.mktemp("undisturbed")
     options = {**SETTINGS, "data": str(data), "run_folder": str(folder), "batch_size": 12}
     result = warm.run(
-        SCRIPT, json.dumps(options), "{}", env={**os.environ, "PYTHONPATH": str(ROOT)}
+        SCRIPT,
+        json.dumps(options),
+        "{}",
+        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPS": os.devnull},
     )
     assert result.returncode == 0, result.stderr
     return weights(folder)
@@ -183,7 +189,7 @@ def is_running(pid: int) -> bool:
 
 def test_hosts_of_several_ranks_and_loader_workers(start: Start, undisturbed: Any) -> None:
     """A host is lost with all its ranks; the workers of the others read the new cut."""
-    server = start({0: {"at": "loss", "step": 3}}, hosts=2, ranks=2, workers=1, pause=0.05)
+    server = start({0: {"at": "loss", "step": 3}}, hosts=(2, 2), workers=1, pause=0.05)
     server.run(lambda: len(server.formed.get(2, ())) == 2)
     server.start(0)
     server.run_to_the_end()
@@ -211,3 +217,35 @@ def test_what_cannot_be_elastic_is_refused_with_what_to_type() -> None:
         with pytest.raises(UsageError, match=words):
             Config(elastic=True, data="data", **options)
     Config(elastic=True, data="data", global_batch=64)
+
+
+def test_survivors_of_a_run_that_ends_keep_its_last_whole_step(
+    data: Path, undisturbed: Any, tmp_path: Path
+) -> None:
+    """A restart loses no step that was finished, and a spoiled copy is passed over."""
+    options = {**SETTINGS, "data": str(data), "batch_size": 6, "save_steps": 2}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env["STEPS"] = os.devnull
+    first = RunFolder(tmp_path / "first")
+    for folder, die, codes in (
+        (first, {"rank": "1", "at": "loss", "step": 4}, [1, -9]),
+        (RunFolder(tmp_path / "second"), {}, [0, 0]),
+    ):
+        options["run_folder"] = str(folder.path)
+        job = warm.ranks(2, SCRIPT, json.dumps(options), json.dumps(die), env=env)
+        assert [rank.wait(90) for rank in job] == codes
+        if folder is first:
+            saved = checkpoint.steps_in(first.checkpoints)
+            assert [path.stem for path in saved] == ["step-00000002", "step-00000003"]
+            shutil.copy(saved[1], first.checkpoint(4))
+            flip_a_byte(first.checkpoint(4))
+            options["earlier_attempts"] = str(first.path)
+    final = weights(tmp_path / "second")
+    assert all(torch.allclose(final[n], undisturbed[n], atol=1e-9) for n in final)
+    assert all(verdict.exact for verdict in ledger.verdicts(ledger.read(folder.ledger)))
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

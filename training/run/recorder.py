@@ -348,13 +348,31 @@ class RunRecorder:
             for model in state.models:
                 self._ranks.share_statistics(model)
             if self._saves:
-                content: Content = {"identity": self._identity, "state": state.state_dict()}
-                content |= {**self._described, "statistics": statistics}
-                self._saves.begin(content, self._owed == BEST)
+                self._begin_save(state, statistics, self._owed == BEST)
         finally:
             self._ranks.restore_statistics(state.model, statistics)
         self._owed = NOTHING
         self.progress.phase(phases.TRAIN)
+
+    def keep_step(self, state: TrainingState) -> None:
+        """Save the last whole step without the other ranks, of which one is lost.
+
+        Batch norms keep the statistics of this rank, as nobody can take the mean any more.
+        """
+        if not self._saves or not state.is_finite:
+            return
+        self.wait_for_save()
+        if not self.folder.checkpoint(state.step).exists():
+            self._ledger.write(state.step)
+            self._begin_save(state, None, best=False)
+            self.wait_for_save()
+
+    def _begin_save(
+        self, state: TrainingState, statistics: torch.Tensor | None, best: bool
+    ) -> None:
+        assert self._saves
+        content: Content = {"identity": self._identity, "state": state.state_dict()}
+        self._saves.begin({**content, **self._described, "statistics": statistics}, best)
 
     def save_if_owed(self, state: TrainingState) -> None:
         """Save what a rank of the group could not finish in the group before."""
