@@ -176,9 +176,9 @@ class TrainingState:
         self.improvement = Improvement(**state["improvement"])
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().data.tobytes()
+    return flat.view(torch.uint8).numpy().data  # not copied
 
 
 class Snapshot:
