@@ -22,7 +22,7 @@ from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
 LARGEST_MANIFEST = 64 << 20  # bytes
-LATER_MANIFESTS = "dataset.v*.json"
+EARLIER_MANIFEST = re.compile(r"dataset\.v[0-9]+\.json")
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 LISTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}(\.tar|\.index\.npy)")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -280,11 +280,13 @@ def listed_names(folder: Path) -> list[str]:
 
     The shards of the newest one are the first.
     """
-    earlier = sorted(folder.glob(LATER_MANIFESTS))
+    try:
+        files = [path.name for path in folder.iterdir()]
+    except OSError as error:
+        raise FolderError(f"{folder}: cannot be read: {error.strerror}") from None
+    names = sorted(name for name in files if EARLIER_MANIFEST.fullmatch(name))
     return list(
-        dict.fromkeys(
-            name for path in (folder / MANIFEST_NAME, *earlier) for name in _names_in(path)
-        )
+        dict.fromkeys(name for each in (MANIFEST_NAME, *names) for name in _names_in(folder / each))
     )
 
 

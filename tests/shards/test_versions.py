@@ -11,7 +11,7 @@ from convert.__main__ import main
 from nginx.serve import serving
 from nginx.site import Site
 from rackrun.errors import DataError, Problem, UsageError
-from rackrun.shard_folder import folder_and_version
+from rackrun.shard_folder import folder_and_version, why_no_shards
 from shards.index import Manifest, index_name, manifest_name
 from shards.open import open_source
 from shards.samples import samples
@@ -100,6 +100,28 @@ def test_readers_of_an_old_version_see_nothing_of_a_new_one(data: Path, tmp_path
         for cache in ("", str(tmp_path / "cache")):
             assert keys(server.url, cache) == before - {"cat_2"} | {"cat_77", "emu_1"}
             assert keys(f"{server.url}@3", cache) == before
+
+
+def test_a_server_gives_away_no_more_than_versions_have(data: Path) -> None:
+    """Reports, plans, hidden files and tars of other data sets beside them are not served."""
+    private = ("report.json", ".lock", "other-train-000000.tar", "photos-train-000000.tar.old")
+    private += ("dataset.v2.json.bak", "photos-train.v2.index.npy.txt", "dataset.vx.json")
+    for name in private:
+        (data / name).write_bytes(b"private")
+    with serving(Site(data, port=0, native=True)) as server:
+        source = open_source(server.url)
+        assert (
+            source.read_file("dataset.v2.json", 1 << 20) == (data / "dataset.v2.json").read_bytes()
+        )
+        for name in private:
+            with pytest.raises(DataError, match="404"):
+                source.read_file(name, 1 << 20)
+
+
+def test_why_a_version_cannot_be_read_is_said_of_its_folder(data: Path, tmp_path: Path) -> None:
+    """What a launch checks before it starts takes versions, too."""
+    assert why_no_shards(f"{data}@2") == ""
+    assert "there is no such folder" in why_no_shards(f"{tmp_path / 'nowhere'}@2")
 
 
 def rewritten(data: Path, number: int, **changes: object) -> None:

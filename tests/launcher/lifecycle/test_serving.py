@@ -271,6 +271,12 @@ def test_when_a_folder_is_served(
     assert folder_to_serve(work, serving, hosts) == (shards if is_served else None)
 
 
+def test_a_version_is_served_as_a_part_of_its_folder(shards: Path) -> None:
+    """Of --data FOLDER@2 the folder is served; the ranks are given the server's URL with @2."""
+    work = TaskWork("catdog", ("--data", f"{shards}@2"))
+    assert folder_to_serve(work, Serving(), ELSEWHERE) == shards
+
+
 @pytest.mark.parametrize(
     "work",
     [

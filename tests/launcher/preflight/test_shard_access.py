@@ -219,3 +219,11 @@ def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(
     assert line.startswith("error: 127.0.0.2: shards: ")
     until(lambda: bool(server.asked), "the first server is asked", 20)
     assert not other.asked
+
+
+def test_a_version_is_looked_for_in_its_folder(server: Server, tmp_path: Path) -> None:
+    """data@2 and URL/@2 are checked by the folder's manifest; the ranks look at the version."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset.json").write_bytes(DATASET)
+    for location in ("data", "data@2", f"{server.url}/@2"):
+        assert shard_access.shards(location, str(tmp_path), False, {}) == FOUND
