@@ -46,7 +46,7 @@ class Round:
     seed: int
     lost: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
-    said: str = ""
+    output: str = ""
 
     def play(self, folder: Path) -> "Round":
         """Start the run, lose what chance names, wait for the end, and judge."""
@@ -56,7 +56,7 @@ class Round:
         try:
             self._lose(elastic, slots, dice)
             code = elastic.wait()
-            self.said = elastic.err
+            self.output = elastic.err
             self._judge(elastic, slots, code)
         except AssertionError as error:
             self.violations.append(str(error)[:500])

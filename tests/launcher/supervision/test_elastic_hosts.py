@@ -20,74 +20,88 @@ OPTIONS = ("--elastic", "--plain", "--no-serve", "--lease-seconds=3")
 TASK = ("classify", "--synthetic", "--exact-epochs", "--epochs=1", "--device=cpu")
 
 
-def hosts_of(one: Lab, steps: int) -> str:
+def hosts_of(lab: Lab, steps: int) -> str:
     """Write hosts.txt; each host has a folder of its own, and ranks that make so many steps."""
-    python = one.cheap_python(torch="2.15.0", name="elastic-python")
+    python = lab.cheap_python(torch="2.15.0", name="elastic-python")
     *begin, last = python.read_text().splitlines(keepends=True)
     rank = f'case "$2 $3" in "-m training") exec {sys.executable} {RANK} {steps} 0.05;; esac\n'
     python.write_text("".join((*begin, rank, last)))
     settings = []
-    for host in one.hosts:
+    for host in lab.hosts:
         (host.folder / "work").mkdir()
         settings.append(f"python={python} workdir={host.folder}/work")
-    return str(one.write_hosts(*settings))
+    return str(lab.write_hosts(*settings))
 
 
-def lines(one: Lab, member: int) -> list[dict[str, Any]]:
+def lines(lab: Lab, member: int) -> list[dict[str, Any]]:
     """Return the steps that the only rank of a host has made, in all its processes."""
-    paths = one.hosts[member].folder.glob(f"work/runs/2*/steps-{member}")
+    paths = lab.hosts[member].folder.glob(f"work/runs/2*/steps-{member}")
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def step(one: Lab, member: int) -> int:
+def step(lab: Lab, member: int) -> int:
     """Return the newest step of a member; 0 before the first."""
-    made = lines(one, member)
+    made = lines(lab, member)
     return int(made[-1]["step"]) if made else 0
 
 
-def processes(one: Lab, member: int) -> set[int]:
+def processes(lab: Lab, member: int) -> set[int]:
     """Return the processes in which a member has made steps."""
-    return {int(line["pid"]) for line in lines(one, member)}
+    return {int(line["pid"]) for line in lines(lab, member)}
 
 
-def kept_on(one: Lab, steps: int, *members: int) -> None:
+def kept_on(lab: Lab, steps: int, *members: int) -> None:
     """Every step once, in order, in one process."""
     for member in members:
-        assert [line["step"] for line in lines(one, member)] == list(range(1, steps + 1))
-        assert len(processes(one, member)) == 1
+        assert [line["step"] for line in lines(lab, member)] == list(range(1, steps + 1))
+        assert len(processes(lab, member)) == 1
 
 
 def test_a_cable_that_is_pulled_and_plugged_in_again(net: Callable[[int], NetLab]) -> None:
     """Without its cable the first host is left out, and ends its ranks; with it, it joins again."""
-    one = net(3)
-    process = one.run_ssh(*OPTIONS, hosts_of(one, 900), *TASK)
-    until(lambda: min(step(one, member) for member in range(3)) > 10, "all ranks train")
-    one.pull_cable(1)
-    at = step(one, 1)
-    until(lambda: step(one, 1) > at + 100, "the others go on")
-    (old,) = processes(one, 0)
+    lab = net(3)
+    process = lab.run_ssh(*OPTIONS, hosts_of(lab, 900), *TASK)
+    until(lambda: min(step(lab, member) for member in range(3)) > 10, "all ranks train")
+    lab.pull_cable(1)
+    at = step(lab, 1)
+    until(lambda: step(lab, 1) > at + 100, "the others go on")
+    (old,) = processes(lab, 0)
     until(lambda: not Path(f"/proc/{old}").exists(), "the lost host ends its rank by itself")
-    one.plug_cable(1)
-    until(lambda: len(processes(one, 0)) == 2, "the host has joined again")
+    lab.plug_cable(1)
+    until(lambda: len(processes(lab, 0)) == 2, "the host has joined again")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    kept_on(one, 900, 1, 2)
+    kept_on(lab, 900, 1, 2)
     assert "rank 0 on node1 joined; 3 ranks on 3 hosts go on" in err
-    last = {lines(one, member)[-1]["digest"] for member in range(3)}
+    last = {lines(lab, member)[-1]["digest"] for member in range(3)}
     assert len(last) == 1
 
 
-def test_a_detached_run_goes_on_without_a_lost_rank(lab: Callable[[int], Lab]) -> None:
+def test_a_detached_run_goes_on_without_a_lost_rank(start_lab: Callable[[int], Lab]) -> None:
     """The controller on the first host regroups as a launcher does; attach shows what it did."""
-    one = lab(3)
-    code, run, err = one.said("--detach", *OPTIONS, hosts_of(one, 400), *TASK)
+    lab = start_lab(3)
+    code, run, err = lab.result_of("--detach", *OPTIONS, hosts_of(lab, 400), *TASK)
     assert code == 0, err
-    until(lambda: min(step(one, member) for member in range(3)) > 10, "all ranks train")
-    (lost,) = processes(one, 2)
+    until(lambda: min(step(lab, member) for member in range(3)) > 10, "all ranks train")
+    (lost,) = processes(lab, 2)
     os.kill(lost, signal.SIGKILL)
-    until(lambda: len(processes(one, 2)) == 2, "the rank has joined again")
-    code, _, err = one.said("--plain", run.strip(), verb=("attach",))
+    until(lambda: len(processes(lab, 2)) == 2, "the rank has joined again")
+    code, _, err = lab.result_of("--plain", run.strip(), verb=("attach",))
     assert code == 0, err
-    kept_on(one, 400, 0, 1)
+    kept_on(lab, 400, 0, 1)
     assert "lost rank 2 on" in err and "rank 2 on 127.0.0.4 joined; 3 ranks" in err
     assert "1 loss, 1 join; 3 ranks at the end" in err
+
+
+def test_a_run_below_its_least_number_of_hosts_restarts(start_lab: Callable[[int], Lab]) -> None:
+    """With --max-restarts it starts again where it may not go on, as any other run would."""
+    lab = start_lab(2)
+    options = ("--min-hosts=2", "--max-restarts=1", *OPTIONS)
+    process = lab.run_ssh(*options, hosts_of(lab, 100), *TASK)
+    until(lambda: min(step(lab, member) for member in range(2)) > 10, "all ranks train")
+    (lost,) = processes(lab, 1)
+    os.kill(lost, signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "restart 1 of 1" in err and "killed by SIGKILL" in err
+    assert len(processes(lab, 0)) == 2, "the other rank was started again as well"
