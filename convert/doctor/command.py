@@ -40,6 +40,7 @@ from rackrun.commands import called
 from rackrun.contract.suspects import Judge, Question
 from rackrun.errors import UsageError, install_command
 from rackrun.machine import core_count
+from rackrun.shard_folder import folder_and_version
 from rackrun.tables import table, write_table
 from rackrun.terminal import clean, say
 from shards.open import open_source
@@ -167,7 +168,8 @@ def _print(given: Doctor, looks: Looks, findings: Sequence[Finding]) -> None:
     else:
         sys.stdout.write(clean(f"{given.data}: nothing found") + "\n")
     sys.stdout.write(clean(f"{given.out / PAGE}, {given.out / CSV}") + "\n")
-    data, csv = shlex.quote(given.data), shlex.quote(str(given.out / CSV))
+    folder, _ = folder_and_version(given.data)  # only the newest version can be changed
+    data, csv = shlex.quote(folder), shlex.quote(str(given.out / CSV))
     for action in (DROP, RELABEL):
         if any(each.action == action for each in findings):
             sys.stdout.write(clean(f"to {action} them: {called('convert')} {action} {data} {csv}"))

@@ -99,10 +99,10 @@ def test_nothing_is_found_where_nothing_is(
 
 
 def test_exact_copies_are_named_by_what_they_spoil(
-    examine: Callable[..., Rows], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, examine: Callable[..., Rows], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a leak the training image goes, of a copy one stays, two classes are for a person; the
-    output has the counts and the command that drops."""
+    output has the counts and the command that drops, also of a version by its number."""
     files = clean_set()
     files["train/oak/again.jpg"] = files["train/oak/2.jpg"]
     files["train/oak/pine.jpg"] = files["train/pine/3.jpg"]
@@ -116,6 +116,8 @@ def test_exact_copies_are_named_by_what_they_spoil(
     printed = capsys.readouterr().out
     assert re.search(r"^leak +1 +1 ", printed, re.MULTILINE)
     assert re.search(r"convert drop \S+/out \S+/doctor.csv", printed)
+    assert rows_of(f"{tmp_path / 'out'}@1", tmp_path) == rows
+    assert re.search(r"convert drop \S+/out \S+/doctor.csv", capsys.readouterr().out)
 
 
 CHANGES: dict[str, Callable[[Image.Image], bytes]] = {
