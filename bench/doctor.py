@@ -37,7 +37,7 @@ from PIL import Image, ImageOps
 from convert.doctor.checks import copied
 from convert.doctor.command import Doctor, examined
 from convert.doctor.findings import LABEL, LEAK, NEAR_COPY, NEAR_LEAK, Finding
-from convert.doctor.looks import LOOK, Looks, look
+from convert.doctor.fingerprints import FINGERPRINT, Fingerprints, fingerprint
 from convert.doctor.near_copies import NearPair, Prints, near_pairs
 from convert.folder import FolderOfClasses
 from convert.options import Packing
@@ -206,11 +206,11 @@ def photographs() -> None:
 
 
 def _recall(title: str, images: list[Image.Image]) -> None:
-    originals = np.stack([look(_png(image)) for image in images])
+    originals = np.stack([fingerprint(_png(image)) for image in images])
     alone = _pairs(originals)
     print(f"{title}: {len(alone)} pairs among them as they are", flush=True)
     for name, change in CHANGES.items():
-        changed = np.stack([look(_png(change(image))) for image in images])
+        changed = np.stack([fingerprint(_png(change(image))) for image in images])
         pairs = _pairs(np.concatenate([originals, changed]))
         count = len(images)
         found = sum(pair.second - pair.first == count for pair in pairs)
@@ -218,9 +218,9 @@ def _recall(title: str, images: list[Image.Image]) -> None:
         print(f"  {name:38} {found / count:7.1%} found, {false} other pairs", flush=True)
 
 
-def _pairs(looks: np.ndarray) -> list[NearPair]:
+def _pairs(fingerprints: np.ndarray) -> list[NearPair]:
     with contextlib.redirect_stderr(io.StringIO()):
-        return near_pairs(Prints.of(looks), 1)
+        return near_pairs(Prints.of(fingerprints), 1)
 
 
 def _png(image: Image.Image) -> bytes:
@@ -241,13 +241,13 @@ def messy_digits(folder: Path, seed: int, epochs: int) -> None:
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     started = time.process_time()
     with contextlib.redirect_stderr(io.StringIO()):
-        looks, findings = examined(Doctor(str(data), runs / "latest"), suspects)
+        fingerprints, findings = examined(Doctor(str(data), runs / "latest"), suspects)
     seconds = time.process_time() - started
     leaked = {stem for stem in origins if stem.startswith("leak")}
     near = {stem for stem in origins if stem.startswith("near")}
     stems = defaultdict[str, list[tuple[str, str]]](list)
     for each in findings:
-        stems[each.problem].append(_stems(looks, each))
+        stems[each.problem].append(_stems(fingerprints, each))
     labels = {stem for stem, _ in stems[LABEL]}
     pairs = stems[NEAR_COPY] + stems[NEAR_LEAK]
     right = [set(pair) & near for pair in pairs if _same(origins, *pair)]
@@ -266,11 +266,11 @@ def _shares(found: int, planted: int, named: int, right: int | None = None) -> s
     )
 
 
-def _stems(looks: Looks, finding: Finding) -> tuple[str, str]:
+def _stems(fingerprints: Fingerprints, finding: Finding) -> tuple[str, str]:
     """Return the keys of a finding's images."""
     first, second = (
-        looks.named(place).key.partition("_")[2] if place else ""
-        for place in (finding.place, finding.other)
+        fingerprints.named(position).key.partition("_")[2] if position else ""
+        for position in (finding.position, finding.other)
     )
     return first, second
 
@@ -338,20 +338,20 @@ def cost(folder: Path, count: int) -> None:
     jpegs = [encoded(photo.resize((500, 375))) for photo in photos[:64]]
     started = time.process_time()
     for number in range(count):
-        look(jpegs[number % len(jpegs)])
+        fingerprint(jpegs[number % len(jpegs)])
     seconds = time.process_time() - started
     print(f"JPEGs of 500 x 375 pixels: {1e3 * seconds / count:.2f} ms of CPU each to look at")
     random = np.random.default_rng(0)
-    looks = np.zeros(20_000, LOOK)
+    fingerprints = np.zeros(20_000, FINGERPRINT)
     for name in ("hash", "mirrored"):
-        looks[name] = random.integers(2**64, size=(len(looks), 4), dtype=np.uint64)
-    looks["thumb"] = random.integers(256, size=(len(looks), 16, 16), dtype=np.uint8)
+        fingerprints[name] = random.integers(2**64, size=(len(fingerprints), 4), dtype=np.uint64)
+    fingerprints["thumb"] = random.integers(256, size=(len(fingerprints), 16, 16), dtype=np.uint8)
     started = sum(os.times()[:4])
-    near_pairs(Prints.of(looks), 1)
-    pairs = len(looks) * (len(looks) + 1) / 2
+    near_pairs(Prints.of(fingerprints), 1)
+    pairs = len(fingerprints) * (len(fingerprints) + 1) / 2
     seconds = sum(os.times()[:4]) - started
     print(
-        f"{len(looks):,} unrelated images compared: {seconds:.1f} s of CPU,"
+        f"{len(fingerprints):,} unrelated images compared: {seconds:.1f} s of CPU,"
         f" {1e9 * seconds / pairs:.1f} ns a pair: {5e9 * seconds / pairs:.0f} s for 100,000"
     )
 

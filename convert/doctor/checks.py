@@ -22,9 +22,9 @@ from convert.doctor.findings import (
     SMALL_CLASS,
     TWO_CLASSES,
     Finding,
-    Place,
+    Position,
 )
-from convert.doctor.looks import SOUND, UNDECODED, Looks
+from convert.doctor.fingerprints import SOUND, UNDECODED, Fingerprints
 from convert.doctor.near_copies import NearPair, Prints, near_pairs
 from convert.packing.copies import groups_of_copies
 from convert.packing.plan import TRAIN
@@ -39,16 +39,18 @@ FEWEST = 10  # training images of a class
 RARE = 20  # times fewer than the median class
 
 
-def unreadable(looks: Looks) -> Iterator[Finding]:
+def unreadable(fingerprints: Fingerprints) -> Iterator[Finding]:
     """Yield images whose bytes are not those of the index, and those that do not decode."""
-    for split, seen in looks.by_split.items():
+    for split, seen in fingerprints.by_split.items():
         for row in np.flatnonzero(seen["state"] != SOUND).tolist():
-            place = Place(split, row)
+            position = Position(split, row)
             if seen["state"][row] == UNDECODED:
-                yield Finding(DAMAGED, place, looks.label(place), "cannot be decoded", DROP)
+                yield Finding(
+                    DAMAGED, position, fingerprints.label(position), "cannot be decoded", DROP
+                )
             else:
                 reason = "not the bytes of the index; copy the shard again, or convert it"
-                yield Finding(DAMAGED, place, looks.label(place), reason)
+                yield Finding(DAMAGED, position, fingerprints.label(position), reason)
 
 
 def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
@@ -60,70 +62,71 @@ def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
     indexes = [(split, source.index(split)[rows]) for split, rows in sound.items()]
     shards = {split.name: split.shards for split in manifest.splits}
     for group in groups_of_copies(indexes, shards, source.read):
-        named = {Place(one.split, int(sound[one.split][one.row])): one for one in group}
+        named = {Position(one.split, int(sound[one.split][one.row])): one for one in group}
         first, *others = sorted(named, key=_preference)
         labels = defaultdict[str, set[int]](set)
         for one in group:
             labels[one.split].add(one.label)
-        for place in (first, *others):
-            label, other = named[place].label, first
+        for position in (first, *others):
+            label, other = named[position].label, first
             problem, action = COPY, DROP
-            if place.split != first.split:
+            if position.split != first.split:
                 problem = LEAK
-            elif len(labels[place.split]) > 1:
+            elif len(labels[position.split]) > 1:
                 problem, action = TWO_CLASSES, LOOK
                 other = next(each for each in named if named[each].label != label)
-            elif place == first:
+            elif position == first:
                 continue
             key = named[other].name.partition("/")[2]
             reason = f"like {key} in {other.split}"
             if named[other].label != label:
                 reason += f", class {manifest.classes[named[other].label]}"
-            yield Finding(problem, place, label, reason, action, score=1.0, other=other)
+            yield Finding(problem, position, label, reason, action, score=1.0, other=other)
 
 
 def nearly_copied(
-    looks: Looks, sound: dict[str, np.ndarray], exact: set[Place], workers: int
+    fingerprints: Fingerprints, sound: dict[str, np.ndarray], exact: set[Position], workers: int
 ) -> Iterator[Finding]:
     """Yield near copies among these rows, but for the images that are exact copies of others."""
-    places = [
-        place
+    positions = [
+        position
         for split, rows in sound.items()
         for row in rows.tolist()
-        if (place := Place(split, row)) not in exact and looks.by_split[split]["plain"][row] < PLAIN
+        if (position := Position(split, row)) not in exact
+        and fingerprints.by_split[split]["plain"][row] < PLAIN
     ]
-    if len(places) < 2:
+    if len(positions) < 2:
         return
-    seen = [looks.by_split[split][rows] for split, rows in _by_split(places).items()]
+    seen = [fingerprints.by_split[split][rows] for split, rows in _by_split(positions).items()]
     pairs = near_pairs(Prints.of(np.concatenate(seen)), workers)
-    for kept, copy, pair in _stars(looks, places, pairs):
-        label, score = looks.label(copy), pair.correlation
-        kept_label = looks.label(kept)
+    for kept, copy, pair in _stars(fingerprints, positions, pairs):
+        label, score = fingerprints.label(copy), pair.correlation
+        kept_label = fingerprints.label(kept)
         problem = NEAR_COPY if kept.split == copy.split else NEAR_LEAK
         same_class = label == kept_label
-        named = looks.named(kept)
+        named = fingerprints.named(kept)
         reason = f"{'mirror image of' if pair.mirrored else 'like'} {named.key} in {kept.split}"
         if not same_class:
-            reason += f", class {looks.source.manifest.classes[kept_label]}"
+            reason += f", class {fingerprints.source.manifest.classes[kept_label]}"
         action = DROP if same_class else LOOK
         yield Finding(problem, copy, label, reason, action, score=score, other=kept)
 
 
-def _by_split(places: Iterable[Place]) -> dict[str, list[int]]:
+def _by_split(positions: Iterable[Position]) -> dict[str, list[int]]:
     rows = defaultdict[str, list[int]](list)
-    for place in places:
-        rows[place.split].append(place.row)
+    for position in positions:
+        rows[position.split].append(position.row)
     return rows
 
 
-def _preference(place: Place) -> tuple[bool, str, int]:
+def _preference(position: Position) -> tuple[bool, str, int]:
     """Return the order in which images are kept: outside of train first."""
-    return place.split == TRAIN, place.split, place.row
+    return position.split == TRAIN, position.split, position.row
 
 
 def _stars(
-    looks: Looks, places: list[Place], pairs: list[NearPair]
-) -> Iterator[tuple[Place, Place, NearPair]]:
+    fingerprints: Fingerprints, positions: list[Position], pairs: list[NearPair]
+) -> Iterator[tuple[Position, Position, NearPair]]:
     """Yield each image that is near one that is kept, and that one: of two, the larger is kept."""
     near = defaultdict[int, list[tuple[int, NearPair]]](list)
     for pair in pairs:
@@ -131,9 +134,9 @@ def _stars(
         near[pair.second].append((pair.first, pair))
 
     def preference(number: int) -> tuple[bool, str, int, int, int]:
-        place = places[number]
-        row = looks.source.index(place.split)[place.row]
-        is_train, split, _ = _preference(place)
+        position = positions[number]
+        row = fingerprints.source.index(position.split)[position.row]
+        is_train, split, _ = _preference(position)
         pixels = int(row["width"]) * int(row["height"])
         return is_train, split, -pixels, -int(row["image_length"]), number
 
@@ -144,16 +147,16 @@ def _stars(
         for other, pair in near[number]:
             if other not in copies and preference(other) > preference(number):
                 copies.add(other)
-                yield places[number], places[other], pair
+                yield positions[number], positions[other], pair
 
 
-def odd(looks: Looks) -> Iterator[Finding]:
+def odd(fingerprints: Fingerprints) -> Iterator[Finding]:
     """Yield images that are nearly empty, and those of another size or shape than the others."""
-    indexes = {split: looks.source.index(split) for split in looks.by_split}
+    indexes = {split: fingerprints.source.index(split) for split in fingerprints.by_split}
     sizes = np.concatenate([_sizes(index) for index in indexes.values()])
     median_side, median_ratio = np.median(sizes, axis=0) if len(sizes) else (1.0, 0.0)
     for split, index in indexes.items():
-        seen = looks.by_split[split]
+        seen = fingerprints.by_split[split]
         sides, ratios = _sizes(index).T
         empty = (seen["state"] == SOUND) & (seen["plain"] >= PLAIN)
         for problem, rows in (
@@ -166,7 +169,9 @@ def odd(looks: Looks) -> Iterator[Finding]:
                 if problem == EMPTY:
                     reason = f"{seen['plain'][row]:.1%} of its pixels are alike"
                     action = DROP if seen["plain"][row] == 1 else LOOK
-                yield Finding(problem, Place(split, row), int(index["label"][row]), reason, action)
+                yield Finding(
+                    problem, Position(split, row), int(index["label"][row]), reason, action
+                )
 
 
 def _sizes(index: np.ndarray) -> np.ndarray:

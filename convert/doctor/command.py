@@ -28,10 +28,10 @@ from convert.doctor.findings import (
     PROBLEMS,
     RELABEL,
     Finding,
-    Place,
+    Position,
     ordered,
 )
-from convert.doctor.looks import HAS_HASHES, SOUND, Looks, looks_of
+from convert.doctor.fingerprints import HAS_HASHES, SOUND, Fingerprints, fingerprints_of
 from convert.doctor.page import write_page
 from convert.progress import Progress, meter
 from rackrun.commandline.options import Examples, Positional
@@ -83,34 +83,35 @@ def run(args: Sequence[str], judge: Judge) -> int:
     if not given.out.is_dir():
         folder = shlex.quote(str(given.out))
         raise UsageError(f"--out {given.out}: no such folder; type: mkdir -p {folder}")
-    looks, findings = examined(given, judge)
-    write_table(given.out / CSV, rows(looks, findings))
-    write_page(given.out / PAGE, looks, findings)
-    _print(given, looks, findings)
+    fingerprints, findings = examined(given, judge)
+    write_table(given.out / CSV, rows(fingerprints, findings))
+    write_page(given.out / PAGE, fingerprints, findings)
+    _print(given, fingerprints, findings)
     return 0
 
 
-def examined(given: Doctor, judge: Judge) -> tuple[Looks, list[Finding]]:
+def examined(given: Doctor, judge: Judge) -> tuple[Fingerprints, list[Finding]]:
     """Return what the images look like, and all findings in order."""
     workers = given.workers or core_count()
     source = open_source(given.data)
-    looks = looks_of(source, workers)
+    fingerprints = fingerprints_of(source, workers)
     sound = {
-        split: np.flatnonzero(seen["state"] == SOUND) for split, seen in looks.by_split.items()
+        split: np.flatnonzero(seen["state"] == SOUND)
+        for split, seen in fingerprints.by_split.items()
     }
-    findings = [*checks.unreadable(looks), *checks.copied(source, sound)]
+    findings = [*checks.unreadable(fingerprints), *checks.copied(source, sound)]
     if HAS_HASHES:
-        exact = {each.place for each in findings if each.place and each.problem in EXACT}
-        findings += checks.nearly_copied(looks, sound, exact, workers)
-    findings += [*checks.odd(looks), *checks.doubtful_classes(source)]
+        exact = {each.position for each in findings if each.position and each.problem in EXACT}
+        findings += checks.nearly_copied(fingerprints, sound, exact, workers)
+    findings += [*checks.odd(fingerprints), *checks.doubtful_classes(source)]
     if given.checkpoint is not None:
-        findings += _doubted_labels(given, looks, judge)
-    return looks, ordered(findings)
+        findings += _doubted_labels(given, fingerprints, judge)
+    return fingerprints, ordered(findings)
 
 
-def _doubted_labels(given: Doctor, looks: Looks, judge: Judge) -> Iterator[Finding]:
+def _doubted_labels(given: Doctor, fingerprints: Fingerprints, judge: Judge) -> Iterator[Finding]:
     """Yield the labels that the model doubts."""
-    total = sum(map(len, looks.by_split.values()))
+    total = sum(map(len, fingerprints.by_split.values()))
     with meter("judged", total) as shown:
         question = Question(
             weights=str(given.checkpoint),
@@ -121,25 +122,25 @@ def _doubted_labels(given: Doctor, looks: Looks, judge: Judge) -> Iterator[Findi
             advance=lambda images: shown.advance(Progress(images, 0)),
         )
         suspects = judge(question)
-    places = {
-        (split.name, shard, key): Place(split.name, row)
-        for split in looks.source.manifest.splits
-        for row, (shard, key) in enumerate(looks.names(split.name))
+    positions = {
+        (split.name, shard, key): Position(split.name, row)
+        for split in fingerprints.source.manifest.splits
+        for row, (shard, key) in enumerate(fingerprints.names(split.name))
     }
     for suspect in suspects:
-        place = places[suspect.split, suspect.shard, suspect.key]
+        position = positions[suspect.split, suspect.shard, suspect.key]
         reason = f"looks like {suspect.likely}"
-        label, likely = looks.label(place), suspect.likely
-        yield Finding(LABEL, place, label, reason, RELABEL, likely, suspect.score)
+        label, likely = fingerprints.label(position), suspect.likely
+        yield Finding(LABEL, position, label, reason, RELABEL, likely, suspect.score)
 
 
-def rows(looks: Looks, findings: Sequence[Finding]) -> Iterator[tuple[str, ...]]:
+def rows(fingerprints: Fingerprints, findings: Sequence[Finding]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of doctor.csv, its header first."""
     yield COLUMNS
-    classes = looks.source.manifest.classes
+    classes = fingerprints.source.manifest.classes
     for each in findings:
-        split = each.place.split if each.place else ""
-        shard, key = looks.named(each.place) if each.place else ("", "")
+        split = each.position.split if each.position else ""
+        shard, key = fingerprints.named(each.position) if each.position else ("", "")
         score = "" if each.score is None else f"{each.score:.3f}"
         name = classes[each.label]
         yield (
@@ -148,9 +149,9 @@ def rows(looks: Looks, findings: Sequence[Finding]) -> Iterator[tuple[str, ...]]
         )
 
 
-def _print(given: Doctor, looks: Looks, findings: Sequence[Finding]) -> None:
+def _print(given: Doctor, fingerprints: Fingerprints, findings: Sequence[Finding]) -> None:
     """Print the number of each problem, and what to type next."""
-    for fault in looks.faults:
+    for fault in fingerprints.faults:
         say(f"error: {fault}")
     if not HAS_HASHES:
         say(f"near copies were not looked for; to find them, type: {install_command('doctor')}")

@@ -37,7 +37,7 @@ PROBLEMS = {
 """Every problem, the gravest first, and what it means."""
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where an image is: its split, and its row in the split's index."""
 
     split: str
@@ -48,14 +48,14 @@ class Finding(NamedTuple):
     """A problem of one image, or, without a place, of a class."""
 
     problem: str
-    place: Place | None
+    position: Position | None
     label: int
     reason: str
     action: str = LOOK
     new_class: str = ""
     score: float | None = None
     """How sure it is, 0 to 1."""
-    other: Place | None = None
+    other: Position | None = None
     """The image that this one is like."""
 
 

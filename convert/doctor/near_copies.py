@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.doctor.looks import THUMB
+from convert.doctor.fingerprints import THUMB
 from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
 
@@ -61,10 +61,12 @@ class Prints(NamedTuple):
     """The distance of a neighbour."""
 
     @classmethod
-    def of(cls, looks: np.ndarray) -> Prints:
-        """Return the prints of these LOOKs."""
-        thumbs = np.ascontiguousarray(looks["thumb"])
-        hashes, mirrored = (np.ascontiguousarray(looks[name]) for name in ("hash", "mirrored"))
+    def of(cls, fingerprints: np.ndarray) -> Prints:
+        """Return the prints of these fingerprints."""
+        thumbs = np.ascontiguousarray(fingerprints["thumb"])
+        hashes, mirrored = (
+            np.ascontiguousarray(fingerprints[name]) for name in ("hash", "mirrored")
+        )
         return cls(hashes, mirrored, thumbs, neighbour_distances(thumbs))
 
 

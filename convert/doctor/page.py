@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from convert.doctor.findings import DROP, PROBLEMS, RELABEL, Finding, Place
-from convert.doctor.looks import UNREADABLE, Looks, opened
+from convert.doctor.findings import DROP, PROBLEMS, RELABEL, Finding, Position
+from convert.doctor.fingerprints import UNREADABLE, Fingerprints, opened
 from convert.images.resize import in_mode
 from rackrun.atomic import write_whole
 from rackrun.errors import DataError
@@ -21,21 +21,21 @@ MOST_SHOWN = 60  # findings of a problem; doctor.csv has them all
 PICTURE = 160  # pixels of the longer side
 
 
-def write_page(path: Path, looks: Looks, findings: Sequence[Finding]) -> None:
+def write_page(path: Path, fingerprints: Fingerprints, findings: Sequence[Finding]) -> None:
     """Write the page, whole or not at all."""
     sections = []
     for problem, meaning in PROBLEMS.items():
         found = [each for each in findings if each.problem == problem]
         if found:
-            shown = [_shown(looks, each) for each in found[:MOST_SHOWN]]
+            shown = [_shown(fingerprints, each) for each in found[:MOST_SHOWN]]
             sections.append(
                 {"title": problem, "meaning": meaning, "count": len(found), "shown": shown}
             )
-    manifest = looks.source.manifest
+    manifest = fingerprints.source.manifest
     counts = {split.name: split.samples for split in manifest.splits}
     page = rendered(
         "doctor.html",
-        name=one_line(looks.source.location),
+        name=one_line(fingerprints.source.location),
         headlines=[
             (f"{sum(counts.values()):,}", "images in " + ", ".join(counts)),
             (f"{len(manifest.classes):,}", "classes"),
@@ -47,11 +47,19 @@ def write_page(path: Path, looks: Looks, findings: Sequence[Finding]) -> None:
     write_whole(path, page.encode())
 
 
-def _shown(looks: Looks, finding: Finding) -> dict[str, Any]:
+def _shown(fingerprints: Fingerprints, finding: Finding) -> dict[str, Any]:
     """Return a finding as the template shows it."""
-    pictures = [_picture(looks, place) for place in (finding.place, finding.other) if place]
-    name = looks.source.manifest.classes[finding.label]
-    where = f"{finding.place.split}: {looks.named(finding.place).key}" if finding.place else ""
+    pictures = [
+        _picture(fingerprints, position)
+        for position in (finding.position, finding.other)
+        if position
+    ]
+    name = fingerprints.source.manifest.classes[finding.label]
+    where = (
+        f"{finding.position.split}: {fingerprints.named(finding.position).key}"
+        if finding.position
+        else ""
+    )
     return {
         "pictures": [picture for picture in pictures if picture],
         "class": one_line(name),
@@ -62,11 +70,11 @@ def _shown(looks: Looks, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _picture(looks: Looks, place: Place) -> str:
+def _picture(fingerprints: Fingerprints, position: Position) -> str:
     """Return an image, small, as an address that carries it; empty for a damaged one."""
-    source = looks.source
-    row = source.index(place.split)[place.row]
-    shard = source.manifest.split(place.split).shards[int(row["shard"])]
+    source = fingerprints.source
+    row = source.index(position.split)[position.row]
+    shard = source.manifest.split(position.split).shards[int(row["shard"])]
     try:
         data = bytes(source.read(shard, int(row["image_offset"]), int(row["image_length"])))
         image = in_mode(opened(data, PICTURE), "RGB")

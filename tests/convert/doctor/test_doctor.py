@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
 import convert.doctor.command as command
-from convert.doctor.looks import LOOK, SOUND, UNDECODED, look
+from convert.doctor.fingerprints import FINGERPRINT, SOUND, UNDECODED, fingerprint
 from convert.doctor.near_copies import Prints, near_pairs
 from nginx.serve import serving
 from nginx.site import Site
@@ -162,10 +162,10 @@ def test_images_of_one_kind_are_not_copies_of_one_another() -> None:
     """Of 300 real digits, many of which look alike, four pairs at most are taken for copies; a
     darker copy of one is found."""
     images = [Image.fromarray(pixels) for pixels in digits()[0][:300]]
-    looks = np.stack([look(jpeg(image)) for image in images])
-    assert len(near_pairs(Prints.of(looks), 1)) <= 4
-    darker = look(jpeg(images[7].point(lambda level: level // 2)))
-    pairs = near_pairs(Prints.of(np.concatenate([looks, darker[None]])), 1)
+    fingerprints = np.stack([fingerprint(jpeg(image)) for image in images])
+    assert len(near_pairs(Prints.of(fingerprints), 1)) <= 4
+    darker = fingerprint(jpeg(images[7].point(lambda level: level // 2)))
+    pairs = near_pairs(Prints.of(np.concatenate([fingerprints, darker[None]])), 1)
     assert (7, 300) in {pair[:2] for pair in pairs}
 
 
@@ -175,13 +175,13 @@ def test_every_image_is_compared_with_every_other(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("convert.doctor.near_copies.COLUMNS", 8)
     monkeypatch.setattr("convert.doctor.near_copies.JOB_ROWS", 12)
     images = parts(25)
-    looks = np.stack([look(jpeg(image)) for image in images])
+    fingerprints = np.stack([fingerprint(jpeg(image)) for image in images])
     order = np.random.default_rng(3).permutation(50)
-    again = np.stack([look(jpeg(ImageOps.mirror(image), 70)) for image in images])
-    both = np.concatenate([looks, again])[order]
+    again = np.stack([fingerprint(jpeg(ImageOps.mirror(image), 70)) for image in images])
+    both = np.concatenate([fingerprints, again])[order]
     pairs = {pair[:2] for pair in near_pairs(Prints.of(both), 2)}
-    place = np.argsort(order)
-    wanted = {tuple(sorted((int(place[n]), int(place[n + 25])))) for n in range(25)}
+    position = np.argsort(order)
+    wanted = {tuple(sorted((int(position[n]), int(position[n + 25])))) for n in range(25)}
     assert pairs == wanted
 
 
@@ -236,8 +236,8 @@ def test_a_damaged_image_is_counted_and_the_rest_is_looked_at(
 )
 def test_what_cannot_be_decoded_is_marked(data: bytes) -> None:
     """Whatever the bytes are, the look says so and nothing is raised."""
-    assert look(data)["state"] == UNDECODED
-    assert look(jpeg(parts(1)[0]))["state"] == SOUND
+    assert fingerprint(data)["state"] == UNDECODED
+    assert fingerprint(jpeg(parts(1)[0]))["state"] == SOUND
 
 
 def test_names_of_strangers_stay_text(
@@ -262,7 +262,7 @@ def test_without_the_extra_the_rest_is_found(
 ) -> None:
     """Where imagehash is not installed, exact copies are found, and the output names the extra."""
     monkeypatch.setattr(command, "HAS_HASHES", False)
-    monkeypatch.setattr("convert.doctor.looks.HAS_HASHES", False)
+    monkeypatch.setattr("convert.doctor.fingerprints.HAS_HASHES", False)
     files = clean_set()
     files["train/oak/again.jpg"] = files["train/oak/2.jpg"]
     files["train/oak/near.jpg"] = jpeg(parts()[6], 40)
@@ -337,4 +337,4 @@ def group(leader: int) -> list[int]:
 
 def test_a_look_is_small() -> None:
     """100,000 images take 35 MB: what is kept of each has a fixed size."""
-    assert LOOK.itemsize <= 350
+    assert FINGERPRINT.itemsize <= 350

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from convert.doctor.findings import Named, Place
+from convert.doctor.findings import Named, Position
 from convert.images.info import UNDECODABLE
 from convert.images.resize import in_mode
 from convert.packing.workers import in_parallel, working_on
@@ -36,7 +36,7 @@ PLAIN_LEVELS = 8  # from the median on: brightness that differs less is a plain 
 
 SOUND, WRONG_BYTES, UNDECODED = 0, 1, 2
 
-LOOK = np.dtype(
+FINGERPRINT = np.dtype(
     [
         ("state", "u1"),  # SOUND, WRONG_BYTES or UNDECODED
         ("plain", "<f4"),  # share of pixels with about the median brightness
@@ -60,16 +60,16 @@ class ShardJob(NamedTuple):
     number: int
 
 
-class ShardLooks(NamedTuple):
-    """The looks of a shard's images and their keys, in the order of the index."""
+class ShardFingerprints(NamedTuple):
+    """The fingerprints of a shard's images and their keys, in the order of the index."""
 
     job: ShardJob
-    looks: np.ndarray
+    fingerprints: np.ndarray
     keys: list[str]
 
 
 @dataclass(frozen=True)
-class Looks:
+class Fingerprints:
     """What the images of all splits look like, and what they are called."""
 
     source: Source
@@ -78,11 +78,11 @@ class Looks:
     faults: list[str]
     """What is wrong with whole shards or indexes."""
 
-    def named(self, place: Place) -> Named:
+    def named(self, position: Position) -> Named:
         """Return the names of an image."""
-        split = self.source.manifest.split(place.split)
-        shard = split.shards[int(self.source.index(place.split)["shard"][place.row])]
-        return Named(shard.name, self.keys[place.split][place.row])
+        split = self.source.manifest.split(position.split)
+        shard = split.shards[int(self.source.index(position.split)["shard"][position.row])]
+        return Named(shard.name, self.keys[position.split][position.row])
 
     def names(self, split: str) -> Iterator[Named]:
         """Yield the names of all images of a split, in the order of its index."""
@@ -91,12 +91,12 @@ class Looks:
         for number, key in zip(numbers, self.keys[split], strict=True):
             yield Named(shards[number].name, key)
 
-    def label(self, place: Place) -> int:
+    def label(self, position: Position) -> int:
         """Return the label of an image."""
-        return int(self.source.index(place.split)["label"][place.row])
+        return int(self.source.index(position.split)["label"][position.row])
 
 
-def looks_of(source: Source, workers: int) -> Looks:
+def fingerprints_of(source: Source, workers: int) -> Fingerprints:
     """Read and decode all images, in as many processes; damaged ones are marked."""
     manifest = source.manifest
     loans, faults = indexes_of(source)
@@ -107,38 +107,38 @@ def looks_of(source: Source, workers: int) -> Looks:
         for split in manifest.splits
         for number in range(len(split.shards))
     ]
-    shards: dict[ShardJob, ShardLooks] = {}
-    work = partial(_look_at_shard, indexes=SharedIndexes(source.location, loans))
+    shards: dict[ShardJob, ShardFingerprints] = {}
+    work = partial(_fingerprint_shard, indexes=SharedIndexes(source.location, loans))
     steps = in_parallel(jobs, work, workers)
     total = sum(split.samples for split in manifest.splits)
     with closing(steps), meter("looked at", total) as shown:
         for message in steps:
             if isinstance(message, Progress):
                 shown.advance(message)
-            elif isinstance(message, ShardLooks):
+            elif isinstance(message, ShardFingerprints):
                 shards[message.job] = message
             else:
                 faults.append(message)
-    by_split = {split.name: [np.empty(0, LOOK)] for split in manifest.splits}
+    by_split = {split.name: [np.empty(0, FINGERPRINT)] for split in manifest.splits}
     keys: dict[str, list[str]] = {split.name: [] for split in manifest.splits}
     for job in jobs:
-        by_split[job.split].append(shards[job].looks)
+        by_split[job.split].append(shards[job].fingerprints)
         keys[job.split] += shards[job].keys
     joined = {split: np.concatenate(parts) for split, parts in by_split.items()}
-    return Looks(source, joined, keys, faults)
+    return Fingerprints(source, joined, keys, faults)
 
 
-def _look_at_shard(
+def _fingerprint_shard(
     job: ShardJob,
-    report: Callable[[Progress | ShardLooks | str], None],
+    report: Callable[[Progress | ShardFingerprints | str], None],
     indexes: SharedIndexes,
 ) -> None:
-    """Report the looks of a shard's images; those that a broken shard hides are WRONG_BYTES."""
+    """Report the fingerprints of a shard; images that a broken shard hides are WRONG_BYTES."""
     source = indexes.source
     shard = source.manifest.split(job.split).shards[job.number]
     where = f"{source.location}: {shard.name}"
-    looks = np.zeros(shard.samples, LOOK)
-    looks["state"] = WRONG_BYTES
+    fingerprints = np.zeros(shard.samples, FINGERPRINT)
+    fingerprints["state"] = WRONG_BYTES
     keys = [""] * shard.samples
     number, reported = -1, 0
     try:
@@ -151,7 +151,7 @@ def _look_at_shard(
                 raise
             except DataError:
                 continue
-            keys[number], looks[number] = sample.key, look(sample.image)
+            keys[number], fingerprints[number] = sample.key, fingerprint(sample.image)
             if number - reported >= 100:
                 report(Progress(number - reported, 0))
                 reported = number
@@ -159,13 +159,13 @@ def _look_at_shard(
         raise
     except DataError as fault:
         report(str(fault))
-    report(ShardLooks(job, looks, keys))
+    report(ShardFingerprints(job, fingerprints, keys))
     report(Progress(shard.samples - reported, 0))
 
 
-def look(image: bytes) -> np.ndarray:
-    """Return what an image looks like: one LOOK."""
-    seen = np.zeros((), LOOK)
+def fingerprint(image: bytes) -> np.ndarray:
+    """Return what an image looks like: one FINGERPRINT."""
+    seen = np.zeros((), FINGERPRINT)
     try:
         whole = opened(image, SIDE, "L")
         gray = in_mode(whole, "L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
