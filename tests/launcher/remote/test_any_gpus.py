@@ -78,7 +78,7 @@ def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack)
     large = rack.one.run_ssh(
         "--wait", "--name", "large", "--gpus-needed", "4", str(rack.hosts), *RANKS
     )
-    until(lambda: rack.start()["gpu03"]["queue"], "it waits", 60)
+    until(lambda: rack.look()["gpu03"]["queue"], "it waits", 60)
     for args, says in (
         (("--gpus-needed", "1"), "1 GPU needed, 0 free and fit"),
         (("--include", "gpu03:1"), "others wait for it: "),
@@ -88,7 +88,7 @@ def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack)
     small = rack.one.run_ssh(
         "--wait", "--name", "small", "--gpus-needed", "1", str(rack.hosts), *RANKS
     )
-    until(lambda: len(rack.start()["gpu03"]["queue"]) == 2, "it waits behind", 60)
+    until(lambda: len(rack.look()["gpu03"]["queue"]) == 2, "it waits behind", 60)
     large.kill()  # a dead waiter holds nobody up
     large.communicate()
     _, err = small.communicate(timeout=120)
@@ -96,7 +96,7 @@ def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack)
     assert run.poll() is None
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=120)
-    assert [host["free"] for host in rack.start().values()] == [[0, 1]] * 3
+    assert [host["free"] for host in rack.look().values()] == [[0, 1]] * 3
 
 
 def test_launches_at_the_same_time_share_the_rack(rack: PlantedRack) -> None:
@@ -105,8 +105,8 @@ def test_launches_at_the_same_time_share_the_rack(rack: PlantedRack) -> None:
         rack.one.run_ssh("--name", f"r{number}", "--gpus-needed", "1", str(rack.hosts), *SLEEP)
         for number in range(6)
     ]
-    until(lambda: not any(host["free"] for host in rack.start().values()), "all are used", 120)
-    uses = [(host, use["part"]) for host, state in rack.start().items() for use in state["uses"]]
+    until(lambda: not any(host["free"] for host in rack.look().values()), "all are used", 120)
+    uses = [(host, use["part"]) for host, state in rack.look().items() for use in state["uses"]]
     assert sorted(uses) == sorted((f"gpu0{n}", f".gpu{g}") for n in (1, 2, 3) for g in (0, 1))
     for run in runs:
         assert run.poll() is None, run.communicate()
@@ -158,7 +158,7 @@ def test_a_polite_run_gives_way_and_comes_back(rack: PlantedRack, how: str) -> N
     logs = "runs/2*-nice/logs/gpu01/rank-1.out"
     until(lambda: any(path.read_text() for path in one.folder.glob(logs)), "it runs", 60)
     other = one.run_ssh("--polite", "--wait", "--include", "gpu01", hosts, *RANKS)
-    until(lambda: rack.start()["gpu01"]["queue"], "a polite one waits", 60)
+    until(lambda: rack.look()["gpu01"]["queue"], "a polite one waits", 60)
     time.sleep(8)
     assert not (one.folder / "state").exists(), "it gave way to a polite one"
     urgent = one.run_ssh("--wait", "--name", "urgent", "--include", "gpu01", hosts, *RANKS)
