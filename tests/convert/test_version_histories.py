@@ -97,7 +97,7 @@ def check_histories(folder: Path, seeds: range) -> None:
 
 def test_differences_of_random_histories_are_exact(tmp_path: Path) -> None:
     """Random appends, drops and relabels: every two versions differ by just what was done."""
-    check_histories(tmp_path, range(2))
+    check_histories(tmp_path, range(1))
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ import pytest
 import webdataset
 
 from convert.__main__ import main
+from convert.verify import strangers
 from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Manifest, brace_name
 from shards.open import open_source, sources_of
@@ -537,7 +538,8 @@ def check_kills(tmp_path: Path, data: Path, kills: int) -> None:
             is_whole = after["dataset.json"] == whole["dataset.json"]
             assert is_whole or before.items() <= after.items()
             assert labels(f"{folder}@1") == first
-            main(["verify", str(folder), "--workers", "1"])
+            assert labels(folder)
+            assert not list(strangers([*sources_of(str(folder))]))
         run(*args)
         assert shown(folder) == whole
         assert {path.name for path in folder.glob(".*")} == {".lock"}
