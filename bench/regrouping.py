@@ -144,6 +144,8 @@ def report(
     server: MembershipServer, losses: list[tuple[str, float, int]], expected: dict[str, Any]
 ) -> None:
     """Print how the run went on after losses, and what became of it."""
+    if not server.members:
+        sys.exit(f"no rank was left:\n{server.outputs()}")
     steps = [
         (float(at), int(group))
         for path in server.folder.glob("host*/steps-*")
@@ -172,8 +174,8 @@ def report(
     print("weights differ by", max(float((final[n] - expected[n]).abs().max()) for n in expected))
     wrong = {m: codes for m, codes in server.codes.items() if set(codes) - {0, -9, 75}}
     print(f"ranks that ended otherwise: {wrong or 'none'}")
-    if wrong:
-        print(server.outputs()[-8000:])
+    for host in server.hosts if wrong else ():
+        print((host.folder / "printed").read_text()[-3000:])
 
 
 if __name__ == "__main__":
