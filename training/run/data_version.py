@@ -91,7 +91,8 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
     """
     if config.synthetic or not config.data:
         return PinnedData(config)
-    found = json.dumps(_chosen_of(config, earlier)).encode() if ranks.first else None
+    chooses = ranks.first or ranks.world == 1  # alone: a rank of an elastic run is first of nobody
+    found = json.dumps(_chosen_of(config, earlier)).encode() if chooses else None
     choice = json.loads(ranks.broadcast_bytes(found, 0))
     if choice["problem"]:
         raise UsageError(choice["problem"])
