@@ -40,6 +40,7 @@ from shards.traffic import Traffic
 MOST_CONNECTIONS = 1024  # with one more, the one unused for longest is closed
 MOST_BYTES = 16 << 20  # of an answer
 ANSWERERS = FETCHERS = 8  # as many answers are in memory at once
+START_SECONDS = 60.0  # for the process
 FIRST_SECONDS = 5.0  # for the first request of a connection
 SEND_SECONDS = 10.0  # for an answer
 BEAT_SECONDS = 0.5  # between two signs of life
@@ -321,13 +322,18 @@ def started(
             process = subprocess.Popen(
                 [sys.executable, "-m", "shards.peers.server"],
                 stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 pass_fds=(listener.fileno(), *counters),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        assert process.stdin
+        assert process.stdin and process.stdout
         with process.stdin as stdin:
             stdin.write(json.dumps(asdict(order)).encode())
+        with process.stdout as stdout:  # a reader would take one that still starts for a dead one
+            if not select.select([stdout], [], [], START_SECONDS)[0] or not stdout.read(1):
+                process.kill()
+                raise OSError("its cache server did not start")
         return process, int(listener.getsockname()[1])
 
 
@@ -358,6 +364,7 @@ def main() -> NoReturn:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * MOST_CONNECTIONS)), hard))
     listener = socket.socket(fileno=order.listener)
     sources = [opened(served) for served in order.sources]
+    os.write(1, b"\n")
     PeerServer(listener, bytes.fromhex(order.token), sources).serve()
 
 
