@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ OPTIONS = (
     "--batch-size", "10", "--workers", "1", "--device", "cpu", "--no-tensorboard",
     "--cache", "cache",
 )  # fmt: skip
-LAUNCH = ("--serve-native", "--name", "net", "--env", "OMP_NUM_THREADS=1")
+LAUNCH = ("--serve-native", "--name", "net", "--env", "OMP_NUM_THREADS=1", "--lease-seconds", "5")
 
 
 @pytest.fixture
@@ -45,18 +45,23 @@ def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
         lab.stop()
 
 
-def trained(lab: NetLab, shapes: Path, *options: str) -> tuple[dict[str, Any], str, str]:
-    """Train on all hosts to the end; return the result, the report and what was printed."""
+def started(
+    lab: NetLab, shapes: Path, *options: str, launch: Sequence[str] = ()
+) -> "subprocess.Popen[str]":
+    """Start a training on all hosts."""
     python = lab.cheap_python(trains=True)
     disks = [lab.folder / f"disk-{number + 1}" for number in range(len(lab.hosts))]
     hosts = lab.write_hosts(*(f"python={python} workdir={disk}" for disk in disks))
-    args = (*LAUNCH, str(hosts), "catdog", "--data", str(shapes), *OPTIONS, *options)
-    process = lab.run_ssh(*args)
-    out, err = process.communicate(timeout=240)
+    task = ("catdog", "--data", str(shapes), *OPTIONS, *options)
+    return lab.run_ssh(*LAUNCH, *launch, str(hosts), *task)
+
+
+def ended(lab: NetLab, process: "subprocess.Popen[str]") -> tuple[dict[str, Any], str]:
+    """Wait for the end of a training, which is good; return its result and report."""
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     (folder,) = (path for path in lab.folder.glob("runs/*-net*") if path.is_dir())
-    result = json.loads((folder / "result.json").read_text())
-    return result, (folder / "report.html").read_text(), out + err
+    return json.loads((folder / "result.json").read_text()), (folder / "report.html").read_text()
 
 
 def tar_bytes(folder: Path) -> int:
@@ -70,7 +75,7 @@ def test_the_hosts_of_a_run_fetch_the_data_once_together(
     keeps all below its workdir; result and report say so, and nothing listens when it is over."""
     shapes.chmod(0o755)
     lab, total = net(2), tar_bytes(shapes)
-    result, report, _ = trained(lab, shapes, "--exact-epochs")
+    result, report = ended(lab, started(lab, shapes, "--exact-epochs"))
     assert len(result["read"]) == 2
     sums = {
         source: sum(counts[source] for counts in result["read"].values())
@@ -95,6 +100,31 @@ def listeners(lab: NetLab, number: int) -> set[int]:
         [*inside, "cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, check=True
     ).stdout.decode()
     return {int(match, 16) for match in re.findall(r":([0-9A-F]{4}) \S+ 0A ", table)}
+
+
+@pytest.mark.long
+def test_an_elastic_run_that_loses_a_host_reads_its_blocks_elsewhere(
+    net: Callable[[int], NetLab], shapes: Path
+) -> None:
+    """A cable is pulled in mid-epoch: the others meet anew, each with other homes, and go on."""
+    shapes.chmod(0o755)
+    lab = net(3)
+    options = ("--exact-epochs", "--log-every-steps", "1", "--epochs", "12")
+    process = started(lab, shapes, *options, launch=("--elastic",))
+
+    def trains() -> bool:
+        assert process.poll() is None, process.communicate()
+        files = lab.folder.glob("disk-1/runs/*-net*/metrics.jsonl")
+        return sum(path.read_text().count('"train"') for path in files) > 8
+
+    until(trains, "the run makes steps", 240)
+    lab.pull_cable(2)
+    result, _ = ended(lab, process)
+    assert [group["ranks"] for group in result["generations"]][-1] == 2
+    hosts = [result["read"][name] for name in result["read"]]
+    assert sum(counts["peers"] for counts in hosts) > 0
+    assert sum(counts["cache"] for counts in hosts) > tar_bytes(shapes)
+    assert [listeners(lab, number) for number in (1, 3)] == [{port()}, {port()}]
 
 
 class ByHand:
