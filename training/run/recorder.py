@@ -123,7 +123,7 @@ class RunRecorder:
         files, self._handed_over = self._handed_over, {}
         if not files or not self._saves:
             return
-        if best := files.pop(self.folder.best.name, None):
+        if (best := files.pop(self.folder.best.name, None)) is not None:
             write_whole(self.folder.best, best.numpy().tobytes())
         self._ledger.replace(page.numpy().tobytes() for page in files.values())
 
