@@ -24,6 +24,10 @@ EVENTS = {
     "ended": {"code": 0, "signal": 9, "oom": True, "told": False},
     "asked-to-stop": {"signal": 15},
     "computing": {},
+    "ready": {"port": 4711},
+    "formed": {"generation": 2, "step": 7, "digest": "00ff"},
+    "broken": {"generation": 2, "error": "connection closed"},
+    "left": {"generation": 2},
     "torchrun-ended": {"code": 1, "signal": 0, "oom": False, "told": False},
     "frozen": {"names": ["rank 3"]},
     "joined": {},
@@ -42,6 +46,7 @@ REPORT = {
     **{"epoch_steps": 9, "loss": 0.5, "accuracy": 0.5, "images_per_second": 5.0, "final": "x"},
     **{"report": "y", "slow_rank": 1, "slow_why": "data", "slow": "z", "speed": {"step": 0.1}},
     **{"checkpoint": 4, "best": 0.5, "dataset": "x", "data_seconds": 0.1, "compute_seconds": 0.2},
+    **{"cache_bytes": 1, "peer_bytes": 2, "origin_bytes": 3},
 }
 
 

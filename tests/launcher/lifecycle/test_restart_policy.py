@@ -230,8 +230,8 @@ def test_the_last_attempt_gives_the_exit_code(start_lab: Labs) -> None:
 def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab: Labs) -> None:
     """A task that failed at once is started anew with all its options and the earlier runs."""
     lab = start_lab(1)
-    package = lab.folder / "training"  # ranks start as: python -m training catdog ...
-    package.mkdir()
+    package = lab.folder / "cheap" / "training"  # ranks start as: python -m training catdog ...
+    package.mkdir(parents=True)
     (package / "__init__.py").touch()  # or the installed package would come first
     (package / "__main__.py").write_text(
         "import os, sys\n"
@@ -240,8 +240,8 @@ def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab: Labs) -> None:
         "os._exit(0 if '--earlier-attempts' in sys.argv else 9)\n"
     )
     hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
-    args = ("--max-restarts", "1", hosts, "catdog", "--resume", "x", "--synthetic")
-    code, out, err = lab.result_of(*args)
+    options = ("--max-restarts", "1", "--env", f"PYTHONPATH={package.parent}")
+    code, out, err = lab.result_of(*options, hosts, "catdog", "--resume", "x", "--synthetic")
     assert code == 0, err
     first, _ = sorted(path.name for path in (lab.folder / "runs").glob("2*"))
     lines = [line.split("options ")[1] for line in out.splitlines() if "options " in line]
