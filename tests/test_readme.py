@@ -48,7 +48,7 @@ FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
     *("--master-addr", "--master-port", "--nnodes", "--node-rank", "--nproc-per-node"),  # torchrun
     "--logdir",  # of tensorboard
-    *("--minutes", "--only", "--peers", "--rounds", "--scratch"),  # of bench/
+    *("--losses", "--minutes", "--only", "--peers", "--rounds", "--scratch"),  # of bench/
 }
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
