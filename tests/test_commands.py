@@ -10,6 +10,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -53,8 +55,10 @@ TAKE_MINUTES = (
         "mnist.md",
         "own-model.md",
         "own-task.md",
+        "run-on-hosts.md",
+        "sweeps.md",
+        "versions.md",
     ),
-    *("doctor.md", "run-on-hosts.md", "sweeps.md"),
 )
 """Pages that are typed in `--long`: other tests hold what they show. Elsewhere they are read."""
 
@@ -73,7 +77,7 @@ TESTED_ELSEWHERE = (
 NEEDS_MORE = (
     *("srun", "salloc", "sbatch", "mpirun", "NNODES", "local node", "run-ray", "--slurm"),
     *("--image ", ":0,1", "gpu01:8000", "--certificate", "timm:", "--hosts-needed", "--config"),
-    *(r"rerun (?!runs)", "lr-tenth", r"ssh .*\./own_task"),
+    *(r"rerun (?!runs)", "lr-tenth", r"ssh .*\./own_task", "--gpus-needed", "--(?:un)?drain"),
     *(r"classify --data (?!.*--weights '')", r"hosts\.txt classify"),  # published weights
 )
 ONLY_READ = re.compile("|".join((*TESTED_ELSEWHERE, *NEEDS_MORE)))
@@ -178,6 +182,7 @@ def write_files(clone: Clone) -> None:
     for part in ("train", "val"):
         write_tar(clone, part)
     write_printed(clone.folder)
+    subprocess.run([sys.executable, "draw_shapes.py"], cwd=clone.folder, check=True)
     write_messy(clone.folder / "messy", 0)
     (clone.folder / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
     (clone.folder / "notify.py").write_text("import json, sys; json.load(sys.stdin)['verdict']\n")
@@ -190,6 +195,7 @@ def write_printed(folder: Path) -> None:
         "script.py": ("own-script.md", "python"),
         "my_models.py": ("own-model.md", "python"),
         "own_task.py": ("own-task.md", "python"),
+        "draw_shapes.py": ("versions.md", "python"),
         "run.toml": ("settings-files.md", "toml"),
     }
     for name, (page, kind) in printed.items():

@@ -223,7 +223,7 @@ class RunState:
                 if rank is self.lead:
                     self._compare_parts()
             case RankStarted():
-                if rank.ended:
+                if rank.ended and self.generations:  # else a host could take back a failure
                     self.renew_rank(event.rank)
                     rank = self.rank(event.rank)
                 rank.pid = rank.pid or event.pid

@@ -5,7 +5,7 @@ reference_ranks.py FOLDER [mutated]    the two are equal; and differ with each m
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,6 +112,7 @@ class InMemory:
     has_evaluation = True
     lanes = 0
     remark = ""
+    versions: Mapping[str, str] = {}
 
     def __init__(self, ranks: Ranks, recipe: Recipe) -> None:
         self.mine = slice(ranks.rank, None, ranks.world)

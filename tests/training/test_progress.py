@@ -31,8 +31,11 @@ def progress(rank: int = 0) -> ProgressReporter:
     return ProgressReporter(Ranks(rank, 2, rank, 2, torch.device("cpu")), schedule, epochs=5)
 
 
-def test_a_report_says_where_a_rank_is(launcher: socket.socket) -> None:
+def test_a_report_says_where_a_rank_is(
+    launcher: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One JSON object per datagram, with the fields the launcher reads."""
+    monkeypatch.setenv("RANK", "1")
     voice = progress(rank=1)
     voice.phase("start")
     assert json.loads(launcher.recv(4096)) == {

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Halves:
     has_evaluation = True
     lanes = 0
     remark = ""
+    versions: Mapping[str, str] = {}
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
         self.ranks = ranks

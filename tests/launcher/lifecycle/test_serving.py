@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -41,18 +42,24 @@ time.sleep(999) if "--linger" in sys.argv else None
 
 
 def give_shards(folder: Path) -> Path:
-    """Make a folder that passes for shards, and the code that reads it, as the hosts have it."""
-    shards, code = folder / "shards", folder / "code" / "training"
+    """Make what passes for shards, a folder to work in, and what stands in for training."""
+    shards, package = folder / "shards", folder / "stand-in" / "training"
     shards.mkdir()
-    code.mkdir(parents=True)
-    (code / "__init__.py").touch()  # or the launcher's own would come first
-    (code / "__main__.py").write_text(READER)
+    (folder / "code").mkdir()
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()  # or the launcher's own would come first
+    (package / "__main__.py").write_text(READER)
     (shards / "toy-train-000000.tar").write_bytes(bytes(10240))
     digest = hashlib.sha256(bytes(10240)).hexdigest()
     shard = Shard("toy-train-000000.tar", 1, 10240, digest)
     split = Split("train", 1, "toy-train.index.npy", digest, (shard,))
     (shards / "dataset.json").write_bytes(Manifest("toy", ("cat",), (split,)).serialise())
     return shards
+
+
+def with_stand_in(shards: Path) -> dict[str, str]:
+    """Return the variable with which `python -m training` is the stand-in."""
+    return {"PYTHONPATH": f"{shards.parent / 'stand-in'}:{ROOT}"}
 
 
 def of_folder(shards: Path) -> list[str]:
@@ -79,8 +86,9 @@ def shards(tmp_path: Path) -> Iterator[Path]:
 
 def hosts_of(lab: Lab, shards: Path) -> str:
     """Write hosts.txt of cheap hosts with the stand-in as their code."""
-    code = shards.parent / "code"
-    return str(lab.write_hosts(f"python={lab.cheap_python()} workdir={code}"))
+    code, path = shards.parent / "code", with_stand_in(shards)["PYTHONPATH"]
+    settings = f"python={lab.cheap_python()} workdir={code} env=PYTHONPATH={path}"
+    return str(lab.write_hosts(settings))
 
 
 def said_by_ranks(shards: Path) -> set[str]:
@@ -92,7 +100,8 @@ def said_by_ranks(shards: Path) -> set[str]:
 def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, shards: Path) -> None:
     """A folder here becomes a URL at the address on the way to the hosts, until the run ends."""
     args = (hosts_of(pair, shards), "catdog", "--data", str(shards))
-    code, out, err = pair.result_of("--serve-native", *args, cwd=shards.parent / "code")
+    in_code = {"cwd": shards.parent / "code", "env": with_stand_in(shards)}
+    code, out, err = pair.result_of("--serve-native", *args, **in_code)
     assert code == 0, err
     assert "rackrun: serving" in err
     (line,) = said_by_ranks(shards)
@@ -110,7 +119,8 @@ def test_an_own_task_in_a_folder_reads_served_shards_under_its_own_name(
     (code / "tasks").mkdir()
     (code / "tasks" / "flowers.py").write_text("TASK = None\n")
     args = (hosts_of(lab, shards), task, "--data", str(shards))
-    exit_code, _, err = lab.result_of("--serve", "--serve-native", *args, cwd=code)
+    options = ("--serve", "--serve-native")
+    exit_code, _, err = lab.result_of(*options, *args, cwd=code, env=with_stand_in(shards))
     assert exit_code == 0, err
     logs = (code / "runs").glob("2*/logs/*/rank-*.err")
     assert {log.read_text() for log in logs} == {f"{task}\n"}
@@ -122,9 +132,8 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
     """A firewall between one host and the server ends the launch with 65 and that host's name."""
     pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18080", "-j", "DROP")
     args = (hosts_of(pair, shards), "catdog", "--data", str(shards))
-    code, out, err = pair.result_of(
-        "--serve-native", "--serve-port", "18080", *args, cwd=shards.parent / "code"
-    )
+    in_code = {"cwd": shards.parent / "code", "env": with_stand_in(shards)}
+    code, out, err = pair.result_of("--serve-native", "--serve-port", "18080", *args, **in_code)
     assert code == 65, err
     assert "node2: shards: http://10.77.0.1:18080/" in err
     assert "node1: shards" not in err
@@ -181,7 +190,8 @@ def test_the_server_ends_with_the_run(
     lab = start_lab(2)
     args = (hosts_of(lab, shards), "catdog", "--data", str(shards), wish)
     options = ("--serve", "--serve-native", "--grace-seconds", "1", "--secret", "TOKEN")
-    process = lab.run_ssh(*options, *args, cwd=shards.parent / "code", env={"TOKEN": "canary-bird"})
+    env = {**with_stand_in(shards), "TOKEN": "canary-bird"}
+    process = lab.run_ssh(*options, *args, cwd=shards.parent / "code", env=env)
     if sent:
         until(lambda: said_by_ranks(shards) != set(), "the ranks read their shards", 60)
         kept = files_of_server(shards)
@@ -243,6 +253,7 @@ def test_run_local_serves_when_asked(start_lab: Labs, shards: Path) -> None:
         *("--plain", "catdog", "--data", shards),
         start=warm.Launcher,
         cwd=shards.parent / "code",
+        env={**os.environ, **with_stand_in(shards)},
     )
     assert done.returncode == 0, done.stderr
     (line,) = said_by_ranks(shards)

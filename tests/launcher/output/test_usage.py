@@ -85,7 +85,7 @@ def test_heat_and_power_of_gpus(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     asked: list[str] = []
-    watch = HostWatch(None, None, None, None, 3.0, {"GLOO_SOCKET_IFNAME": "lo"})  # type: ignore[arg-type]
+    watch = HostWatch(None, None, None, None, 3.0, {"GLOO_SOCKET_IFNAME": "lo"}, [])  # type: ignore[arg-type]
     spawned = host_watch.spawn
 
     def spawn(words: list[str], *rest: object) -> int:

@@ -119,13 +119,11 @@ DATES = {
     "known_runs._forget_old",
     "transfer.is_forgotten",
     "probe.clock",  # the preflight compares clocks, and warns
-    "probe.process_in_words",
     "record._write_state",
     "on_event.send",  # of an event, for the command of the user
     "record.begin",
     "results.is_same",
     "spawn.start_controller",
-    "launch_settings.resolved",  # who of two waiting launches came first
     "facts._compared",
     "console.time_of_day",  # of a line of progress, for people who read it later
     "folders.run_in",
@@ -137,6 +135,24 @@ DATES = {
     "journal.live",  # when a line of usage.jsonl was measured
     "journal.show",
     "metrics._write",  # when a line of metrics.jsonl was written
+    "launch_settings._place",  # who of two waiting launches came first
+    # When something happened to a host, who has used it since when, and how long ago that was:
+    *(
+        "facts.doubtful",
+        "holders.described",
+        "incidents.add",
+        "ps.ps",
+        "rack.move",
+        "rack_table._free_in_words",
+    ),
+    *(
+        "rack_table._summary",
+        "rack_table.as_plain",
+        "rack_table.free_gpus",
+        "rack_table.table",
+        "remembering.remember",
+        "result.with_incident",
+    ),
 }
 """Who may ask what the time is: what is compared with dates in files, or shown to people."""
 

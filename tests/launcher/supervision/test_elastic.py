@@ -221,7 +221,7 @@ def test_a_broken_exchange_without_a_loss(tmp_path: Path) -> None:
     """An exchange that fails without a loss is tried again, once; then its error ends the run."""
     run = Elastic(tmp_path, 200, "broken", 1, 20)
     assert run.wait() == 75
-    assert run.result["cause"] == "Connection reset by peer" and run.result["rank"] == 1
+    assert "by peer" in run.result["cause"] and run.result["rank"] == 1
     assert [one["ranks"] for one in run.result["generations"]] == [4, 4]
 
 
