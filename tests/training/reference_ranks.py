@@ -23,6 +23,7 @@ from tests.training.mutations import MUTATIONS
 from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
 from tests.training.torchrun import prove
 from training.config import Config
+from training.data.node_cache import NodeCache
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import set_up
@@ -113,6 +114,7 @@ class InMemory:
     lanes = 0
     remark = ""
     versions: Mapping[str, str] = {}
+    cache = NodeCache((), ())
 
     def __init__(self, ranks: Ranks, recipe: Recipe) -> None:
         self.mine = slice(ranks.rank, None, ranks.world)

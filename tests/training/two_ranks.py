@@ -20,6 +20,7 @@ from rackrun.run_folder import RunFolder
 from tests.training.torchrun import prove
 from tests.waiting import until
 from training.config import Config
+from training.data.node_cache import NodeCache
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import set_up
@@ -61,6 +62,7 @@ class Halves:
     lanes = 0
     remark = ""
     versions: Mapping[str, str] = {}
+    cache = NodeCache((), ())
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
         self.ranks = ranks

@@ -218,7 +218,8 @@ def overtaken(all_jobs: list[Job]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.long  # a minute for 8 launches, beside other work
+@pytest.mark.parametrize("count", [8, 300])
 def test_a_rack_is_shared_fairly_whoever_dies(
     passable: Lab, accounts: list[str], count: int
 ) -> None:
