@@ -1,8 +1,8 @@
 """Fuzz targets: nginx's log and a server's record give a value or a Problem."""
 
-import atexit
 import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from nginx.errors import RecordError
@@ -10,10 +10,7 @@ from nginx.logs import Traffic, request_of
 from nginx.registry import read
 from rackrun.shapes import Misshapen
 
-FOLDER = tempfile.TemporaryDirectory(prefix="rackrun-fuzz-")
-atexit.register(FOLDER.cleanup)
-HOME = Path(FOLDER.name) / "rackrun-nginx-0badcafe-8080"
-HOME.mkdir()
+NAME = "rackrun-nginx-0badcafe-8080"
 
 
 def fuzz_nginx_log_line(data: bytes) -> None:
@@ -25,15 +22,25 @@ def fuzz_nginx_log_line(data: bytes) -> None:
 
 def fuzz_nginx_log(data: bytes) -> None:
     """Fuzz a whole access log: its lines are counted, whatever they hold."""
-    (HOME / "access.log").write_bytes(data)
-    traffic = Traffic(HOME / "access.log")
-    traffic.update()
+    with server_folder() as home:
+        (home / "access.log").write_bytes(data)
+        traffic = Traffic(home / "access.log")
+        traffic.update()
     assert traffic.requests == data.count(b"\n")
 
 
 def fuzz_nginx_record(data: bytes) -> None:
     """Fuzz the record of a server, from which `stop` ends processes and removes folders."""
-    (HOME / "record.json").write_bytes(data)
-    with contextlib.suppress(RecordError):
-        record = read(HOME)
-        assert record and record.name == HOME.name and record.process.pid >= 0
+    with server_folder() as home, contextlib.suppress(RecordError):
+        (home / "record.json").write_bytes(data)
+        record = read(home)
+        assert record and record.name == NAME and record.process.pid >= 0
+
+
+@contextlib.contextmanager
+def server_folder() -> Iterator[Path]:
+    """Yield the folder of a server, which no other process uses: workers of pytest are forks."""
+    with tempfile.TemporaryDirectory(prefix="rackrun-fuzz-") as folder:
+        home = Path(folder, NAME)
+        home.mkdir()
+        yield home

@@ -6,7 +6,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.fuzz.targets_nginx import HOME, fuzz_nginx_log, fuzz_nginx_log_line, fuzz_nginx_record
+from nginx.registry import read
+from tests.fuzz.targets_nginx import (
+    NAME,
+    fuzz_nginx_log,
+    fuzz_nginx_log_line,
+    fuzz_nginx_record,
+    server_folder,
+)
 
 ANYTHING = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text(),
@@ -24,7 +31,7 @@ LINE: dict[str, Any] = {
     "seconds": 0.1,
 }
 RECORD: dict[str, Any] = {
-    "name": HOME.name,
+    "name": NAME,
     "folder": "/data/shards",
     "url": "http://10.0.0.1:8080/",
     "process": {"pid": 1234, "ticks": 5678, "boot": f"{0:08}-0000-0000-0000-{0:012}"},
@@ -63,8 +70,7 @@ def test_a_record_is_one_of_ours_or_refused(data: bytes) -> None:
 def test_what_the_targets_begin_with_is_right() -> None:
     """Or they would only ever look at refusals."""
     fuzz_nginx_log_line(json.dumps(LINE).encode())
-    (HOME / "record.json").write_text(json.dumps(RECORD))
-    from nginx.registry import read
-
-    result = read(HOME)
+    with server_folder() as home:
+        (home / "record.json").write_text(json.dumps(RECORD))
+        result = read(home)
     assert result is not None and result.process.pid == 1234

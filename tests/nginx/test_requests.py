@@ -174,10 +174,11 @@ QUANTITIES = (  # any will do as long as it is large, or only hours would show t
 
 
 def changed(line: str) -> list[str]:
-    """Return the line with each of its numbers and switches changed."""
+    """Return the line with each of its numbers and switches changed; a comment has none."""
+    code = line.partition("  # ")[0]
     return [
         line[: matches.start()] + other(matches.group()) + line[matches.end() :]
-        for matches in re.finditer(r"(?<![\w$])(\d+|on|off)(?![\w$])", line)
+        for matches in re.finditer(r"(?<![\w$])(\d+|on|off)(?![\w$])", code)
     ]
 
 
