@@ -16,6 +16,8 @@
 # Where the driver or the GPUs are too old for the torch of requirements/base.txt, another lock takes
 # its place: rackrun/cuda.py knows which, unless $RACKRUN_LOCK names one. .venv/lock remembers it.
 
+trap 'trap - INT; kill -INT $$' INT # else lost where the program that ran meanwhile ended well
+
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 venv_fail() {
@@ -211,4 +213,12 @@ venv_python() { # EXTRAS...
             printf '%s' "$wanted" >"$stamp"
         }
     ) 9>"$root/.venv.lock" || exit
+}
+
+# Becomes rackrun. A Ctrl-C waits until rackrun takes it: while Python itself starts, it would answer
+# with a traceback.
+venv_rackrun() { # SCRIPT WORDS...
+    local blocked=(env --block-signal=INT)
+    "${blocked[@]}" --version >/dev/null 2>&1 || blocked=() # coreutils before 8.31
+    exec ${blocked[@]+"${blocked[@]}"} "$python" -P -S "$root/rackrun/__main__.py" "$@"
 }

@@ -1,7 +1,8 @@
 """`rackrun COMMAND ...`: the one program, and its one boundary for errors.
 
 `./run-ssh` and its siblings start this file by its path and without `site`, whose imports take
-longer than ours do until the first line: so Ctrl-C is handled from the first moment.
+longer than ours do until the first line, and with SIGINT blocked: so Ctrl-C is handled from the
+first moment.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` without its enums, slow to import
@@ -25,6 +26,7 @@ class Stopped(KeyboardInterrupt):
 def main(args: "Sequence[str]") -> int:
     """Run a command, and turn whatever goes wrong into a line and an exit code."""
     try:
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGINT,))
         begin()
         from rackrun.terminal import open_streams
 

@@ -28,7 +28,20 @@ def begun(folder: Path, *args: str, **more: object) -> "subprocess.Popen[str]":
 def test_scripts_start_the_command_of_these_tests(name: str) -> None:
     """So what is shown below holds for them."""
     last = (ROOT / name).read_text().splitlines()[-1]
-    assert last == 'exec "$python" -P -S "$root/rackrun/__main__.py" "$0" "$@"'
+    assert last == 'venv_rackrun "$0" "$@"'
+
+
+@pytest.mark.parametrize("blocks", [True, False], ids=["env blocks", "env of old coreutils"])
+def test_ctrl_c_before_python_can_take_it(tmp_path: Path, blocks: bool) -> None:
+    """It is not lost, and no traceback of Python's own start appears."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nkill -INT $$\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    old = "" if blocks else "env() { return 125; };"
+    script = f". launcher/venv.sh; {old} python={python}; venv_rackrun ./run-local --help"
+    ended = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stdout == ""
+    assert (ended.returncode, ended.stderr) == ((130, "interrupted\n") if blocks else (-2, ""))
 
 
 @pytest.mark.parametrize(
