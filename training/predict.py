@@ -125,7 +125,10 @@ def show(given: Predict, task: str) -> int:
 def image_paths(images: Sequence[str]) -> list[str]:
     """Return the named files; raise UsageError if there are none, or a folder has none."""
     if not images:
-        raise UsageError("no images: type the names of files or folders after the checkpoint")
+        raise UsageError(
+            "no images: type files or folders after the run or its file of weights, as in:"
+            f" {called('predict')} runs/latest photos/"
+        )
     return [path for given in images for path in _files(given)]
 
 

@@ -14,6 +14,7 @@ from launcher.lifecycle.task_check import (
     check_gpus,
     check_task_options,
     make_demo_data,
+    refuse_absent_program,
     refuse_absent_run,
     refuse_missing_packages,
     refuse_unready_data,
@@ -101,6 +102,8 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
     ranks = as_host(options.nproc).slots or 1
     with check_task_options(work, "local", here=options.jobs if is_here else None) as refuse:
         check_gpus(work, ranks, NAME, python, options.image)
+        if is_here and not any(name == "PATH" for name, _ in options.environment):
+            refuse_absent_program(work)
         if data_exist and is_here:
             refuse_unready_data(work)
             refuse_absent_run(work, options.runs)

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -38,7 +39,7 @@ from launcher.run.url import check_url
 from rackrun.commandline import parser
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import HELP, Option, options
-from rackrun.commands import called, is_command
+from rackrun.commands import NAMES, called, is_command
 from rackrun.contract import variables
 from rackrun.contract.files import LATEST
 from rackrun.errors import UsageError
@@ -83,6 +84,12 @@ ELSEWHERE = {
     **dict.fromkeys(("--gpus", "--gpu-ids", "--devices"), CHOSEN),
 }
 """Options of torchrun, accelerate, DeepSpeed and mpirun, and what to type instead."""
+
+OF_TASKS = (
+    *("--batch-size", "--data", "--device", "--epochs", "--image-size", "--lr", "--model"),
+    *("--optimizer", "--precision", "--recipe", "--resume", "--synthetic", "--weights"),
+)
+"""Options of every task that are typed before one, or without one."""
 
 Settings = TypeVar("Settings")
 
@@ -179,9 +186,19 @@ def parse(
 
     `{prog}` in the head of the help becomes the command as the user calls it.
     """
-    return parser.parse(
-        settings, called(name), args, head and launching(head), RENAMED, _hints_of(settings)
-    )
+    hints = {**_hints_of(settings), **_behind_tasks(settings, name)}
+    return parser.parse(settings, called(name), args, head and launching(head), RENAMED, hints)
+
+
+def _behind_tasks(settings: type[Any], name: str) -> dict[str, str]:
+    """Return hints for options of tasks among those of the launcher."""
+    if not issubclass(settings, Options):
+        return {}
+    typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
+    return {
+        option: f"an option of tasks, and goes behind one: {typed_first} {option}"
+        for option in OF_TASKS
+    }
 
 
 def launching(head: Head) -> Head:
@@ -312,6 +329,9 @@ def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
     name = args[0]
     if name.endswith((".txt", ".hosts")) or Path(name).name == "hostfile":
         return f"{name!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(args)}"
+    if close := get_close_matches(name, NAMES, n=1, cutoff=0.75):
+        meant = f"{called(close[0])} {shlex.join(args[1:])}".rstrip()
+        return f"no task or command {name!r}; did you mean {close[0]}? type: {meant}"
     why = why_no_task(name)
     script = ["python"] if name.endswith(".py") else []
     if "did you mean" in why or (script and not Path(name).is_file()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from launcher.run.job import (
+    PYTHONS,
+    Command,
     JobTemplate,
     TaskWork,
     Work,
@@ -33,6 +36,7 @@ from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed
 from rackrun.shard_folder import why_no_shards
+from rackrun.user_code.tasks import why_no_task
 
 MOST_BYTES = 1 << 20  # of what a task needs
 DEMO_FOLDER = "data/demo"
@@ -152,6 +156,26 @@ def refuse_absent_run(work: Work, runs: Path) -> None:
         raise UsageError(
             f"--resume {resume}: no such file or run; type its path, its name, or latest"
         )
+
+
+def refuse_absent_program(work: Work) -> None:
+    """Raise UsageError for a command whose program, or Python file, is not on this machine."""
+    if not isinstance(work, Command):
+        return
+    program, file, *_ = *work.words, ""
+    if program in PYTHONS:
+        if file.endswith(".py") and not Path(file).is_file():
+            raise UsageError(why_no_task(file))
+        return
+    if shutil.which(program):
+        return
+    if program.endswith(".py") and Path(program).is_file():
+        raise UsageError(f"{program}: not a program by itself; type: -- python {program}")
+    if Path(program).is_file():
+        raise UsageError(f"{program}: not a program that can be run; type: chmod +x {program}")
+    close = get_close_matches(program, [*PYTHONS, "bash"], n=1)
+    meant = f"did you mean {close[0]}?" if close else "install it, or type its path"
+    raise UsageError(f"{program}: no such program; {meant}")
 
 
 def demo_for_hosts() -> TaskWork:

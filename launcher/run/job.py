@@ -43,6 +43,10 @@ class TaskWork:
         return ("training.loop", "torch._dynamo", *modules)  # that: for the first optimizer
 
 
+PYTHONS = ("python", "python3")
+"""The programs of a command that stand for the interpreter of the host."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A user's own command, run by every rank; `python` means the interpreter of the host."""
@@ -59,9 +63,7 @@ class Command:
 
     def argv(self, python: str) -> tuple[str, ...]:
         """Return the command line of one rank."""
-        if self.words[0] in ("python", "python3"):
-            return (python, *self.words[1:])
-        return self.words
+        return (python, *self.words[1:]) if self.words[0] in PYTHONS else self.words
 
 
 @dataclass(frozen=True)

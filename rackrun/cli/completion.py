@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rackrun.cli.dispatch import COMMANDS
-from rackrun.commands import LAUNCHES, is_command, program
+from rackrun.commands import LAUNCHES, called, is_command, program
 from rackrun.errors import UsageError
 from rackrun.runs import RECORDS
 from rackrun.user_code.tasks import find_task, known_tasks
@@ -66,7 +66,8 @@ def main(args: Sequence[str]) -> int:
     elif args and args[0] in ("-h", "--help"):
         sys.stdout.write("usage: rackrun completion bash|zsh\n\nPrint a completion script.\n")
     else:
-        raise UsageError(f"completion: for which shell? type: rackrun completion {_shells()}")
+        what = f"not for {args[0]};" if args else "for which shell?"
+        raise UsageError(f"completion: {what} type: {called('completion')} {_shells()}")
     return 0
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rackrun import npy
+from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.run_folder import RunFolder
@@ -206,6 +207,8 @@ def read(folder: Path) -> Story:
     """Return all that a run has left so far; UsageError for a folder that is none of a run."""
     files = RunFolder(folder)
     needed = (files.metrics, files.plan, files.config)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such run; {called('ps')} lists the runs")
     if not any(path.exists() for path in needed):
         missing = "{}, {} and {} are missing".format(*(path.name for path in needed))
         raise UsageError(f"{folder}: not the folder of a run: {missing}")

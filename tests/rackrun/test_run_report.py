@@ -417,9 +417,11 @@ def test_smoothing_keeps_ends_and_means() -> None:
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    """A folder without the files of a run is named."""
+    """A folder without the files of a run is named, and one that does not exist."""
     with pytest.raises(UsageError, match="not the folder of a run"):
         write(tmp_path)
+    with pytest.raises(UsageError, match=r"no such run; \./run-ssh ps lists the runs"):
+        write(tmp_path / "latest")
 
 
 def test_tensorboard_has_the_use_of_hosts(run: Path) -> None:

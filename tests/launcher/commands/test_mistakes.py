@@ -17,12 +17,13 @@ import pytest
 
 import convert.__main__ as convert
 import nginx.__main__ as nginx
-from launcher.commands.parse import ELSEWHERE, names_of
+from launcher.commands.parse import ELSEWHERE, OF_TASKS, names_of
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.remote.locks import lock
 from launcher.run.settings import LocalOptions
 from rackrun.cli.dispatch import run
+from rackrun.commandline.options import options
 from rackrun.commandline.program import report
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.terminal import clean_lines
@@ -119,6 +120,9 @@ USAGE = [
     ("./run-ssh train.py", "comes first: ./run-ssh hosts.txt -- python train.py"),
     ("./run-ssh python train.py", "comes first: ./run-ssh hosts.txt -- python train.py"),
     ("./run-ssh --hostfile hosts.txt catdog", "without an option: ./run-ssh hosts.txt catdog"),
+    ("./run-local report runs/latest", "runs/latest: no such run; ./run-ssh ps lists the runs"),
+    ("./run-local completion fish", "not for fish; type: ./run-local completion bash|zsh"),
+    ("./run-local completion", "for which shell? type: ./run-local completion bash|zsh"),
     ("./run-ssh logs", "logs of which run? type: ./run-ssh logs RUN; ./run-ssh ps lists all"),
     ("./run-ssh --include gpu09 hosts.txt", "gpu09 is not in the host file; did you mean gpu04?"),
     (
@@ -142,6 +146,14 @@ USAGE = [
     ("./run-local --secret FOO=bar catdog", "type: export FOO=..."),
     # the task
     ("./run-local catdgo", "no task 'catdgo'; did you mean catdog?"),
+    ("./run-local conver folder pictures out", "mean convert? type: ./run-local convert folder p"),
+    ("./run-local --epochs 3", "goes behind one: ./run-local catdog --epochs"),
+    ("./run-ssh --data out hosts.txt catdog", "behind one: ./run-ssh hosts.txt catdog --data"),
+    ("./run-local -- python trian.py", "no file trian.py; did you mean train.py?"),
+    ("./run-local -- train.py", "train.py: not a program by itself; type: -- python train.py"),
+    ("./run-local -- ./cut.zip", "./cut.zip: not a program that can be run; type: chmod +x"),
+    ("./run-local -- pyton train.py", "pyton: no such program; did you mean python?"),
+    ("./run-local -- no-such-program", "no such program; install it, or type its path"),
     ("./run-local zebra", "for a command of your own: ./run-local -- python train.py"),
     ("./run-local train.py --x", "for a command of your own: ./run-local -- python train.py --x"),
     ("./run-local python train.py", "for a command of your own: ./run-local -- python train.py"),
@@ -434,3 +446,9 @@ def test_a_host_or_a_port_that_is_taken(lab: Lab, capsys: pytest.CaptureFixture[
     assert "image: " in message
     assert "docker" in message
     assert code == 78
+
+
+def test_the_options_that_go_behind_a_task_are_those_of_training() -> None:
+    """A hint names none that a task does not have, nor one of the launcher."""
+    assert set(OF_TASKS) <= {option.name for option in options(Config)}
+    assert not set(OF_TASKS) & names_of(SshOptions)
