@@ -13,7 +13,7 @@ from training.config import Config
 from training.counts import Counts
 from training.optim.optimizer import make_optimizer
 from training.run import checkpoint
-from training.state import TrainingState
+from training.state import Snapshot, TrainingState
 
 
 def net() -> nn.Module:
@@ -232,3 +232,96 @@ def test_the_best_epoch_is_known() -> None:
     ]
     assert samples == [True, False, False, True, True]
     assert (state.epoch, state.accuracy, state.best) == (5, 0.6, 0.6)
+
+
+def test_a_step_that_is_lost_leaves_no_trace() -> None:
+    """Gradients and the statistics of batch norms: those of the last whole step, which stays."""
+    state = TrainingState(net(), Config(lr=0.01))
+    norm = state.model[1]  # type: ignore[index]
+    for lost in (False, True):
+        before = norm.running_mean.clone()
+        state.begin_step()
+        state.model(torch.randn(4, 1, 3, 3)).square().mean().backward()
+        if not lost:
+            state.advance()
+        state.drop_step()
+        assert torch.equal(norm.running_mean, before) is lost
+        assert all(weight.grad is None for weight in state.model.parameters())
+    assert (state.step, int(norm.num_batches_tracked)) == (1, 1)
+
+
+def test_the_digest_is_of_all_that_ranks_share() -> None:
+    """And of nothing else: each rank's batch norms saw other images, rates follow from the step."""
+
+    def trained() -> TrainingState:
+        return stepped(TrainingState(net(), Config(optimizer="adamw", ema_decay=0.9)), 2)
+
+    state = trained()
+    same = state.digest()
+    state.model[1].running_mean += 1  # type: ignore[index]
+    state.set_lr(0.5)
+    assert state.digest() == same == trained().digest()
+    digests = {same}
+    for number in range(9):
+        state = trained()
+        weights = list(state.model.parameters())
+        kept = state.optimizer.state[weights[-1]]
+        if number == 0:
+            weights[-1].data[-1] += 1e-6
+        elif number == 1:
+            list(state.evaluated.parameters())[-1].data[-1] += 1e-6
+        elif number == 2:
+            kept["exp_avg_sq"][-1] += 1e-6
+        elif number == 3:
+            kept["step"] += 1
+        else:
+            owner, name, value = (
+                (state, "step", 3),
+                (state, "epoch", 1),
+                (state, "accuracy", 0.5),
+                (state.improvement, "stale", 1),
+                (state.loss_scale, "state_dict", lambda: {"scale": 2.0}),
+            )[number - 4]
+            setattr(owner, name, value)
+        digests.add(state.digest())
+    assert len(digests) == 10
+
+
+def test_a_snapshot_stays_as_it_was_and_the_next_one_takes_over_its_memory() -> None:
+    """Tensors in dictionaries and lists are copied; what torch keeps beside them is kept."""
+    model, snapshot = net(), Snapshot()
+    content = {"model": model.state_dict(), "rest": [torch.ones(2), 3], "name": "net"}
+    taken = snapshot.take(content)
+    first, rest = taken["model"]["3.weight"], taken["rest"][0]
+    expected = first.clone()
+    model[3].weight.data.zero_()  # type: ignore[index]
+    content["rest"][0].zero_()
+    assert torch.equal(first, expected) and rest.tolist() == [1, 1]
+    assert (taken["rest"][1], taken["name"]) == (3, "net")
+    assert taken["model"]._metadata == content["model"]._metadata
+    assert torch.equal(snapshot.take(content)["model"]["3.weight"], torch.zeros(2, 2))
+    assert torch.equal(first, torch.zeros(2, 2))
+    for other in (torch.zeros(3), torch.zeros(2, dtype=torch.float64)):
+        again = snapshot.take({**content, "rest": [other]})["rest"][0]
+        assert (again.shape, again.dtype) == (other.shape, other.dtype)
+        assert again.data_ptr() not in (other.data_ptr(), rest.data_ptr())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_no_number_is_found(value: float) -> None:
+    """Wherever it is among the weights."""
+    state = TrainingState(net(), Config())
+    assert state.is_finite
+    list(state.model.parameters())[2].data[0] = value
+    assert not state.is_finite
+
+
+def test_the_rate_of_a_group_is_the_schedules_less_what_plateaus_took() -> None:
+    """Groups of older checkpoints have no share of their own."""
+    state = TrainingState(net(), Config(layer_decay=0.5))
+    state.improvement.lr_factor = 0.1
+    del state.optimizer.param_groups[0]["lr_scale"]
+    assert state.set_lr(2.0) == pytest.approx(0.2)
+    rates = [(group["lr"], group.get("lr_scale", 1.0)) for group in state.optimizer.param_groups]
+    assert [rate for rate, _ in rates] == pytest.approx([0.2 * share for _, share in rates])
+    assert {share for _, share in rates} == {0.5, 1.0}
