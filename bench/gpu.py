@@ -50,8 +50,8 @@ from rackrun.commandline.program import run
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.tables import table
+from rackrun.user_code.sources import nearest
 from shards.open import open_source
-from training.config import nearest
 from training.data.gpu_decode import MEASURED, gpu_decoder
 from training.data.loader import on_device
 from training.data.open import Synthetic, open_data

@@ -36,7 +36,7 @@ from nginx.site import Site
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.errors import UsageError
-from training.config import nearest
+from rackrun.user_code.sources import nearest
 
 LOADERS = Path(__file__).with_name("peer_loaders.py")
 ROOT = Path(__file__).parents[1]

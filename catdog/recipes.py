@@ -1,10 +1,13 @@
 """The recipes for cats and dogs: settings with names. None of this needs torch."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from rackrun.commandline.conditions import Condition
-from training.config import CROP_AREA, Config, Optimizer, Range, Shape
+from rackrun.shapes import Between
+from training.config import Config
+from training.settings.data import CropArea
+from training.settings.optim import Optimizer, Shape
 
 OWN_MODELS = ("catdog", "reference")
 OF_THE_MODEL = ("width", "gray")
@@ -23,16 +26,12 @@ class CatDog(Config):
     """Set of defaults to start from: default, demo (narrow, for a CPU), reference."""
     model: str = "catdog"
     """catdog (see --width), reference, or any classification model of torchvision."""
-    width: int = 64
+    width: Annotated[int, Between(1, 4096, "between 1 and 4096 channels")] = 64
     """Channels of the catdog model's first stage."""
     gray: bool = False
     """Show the model grayscale images."""
-    crop_area: float = 0.35
+    crop_area: CropArea = 0.35
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
-    own_ranges: ClassVar[tuple[Range, ...]] = (
-        CROP_AREA,
-        ("width", 1, 4096, "between 1 and 4096 channels"),
-    )
     own_conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(
             ("width",),

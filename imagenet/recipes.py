@@ -5,14 +5,19 @@ another --batch-size, change it in proportion.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from rackrun.commandline.conditions import Condition
-from training.config import CROP_AREA, MOST, Config, Optimizer, Range, Shape
+from rackrun.commandline.ranges import Count
+from rackrun.shapes import Between
+from training.config import Config
 from training.models.registered import has_one_size, two_sizes
+from training.settings.data import CropArea
+from training.settings.optim import Optimizer, Shape
 
 OWN_MODELS: tuple[str, ...] = ()
-SIZES = ("start_image_size", "evaluation_size", "short_side")
+Size = Annotated[int, Between(0, 4096, "between 0 and 4096 pixels")]
+Beta = Annotated[float, Between(0, 100)]
 
 
 @dataclass(frozen=True)
@@ -26,17 +31,17 @@ class ImageNet(Config):
     recipe: str = "default"
     """Set of defaults to start from: default; as published: torchvision-v1, torchvision-v2, ffcv16,
     ffcv32, ffcv88, timm-a1, timm-a2, timm-a3."""
-    start_image_size: int = 0
+    start_image_size: Size = 0
     """Side in the first epochs in pixels, growing linearly to --image-size; 0: --image-size."""
-    grow_from_epoch: int = 0
+    grow_from_epoch: Count = 0
     """Epoch (from 0) until which images have --start-image-size."""
-    grow_until_epoch: int = 0
+    grow_until_epoch: Count = 0
     """Epoch from which images have --image-size; 0: after 7/8 of all."""
-    evaluation_size: int = 0
+    evaluation_size: Size = 0
     """Side of the square in evaluations, in pixels; 0: --image-size."""
-    short_side: int = 0
+    short_side: Size = 0
     """Shorter side before the center crop, in pixels; 0: 256/224 of the side of the square."""
-    crop_area: float = 0.08
+    crop_area: CropArea = 0.08
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of resizing, always antialiased."""
@@ -45,16 +50,10 @@ class ImageNet(Config):
     zero_init_residual: bool = False
     """Initialize the last norm of each residual block to 0, so that each block of a ResNet begins
     as the identity."""
-    mixup: float = 0.0
+    mixup: Beta = 0.0
     """Blend pairs of images, shares drawn from Beta(x, x); 0: never."""
-    cutmix: float = 0.0
+    cutmix: Beta = 0.0
     """Paste a part of one image into another, shares drawn from Beta(x, x); 0: never."""
-    own_ranges: ClassVar[tuple[Range, ...]] = (
-        CROP_AREA,
-        *((name, 0, 4096, "between 0 and 4096 pixels") for name in SIZES),
-        *((name, 0, MOST, "0 or more") for name in ("grow_from_epoch", "grow_until_epoch")),
-        *((name, 0, 100, "between 0 and 100") for name in ("mixup", "cutmix")),
-    )
     own_conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(
             ("grow_from_epoch", "grow_until_epoch"),
@@ -85,8 +84,9 @@ class ImageNet(Config):
                 return two_sizes(self.model, size, self.judged_size)
         return ""
 
-    def _contradictions(self) -> list[str]:
-        problems = super()._contradictions()
+    def problems(self) -> list[str]:
+        """Return, too, a model for images of one size that would get two."""
+        problems = super().problems()
         if has_one_size(self.model) and (problem := self.two_sizes()):
             problems.append(problem)
         return problems

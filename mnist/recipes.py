@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from training.config import Config, Optimizer, Shape
+from training.config import Config
+from training.settings.optim import Optimizer, Shape
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ class Mnist(Config):
     nesterov: bool = False
     weight_decay: float = 0.0
 
-    def _unknown(self) -> list[str]:
+    def problems(self) -> list[str]:
+        """Return, too, another model."""
         other = [f"--model {self.model}: of this task there is only mnist"]
-        return [*super()._unknown(), *(other if self.model != "mnist" else ())]
+        return [*super().problems(), *(other if self.model != "mnist" else ())]
 
 
 RECIPES = {"default": Mnist}

@@ -60,10 +60,18 @@ class Misshapen(ValueError):
 
 @dataclass(frozen=True)
 class Between:
-    """Numbers from `least` to `most`, both included."""
+    """Numbers from `least` to `most`, both included; `words` say so in messages about options."""
 
     least: float
-    most: float
+    most: float = LARGEST_NUMBER
+    words: str = ""
+
+    def __str__(self) -> str:
+        """Return the range in words."""
+        if self.words:
+            return self.words
+        is_open = self.most == LARGEST_NUMBER
+        return f"{self.least} or more" if is_open else f"between {self.least} and {self.most}"
 
     def check(self, value: Any) -> None:
         """Raise Misshapen for a number outside."""

@@ -12,10 +12,12 @@ from torch import nn
 
 from rackrun.errors import UsageError
 from rackrun.machine import bind_near, why_no_compiler
-from training.config import Config, Precision, Switch
+from training.config import Config
 from training.data.loader import usual_workers
 from training.data.transforms import Transforms
 from training.ranks import Ranks
+from training.settings.ranks import Precision
+from training.settings.slice import Switch
 
 FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16
 EMULATED = {"bf16": "bfloat16", "fp16": "float16"}

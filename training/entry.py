@@ -61,7 +61,7 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
         typed_options,
         with_weights_or_all_layers,
     )
-    from training.config import from_command_line, require_data
+    from training.config import from_command_line
     from training.tasks.definition import recipes_of, task_of
 
     only_check = args[:1] == ["check"]
@@ -71,7 +71,7 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
     if only_check:
         from training.precheck import precheck
 
-        require_data(config, source.name)
+        config.require_data(source.name)
         needs = precheck(source, config, typed)
     refuse_ineffective(config, typed)  # after precheck: no model is misspelled any more
     if only_check:

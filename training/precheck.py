@@ -19,14 +19,14 @@ from rackrun.errors import UsageError
 from rackrun.machine import why_no_compiler
 from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
-from rackrun.shapes import Misshapen, parsed_file
+from rackrun.shapes import LARGEST_NUMBER, Misshapen, parsed_file
 from rackrun.shard_folder import folder_and_version, why_no_splits
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
 from training.conditions import refuse_evaluations
-from training.config import MOST, Config, as_plain
+from training.config import Config, as_plain
 from training.data.mixture import class_number, class_weights_in, weights_in
 from training.models.registered import (
     TIMM,
@@ -267,7 +267,10 @@ def _counts(resolved: object) -> dict[str, int]:
     """Return images per step and images of a recorded run; 0 for what is not known."""
     recorded_counts = resolved if isinstance(resolved, Mapping) else {}
     counts = {name: recorded_counts.get(name) for name in ("batch", "images")}
-    return {name: n if isinstance(n, int) and 0 < n < MOST else 0 for name, n in counts.items()}
+    return {
+        name: n if isinstance(n, int) and 0 < n < LARGEST_NUMBER else 0
+        for name, n in counts.items()
+    }
 
 
 def _other_steps(

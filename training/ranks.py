@@ -40,8 +40,8 @@ from rackrun.cuda import driver_here, gpu_problem
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import one_line
 from rackrun.units import plural
-from training.config import DeviceSettings
 from training.membership import FORMING_SECONDS, Generation, Membership
+from training.settings.ranks import DeviceSettings
 
 
 class DeviceError(Problem):

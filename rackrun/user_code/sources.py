@@ -47,6 +47,16 @@ def did_you_mean(name: str, names: Collection[str], cutoff: float = 0.6) -> str:
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
+def nearest(name: str, names: Collection[str]) -> str:
+    """Return what to type instead of an unknown name: likely ones, or all when there are few."""
+    close = get_close_matches(name, names, n=5, cutoff=0.5)
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    if len(names) == 1:
+        return f"there is only {', '.join(names)}"
+    return f"there are {', '.join(names)}" if len(names) < 20 else f"there are {len(names)}"
+
+
 def source_of(module: str) -> Path | None:
     """Return the source of a module in the current folder or installed; it is not imported."""
     spec = spec_of(module)

@@ -10,9 +10,10 @@ import pytest
 
 from catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
 from imagenet.recipes import ImageNet
+from rackrun.commandline.ranges import ranges
 from rackrun.errors import UsageError
 from training.conditions import CONDITIONS, refuse_ineffective
-from training.config import RANGES, Config, from_command_line
+from training.config import Config, from_command_line
 from training.entry import run_command
 from training.tasks.classify.recipes import Classify
 from training.tasks.definition import recipes_of, require_task
@@ -66,8 +67,7 @@ def test_every_number_has_a_range(settings: type[Config]) -> None:
     """No option takes what ends in a traceback later: nan, infinity, or 400 digits."""
     kinds = get_type_hints(settings)
     numbers = {field.name for field in fields(settings) if kinds[field.name] in (int, float)}
-    ranges = {name for name, *_ in (*RANGES, *settings.own_ranges)}
-    assert numbers == ranges
+    assert numbers == ranges(settings).keys()
     for name in numbers:
         for value in (float("nan"), float("inf"), float("-inf"), 10**400, -(10**400)):
             option = f"--{name.replace('_', '-')} "

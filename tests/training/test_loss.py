@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from training.config import OptimSettings
 from training.phases.loss import summed_loss
+from training.settings.optim import OptimSettings
 
 
 def test_the_threshold_of_bce_applies_to_smoothed_targets() -> None:

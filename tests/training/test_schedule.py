@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rackrun.errors import UsageError
-from training.config import BODY, Config
+from training.config import Config
 from training.schedule import Stage, check_scaled_lr, due, make_schedule
+from training.settings.optim import BODY
 
 
 def test_due_is_true_at_every_multiple_and_at_the_last_step() -> None:

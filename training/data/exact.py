@@ -29,7 +29,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem, UsageError
-from training.config import DataSettings
 from training.data.gpu_decode import gpu_decoder, preparing
 from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.mixture import Mixture
@@ -52,6 +51,7 @@ from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, TransformsOfEpoch
 from training.data.validation import Validation
 from training.ranks import Numbers, Ranks
+from training.settings.data import DataSettings
 
 READS_AHEAD = 16  # of at most 2 MiB, per loader worker
 READERS = 4  # threads per loader worker; they wait for a disk or a server

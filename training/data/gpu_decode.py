@@ -27,7 +27,6 @@ from rackrun.errors import DataError, UsageError
 from rackrun.terminal import one_line
 from shards.jpeg import Frame, jpeg_frame
 from shards.source import Source
-from training.config import DataSettings
 from training.data.decode import FINE, RATIO, Interpolation, Pixels, decode, draw_box, has_end
 from training.data.loader import worker_count
 from training.data.samples import (
@@ -41,6 +40,7 @@ from training.data.samples import (
 )
 from training.data.transforms import Decoded, JpegCrop, Transforms
 from training.ranks import Ranks
+from training.settings.data import DataSettings
 
 MOST_PIXELS = 1 << 20  # of an image: those of a batch of 256 take 0.8 GB of the GPU's memory
 MEASURED = 64  # images

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from rackrun.errors import Problem
 from rackrun.machine import core_count
-from training.config import DataSettings
 from training.data.samples import Batch
 from training.data.slots import AHEAD, HELD
 from training.data.worker_server import CONTEXT, end_workers, worker_init
 from training.ranks import Ranks
+from training.settings.data import DataSettings
 
 Item = TypeVar("Item")
 Decoder = Callable[[Batch, torch.Tensor], None]

@@ -30,7 +30,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem
 from shards.source import Source
-from training.config import DataSettings, require_data
 from training.data.exact import Planned
 from training.data.gpu_decode import gpu_decoder, preparing
 from training.data.loader import loaded, on_device, with_problems, worker_count
@@ -53,6 +52,7 @@ from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, Transforms, TransformsOfEpoch
 from training.data.validation import Validation
 from training.ranks import Numbers, Ranks, part_of
+from training.settings.data import DataSettings
 
 os.environ["WDS_SECURE"] = "1"  # before webdataset is read: nothing in a name or a sample runs
 import webdataset  # noqa: E402
@@ -120,7 +120,7 @@ def open_data(
     """
     if config.synthetic:
         return Synthetic(config, transforms(0), synthetic_classes, ranks)
-    require_data(config, task)
+    config.require_data(task)
     of_run = partial(_of_run, transforms, config.epochs)
     return (Planned if config.has_planned_order else Resampled)(config, ranks, of_run)
 

@@ -13,7 +13,6 @@ from shards.open import open_source
 from shards.peers.source import PeerSource
 from shards.samples import neighbours
 from shards.source import Source
-from training.config import DataSettings
 from training.data.mixture import (
     BALANCED,
     Mixture,
@@ -25,6 +24,7 @@ from training.data.mixture import (
 )
 from training.data.samples import StoredSample
 from training.ranks import Ranks
+from training.settings.data import DataSettings
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from rackrun.terminal import clean
 from shards.samples import portions
 from shards.source import Source
 from shards.verify import Sample
-from training.config import DataSettings
 from training.data.decode import Pixels
 from training.data.transforms import Decoded, JpegCrop
+from training.settings.data import DataSettings
 
 READ_BYTES = 2 << 20  # at once
 GROUP_BYTES = 16 << 20  # decoded before any is resized: 28 photographs of 500 x 375

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from rackrun.shapes import AtMost, Between, Misshapen
-from training.config import AugmentSettings
 from training.data.decode import (
     Box,
     Interpolation,
@@ -29,6 +28,7 @@ from training.data.decode import (
     upright,
     whole,
 )
+from training.settings.data import AugmentSettings
 
 LARGEST_SIDE = 8192  # pixels
 Side = Annotated[int, Between(1, LARGEST_SIDE)]

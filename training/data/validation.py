@@ -16,13 +16,13 @@ from torch.utils.data import Dataset
 
 from rackrun.errors import Problem, UsageError
 from shards.source import Source
-from training.config import DataSettings
 from training.data.loader import loaded, on_device, worker_count
 from training.data.pool import share_index
 from training.data.samples import Batch, Quarantine, filled, rows_of
 from training.data.slots import room_for
 from training.data.transforms import Decoded, TransformsOfEpoch
 from training.ranks import Ranks, part_of
+from training.settings.data import DataSettings
 
 VALIDATION = "val"
 

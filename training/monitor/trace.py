@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from rackrun.atomic import translated_os_errors
-from training.config import PROFILED
 from training.data.samples import Batch
 from training.ranks import Ranks
+from training.settings.run import PROFILED
 
 
 class StepTrace:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from rackrun.errors import UsageError
-from training.config import BODY, nearest
+from rackrun.user_code.sources import nearest
+from training.settings.optim import BODY
 
 
 def head_of(model: nn.Module, classes: int) -> str:

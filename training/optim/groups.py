@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rackrun.errors import SaveError
-from training.config import OptimSettings
+from training.settings.optim import OptimSettings
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 FEWEST_BLOCKS = 3  # in a container of blocks; fewer are branches of one block

@@ -5,8 +5,8 @@ All ranks have the same counts, summed over all of them, so all come to the same
 
 from dataclasses import dataclass
 
-from training.config import TuningSettings
 from training.counts import Counts
+from training.settings.optim import TuningSettings
 
 
 @dataclass

@@ -9,9 +9,9 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from rackrun.errors import UsageError
 from rackrun.user_code.imports import imported, is_import_path
-from training.config import OptimSettings
 from training.optim.groups import make_groups
 from training.optim.lamb import Lamb
+from training.settings.optim import OptimSettings
 
 
 def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:

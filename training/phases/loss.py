@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from training.config import OptimSettings
+from training.settings.optim import OptimSettings
 
 
 def summed_loss(

@@ -12,10 +12,11 @@ from torch import nn
 
 from rackrun.errors import SaveError
 from rackrun.units import plural
-from training.config import Config, OutputSettings, RunSettings
+from training.config import Config
 from training.recorded import IN_CHECKPOINT, SELECTION, STEPS, differences, settings_of, short
 from training.run.checkpoint import Content, compare
 from training.run.data_version import described_tensors
+from training.settings.run import OutputSettings, RunSettings
 
 FORMAT = 1
 FREE = {

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.shard_folder import folder_and_version
 from shards.open import open_source
-from training.config import Config, DataSettings
+from training.config import Config
 from training.data.mixture import weights_in
+from training.settings.data import DataSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

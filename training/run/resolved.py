@@ -23,12 +23,13 @@ from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import one_line
 from rackrun.units import plural
 from rackrun.user_code.revision import git_commit
-from training.config import BODY, Config
+from training.config import Config
 from training.data.loader import worker_count
 from training.data.open import Data
 from training.ranks import Numbers, Ranks
 from training.recorded import short
 from training.schedule import Stage
+from training.settings.optim import BODY
 
 WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
 Resolved = dict[str, Any]

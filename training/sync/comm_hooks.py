@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from training.config import SyncSettings
+from training.settings.ranks import SyncSettings
 
 RANK = 2  # of the matrices that stand for a gradient
 WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel whole under powersgd

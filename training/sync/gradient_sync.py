@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 
-from training.config import SyncSettings
 from training.ranks import Ranks, without_exchange
 from training.schedule import due
+from training.settings.ranks import SyncSettings
 from training.state import TrainingState
 from training.sync.batch_norms import BatchNorms
 from training.sync.comm_hooks import gradient_buffer_like, register_comm_hook

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from training.config import SyncSettings
 from training.ranks import Ranks
+from training.settings.ranks import SyncSettings
 from training.state import TrainingState
 
 WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel

@@ -1,9 +1,11 @@
 """The recipes for any folder of classes: settings with names. None of this needs torch."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from training.config import BODY, CROP_AREA, Config, Optimizer, Range, Shape
+from training.config import Config
+from training.settings.data import CropArea
+from training.settings.optim import BODY, Optimizer, Shape
 
 OWN_MODELS: tuple[str, ...] = ()
 
@@ -21,11 +23,10 @@ class Classify(Config):
     recipe: str = "default"
     """Set of defaults to start from: default, probe (the last layer only), scratch."""
     weights: str = "imagenet"
-    crop_area: float = 0.35
+    crop_area: CropArea = 0.35
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of resizing, always antialiased."""
-    own_ranges: ClassVar[tuple[Range, ...]] = (CROP_AREA,)
 
     epochs: int = 30
     batch_size: int = 32

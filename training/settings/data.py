@@ -1,0 +1,170 @@
+"""Which samples a run trains on, how they are read, and how their images are changed."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from rackrun.commandline.options import Hidden
+from rackrun.commandline.ranges import Count, Positive
+from rackrun.commands import called
+from rackrun.errors import UsageError
+from rackrun.shapes import Between
+from training.settings.slice import Slice, Switch, option
+
+EXACT_ONLY = ("global_batch", "ledger")
+OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
+"""Tasks whose raw data `rackrun convert` knows by the same name."""
+Patience = Annotated[float, Between(0.001, 1e6, "more than 0, and at most 1,000,000")]
+POLICIES = ("trivial_augment", "rand_augment", "augmix")
+
+CropArea = Annotated[float, Between(0.001, 1)]
+"""The least share of an image that tasks keep which crop by chance."""
+
+
+@dataclass(frozen=True)
+class DataSettings(Slice):
+    """Data and batches."""
+
+    data: str = ""
+    """Folder or URL of the shards (`rackrun convert` makes them)."""
+    cache: str = ""
+    """Folder on the node, on a disk or in /dev/shm, that caches what is read from --data."""
+    cache_size: Annotated[float, Between(0.001, words="more than 0")] = 50.0
+    """Size limit of --cache in GB on each host; the oldest entries are removed first."""
+    cache_peers: bool = True
+    """With --cache: hosts keep a part of the data each, and read the rest from each other."""
+    prefetch: bool = False
+    """Fill the caches of all hosts before the first step."""
+    synthetic: bool = False
+    """Train on fixed random images instead of data, to measure speed."""
+    image_size: Annotated[int, Between(8, 4096, "between 8 and 4096 pixels")] = 224
+    """Side of the square that the model sees, in pixels."""
+    batch_size: Positive = 64
+    """Images per step on each rank."""
+    epochs: Positive = 10
+    """Passes over the training set."""
+    steps_per_epoch: Count = 0
+    """Steps per epoch; 0: as many as the training set fills."""
+    exact_epochs: bool = False
+    """Use every sample exactly once per epoch, on any number of ranks."""
+    global_batch: Count = 0
+    """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
+    keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
+    elastic: Annotated[bool, Hidden] = False
+    """Train on in another group when ranks are lost or join. The launcher sets this; it decides who
+    is in the group."""
+    ledger: bool = False
+    """Exact epochs: record which samples each rank trained on (`rackrun ledger`)."""
+    only_classes: str = ""
+    """Train only on these classes, by name or number: cat,dog."""
+    class_weights: str = ""
+    """How often each sample of a class is used per epoch: cat=2,dog=0.5; `balanced`: all classes
+    equally often."""
+    max_train_samples: Count = 0
+    """Number of training samples to use, the first ones; 0: all."""
+    extra_data: str = ""
+    """More shard folders with the same classes, and how often their samples are used per epoch:
+    FOLDER=1,FOLDER=0.5."""
+    aug_repeats: Positive = 1
+    """Augmented copies of each drawn image (repeated augmentation); not with --exact-epochs or
+    chosen samples."""
+    shuffle_buffer: Positive = 1000
+    """Images in the shuffle buffer of each worker."""
+    workers: Annotated[int, Between(-1, 256)] = -1
+    """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
+    gpu_decode: Switch = "off"
+    """Decode the JPEGs of training on the GPU, where training crops at random and changes nothing
+    else but the mirror; auto: if a short measurement at the start finds it faster than the
+    workers."""
+    first_batch_seconds: Patience = 300.0
+    """Time limit for a rank to read its first batch; no rank takes a step before all have one."""
+    seed: Annotated[int, Between(0, 2**63 - 1, "between 0 and 2^63 - 1")] = 0
+    """Seed of all random numbers."""
+    eval_split: str = "val"
+    """Split of the data set to evaluate: val or test."""
+    eval_flip: bool = False
+    """Evaluate the mean of the outputs for an image and its mirror image."""
+    bad_samples: Literal["fail", "quarantine"] = "fail"
+    """Fail on an image that cannot be decoded, or skip it and count it."""
+    bad_samples_limit: Positive = 100
+    """Images per rank that quarantine skips before the run fails."""
+
+    @property
+    def judged_by(self) -> str:
+        """Return the split that is evaluated, in words."""
+        return "validation" if self.eval_split == "val" else self.eval_split
+
+    @property
+    def has_planned_order(self) -> bool:
+        """Return whether a plan assigns samples to steps, whichever ranks compute them."""
+        return self.exact_epochs or self.chooses or self.elastic
+
+    @property
+    def chooses(self) -> bool:
+        """Return whether only some samples are trained on, or some more often than others."""
+        choices = (self.only_classes, self.class_weights, self.max_train_samples, self.extra_data)
+        return any(choices)
+
+    def problems(self) -> list[str]:
+        """Return, too, what asks for two orders of the samples, or two ways to read them."""
+        problems = super().problems()
+        if self.synthetic and self.data:
+            problems.append("--synthetic and --data exclude each other: leave one of them out")
+        if self.exact_epochs and self.steps_per_epoch:
+            problems.append(
+                "--exact-epochs says how many steps an epoch has: not --steps-per-epoch"
+            )
+        if self.aug_repeats > 1 and (self.exact_epochs or self.chooses):
+            problems.append(
+                f"--aug-repeats {self.aug_repeats} draws images several times, which --exact-epochs"
+                " and chosen samples plan otherwise: type --aug-repeats 1"
+            )
+        if not self.exact_epochs:
+            problems += [
+                f"{option(name)} needs --exact-epochs"
+                for name in EXACT_ONLY
+                if getattr(self, name) and not (self.elastic and name == "global_batch")
+            ]
+        if self.gpu_decode != "off" and self.bad_samples != "fail":
+            problems.append(
+                f"--gpu-decode {self.gpu_decode} and --bad-samples {self.bad_samples} exclude each"
+                " other: only loader workers leave images out; type --gpu-decode off"
+            )
+        return problems
+
+    def require_data(self, task: str) -> None:
+        """Raise UsageError for settings that name no data; `task` is for the message."""
+        if not self.synthetic and not self.data:
+            raw = task if task in OF_ONE_DATA_SET else "folder"  # any images in folders of classes
+            raise UsageError(
+                f"no data: type --data FOLDER|URL (make it with `{called('convert')} {raw}"
+                " IMAGES FOLDER`), or --synthetic to measure speed"
+            )
+
+
+@dataclass(frozen=True)
+class AugmentSettings(Slice):
+    """Augmentation of training images, after the crop."""
+
+    flip: bool = True
+    """Mirror half of the training images; --no-flip for digits, letters and signs."""
+    vertical_flip: bool = False
+    """Turn half of the training images upside down: for aerial images or cells."""
+    color_jitter: Annotated[float, Between(0, 1)] = 0.0
+    """Change brightness, contrast and saturation of training images by up to this share."""
+    trivial_augment: bool = False
+    """Apply one operation of random strength to each training image (TrivialAugment)."""
+    rand_augment: Annotated[int, Between(0, 30)] = 0
+    """Apply two operations of this strength, 1 to 30, to each training image (RandAugment); 0:
+    none."""
+    augmix: Annotated[int, Between(0, 10)] = 0
+    """Blend each training image with changed copies of this severity, 1 to 10 (AugMix); 0: none."""
+    random_erasing: Annotated[float, Between(0, 1)] = 0.0
+    """Share of training images in which a rectangle is covered with the mean color."""
+
+    def problems(self) -> list[str]:
+        """Return, too, several policies at once."""
+        problems = super().problems()
+        policies = [option(name) for name in POLICIES if getattr(self, name)]
+        if len(policies) > 1:
+            problems.append(f"{' and '.join(policies)} exclude each other: leave out all but one")
+        return problems

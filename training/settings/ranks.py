@@ -1,0 +1,77 @@
+"""What ranks compute on, in which precision, and how they exchange gradients."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from rackrun.commandline.ranges import Count, Positive
+from rackrun.shapes import Between
+from training.settings.slice import Slice, Switch
+
+Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
+
+
+@dataclass(frozen=True)
+class SyncSettings(Slice):
+    """Communication between ranks."""
+
+    grad_accum_steps: Positive = 1
+    """Number of parts in which each batch is computed: the same step in less memory."""
+    grad_compression: Literal["float32", "bfloat16", "powersgd"] = "float32"
+    """Compression of the gradients that ranks exchange, for slow networks."""
+    local_sgd_steps: Count = 0
+    """Local SGD: after a tenth of the run, ranks train separately and average their weights every
+    so many steps, for networks that are too slow to exchange gradients; 0: off."""
+
+    @property
+    def unscalable(self) -> str:
+        """Return the option whose exchange a scaled loss does not survive, or nothing."""
+        if self.grad_compression == "powersgd":
+            return "--grad-compression powersgd"
+        return f"--local-sgd-steps {self.local_sgd_steps}" if self.local_sgd_steps else ""
+
+    def problems(self) -> list[str]:
+        """Return, too, two ways to send less."""
+        problems = super().problems()
+        if self.local_sgd_steps and self.grad_compression != "float32":
+            problems.append(
+                f"--local-sgd-steps and --grad-compression {self.grad_compression} exclude each"
+                " other: gradients hardly travel"
+            )
+        return problems
+
+
+@dataclass(frozen=True)
+class DeviceSettings(Slice):
+    """Device and precision."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to train on; auto: a GPU if there is one."""
+    precision: Precision = "auto"
+    """bf16 and fp16 are mixed precision, fp16 with a scaled loss; tf32 is float32 with TF32
+    products where the GPU has them. auto: bf16 where all GPUs have it in hardware (Ampere or
+    newer), else fp16 (Volta, Turing); fp32 on older ones and on the CPU."""
+    channels_last: Switch = "auto"
+    """Use the memory layout NHWC; auto: on, which is nearly always faster."""
+    compile: bool = False
+    """Compile the model with torch.compile: a slower start, faster steps."""
+    numa_binding: bool = True
+    """On hosts with several sockets, run each rank and its loader on the CPU cores closest to its
+    GPU."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the model's blocks, and recompute the rest in backward: less memory,
+    slower steps."""
+    deterministic: bool = False
+    """Use only deterministic algorithms: slower on a GPU."""
+    collective_timeout_seconds: Annotated[int, Between(1, 1e6, "between 1 and 1,000,000")] = 1200
+    """Time that a rank waits for the others before it fails. Matters only without a launcher, which
+    detects hangs earlier."""
+
+    def problems(self) -> list[str]:
+        """Return, too, two ways to compute less often or again."""
+        problems = super().problems()
+        if self.gradient_checkpointing and self.compile:
+            problems.append(
+                "--gradient-checkpointing and --compile exclude each other: torch.compile chooses"
+                " itself what to compute again"
+            )
+        return problems

@@ -1,0 +1,90 @@
+"""What a run is of, where its files are, and what they hold."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from rackrun.commandline.options import Hidden
+from rackrun.commandline.ranges import Count, Positive
+from rackrun.contract.trackers import TrackerName
+from rackrun.shapes import Between
+from rackrun.user_code.sources import nearest
+from training.settings.slice import Slice
+
+PROFILED = re.compile(r"([1-9]\d{0,8}),([1-9]\d{0,8})")
+
+
+@dataclass(frozen=True)
+class RunSettings(Slice):
+    """Model, run folder and checkpoint to start from."""
+
+    recipe: str = "default"
+    """Set of defaults to start from; other options override single ones."""
+    model: str = "resnet50"
+    """Name of the model: the task's own, any classification model of torchvision, `timm:NAME`, or
+    your own as `my_models:Net`, called with num_classes."""
+    weights: str = ""
+    """Start from these weights: `imagenet` (torchvision's for --model), a file, a URL, or '' for
+    none. A last layer of another size is reinitialized."""
+    run_folder: str = ""
+    """Folder of this run; runs/<time>-<task> if not given."""
+    resume: str = ""
+    """Resume from this checkpoint or run folder; `latest` is this task's newest run."""
+    newer_data: bool = False
+    """With --resume: go on with the version that --data names, which is the newest where it names
+    none, instead of the run's own."""
+    earlier_attempts: Annotated[str, Hidden] = ""
+    """Run folders, newest first, comma-separated: continue from the newest checkpoint in them on
+    any node, if there is one. The launcher sets this after a failure."""
+
+    def problems(self) -> list[str]:
+        """Return, too, two places to start from."""
+        problems = super().problems()
+        if self.weights != type(self).weights and self.weights and self.resume:
+            problems.append("--weights and --resume exclude each other: a checkpoint has weights")
+        return problems
+
+
+@dataclass(frozen=True)
+class OutputSettings(Slice):
+    """Logs, checkpoints and reports."""
+
+    log_every_steps: Positive = 20
+    """Steps between lines of metrics.jsonl; the last step of each epoch has one, too, and with the
+    default the steps 1, 2, 5 and 10."""
+    straggler_steps: Count = 200
+    """Steps between checks for stragglers, ranks that others wait for; 0: none."""
+    eval_every_epochs: Positive = 1
+    """Epochs between evaluations; the last epoch always has one."""
+    save_every_epochs: Positive = 1
+    """Epochs between checkpoints; the last epoch always has one."""
+    save_steps: Count = 0
+    """Steps between checkpoints within an epoch; 0: none."""
+    save_minutes: Annotated[float, Between(0)] = 15.0
+    """Minutes between checkpoints within an epoch; 0: none."""
+    keep_checkpoints: Positive = 3
+    """Number of checkpoints to keep, besides the best."""
+    final: Literal["last", "best"] = "last"
+    """The weights in final.pt: those at the end, or those with the best evaluation."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    track: str = ""
+    """Also send metrics, settings and report to wandb, mlflow or both, comma-separated."""
+    profile_steps: str = ""
+    """Write a torch.profiler trace of rank 0, from one step to another: 50,60."""
+
+    @property
+    def trackers(self) -> list[str]:
+        """Return the names in --track."""
+        return [name for name in self.track.split(",") if name]
+
+    def problems(self) -> list[str]:
+        """Return, too, trackers and steps that do not exist."""
+        problems = [
+            f"--track {name}: no such tracker; {nearest(name, get_args(TrackerName))}"
+            for name in self.trackers
+            if name not in get_args(TrackerName)
+        ]
+        if self.profile_steps and not PROFILED.fullmatch(self.profile_steps):
+            problems.append(f"--profile-steps {self.profile_steps}: type FIRST,LAST, as in 50,60")
+        return [*super().problems(), *problems]
