@@ -58,7 +58,7 @@ from training.data.open import Synthetic, open_data
 from training.data.samples import Batch
 from training.device import set_up
 from training.loop import run as train
-from training.monitor.profile import forward_flops, measure, memory_traffic, peak
+from training.phases.measure import forward_flops, measure, memory_traffic, peak
 from training.ranks import Ranks, joined
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
@@ -120,7 +120,7 @@ class Bench:
 
     def step(self, batch: Batch) -> None:
         """Take a step."""
-        logits = self.compute.logits(self.state.model, self.transforms, batch.images)
+        logits = self.compute.logits(self.state.model, self.transforms.normalised, batch.images)
         self.state.loss_scale.backward(cross_entropy(logits, batch.labels))
         self.state.advance()
 

@@ -33,7 +33,8 @@ from shards.index import Manifest
 from tests import warm
 from tests.training.conftest import SHAPES, pack
 from tests.training.membership_server import ROOT, SCRIPT, MembershipServer
-from training.run import checkpoint, ledger
+from training import checkpoint
+from training.run import ledger
 
 HOSTS = (2, 1, 1)
 EPOCHS = 3

@@ -20,7 +20,7 @@ from tests import warm
 from tests.launcher.lab import children, command_line
 from tests.training.conftest import draw as shape
 from tests.waiting import until
-from training.run import checkpoint
+from training import checkpoint
 
 PROJECT = Path(__file__).parents[1]
 IMAGES, EPOCHS = 300, 6

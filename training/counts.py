@@ -9,7 +9,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from rackrun.errors import Problem
-from training.data.samples import Batch
 
 if TYPE_CHECKING:
     from training.ranks import Ranks
@@ -95,12 +94,12 @@ class Counter:
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(5, dtype=torch.float64, device=device)  # whole up to 2^53
 
-    def add(self, sums: torch.Tensor, batch: Batch) -> None:
+    def add(self, sums: torch.Tensor, samples: int, skipped: int) -> None:
         """Count a batch's sums of loss, top-1 and, if there is a third one, top-5."""
         self.sums[: len(sums)] += sums
-        self.sums[3] += len(batch.labels)
-        if batch.skipped:
-            self.sums[4] += batch.skipped
+        self.sums[3] += samples
+        if skipped:  # seldom, and each operation on a GPU costs a launch
+            self.sums[4] += skipped
 
     def clear(self) -> None:
         """Begin anew."""
@@ -128,11 +127,11 @@ class HighestLosses:
         self._losses: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
 
-    def add(self, logits: torch.Tensor, batch: Batch) -> None:
+    def add(self, logits: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor | None) -> None:
         """Keep the losses of a batch, on the device; of noise, which has no rows, none."""
-        if batch.rows is not None:
-            self._losses.append(cross_entropy(logits.float(), batch.labels, reduction="none"))
-            self._rows.append(batch.rows)
+        if rows is not None:
+            self._losses.append(cross_entropy(logits.float(), labels, reduction="none"))
+            self._rows.append(rows)
 
     def rows_of_all(self, ranks: Ranks, count: int) -> list[int]:
         """Return the rows in the index of so many samples of all ranks, the highest loss first."""

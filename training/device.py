@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,8 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
-from rackrun.machine import bind_near, why_no_compiler
+from rackrun.machine import bind_near, core_count, why_no_compiler
 from training.config import Config
-from training.data.loader import usual_workers
-from training.data.transforms import Transforms
 from training.ranks import Ranks
 from training.settings.ranks import Precision
 from training.settings.slice import Switch
@@ -22,6 +21,8 @@ from training.settings.slice import Switch
 FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16
 EMULATED = {"bf16": "bfloat16", "fp16": "float16"}
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+Normalise = Callable[[torch.Tensor], torch.Tensor]
+"""uint8 (B, channels, size, size) -> the inputs of a model, float."""
 THREADS = torch.get_num_threads()  # by OMP_NUM_THREADS or the number of cores
 
 
@@ -75,17 +76,17 @@ class Compute:
         return f"computes in float32: {lacks}{also} (--precision auto)"
 
     def logits(
-        self, model: nn.Module, transforms: Transforms, images: torch.Tensor, flip: bool = False
+        self, model: nn.Module, normalise: Normalise, images: torch.Tensor, flip: bool = False
     ) -> torch.Tensor:
         """Return the model's logits: uint8 (B, channels, size, size) -> float (B, classes).
 
         With `flip`, the mean of the logits of the images and of their mirror images.
         """
         if flip:
-            mirrored = self.logits(model, transforms, images.flip(3))
-            return (self.logits(model, transforms, images) + mirrored) / 2
+            mirrored = self.logits(model, normalise, images.flip(3))
+            return (self.logits(model, normalise, images) + mirrored) / 2
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        inputs = transforms.normalised(images).contiguous(memory_format=layout)
+        inputs = normalise(images).contiguous(memory_format=layout)
         if self.compile:  # for batches of any size: else the smaller last one is compiled again
             torch._dynamo.maybe_mark_dynamic(inputs, 0)
         with self.autocast():
@@ -126,6 +127,12 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
         channels_last=_on(config.channels_last, True),
         compile=config.compile,
     )
+
+
+def usual_workers(ranks: Ranks) -> int:
+    """Return the loader workers for a rank's cores; a model on the CPU needs most of them."""
+    cores = core_count() // ranks.local_world
+    return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
 
 
 def seed_step(config: Config, ranks: Ranks, step: int) -> None:

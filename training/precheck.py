@@ -38,8 +38,8 @@ from training.models.registered import (
 from training.recorded import IN_CHECKPOINT, SELECTION, STEPS, differences, settings_of, short
 from training.run.data_version import chosen
 from training.run.folder import newest_run, run_name, runs_folder
-from training.run.weights_file import is_whole, why_no_weights
 from training.schedule import SCALED_BATCH, SCALED_LR
+from training.weights_file import is_whole, why_no_weights
 
 MOST_BYTES = 1 << 20  # of config.json
 TRAIN = "train"

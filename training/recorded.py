@@ -1,4 +1,4 @@
-"""Settings as a run has recorded them, compared with those of now."""
+"""What a run or a file has recorded, compared with what is here: settings, and tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,6 +28,19 @@ def differences(
         ):
             recorded = _value(name, recorded_settings[name])
             yield f"{_option(name, settings[name])} here, {recorded} {IN_CHECKPOINT}"
+
+
+def table_differences(
+    expected: Mapping[str, object], actual: Mapping[str, object], most: int = 6
+) -> list[str]:
+    """Return the differences of two tables, in a few words each."""
+    lines = [
+        f"{short(name)} is {short(actual.get(name, 'missing'))} there and"
+        f" {short(expected.get(name, 'missing'))} here"
+        for name in {**expected, **actual}
+        if expected.get(name) != actual.get(name)
+    ]
+    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
 
 
 def short(value: object) -> str:

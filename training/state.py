@@ -1,8 +1,6 @@
-"""The state that survives a restart, in one object; a copy of it, and its form as bytes."""
+"""The state that survives a restart, in one object."""
 
-import copy
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -179,47 +177,3 @@ class TrainingState:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().flatten()
     return flat.view(torch.uint8).numpy().data  # not copied
-
-
-class Snapshot:
-    """Copies of plain data and tensors in CPU memory, which each copy takes over from the last."""
-
-    def __init__(self) -> None:
-        self._memory: dict[tuple[object, ...], torch.Tensor] = {}
-
-    def take(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy that stays as it is until the next one is taken."""
-        copied: dict[str, Any] = self._copied(content, ())
-        return copied
-
-    def _copied(self, value: Any, path: tuple[object, ...]) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._room(value, path).copy_(value)
-        if isinstance(value, dict):
-            parts = {key: self._copied(part, (*path, key)) for key, part in value.items()}
-            copied = copy.copy(value)  # with the versions of modules, which torch keeps beside
-            copied.update(parts)
-            return copied
-        if isinstance(value, list):
-            return [self._copied(part, (*path, number)) for number, part in enumerate(value)]
-        return value
-
-    def _room(self, value: torch.Tensor, path: tuple[object, ...]) -> torch.Tensor:
-        kept = self._memory.get(path)
-        if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
-            kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
-            self._memory[path] = kept
-        return kept
-
-
-def pack(content: dict[str, Any]) -> bytes:
-    """Return plain data and tensors as bytes."""
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
-
-
-def unpack(data: bytes) -> dict[str, Any]:
-    """Return what was packed, on the CPU; code in it is not run but refused."""
-    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return content

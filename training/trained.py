@@ -19,12 +19,12 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
 from rackrun.user_code.tasks import OWN_TASK
+from training import checkpoint
 from training.config import Config
 from training.data.decode import Pixels
 from training.data.transforms import Transforms
 from training.models.named import is_own
 from training.models.weights import are_weights
-from training.run import checkpoint
 from training.run.folder import weights_file
 from training.task import Task
 from training.tasks.definition import recipes_of, require_task, task_of

@@ -16,8 +16,7 @@ from catdog.drawing import draw, jpeg
 from rackrun.cli import dispatch
 from rackrun.errors import Problem
 from tests import warm
-from training import predict
-from training.run import checkpoint
+from training import checkpoint, predict
 
 PROJECT = Path(__file__).parents[2]
 SMALL = [

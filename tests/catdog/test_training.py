@@ -15,7 +15,7 @@ import torch
 
 from rackrun.run_folder import RunFolder
 from tests import warm
-from training.run import checkpoint
+from training import checkpoint
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 30.0

@@ -25,9 +25,10 @@ from shards.peers import protocol
 from shards.peers.client import PeerClient, PeerFailed, PeerTimeouts
 from shards.tiles import window
 from shards.versions import read_version
+from training import checkpoint
 from training.data import decode
 from training.data.transforms import Transforms
-from training.run import checkpoint, ledger
+from training.run import ledger
 
 HERE = Path("here")
 SPLIT_SAMPLES = 3

@@ -17,8 +17,9 @@ from convert.images.tiles import tiled
 from shards.index import Manifest, Row, Shard, Split, pack_rows, serialise_index
 from shards.peers import protocol
 from tests.fuzz import targets_shards as targets
+from training import checkpoint
 from training.data.transforms import Transforms
-from training.run import checkpoint, ledger
+from training.run import ledger
 
 
 def manifest() -> bytes:

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from rackrun.run_folder import RunFolder
-from training import loop
+from training import checkpoint, loop
 from training import state as states
 from training.config import Config
 from training.counts import Counts
@@ -44,7 +44,7 @@ from training.optim import loss_scale
 from training.phases import begin, loss
 from training.phases.start import TrainingRun
 from training.ranks import Ranks, joined
-from training.run import checkpoint, ledger
+from training.run import ledger
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule

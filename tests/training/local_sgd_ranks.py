@@ -10,13 +10,13 @@ import torch.distributed as dist
 from rackrun.run_folder import RunFolder
 from tests.training.torchrun import prove
 from tests.training.two_ranks import GLOBAL_BATCH, TASK, Halves
+from training import checkpoint
 from training.config import Config
 from training.device import set_up
 from training.loop import train_stages
 from training.phases.begin import begin
 from training.phases.start import TrainingRun
 from training.ranks import Ranks
-from training.run import checkpoint
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule

@@ -22,6 +22,7 @@ from tests.training import reference
 from tests.training.mutations import MUTATIONS
 from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
 from tests.training.torchrun import prove
+from training import checkpoint
 from training.config import Config
 from training.data.node_cache import NodeCache
 from training.data.samples import Batch
@@ -30,7 +31,6 @@ from training.device import set_up
 from training.loop import train
 from training.phases.start import TrainingRun
 from training.ranks import Numbers, Ranks
-from training.run import checkpoint
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.task import Task

@@ -19,8 +19,9 @@ from torch import nn
 from catdog.recipes import CatDog, DemoRecipe
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RunFolder
+from training import checkpoint
 from training.config import Config, as_plain
-from training.run import checkpoint, compatibility, resume
+from training.run import compatibility, resume
 
 
 @pytest.fixture
@@ -259,7 +260,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
         "from rackrun.commandline.program import run\n"
-        "from training.run import checkpoint\n"
+        "from training import checkpoint\n"
         "from rackrun.run_folder import RunFolder\n"
         "def main(args):\n"
         "    folder = RunFolder(Path(args[0]))\n"

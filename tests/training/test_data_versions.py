@@ -16,9 +16,8 @@ from rackrun.errors import DataError, SaveError, UsageError
 from shards.open import open_source
 from tests.training.conftest import draw
 from tests.training.test_loop import settings
-from training import loop
+from training import checkpoint, loop
 from training.models.weights import load_weights
-from training.run import checkpoint
 from training.run.data_version import chosen, grown_tensors
 from training.run.ledger import read
 from training.run.ledger_command import main as ledger

@@ -233,6 +233,6 @@ def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     with compilation_reported(progress, True):
         for images, size in ((4, 8), (4, 8), (3, 8), (2, 8), (4, 8), (4, 9), (3, 9)):
             shape = (images, 3, size, size)
-            compute.logits(model, transforms, torch.zeros(shape, dtype=torch.uint8))
-    compute.logits(model, transforms, torch.zeros((5, 3, 10, 9), dtype=torch.uint8))
+            compute.logits(model, transforms.normalised, torch.zeros(shape, dtype=torch.uint8))
+    compute.logits(model, transforms.normalised, torch.zeros((5, 3, 10, 9), dtype=torch.uint8))
     assert phases == ["train", *2 * ["compile", "train"]]

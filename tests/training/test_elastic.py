@@ -16,8 +16,9 @@ from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.training.membership_server import ROOT, SCRIPT, MembershipServer
+from training import checkpoint
 from training.config import Config
-from training.run import checkpoint, ledger
+from training.run import ledger
 
 SETTINGS: dict[str, Any] = {
     "epochs": 2,

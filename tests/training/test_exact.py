@@ -19,14 +19,14 @@ import torch
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from tests import warm
-from training import loop
+from training import checkpoint, loop
 from training.config import Config, from_command_line
 from training.data.exact import Planned
 from training.data.pool import SamplePool
 from training.data.samples import StoredSample
 from training.data.transforms import Transforms
 from training.ranks import Ranks
-from training.run import checkpoint, ledger
+from training.run import ledger
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

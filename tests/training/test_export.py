@@ -15,9 +15,9 @@ from safetensors import safe_open
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.errors import SaveError, UsageError
+from training import checkpoint
 from training.export import formats
 from training.export.command import main
-from training.run import checkpoint
 from training.trained import load_of_any_task
 
 ROOT = Path(__file__).parents[2]

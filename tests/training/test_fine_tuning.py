@@ -24,9 +24,8 @@ from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.training.test_loop import same_weights, settings
-from training import loop
+from training import checkpoint, loop
 from training.entry import run_command
-from training.run import checkpoint
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = re.compile(r"(denselayer\d+\.(?:norm|conv))([12])\.")

@@ -7,7 +7,7 @@ import torch
 
 from bench import gpu
 from rackrun.errors import UsageError
-from training.monitor.profile import Peak
+from training.phases.measure import Peak
 
 TINY = (
     *("--device", "cpu", "--model", "shufflenet_v2_x0_5", "--image-size", "32"),

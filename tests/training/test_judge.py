@@ -23,11 +23,11 @@ from shards.open import open_source
 from shards.samples import samples
 from tests import warm
 from tests.training.torchrun import without_gloo
+from training import checkpoint
 from training.data.samples import Batch
 from training.judge.command import main
 from training.judge.measures import Tally
 from training.ranks import Ranks
-from training.run import checkpoint
 from training.trained import load_of_any_task
 
 Answers = npt.NDArray[np.float64]

@@ -17,8 +17,7 @@ from imagenet.model import blur_halvings
 from rackrun.errors import SaveError
 from training.data.transforms import Transforms
 from training.models.layouts import adapted, resized_bias_tables
-from training.models.named import normalised_for
-from training.models.torchvision_models import torchvision_model
+from training.models.named import normalised_for, torchvision_model
 from training.models.weights import load_weights
 
 Tensors = dict[str, torch.Tensor]

@@ -27,14 +27,14 @@ from rackrun.atomic import partials
 from rackrun.errors import Problem, SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import mean_speed, read
-from training import loop
+from training import checkpoint, loop
+from training.checkpoint import pack
 from training.counts import HighestLosses
 from training.data.open import Resampled
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.ranks import Ranks
-from training.run import checkpoint
-from training.state import TrainingState, pack
+from training.state import TrainingState
 from training.task import Task
 
 

@@ -9,10 +9,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 
 from rackrun.errors import UsageError
+from training.checkpoint import pack, unpack
 from training.config import Config
 from training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
 from training.optim.loss_scale import LossScale
-from training.state import TrainingState, pack, unpack
+from training.state import TrainingState
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,9 @@ from tests import warm
 from tests.launcher.lab import free_port
 from tests.launcher.netlab import NetLab
 from tests.waiting import until
-from training.run import checkpoint, ledger
-from training.run.checkpoint import steps_in
+from training import checkpoint
+from training.checkpoint import steps_in
+from training.run import ledger
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
 OPTIONS = (

@@ -9,9 +9,9 @@ from torch import nn
 
 from rackrun.errors import UsageError
 from tests import warm
+from training import checkpoint
 from training.config import Config
 from training.optim.optimizer import make_optimizer
-from training.run import checkpoint
 from training.schedule import make_schedule
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from launcher.supervision.reports import valid_fields
 from tests import warm
 from training.data.open import open_data
 from training.device import set_up
-from training.monitor.profile import (
+from training.phases.measure import (
     MemoryTraffic,
     Peak,
     StepProfile,

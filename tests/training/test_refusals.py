@@ -16,9 +16,9 @@ from rackrun.run_folder import RunFolder
 from rackrun.terminal import clean_lines
 from shards.open import open_source
 from tests.training.conftest import MakeShards
+from training import checkpoint
 from training.config import as_plain
-from training.run import checkpoint
-from training.run.weights_file import why_no_weights
+from training.weights_file import why_no_weights
 
 EARLIER = Path("runs/20260101-120000-catdog")
 OWN = """

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from rackrun.errors import SaveError
+from training import checkpoint
+from training.checkpoint import Snapshot
 from training.config import Config
 from training.counts import Counts
 from training.optim.optimizer import make_optimizer
-from training.run import checkpoint
-from training.state import Snapshot, TrainingState
+from training.state import TrainingState
 
 
 def net() -> nn.Module:

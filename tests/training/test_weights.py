@@ -9,9 +9,9 @@ import torchvision
 from torch import nn
 
 from rackrun.errors import SaveError, UsageError
-from training.models.torchvision_models import torchvision_model
+from training import checkpoint
+from training.models.named import torchvision_model
 from training.models.weights import load_weights
-from training.run import checkpoint
 
 
 def net(classes: int, width: int = 4) -> nn.Module:

@@ -19,6 +19,7 @@ from torch import nn
 from rackrun.run_folder import RunFolder
 from tests.training.torchrun import prove
 from tests.waiting import until
+from training import checkpoint
 from training.config import Config
 from training.data.node_cache import NodeCache
 from training.data.samples import Batch
@@ -27,7 +28,6 @@ from training.device import set_up
 from training.loop import train
 from training.phases.start import TrainingRun
 from training.ranks import Numbers, Ranks
-from training.run import checkpoint
 from training.run.folder import writes_to
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests

@@ -16,10 +16,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rackrun.errors import Problem
-from rackrun.machine import core_count
 from training.data.samples import Batch
 from training.data.slots import AHEAD, HELD
 from training.data.worker_server import CONTEXT, end_workers, worker_init
+from training.device import usual_workers
 from training.ranks import Ranks
 from training.settings.data import DataSettings
 
@@ -34,12 +34,6 @@ atexit.register(end_workers)
 def worker_count(config: DataSettings, ranks: Ranks) -> int:
     """Return the loader workers of a rank: those of the settings, or the usual number."""
     return config.workers if config.workers >= 0 else usual_workers(ranks)
-
-
-def usual_workers(ranks: Ranks) -> int:
-    """Return the loader workers for a rank's cores; a model on the CPU needs most of them."""
-    cores = core_count() // ranks.local_world
-    return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
 
 
 def loaded(dataset: "Dataset[Item | Problem]", workers: int, pin: bool = False) -> Iterator[Item]:

@@ -57,7 +57,9 @@ def evaluate(given: Evaluate) -> Evaluation:
                 continue
             with torch.inference_mode():
                 images = batch.images
-                logits = compute.logits(trained.model, trained.transforms, images, given.flip)
+                logits = compute.logits(
+                    trained.model, trained.transforms.normalised, images, given.flip
+                )
             tally.add(logits, batch)
             if given.csv:
                 rows += as_csv(lines(trained.classes, batch, logits))

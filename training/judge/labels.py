@@ -24,7 +24,7 @@ from training.device import Compute, set_up
 from training.judge.confident_learning import Answers, doubts, held_out_answers
 from training.judge.evaluation import open_split, settings
 from training.judge.request import Evaluate
-from training.optim.freezing import heads_of
+from training.layers import heads_of
 from training.ranks import Ranks, joined
 from training.trained import Trained, load_of_any_task
 
@@ -97,7 +97,7 @@ def _judged(compute: Compute, trained: Trained, batch: Batch) -> tuple[torch.Ten
     )
     try:
         with torch.inference_mode():
-            logits = compute.logits(trained.model, trained.transforms, batch.images)
+            logits = compute.logits(trained.model, trained.transforms.normalised, batch.images)
             return logits.clone(), _narrowed(read[-1].flatten(1).float())
     finally:
         hook.remove()

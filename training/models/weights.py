@@ -11,10 +11,10 @@ from torch import nn
 from rackrun.errors import SaveError
 from rackrun.terminal import one_line
 from rackrun.units import plural
+from training import checkpoint
+from training.layers import grown_tensors, heads_of
 from training.models.layouts import Tensors, adapted
-from training.optim.freezing import heads_of
-from training.run import checkpoint
-from training.run.data_version import grown_tensors
+from training.recorded import table_differences
 
 PREFIXES = ("module.", "_orig_mod.")
 WRAPPERS = (  # keys below which files hold weights, averages first
@@ -49,7 +49,7 @@ def load_weights(model: nn.Module, path: Path, classes: Sequence[str]) -> str:
         {name: tuple(tensor.shape) for name, tensor in table.items() if name not in fresh}
         for table in (model_tensors, state)
     )
-    differences = checkpoint.compare(model_shapes, loaded_shapes)
+    differences = table_differences(model_shapes, loaded_shapes)
     if differences:
         raise SaveError(
             f"--weights {path}: not of this model: {'; '.join(differences)}; type --model with the"

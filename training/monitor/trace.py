@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from rackrun.atomic import translated_os_errors
-from training.data.samples import Batch
 from training.ranks import Ranks
 from training.settings.run import PROFILED
+
+Item = TypeVar("Item")
 
 
 class StepTrace:
@@ -24,7 +26,7 @@ class StepTrace:
         self._device = ranks.device
         self._profile: torch.profiler.profile | None = None
 
-    def watched(self, batches: Iterator[Batch], done: int) -> Generator[Batch]:
+    def watched(self, batches: Iterator[Item], done: int) -> Generator[Item]:
         """Yield the batches of the steps after those that are done."""
         for step, batch in enumerate(batches, start=done + 1):
             if step == self._first:

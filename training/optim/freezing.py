@@ -6,32 +6,8 @@ from torch import nn
 
 from rackrun.errors import UsageError
 from rackrun.user_code.sources import nearest
+from training.layers import head_of
 from training.settings.optim import BODY
-
-
-def head_of(model: nn.Module, classes: int) -> str:
-    """Return the name of the last layer: the last one defined with an output for each class.
-
-    UsageError for a model without any.
-    """
-    layers = heads_of(model, classes)
-    if not layers:
-        raise UsageError(
-            f"the model has no Linear or Conv2d with {classes} outputs, one for each class, which"
-            " --freeze body, --head-epochs and --dropout need; leave them out"
-        )
-    return layers[-1]
-
-
-def heads_of(model: nn.Module, classes: int) -> list[str]:
-    """Return the names of the layers with an output for each class."""
-    return [name for name, layer in model.named_modules() if _outputs(layer) == classes]
-
-
-def _outputs(layer: nn.Module) -> int:
-    if isinstance(layer, nn.Linear):
-        return layer.out_features
-    return layer.out_channels if isinstance(layer, nn.Conv2d) else 0
 
 
 def frozen_weights(model: nn.Module, names: Sequence[str], classes: int) -> set[str]:

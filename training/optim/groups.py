@@ -1,16 +1,14 @@
 """The groups of weights that an optimizer treats alike: by weight decay, and by depth."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from rackrun.errors import SaveError
+from training.layers import blocks_of
 from training.settings.optim import OptimSettings
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-FEWEST_BLOCKS = 3  # in a container of blocks; fewer are branches of one block
 SPARED = ("token", "embed", "embedding", "bias_table", "scale")  # ends of a weight's own name
 
 Group = dict[str, Any]
@@ -95,25 +93,3 @@ def _depths_of(model: nn.Module) -> dict[str, int]:
             depth, latest = depth + 1, block
         depths[name] = max(depth, 0)
     return depths
-
-
-def blocks_of(model: nn.Module) -> list[str]:
-    """Return the names of the model's blocks, and of layers that belong to none."""
-    return [block for name, child in model.named_children() for block in _blocks(child, name)]
-
-
-def _blocks(module: nn.Module, name: str) -> Iterator[str]:
-    if isinstance(module, CONTAINERS) or any(map(_holds_blocks, module.modules())):
-        for child_name, child in module.named_children():
-            yield from _blocks(child, f"{name}.{child_name}")
-    else:
-        yield name
-
-
-def _holds_blocks(module: nn.Module) -> bool:
-    blocks = [
-        child
-        for child in module.children()
-        if not isinstance(child, CONTAINERS) and any(True for _ in child.children())
-    ]
-    return isinstance(module, CONTAINERS) and len(blocks) >= FEWEST_BLOCKS

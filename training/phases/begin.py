@@ -9,18 +9,22 @@ import torch
 from torch.nn.functional import interpolate
 
 from rackrun.commands import called
+from rackrun.contract import phases
 from rackrun.units import plural
+from training.checkpoint import BackgroundSaves
 from training.conditions import adapted_defaults
 from training.config import as_plain
 from training.data.samples import Batch
 from training.device import seed_step
-from training.models.initial import extended, load_initial_weights
+from training.layers import heads_of
+from training.models.extended import extended
 from training.models.named import is_own
-from training.optim.freezing import heads_of
+from training.models.published import weights_file
+from training.models.weights import load_weights
+from training.phases import resolved
 from training.phases.start import TrainingRun
 from training.phases.step import parts_of
-from training.run import compatibility, resolved
-from training.run.checkpoint import BackgroundSaves
+from training.run import compatibility
 from training.run.compilation import compilation_reported
 from training.run.data_version import move
 from training.run.folder import own_folder, writes_to
@@ -128,8 +132,10 @@ def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> s
     config = run.config
     if not config.weights or run.earlier or config.synthetic:
         return ""
-    classes = run.data.classes
-    line = load_initial_weights(state.model, classes, config, run.ranks, log.progress)
+    log.progress.phase(phases.DOWNLOAD)
+    path = weights_file(config.weights, config.model, run.ranks)
+    log.progress.phase(phases.START)
+    line = load_weights(state.model, path, run.data.classes)
     state.start_average()
     return line
 

@@ -25,10 +25,10 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
             flip = run.config.eval_flip
-            logits = run.compute.logits(model, transforms, batch.images, flip)
-            counter.add(evaluation_sums(logits, batch.labels), batch)
+            logits = run.compute.logits(model, transforms.normalised, batch.images, flip)
+            counter.add(evaluation_sums(logits, batch.labels), len(batch.labels), batch.skipped)
             confusion.add(logits, batch.labels)
-            losses.add(logits, batch)
+            losses.add(logits, batch.labels, batch.rows)
         log.progress.evaluated(number)
         if run.requests.ending or (run.membership and run.membership.is_broken):
             break

@@ -8,8 +8,8 @@ import torch
 from rackrun.contract import phases
 from rackrun.units import plural
 from training.data.samples import Batch
-from training.monitor.profile import measure
 from training.phases.evaluate import GRID_IMAGES
+from training.phases.measure import measure
 from training.phases.start import TrainingRun
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
@@ -54,7 +54,7 @@ def predictions(
         return None
     transforms = run.task.transforms(run.config, run.config.epochs - 1)
     images = batch.images.to(run.ranks.device)
-    logits = run.compute.logits(state.evaluated.eval(), transforms, images)
+    logits = run.compute.logits(state.evaluated.eval(), transforms.normalised, images)
     probability, predicted = logits.softmax(1).max(1)
     return {
         "images": batch.images.permute(0, 2, 3, 1).numpy(),  # uint8 (N, size, size, channels)

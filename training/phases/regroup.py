@@ -14,12 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from rackrun.terminal import one_line
+from training.checkpoint import pack, unpack
 from training.membership import WAITING_SECONDS, Generation, Membership
 from training.phases.begin import open_folder
 from training.phases.start import TrainingRun
 from training.ranks import Ranks, WorldError, in_group, is_of_exchange
 from training.run.recorder import RunRecorder
-from training.state import TrainingState, pack, unpack
+from training.state import TrainingState
 
 
 def regrouped(run: TrainingRun, state: TrainingState, log: RunRecorder) -> TrainingRun:

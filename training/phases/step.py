@@ -43,7 +43,7 @@ def train_step(
     for number, (images, labels) in enumerate(parts, start=1):
         with sync.part(len(labels), is_last=number == len(parts)):
             mixed, targets = run.task.mix(config, images, labels, len(run.data.classes))
-            logits = run.compute.logits(sync.model, transforms, mixed)
+            logits = run.compute.logits(sync.model, transforms.normalised, mixed)
             check_logits(logits, len(labels), len(run.data.classes))
             loss = summed_loss(logits, targets, config, run.class_weights(logits))
             state.loss_scale.backward(loss * share)
@@ -55,7 +55,7 @@ def train_step(
         state.loss_scale.unscale(state.optimizer)
         clip_grad_norm_(sync.model.parameters(), config.clip_grad)
     state.advance()
-    sums.add(step_sums, batch)
+    sums.add(step_sums, len(batch.labels), batch.skipped)
 
 
 def parts_of(

@@ -12,9 +12,17 @@ from torch import nn
 
 from rackrun.errors import SaveError
 from rackrun.units import plural
+from training.checkpoint import Content
 from training.config import Config
-from training.recorded import IN_CHECKPOINT, SELECTION, STEPS, differences, settings_of, short
-from training.run.checkpoint import Content, compare
+from training.recorded import (
+    IN_CHECKPOINT,
+    SELECTION,
+    STEPS,
+    differences,
+    settings_of,
+    short,
+    table_differences,
+)
 from training.run.data_version import described_tensors
 from training.settings.run import OutputSettings, RunSettings
 
@@ -103,7 +111,7 @@ def _problems(
         of_model = [name for name in settings if name not in NOT_OF_MODELS]
         options = list(differences(settings, recorded, of_model))
         if options or "data" not in differs:
-            yield from options or compare(
+            yield from options or table_differences(
                 expected["tensors"], recorded_identity.get("tensors") or {}
             )
 

@@ -161,12 +161,13 @@ def move(
     `heads` are the layers with an output for each class. SaveError if the class tables differ in
     more than that this one is longer.
     """
+    from training.layers import grown_tensors  # the check of a task reads names here, without torch
+
     before = content.get("classes")
     if not isinstance(before, list) or list(classes[: len(before)]) != before:
         raise SaveError("--newer-data: the classes of the checkpoint have other numbers here")
     saved, tensors = content["state"], state.model.state_dict()
-    grown = grown_tensors(saved["model"], tensors, heads)
-    saved["model"] = grown
+    saved["model"] = grown_tensors(saved["model"], tensors, heads)
     if saved["average"]:
         saved["average"] = grown_tensors(saved["average"], tensors, heads)
     _grow_moments(saved["optimizer"]["state"], state)
@@ -175,7 +176,7 @@ def move(
     saved["improvement"] = asdict(type(state.improvement)(lr_factor=lr_factor))
     names = ("data", "steps per epoch")
     content["identity"] |= {name: identity[name] for name in names}
-    content["identity"]["tensors"] = described_tensors(grown)
+    content["identity"]["tensors"] = described_tensors(saved["model"])
     content["classes"] = list(classes)
 
 
@@ -187,36 +188,14 @@ def described_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     }
 
 
-def grown_tensors(
-    saved: Mapping[str, Tensor], model: Mapping[str, Tensor], heads: Sequence[str]
-) -> dict[str, Tensor]:
-    """Return saved weights in which the last layer has the new classes of the model, too."""
-    prefixes = tuple(f"{head}." for head in heads)
-    return {
-        name: _grown(tensor, model[name])
-        if name.startswith(prefixes) and name in model and _may_grow(tensor, model[name])
-        else tensor
-        for name, tensor in saved.items()
-    }
-
-
 def _grow_moments(saved: dict[int, dict[str, Any]], state: TrainingState) -> None:
     """Give the optimizer's averages rows for new classes, which begin at zero."""
     import torch
 
+    from training.layers import grown, may_grow
+
     weights = [weight for group in state.optimizer.param_groups for weight in group["params"]]
     for number, weight in enumerate(weights):
         for name, value in saved.get(number, {}).items():
-            if isinstance(value, torch.Tensor) and _may_grow(value, weight):
-                saved[number][name] = _grown(value, torch.zeros_like(weight))
-
-
-def _may_grow(saved: Tensor, model: Tensor) -> bool:
-    is_longer = 0 < saved.ndim == model.ndim and saved.shape[0] < model.shape[0]
-    return is_longer and saved.shape[1:] == model.shape[1:]
-
-
-def _grown(saved: Tensor, model: Tensor) -> Tensor:
-    grown = model.detach().to(saved.device, saved.dtype, copy=True)
-    grown[: saved.shape[0]] = saved
-    return grown
+            if isinstance(value, torch.Tensor) and may_grow(value, weight):
+                saved[number][name] = grown(value, torch.zeros_like(weight))

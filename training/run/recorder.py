@@ -15,6 +15,8 @@ from rackrun.atomic import write_whole
 from rackrun.contract import phases
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
+from training import checkpoint
+from training.checkpoint import BackgroundSaves
 from training.config import Config, as_plain
 from training.counts import (
     TOP5_CLASSES,
@@ -26,8 +28,6 @@ from training.counts import (
 )
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks, Rows
-from training.run import checkpoint
-from training.run.checkpoint import BackgroundSaves
 from training.run.folder import run_name
 from training.run.ledger import Ledger, page_paths
 from training.run.metrics import MetricsWriter, lines_until

@@ -9,7 +9,7 @@ import numpy as np
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
-from training.run import checkpoint
+from training import checkpoint
 
 Content = dict[str, Any]
 

@@ -12,9 +12,9 @@ from rackrun.contract.files import LATEST
 from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
+from training.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
 from training.config import Config
 from training.ranks import Ranks
-from training.run.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
 from training.run.folder import newest_run, run_name, runs_folder
 
 CheckpointFile = tuple[Path, bytes]  # a checkpoint and its bytes

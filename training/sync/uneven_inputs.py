@@ -25,8 +25,9 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from training.checkpoint import pack, unpack
 from training.ranks import Ranks
-from training.state import TrainingState, pack, unpack
+from training.state import TrainingState
 
 
 class UnevenInputs:

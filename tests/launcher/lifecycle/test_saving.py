@@ -10,7 +10,7 @@ from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.drive import ROOT, Drive
 from tests.waiting import until
-from training.run import checkpoint
+from training import checkpoint
 
 SLOW = """
 import os, signal, sys, time
@@ -39,7 +39,7 @@ os._exit(code)
 BLOCKED = """
 import json, os, socket, time
 from pathlib import Path
-from training.run import checkpoint
+from training import checkpoint
 from rackrun import report
 os.fsync = lambda descriptor: time.sleep(999)
 report(phase="save", step=3)

@@ -193,7 +193,9 @@ def measure(
     batch = next(batches)
 
     def forward() -> torch.Tensor:
-        return cross_entropy(compute.logits(model, transforms, batch.images), batch.labels)
+        return cross_entropy(
+            compute.logits(model, transforms.normalised, batch.images), batch.labels
+        )
 
     def backward(exchanging: bool) -> None:
         with nullcontext() if exchanging else without_exchange(model):
@@ -252,7 +254,7 @@ def forward_flops(
 ) -> float:
     """Return the operations of one forward pass per image (a multiply-add is two)."""
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
-        compute.logits(model.eval(), transforms, batch.images[:1])
+        compute.logits(model.eval(), transforms.normalised, batch.images[:1])
     model.train()
     return float(counter.get_total_flops())
 
@@ -265,7 +267,9 @@ def memory_traffic(
         return 0.0
     traffic = MemoryTraffic()
     with traffic:
-        loss = cross_entropy(compute.logits(model, transforms, batch.images), batch.labels)
+        loss = cross_entropy(
+            compute.logits(model, transforms.normalised, batch.images), batch.labels
+        )
         torch.autograd.backward(loss)
     return traffic.moved / len(batch.labels)
 

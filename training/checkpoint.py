@@ -5,15 +5,17 @@ does not notice a flipped byte. It is written under a hidden name, synced to the
 Only plain data and tensors are read back, never code.
 """
 
+import copy
 import hashlib
 import io
 import os
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
+
+import torch
 
 from rackrun.atomic import (
     atomic_write,
@@ -25,9 +27,8 @@ from rackrun.atomic import (
 )
 from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
-from rackrun.terminal import clean, say
-from training.run.weights_file import FOOTER, FOOTER_BYTES, ZIP, kind_of
-from training.state import Snapshot, pack, unpack
+from rackrun.terminal import say
+from training.weights_file import FOOTER, FOOTER_BYTES, ZIP, kind_of
 
 Content = dict[str, Any]
 
@@ -82,6 +83,19 @@ def _check_sizes(data: bytes) -> None:
         members = entries.infolist()
     if any(each.compress_type != ZIP_STORED for each in members):
         raise ValueError("compressed")
+
+
+def pack(content: dict[str, Any]) -> bytes:
+    """Return plain data and tensors as bytes."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """Return what was packed, on the CPU; code in it is not run but refused."""
+    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return content
 
 
 def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
@@ -144,6 +158,37 @@ class BackgroundSaves:
         remove_partials(self._folder)
 
 
+class Snapshot:
+    """Copies of plain data and tensors in CPU memory, which each copy takes over from the last."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def take(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy that stays as it is until the next one is taken."""
+        copied: dict[str, Any] = self._copied(content, ())
+        return copied
+
+    def _copied(self, value: Any, path: tuple[object, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._room(value, path).copy_(value)
+        if isinstance(value, dict):
+            parts = {key: self._copied(part, (*path, key)) for key, part in value.items()}
+            copied = copy.copy(value)  # with the versions of modules, which torch keeps beside
+            copied.update(parts)
+            return copied
+        if isinstance(value, list):
+            return [self._copied(part, (*path, number)) for number, part in enumerate(value)]
+        return value
+
+    def _room(self, value: torch.Tensor, path: tuple[object, ...]) -> torch.Tensor:
+        kept = self._memory.get(path)
+        if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
+            kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+            self._memory[path] = kept
+        return kept
+
+
 def remove_partials(folder: RunFolder) -> None:
     """Remove the files that interrupted saves have left."""
     for rubbish in partials(folder.checkpoints):
@@ -190,20 +235,3 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
         except SaveError as problem:
             say(f"passed over: {problem}")
     raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start over")
-
-
-def compare(
-    expected: Mapping[str, object], actual: Mapping[str, object], most: int = 6
-) -> list[str]:
-    """Return the differences of two tables, in a few words each."""
-    lines = [
-        f"{_short(name)} is {_short(actual.get(name, 'missing'))} there and"
-        f" {_short(expected.get(name, 'missing'))} here"
-        for name in {**expected, **actual}
-        if expected.get(name) != actual.get(name)
-    ]
-    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
-
-
-def _short(value: object) -> str:
-    return clean(str(value))[:200]

@@ -1,0 +1,83 @@
+"""The layers of any model by name: the last one, which has an output for each class; its blocks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from rackrun.errors import UsageError
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+FEWEST_BLOCKS = 3  # in a container of blocks; fewer are branches of one block
+
+
+def head_of(model: nn.Module, classes: int) -> str:
+    """Return the name of the last layer: the last one defined with an output for each class.
+
+    UsageError for a model without any.
+    """
+    layers = heads_of(model, classes)
+    if not layers:
+        raise UsageError(
+            f"the model has no Linear or Conv2d with {classes} outputs, one for each class, which"
+            " --freeze body, --head-epochs and --dropout need; leave them out"
+        )
+    return layers[-1]
+
+
+def heads_of(model: nn.Module, classes: int) -> list[str]:
+    """Return the names of the layers with an output for each class."""
+    return [name for name, layer in model.named_modules() if _outputs(layer) == classes]
+
+
+def _outputs(layer: nn.Module) -> int:
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    return layer.out_channels if isinstance(layer, nn.Conv2d) else 0
+
+
+def grown_tensors(
+    saved: Mapping[str, Tensor], model: Mapping[str, Tensor], heads: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return saved weights in which the last layer has the new classes of the model, too."""
+    prefixes = tuple(f"{head}." for head in heads)
+    return {
+        name: grown(tensor, model[name])
+        if name.startswith(prefixes) and name in model and may_grow(tensor, model[name])
+        else tensor
+        for name, tensor in saved.items()
+    }
+
+
+def may_grow(saved: Tensor, model: Tensor) -> bool:
+    """Return whether the model's tensor is like the saved one, but has more rows."""
+    is_longer = 0 < saved.ndim == model.ndim and saved.shape[0] < model.shape[0]
+    return is_longer and saved.shape[1:] == model.shape[1:]
+
+
+def grown(saved: Tensor, model: Tensor) -> Tensor:
+    """Return a saved tensor, followed by the model's rows that it lacks."""
+    longer = model.detach().to(saved.device, saved.dtype, copy=True)
+    longer[: saved.shape[0]] = saved
+    return longer
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """Return the names of the model's blocks, and of layers that belong to none."""
+    return [block for name, child in model.named_children() for block in _blocks(child, name)]
+
+
+def _blocks(module: nn.Module, name: str) -> Iterator[str]:
+    if isinstance(module, CONTAINERS) or any(map(_holds_blocks, module.modules())):
+        for child_name, child in module.named_children():
+            yield from _blocks(child, f"{name}.{child_name}")
+    else:
+        yield name
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    blocks = [
+        child
+        for child in module.children()
+        if not isinstance(child, CONTAINERS) and any(True for _ in child.children())
+    ]
+    return isinstance(module, CONTAINERS) and len(blocks) >= FEWEST_BLOCKS
