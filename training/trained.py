@@ -25,6 +25,7 @@ from training.data.decode import Pixels
 from training.data.transforms import Transforms
 from training.models.named import is_own
 from training.models.weights import are_weights
+from training.recorded import table_differences
 from training.run.folder import weights_file
 from training.task import Task
 from training.tasks.definition import recipes_of, require_task, task_of
@@ -149,7 +150,7 @@ def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tenso
         {name: tuple(tensor.shape) for name, tensor in table.items()}
         for table in (planned or weights, weights)
     )
-    if differences := checkpoint.compare(model_shapes, loaded_shapes):
+    if differences := table_differences(model_shapes, loaded_shapes):
         raise Misshapen("; ".join(differences))
     model = task.built(config, classes)
     model.load_state_dict(weights)

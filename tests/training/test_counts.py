@@ -18,22 +18,11 @@ from training.counts import (
     correct_predictions,
     evaluation_sums,
 )
-from training.data.samples import Batch
 from training.ranks import Ranks
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, 0, 1, CPU)
-
-
-def batch_of(labels: list[int], rows: list[int] | None = None, skipped: int = 0) -> Batch:
-    """Return a batch of black images."""
-    images = torch.zeros(len(labels), 3, 2, 2, dtype=torch.uint8)
-    return Batch(
-        images,
-        torch.tensor(labels),
-        skipped=skipped,
-        rows=None if rows is None else torch.tensor(rows),
-    )
+ZEROS = torch.zeros(3, dtype=torch.long)
 
 
 def logits_of(losses: list[float]) -> torch.Tensor:
@@ -52,8 +41,8 @@ def test_means_are_per_image_and_none_of_no_image() -> None:
 def test_a_counter_adds_images_and_those_that_were_skipped() -> None:
     """Of training, loss and top-1 are known; of an evaluation, top-5 as well."""
     counter = Counter(CPU)
-    counter.add(torch.tensor([2.0, 1.0]), batch_of([0, 1], skipped=3))
-    counter.add(torch.tensor([1.5, 1.0, 2.0]), batch_of([0, 1, 1]))
+    counter.add(torch.tensor([2.0, 1.0]), samples=2, skipped=3)
+    counter.add(torch.tensor([1.5, 1.0, 2.0]), samples=3, skipped=0)
     assert counter.sums.tolist() == [3.5, 2, 2, 5, 3]
     counter.clear()
     assert counter.sums.tolist() == [0] * 5
@@ -106,12 +95,12 @@ def test_training_that_can_go_on_goes_on() -> None:
 def test_the_highest_losses_come_first_with_their_rows() -> None:
     """A loss that is no number is the highest; of equal ones, the first; noise has no rows."""
     losses = HighestLosses()
-    losses.add(logits_of([0.5, 2.0, 0.1]), batch_of([0, 0, 0], rows=[10, 11, 12]))
-    losses.add(logits_of([math.nan, 1.0]), batch_of([0, 0], rows=[13, 14]))
-    losses.add(logits_of([9.0]), batch_of([0]))
+    losses.add(logits_of([0.5, 2.0, 0.1]), ZEROS[:3], torch.tensor([10, 11, 12]))
+    losses.add(logits_of([math.nan, 1.0]), ZEROS[:2], torch.tensor([13, 14]))
+    losses.add(logits_of([9.0]), ZEROS[:1], None)
     assert losses.rows_of_all(ALONE, 3) == [13, 11, 14]
     assert losses.rows_of_all(ALONE, 9) == [13, 11, 14, 10, 12]
     assert HighestLosses().rows_of_all(ALONE, 3) == []
     certain = HighestLosses()
-    certain.add(torch.tensor([[100.0, 0.0]]), batch_of([0], rows=[0]))  # a loss of exactly 0
+    certain.add(torch.tensor([[100.0, 0.0]]), ZEROS[:1], torch.tensor([0]))  # a loss of exactly 0
     assert certain.rows_of_all(ALONE, 2) == [0]
