@@ -24,6 +24,7 @@ from training.run.stop_requests import NOTHING, REGROUP, SAVE
 from training.schedule import Stage, due
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
+from training.sync.step_exchange import StepExchange
 from training.task import Task
 
 
@@ -101,6 +102,9 @@ def train_stage(
 ) -> int:
     """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
     config, schedule = run.config, run.schedule
+    # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same after
+    # a step, so they agree on the strongest request during the steps.
+    exchange = StepExchange(run.ranks, run.pending)
     sync = GradientSync(config, run.ranks, state, schedule.steps)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
 
@@ -110,9 +114,7 @@ def train_stage(
         log.train()
         # One iterator for the whole run: loader workers read ahead across the end of an epoch.
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
-            # A signal reaches ranks at different steps, and clocks differ. All ranks must do the
-            # same after a step, so they agree on the strongest request during the step.
-            exchange = run.exchange(log, state.step, batch)
+            run.begin_exchange(exchange, log, state.step, batch)
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
                 log.first_batch(pictured(run, state.step, batch))

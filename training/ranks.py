@@ -146,12 +146,9 @@ class Ranks:
         dist.all_reduce(result, dist.ReduceOp.MAX)
         return int(result)
 
-    def all_reduce_max_later(self, number: int) -> Callable[[], int]:
-        """Start the same between several ranks; return what waits for the result."""
-        result = torch.tensor(number)
-        exchange = dist.all_reduce(result, dist.ReduceOp.MAX, async_op=True)
-        assert exchange is not None
-        return lambda: int(result) if exchange.wait() else number
+    def all_reduce_max_later(self, *numbers: int) -> "PendingMax":
+        """Start the same for each of these numbers, between several ranks."""
+        return PendingMax(numbers)
 
     def all_gather_later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start to exchange as many numbers of each rank; return what waits for (world, n)."""
@@ -256,6 +253,26 @@ class Ranks:
         content = torch.zeros(int(length), dtype=torch.uint8)
         dist.recv(content, source)
         return content.numpy().tobytes()
+
+
+class PendingMax:
+    """An exchange under way, of the largest of each of the numbers that the ranks give."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._largest = torch.tensor(numbers)
+        self._work = dist.all_reduce(self._largest, dist.ReduceOp.MAX, async_op=True)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether `wait` would return at once."""
+        return self._work is None or self._work.is_completed()
+
+    def wait(self) -> list[int]:
+        """Return the largest of each number, the same on all ranks."""
+        if self._work:
+            self._work.wait()
+        largest: list[int] = self._largest.tolist()
+        return largest
 
 
 def _statistics(model: nn.Module) -> list[torch.Tensor]:

@@ -90,9 +90,10 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
     )
     counter = Counter(NUMBERLESS)
     sync = GradientSync(config, ranks, state, 5)
+    exchange = StepExchange(ranks, run.pending)
     for _ in range(2):
         state.set_lr(0.1)
-        exchange = StepExchange(ranks, run.pending)
+        exchange.begin()
         train_step(run, state, sync, batch, TASK.transforms(config, 0), exchange, counter)
     with pytest.raises((RuntimeError, NotImplementedError)):
         as_counts(counter.sums)  # the line of the log is the one that asks

@@ -75,16 +75,14 @@ class TrainingRun:
         """Return the strongest request of any rank: none, to regroup, to save, or to stop."""
         return self.ranks.all_reduce_max(self.pending())
 
-    def exchange(self, log: RunRecorder, step: int, batch: Batch) -> StepExchange:
-        """Begin what ranks tell one another during a step.
-
-        A request that arrives meanwhile is sent with the next step.
-        """
-        exchange = StepExchange(self.ranks, self.pending)
+    def begin_exchange(
+        self, exchange: StepExchange, log: RunRecorder, step: int, batch: Batch
+    ) -> None:
+        """Begin what ranks tell one another during a step."""
+        exchange.begin()
         note = log.note_rows(step)
         if note and batch.rows is not None:
             exchange.send_rows(batch.rows, self.data.most_samples(step), note)
-        return exchange
 
     def check_group(self) -> None:
         """Raise ConnectionAbortedError if the launcher has given up the group of this rank.

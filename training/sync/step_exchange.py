@@ -1,32 +1,53 @@
 """What ranks tell one another during a step beside gradients: requests, and rows for the ledger.
 
-The exchange begins with the step and overlaps with it, so that no step waits for it. It is complete
-on every rank before anything of the step counts: what a rank knows of a step that it has taken, it
-knows of all ranks, also of one that is lost a moment later.
+An exchange begins with a step and overlaps with it. That of rows is complete on every rank before
+anything of the step counts: what a rank knows of a step that it has taken, it knows of all ranks,
+also of one that is lost a moment later.
+
+That of requests is read some steps later, so that no step waits for it: among 64 ranks, a message
+of 1 ms becomes a sum after 126 of them, and a step of a GPU takes a few. How many steps later is
+agreed in the exchange before, since all ranks must follow a request after the same step: twice as
+many as any of them lately took. Where exchanges are complete within their step, that is none.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from training.ranks import Ranks, Rows
+from training.ranks import PendingMax, Ranks, Rows
+from training.run.stop_requests import NOTHING
+
+RECENT = 32  # exchanges whose duration counts
 
 Note = Callable[[Rows, Rows], None]
 """Takes the number of samples of each rank, and their rows in the index, by rank."""
 
 
 class StepExchange:
-    """The exchange of one step."""
+    """The exchanges of a group of ranks, step by step."""
 
     def __init__(self, ranks: Ranks, pending: Callable[[], int]) -> None:
-        """Begin to exchange this rank's request, of which all ranks follow the strongest."""
+        """Exchange what `pending` returns: all ranks follow the strongest request."""
         self._ranks = ranks
         self._pending = pending
-        self._strongest = pending if ranks.world == 1 else ranks.all_reduce_max_later(pending())
-        self._agreed = 0
+        self._requests: PendingMax | None = None  # under way
+        self._steps = 0  # since that began
+        self._took: int | None = None  # of these, until it was complete on this rank
+        self._lag = 0  # steps after which it is read, on all ranks
+        self._durations = deque([0], RECENT)
+        self._agreed = NOTHING
         self._rows: Callable[[], torch.Tensor] | None = None
         self._note: Note | None = None
+
+    def begin(self) -> None:
+        """Begin a step. A request that arrives from now on waits for the next exchange."""
+        self._agreed = NOTHING
+        if self._ranks.world > 1 and not self._requests:
+            lag = 2 * max(self._durations)
+            self._requests = self._ranks.all_reduce_max_later(self._pending(), lag)
+            self._steps, self._took = 0, None
 
     def send_rows(self, rows: torch.Tensor, most: int, note: Note) -> None:
         """Exchange rows as well, `most` of a rank at most; `note` takes those of all ranks."""
@@ -36,14 +57,24 @@ class StepExchange:
         self._rows, self._note = self._ranks.all_gather_later(sent), note
 
     def complete(self) -> None:
-        """Wait until all of it is here."""
-        self._agreed = self._strongest()
+        """Wait until all that this step needs is here."""
+        if self._requests:
+            self._read(self._requests)
         if self._rows and self._note:
             table, self._rows = self._rows().numpy(), None
             counts, rows = table[:, 0].copy(), table[:, 1:]  # (world,), (world, most)
             self._note(counts, rows[np.arange(rows.shape[1]) < counts[:, None]])
 
+    def _read(self, requests: PendingMax) -> None:
+        """Take the result if it is due after this step; it is seldom waited for."""
+        if self._took is None and requests.is_complete:
+            self._took = self._steps
+        if self._steps == self._lag:
+            self._durations.append(self._steps + 1 if self._took is None else self._took)
+            (self._agreed, self._lag), self._requests = requests.wait(), None
+        self._steps += 1
+
     @property
     def request(self) -> int:
-        """The strongest request of all ranks, once the exchange is complete."""
+        """The strongest request of all ranks that is due after the step, once it is complete."""
         return self._pending() if self._ranks.world == 1 else self._agreed
