@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from convert.images.jpegtran import Refused
 from convert.images.tiles import has_sound_tiles, same_coefficients
+from convert.images.transcoder import Refused
 from convert.progress import Progress, meter
 from convert.readers.archives import open_images
 from convert.readers.records import Container, Defect, Record, is_image

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from convert.images.jpegtran import jpegtran
+from convert.images.transcoder import library
 from convert.originals import Compared, Originals, tiles_compared
 from convert.packing.copies import copies
 from convert.packing.output_folder import Target
@@ -101,7 +101,7 @@ class Verify:
             return None
         if not source.manifest.tiles:
             raise UsageError(f"{self.location}: not made with --tiles; leave out --source")
-        jpegtran()  # or an error, before anything is read
+        library()  # or an error, before anything is read
         return Originals.of(self.source)
 
     def _print(

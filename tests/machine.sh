@@ -22,7 +22,6 @@ machine_needs slurmd slurmd
 machine_needs munged munge
 machine_needs mmdebstrap mmdebstrap
 machine_needs chromium chromium
-machine_needs jpegtran libjpeg-turbo-progs
 machine_needs dockerd docker.io iptables
 if [ ${#missing[@]} -gt 0 ]; then
     sudo=$([ "$(id -u)" = 0 ] || echo sudo)

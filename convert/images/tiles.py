@@ -1,22 +1,25 @@
 """Restart tiles (shards.tiles): a JPEG is rewritten once so that crops of it decode faster.
 
-bytes -> restart markers, by jpegtran or by Pillow -> the list of tiles, in front -> bytes
+bytes -> restart markers, by libjpeg-turbo or by Pillow -> the list of tiles, in front -> bytes
 
 Coefficients stay as they are, so every pixel does. Progressive JPEGs become baseline ones.
 """
 
 import re
 import struct
+from collections.abc import Iterator
 from hashlib import sha256
 
-from convert.images.jpegtran import Refused, transcoded
-from shards.jpeg import END, START, TILES, TILES_MAGIC, Frame, jpeg_frame
+from convert.images.transcoder import Refused, rewritten
+from shards.jpeg import END, SCAN, SEGMENT, START, TILES, TILES_MAGIC, Frame, jpeg_frame
 from shards.tiles import LONGEST, grid_of, mcu_size, tile_bounds, tile_interval
 
 FEWEST = 4  # tiles that are worth a list
+USUAL_GROWTH = 1.02  # with the usual Huffman tables; beyond it, an image gets tables of its own
 GROWTH = 1.25  # times its bytes that an image may have with tiles; progressive ones grow by 1.1
 MARKER = re.compile(rb"\xff[\xd0-\xd9]")  # no compressed pixels look like this
-JFIF = 0xE0
+JFIF, COMMENT = 0xE0, 0xFE
+REMARKS = {*range(JFIF, JFIF + 16), COMMENT}
 
 
 class Untiled(Exception):
@@ -54,8 +57,7 @@ def same_coefficients(one: bytes, other: bytes) -> bool:
 
     Written anew by the same rules, without markers and remarks, such files are the same bytes.
     """
-    options = ("-copy", "none", "-optimize")
-    return transcoded(one, *options) == transcoded(other, *options)
+    return rewritten(one, optimised=True) == rewritten(other, optimised=True)
 
 
 def _with_tiles_already(data: bytes, frame: Frame) -> bytes:
@@ -66,11 +68,32 @@ def _with_tiles_already(data: bytes, frame: Frame) -> bytes:
 
 
 def _with_markers(data: bytes, interval: int) -> bytes:
-    """Return the JPEG as a baseline one with restart markers and Huffman tables of its own."""
+    """Return the JPEG as a baseline one with restart markers, and with all its remarks."""
     try:
-        return transcoded(data, "-copy", "all", "-optimize", "-restart", f"{interval}B")
+        marked = rewritten(data, interval)
+        if len(marked) > USUAL_GROWTH * len(data):
+            marked = rewritten(data, interval, optimised=True)
     except Refused as error:
-        raise Untiled(f"jpegtran: {error}") from None
+        raise Untiled(f"libjpeg-turbo: {error}") from None
+    kinds = {_kind(segment) for segment in _remarks(marked)}
+    remarks = [segment for segment in _remarks(data) if _kind(segment) not in kinds]
+    at = _after_jfif(marked)
+    return b"".join([marked[:at], *remarks, marked[at:]])
+
+
+def _remarks(data: bytes) -> Iterator[bytes]:
+    """Yield the segments of a JPEG that are for applications, and its comments."""
+    at, marker = len(START), 0
+    while marker != SCAN:
+        _, marker, length = SEGMENT.unpack_from(data, at)
+        if marker in REMARKS:
+            yield data[at : at + 2 + length]
+        at += 2 + length
+
+
+def _kind(segment: bytes) -> bytes:
+    """Return the marker of a segment and what it begins with, such as JFIF or Adobe."""
+    return segment[:2] + segment[4:9]
 
 
 def _listed(marked: bytes, digest: bytes) -> bytes:

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from convert.images.jpegtran import jpegtran
+from convert.images.transcoder import library
 from convert.options import Packing
 from convert.packing.finalize import close_folder, objection, print_use
 from convert.packing.output_folder import Target
@@ -37,7 +37,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     """Convert a data set into the folder `out`, or a task's share of it."""
     refuse_inside(out, listing.containers)
     if packing.tiles and not packing.preset.encodes_all:
-        jpegtran()  # or an error, before anything is read
+        library()  # or an error, before anything is read
     target = Target(out)
     is_share = packing.task_index is not None
     with target.locked(shared=is_share):

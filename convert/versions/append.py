@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from convert.folder import listing as listing_of_folder
-from convert.images.jpegtran import jpegtran
+from convert.images.transcoder import library
 from convert.images.treatment import Treatment
 from convert.options import Packing
 from convert.packing.pack import refuse_inside, write_version
@@ -86,7 +86,7 @@ class Append:
             listing = self._listing()
             refuse_inside(parent.target.folder, listing.containers)
             if packing.tiles and not packing.preset.encodes_all:
-                jpegtran()  # or an error, before anything is read
+                library()  # or an error, before anything is read
             say(f"{self.data}: listing the images of {self.source}")
             records = list(metered(listing.records, "listed"))
             container = listing.containers[0]

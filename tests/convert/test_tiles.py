@@ -2,9 +2,14 @@
 
 import io
 import json
+import os
+import signal
+import struct
 import tarfile
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,17 +17,19 @@ import simplejpeg
 from PIL import Image
 
 from convert.__main__ import main
-from convert.images import jpegtran
-from convert.images.jpegtran import Refused, transcoded
+from convert.images import transcoder
 from convert.images.tiles import Untiled, has_sound_tiles, same_coefficients, tiled
+from convert.images.transcoder import Refused, rewritten
 from convert.originals import Originals, tiles_compared
+from convert.packing import pack
 from convert.packing.plan import load_plan
 from rackrun.errors import DataError, MissingProgram, Problem, UsageError
 from shards.index import Manifest
-from shards.jpeg import Frame, jpeg_frame
+from shards.jpeg import START, Frame, jpeg_frame
 from shards.tiles import MOST_TILES, original_digest, tile_interval
 from tests.convert.conftest import Convert, everything, shown
 from tests.convert.drawn import drawn, rotated, textured, write_files, write_zip
+from tests.waiting import until
 
 
 def frame_of(data: bytes) -> Frame:
@@ -92,7 +99,7 @@ def test_a_file_with_tiles_stays_as_it_is() -> None:
         (textured(1, format="PNG"), "no JPEG of 8 bits"),
         (quarter_colour(), "a rare sampling"),
         (drawn(1, (40, 30)), "too small"),
-        (textured(1)[:-900] + b"\xff\xd9", "jpegtran: "),
+        (textured(1)[:-900] + b"\xff\xd9", "libjpeg-turbo: "),
         (tiled(textured(1)) + b"\xff\xd9", "its list of tiles does not fit"),
         (drawn(1, (300, 200)), "bytes with tiles"),
     ],
@@ -180,14 +187,19 @@ def test_other_options_are_another_data_set(folder: Path, convert: Convert) -> N
     assert shown(out) == shown(convert("folder", folder, "--tiles", out="again"))
 
 
-def test_presets_need_no_jpegtran(
-    folder: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def other_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this Pillow be none of the wheels that bring libjpeg-turbo."""
+    transcoder._child(os.getpid()).end()
+    monkeypatch.setattr(transcoder, "LIBRARY", "nothing")
+    monkeypatch.setattr(transcoder, "library", cache(transcoder.library.__wrapped__))
+
+
+@pytest.mark.usefixtures("other_pillow")
+def test_presets_need_no_library(folder: Path, convert: Convert) -> None:
     """What is encoded anyway gets its markers from Pillow; the pixels are those without them."""
     options = ("--short-side", 150, "--quality", 90)
     plain = everything(convert("folder", folder, *options, out="plain"))
-    monkeypatch.setenv("PATH", "/nowhere")
-    jpegtran.jpegtran.cache_clear()
     marked = everything(convert("folder", folder, *options, "--tiles"))
     assert [each.key for each in marked] == [each.key for each in plain]
     for one, other in zip(marked, plain, strict=True):
@@ -195,30 +207,66 @@ def test_presets_need_no_jpegtran(
         assert np.array_equal(pixels(one.image), pixels(other.image))
 
 
-def test_a_missing_jpegtran_is_named_before_anything_is_read(
+@pytest.mark.usefixtures("other_pillow")
+def test_a_missing_library_is_named_before_anything_is_read(
     folder: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The error has what to type."""
-    monkeypatch.setenv("PATH", "/nowhere")
-    jpegtran.jpegtran.cache_clear()
-    with pytest.raises(MissingProgram, match="sudo apt-get install libjpeg-turbo-progs"):
+    monkeypatch.setattr(pack, "library", transcoder.library)
+    with pytest.raises(MissingProgram, match="pip install --force-reinstall"):
         convert("folder", folder, "--tiles")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("sent", "error"), [("KILL", Problem), ("TERM", Problem), ("SEGV", Refused)]
+    ("sent", "error"),
+    [(signal.SIGKILL, Problem), (signal.SIGTERM, Problem), (signal.SIGSEGV, Refused)],
 )
-def test_a_jpegtran_that_is_killed_is_no_defect_of_the_image(
-    sent: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_child_that_is_killed_is_no_defect_of_the_image(
+    sent: signal.Signals, error: type[Exception]
 ) -> None:
     """Else the same images would become other bytes on a machine that is short of memory."""
-    killed = tmp_path / "jpegtran"
-    killed.write_text(f"#!/bin/sh\nkill -{sent} $$\n")
-    killed.chmod(0o755)
-    monkeypatch.setattr(jpegtran, "jpegtran", lambda: str(killed))
+    data = textured(1)
+    rewritten(data)
+    os.kill(transcoder._child(os.getpid()).pid, sent)
     with pytest.raises(error):
-        transcoded(textured(1))
+        for _ in range(1000):  # a signal takes a moment
+            rewritten(data)
+    assert same_coefficients(rewritten(data), data)
+
+
+def test_each_process_has_a_child_of_its_own_which_ends_with_it() -> None:
+    """Processes that are forked later share no socket with the one that forked them."""
+    data = textured(1)
+    expected = rewritten(data, 4)
+    ours = transcoder._child(os.getpid()).pid
+    reader, writer = os.pipe()
+    if not (forked := os.fork()):
+        is_right = rewritten(data, 4) == expected
+        os.write(writer, struct.pack("=Q?", transcoder._child(os.getpid()).pid, is_right))
+        os._exit(0)
+    os.waitpid(forked, 0)
+    theirs, is_right = struct.unpack("=Q?", os.read(reader, 100))
+    assert is_right and theirs != ours
+    until(lambda: not Path(f"/proc/{theirs}").exists(), "the child has ended")
+    assert rewritten(data, 4) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_damage_reaches_this_process(seed: int) -> None:
+    """Of JPEGs with random bytes in the header or after it, each is a JPEG or is refused."""
+    random, data = Random(seed), textured(seed)
+    outcomes = set()
+    for _ in range(60):
+        damaged = bytearray(data)
+        for _ in range(random.choice((1, 5))):
+            damaged[random.randrange(2, random.choice((700, len(data))))] = random.randrange(256)
+        try:
+            outcomes.add(rewritten(bytes(damaged), 4)[:2] == START)
+        except Refused as refusal:
+            outcomes.add(str(refusal))
+    assert len(outcomes) > 5 and False not in outcomes
+    assert same_coefficients(rewritten(data, 4), data)
 
 
 def test_verify_compares_with_the_originals(
