@@ -27,7 +27,7 @@ from shards.index import INDEX_FIELDS, Manifest, Shard, Split
 from shards.source import Range, Stored
 from shards.writer import write_shard
 from training.data.open import TRAIN, DataPlan, ResampledStream
-from training.data.transforms import Decoded, Transforms
+from training.data.transforms import Prepared, Transforms
 
 IMAGE_BYTES, IMAGES, PER_SHARD = 110_000, 1_281_167, 9000
 BATCH, WORKERS = 256, 16  # of each GPU
@@ -93,9 +93,9 @@ class Copies(FolderSource):
 class Undecoded(Transforms):
     """Leaves images as they are."""
 
-    def decoded_for_training(self, data: bytes, random: np.random.Generator) -> Decoded:
+    def prepared_for_training(self, data: bytes, random: np.random.Generator) -> Prepared:
         """Decode nothing, and leave the slot as it is."""
-        return Decoded(0, lambda out: None)
+        return Prepared(0, lambda: lambda out: None)
 
 
 def main(args: list[str]) -> None:

@@ -21,7 +21,7 @@ from shards.open import open_source
 from shards.source import Range, Stored
 from training.data.open import Data, DataPlan, Filled, ResampledStream, open_data
 from training.data.samples import Batch, drawn_shards, rows_of
-from training.data.transforms import Decoded, Transforms
+from training.data.transforms import Prepared, Transforms
 from training.ranks import Ranks
 
 
@@ -292,10 +292,10 @@ class NotedTransforms(Transforms):
 
     seen: list[bytes] = field(default_factory=list)
 
-    def decoded_for_training(self, data: bytes, random: np.random.Generator) -> Decoded:
+    def prepared_for_training(self, data: bytes, random: np.random.Generator) -> Prepared:
         """Note an image."""
         self.seen.append(data)
-        return Decoded(0, lambda place: None)
+        return Prepared(0, lambda: lambda place: None)
 
 
 @pytest.mark.parametrize(("world", "steps", "copies"), [(8, 12, 1), (64, 5, 3), (512, 2, 1)])

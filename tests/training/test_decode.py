@@ -22,7 +22,7 @@ from training.data.decode import (
     crop,
     decode,
     draw_box,
-    random_crop,
+    prepared_random_crop,
     whole,
 )
 
@@ -169,10 +169,12 @@ def test_a_crop_is_resized_into_its_place() -> None:
     """The random crop is its box, written into the batch's own memory."""
     data = JPEGS["colour"](photograph(1, 200, 300))
     batch = np.zeros((2, 64, 64, 3), np.uint8)
-    random_crop(data, 64, random.Random(7)).resized(64, out=batch[1])
-    assert np.array_equal(random_crop(data, 64, random.Random(7)).resized(64), batch[1])
+    prepared_random_crop(data, 64, random.Random(7)).decode().resized(64, out=batch[1])
+    assert np.array_equal(
+        prepared_random_crop(data, 64, random.Random(7)).decode().resized(64), batch[1]
+    )
     assert batch[1].any() and not batch[0].any()
-    region = random_crop(data, 64, np.random.default_rng(7))
+    region = prepared_random_crop(data, 64, np.random.default_rng(7)).decode()
     assert region.resized(64, "bicubic").shape == (64, 64, 3)
 
 

@@ -114,7 +114,7 @@ def test_what_the_gpu_cannot_decode_is_decoded_by_the_worker(kind: str) -> None:
     if kind.startswith("gray"):
         transforms = replace(transforms, channels=1, mean=(0.5,), deviation=(0.5,))
     position = np.zeros(transforms.training_shape, np.uint8)
-    crop = preparing(transforms, on_gpu=True)(data, np.random.default_rng(5)).fill(position)
+    crop = preparing(transforms, on_gpu=True)(data, np.random.default_rng(5)).decode()(position)
     assert crop is None
     assert np.array_equal(position, transforms.for_training(data, np.random.default_rng(5)))
 
@@ -123,14 +123,14 @@ def test_a_jpeg_cut_short_is_left_to_the_worker_which_refuses_it() -> None:
     """nvJPEG might fill the rest with gray."""
     data = encoded(SMALL, quality=80)
     with pytest.raises(DataError, match="not a whole image"):
-        preparing(CROPS, on_gpu=True)(data[:-400], np.random.default_rng(5))
+        preparing(CROPS, on_gpu=True)(data[:-400], np.random.default_rng(5)).decode()
 
 
 def batch_of(*datas: bytes) -> Batch:
     """Return a batch whose images are left to the GPU, as workers leave them."""
     images, left = torch.zeros((len(datas), SIDE, SIDE, 3), dtype=torch.uint8), []
     for number, (index, data) in enumerate(zip(images.numpy(), datas, strict=True)):
-        crop = preparing(CROPS, on_gpu=True)(data, np.random.default_rng(number)).fill(index)
+        crop = preparing(CROPS, on_gpu=True)(data, np.random.default_rng(number)).decode()(index)
         assert crop is not None
         left.append(LeftToGpu(number, f"shard-0.tar: image {number}", crop))
     return Batch(images.permute(0, 3, 1, 2), torch.arange(len(datas)), left=left)

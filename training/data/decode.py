@@ -21,9 +21,9 @@ import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, util
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import simplejpeg
@@ -34,7 +34,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from rackrun.errors import DataError
 from shards.image_limits import FORMATS, MAX_ASPECT, MAX_PIXELS, MAX_SCANS, scans, too_large
 from shards.jpeg import END, START, Frame, jpeg_frame
-from shards.tiles import CHROMA, window
+from shards.tiles import CHROMA, TileCut, window
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
@@ -42,6 +42,7 @@ RATIO = (3 / 4, 4 / 3)  # the least and the greatest width to height of a random
 CAMERA_MARKS = (b"II*\0", b"MM\0*")  # of TIFF
 CAMERA_BOX = b"ftyp"  # from byte 4 on: AVIF and HEIC
 ORIENTATION = 0x0112  # the tag of EXIF
+UNKNOWN = 1 << 40  # bytes: more than any image that is decoded
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
 
 PILLOW_ERRORS = (  # what its readers raise at damaged files
@@ -99,11 +100,6 @@ class Region:
         bottom, right = -(-(box.top + box.height) // shrink), -(-(box.left + box.width) // shrink)
         return cls(pixels[top:bottom, left:right], box, shrink)
 
-    @property
-    def held_bytes(self) -> int:
-        """Return the memory that the region keeps: all that was decoded, as it is a view of it."""
-        return self.pixels.nbytes if self.pixels.base is None else self.pixels.base.nbytes
-
     def resized(
         self, size: int, interpolation: Interpolation = "bilinear", out: Pixels | None = None
     ) -> Pixels:
@@ -147,6 +143,14 @@ class Region:
         kernel(_planes(self.pixels), out.shape[:2], False, *scales, out=_planes(out))
 
 
+class PreparedCrop(NamedTuple):
+    """A part of an image that is known but not decoded yet."""
+
+    held_bytes: int  # of memory, by what is decoded for it; UNKNOWN of what Pillow decodes
+    decode: Callable[[], Region]
+    """Raises DataError if the image is damaged."""
+
+
 def decode(data: bytes) -> Pixels:
     """Return the whole image, uint8 (height, width, 3); DataError if it is damaged or too large."""
     return crop(data, whole, math.inf).pixels
@@ -154,37 +158,41 @@ def decode(data: bytes) -> Pixels:
 
 def crop(data: bytes, choose: Choice, side: float) -> Region:
     """Decode what `choose(width, height)` names, no finer than a result of `side` pixels needs."""
+    return prepared_crop(data, choose, side).decode()
+
+
+def prepared_crop(data: bytes, choose: Choice, side: float) -> PreparedCrop:
+    """Choose the part that `crop` decodes, by the header and the tiles of a JPEG."""
     frame = jpeg_frame(data)
     if not (frame and frame.one_scan):
         _check_scans(data)
     if frame is None:
-        image = _pillow(data)
-        return Region.cut(_rgb(image), choose(*image.size), 1)
+        return PreparedCrop(UNKNOWN, partial(_with_pillow, data, choose))
     _check_size(frame.width, frame.height)
     box = choose(frame.width, frame.height)
     shrink = _shrink(box, side)
     rows = min(frame.height, box.top + box.height + MARGIN * shrink)
-    if tiled := _tiled(data, frame, box, rows, shrink):
-        return tiled
-    pixels = _turbo(data, frame, rows, shrink)
-    if pixels is None:
-        return Region.cut(_rgb(_pillow(data)), box, 1)
-    return Region.cut(pixels, box, shrink)
+    right, margin = box.left + box.width, CHROMA * shrink
+    part = window(data, frame, box.left, box.top, right, rows, margin)
+    width, height = (part.width, part.height) if part else (frame.width, rows)
+    held_bytes = 3 * width * height // shrink**2
+    return PreparedCrop(held_bytes, partial(_with_turbo, data, frame, box, rows, shrink, part))
 
 
-def random_crop(
+def prepared_random_crop(
     data: bytes,
     size: int,
     rng: Random,
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = RATIO,
-) -> Region:
-    """Decode a random part of the image, no finer than a result of `size` pixels needs.
+) -> PreparedCrop:
+    """Draw a random part of the image, decoded no finer than a result of `size` pixels needs.
 
     The part is drawn as torchvision's RandomResizedCrop draws it: its area as a share of the
     image from `scale`, its width to height from `ratio`.
     """
-    return crop(data, lambda width, height: draw_box(width, height, rng, scale, ratio), size)
+    choose: Choice = lambda width, height: draw_box(width, height, rng, scale, ratio)  # noqa: E731
+    return prepared_crop(data, choose, size)
 
 
 def mirrored(pixels: Pixels) -> Pixels:
@@ -284,16 +292,23 @@ def _shrink(box: Box, side: float) -> int:
     return next((divisor for divisor in (8, 4, 2) if spare >= divisor), 1)
 
 
-def _tiled(data: bytes, frame: Frame, box: Box, rows: int, shrink: int) -> Region | None:
-    """Return the box out of the tiles that hold it; None without tiles, or if there is a defect."""
-    right = box.left + box.width
-    part = window(data, frame, box.left, box.top, right, rows, CHROMA * shrink)
-    if part is None:
-        return None
-    pixels = _decoded(part.data, part.width, part.height, shrink, strict=True)
+def _with_pillow(data: bytes, choose: Choice) -> Region:
+    image = _pillow(data)
+    return Region.cut(_rgb(image), choose(*image.size), 1)
+
+
+def _with_turbo(
+    data: bytes, frame: Frame, box: Box, rows: int, shrink: int, part: TileCut | None
+) -> Region:
+    """Return the box out of its tiles if they are sound, out of the whole image, or by Pillow."""
+    if part:
+        pixels = _decoded(part.data, part.width, part.height, shrink, strict=True)
+        if pixels is not None:
+            box = replace(box, left=box.left - part.left, top=box.top - part.top)
+            return Region.cut(pixels, box, shrink)
+    pixels = _turbo(data, frame, rows, shrink)
     if pixels is None:
-        return None
-    box = replace(box, left=box.left - part.left, top=box.top - part.top)
+        return _with_pillow(data, lambda width, height: box)
     return Region.cut(pixels, box, shrink)
 
 

@@ -40,12 +40,13 @@ from training.data.order.shared import SharedOrder
 from training.data.pool import SamplePool, share_index, training_mixture, training_pool
 from training.data.samples import (
     Batch,
+    Kept,
     LeftToGpu,
     Quarantine,
     StoredSample,
-    decoded_sample,
-    in_groups,
     left_to_gpu,
+    next_group,
+    prepared_sample,
 )
 from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, TransformsOfEpoch
@@ -246,15 +247,16 @@ class ExactStream(IterableDataset[Share | Problem]):
         images = self.slots.images(number, self.walk.largest, transforms.training_shape).numpy()
         batch_indices, positions = part.batch_indices[step_slice], part.positions[step_slice]
         prepare = preparing(transforms, self.walk.on_gpu)
-        # Lazy: in_groups below decides how many are decoded before the first is resized.
-        decoded = (
-            decoded_sample(position, stored, prepare, seed, quarantine)
+        prepared = (
+            prepared_sample(position, stored, prepare, seed, quarantine)
             for position, stored in zip(positions.tolist(), stored_samples, strict=True)
         )
-        kept_or_none = [
-            one and one.into(images[batch_index])
-            for one, batch_index in zip(in_groups(decoded), batch_indices.tolist(), strict=True)
-        ]
+        kept_or_none, places = list[Kept | None](), iter(batch_indices.tolist())
+        while group := next_group(prepared, len(stored_samples), quarantine):
+            kept_or_none += [
+                one and one.into(images[place]) for one, place in zip(group, places, strict=False)
+            ]
+            group.clear()  # the next one is decoded into the same memory
         is_kept = [one is not None for one in kept_or_none]
         return Share(
             number,

@@ -38,7 +38,7 @@ from training.data.samples import (
     left_to_gpu,
     rows_of,
 )
-from training.data.transforms import Decoded, JpegCrop, Transforms
+from training.data.transforms import JpegCrop, Prepared, Transforms
 from training.ranks import Ranks
 from training.settings.data import DataSettings
 
@@ -126,13 +126,13 @@ def gpu_decoder(
 
 
 def preparing(transforms: Transforms, on_gpu: bool) -> Prepare:
-    """Return what decodes an image for a training batch, or leaves it to the GPU."""
+    """Return what prepares an image for a training batch, or leaves it to the GPU."""
     room = math.prod(transforms.training_shape)
 
-    def left(data: bytes, random: np.random.Generator) -> Decoded:
+    def left(data: bytes, random: np.random.Generator) -> Prepared:
         frame = jpeg_frame(data)
         if frame is None or len(data) > room or not _is_usual(data, frame, transforms.size):
-            return transforms.decoded_for_training(data, random)
+            return transforms.prepared_for_training(data, random)
         # The crop is the one that a loader worker would draw.
         mirror = random.random() < (0.5 if transforms.flip else 0.0)
         box = draw_box(frame.width, frame.height, random, (transforms.crop_area, 1.0), RATIO)
@@ -141,9 +141,9 @@ def preparing(transforms: Transforms, on_gpu: bool) -> Prepare:
             out.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
             return JpegCrop(len(data), box, mirror)
 
-        return Decoded(len(data), fill)
+        return Prepared(len(data), lambda: fill)
 
-    return left if on_gpu and not _changes(transforms) else transforms.decoded_for_training
+    return left if on_gpu and not _changes(transforms) else transforms.prepared_for_training
 
 
 def jpegs_in(batch: Batch) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ samples_of_shards  StoredSample: a verified sample (key, bytes, label) and the s
 rows_of            the same for neighbouring rows of the index, read by ranges
 repeated           each sample several times, among others
 numbered           (number, StoredSample), from where an interrupted chain resumes
-filled             images of a batch, decoded and resized in groups; bad ones fail or are counted
+filled             images of a batch, drawn, decoded and resized in groups; bad ones are counted
 
 With --gpu-decode, an image's memory may hold a JPEG instead (training.data.gpu_decode).
 """
@@ -13,7 +13,7 @@ With --gpu-decode, an image's memory may hold a JPEG instead (training.data.gpu_
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from shards.samples import portions
 from shards.source import Source
 from shards.verify import Sample
 from training.data.decode import Pixels
-from training.data.transforms import Decoded, JpegCrop
+from training.data.transforms import Fill, JpegCrop, Prepared
 from training.settings.data import DataSettings
 
 READ_BYTES = 2 << 20  # at once
@@ -33,8 +33,8 @@ GROUP_BYTES = 16 << 20  # decoded before any is resized: 28 photographs of 500 x
 Seed = tuple[int, ...]
 
 
-Prepare = Callable[[bytes, np.random.Generator], Decoded]
-"""Decodes an image for its place in a batch, or leaves it to the GPU."""
+Prepare = Callable[[bytes, np.random.Generator], Prepared]
+"""Draws the crop of an image for its place in a batch, and chooses what decodes it."""
 
 
 class StoredSample(NamedTuple):
@@ -176,14 +176,15 @@ def filled(
     Return those that have a place. All that is random follows from the seed and the sample's
     number.
     """
-    decoded = (
-        one
-        for number, stored in samples
-        if (one := decoded_sample(number, stored, prepare, seed, quarantine))
+    prepared = (
+        prepared_sample(number, stored, prepare, seed, quarantine) for number, stored in samples
     )
-    # islice ends without asking for one sample more: it would be lost to the next batch.
-    group = in_groups(islice(decoded, len(images)))
-    return [one.into(out) for one, out in zip(group, images.numpy(), strict=False)]
+    places, kept = images.numpy(), list[Kept]()
+    while group := next_group(prepared, len(places) - len(kept), quarantine):
+        decoded = filter(None, group)
+        kept += [one.into(out) for one, out in zip(decoded, places[len(kept) :], strict=False)]
+        group.clear()  # the next one is decoded into the same memory
+    return kept
 
 
 class DecodedSample(NamedTuple):
@@ -191,42 +192,59 @@ class DecodedSample(NamedTuple):
 
     number: int
     stored: StoredSample
-    image: Decoded
+    fill: Fill
 
     def into(self, out: Pixels) -> Kept:
         """Write the image into `out`, uint8 (size, size, channels)."""
         sample = self.stored.sample
-        crop = self.image.fill(out)
+        crop = self.fill(out)
         return Kept(self.number, self.stored.shard, sample.key, sample.label, crop)
 
 
-def decoded_sample(
+class PreparedSample(NamedTuple):
+    """A sample whose crop is drawn."""
+
+    number: int
+    stored: StoredSample
+    image: Prepared
+
+    def decoded(self, quarantine: Quarantine) -> DecodedSample | None:
+        """Decode the image; return None for a bad one that may be left out."""
+        try:
+            return DecodedSample(self.number, self.stored, self.image.decode())
+        except DataError as error:
+            quarantine.admit(self.stored, error)
+            return None
+
+
+def prepared_sample(
     number: int, stored: StoredSample, prepare: Prepare, seed: Seed, quarantine: Quarantine
-) -> DecodedSample | None:
-    """Decode a sample; return None for a bad one that may be left out."""
+) -> PreparedSample | None:
+    """Draw the crop of a sample; return None for a bad one that may be left out."""
     sample = stored.sample
     try:
         if sample.fault:
             raise sample.fault
-        return DecodedSample(number, stored, prepare(sample.image, _random((*seed, number))))
+        return PreparedSample(number, stored, prepare(sample.image, _random((*seed, number))))
     except DataError as error:
         quarantine.admit(stored, error)
         return None
 
 
-MaybeDecoded = TypeVar("MaybeDecoded", DecodedSample, DecodedSample | None)
+def next_group(
+    prepared: Iterator[PreparedSample | None], most: int, quarantine: Quarantine
+) -> list[DecodedSample | None]:
+    """Decode the next samples, `most` at most, and about GROUP_BYTES of pixels; none at the end.
 
-
-def in_groups(decoded: Iterable[MaybeDecoded]) -> Iterator[MaybeDecoded]:
-    """Yield the same, decoding about GROUP_BYTES of pixels before the first of them is used."""
-    group, held_bytes = list[MaybeDecoded](), 0
-    for one in decoded:
+    Not one sample more is asked for: it would be lost to the next batch.
+    """
+    group, held_bytes = list[PreparedSample | None](), 0
+    for one in islice(prepared, most):
         group.append(one)
         held_bytes += one.image.held_bytes if one else 0
         if held_bytes >= GROUP_BYTES:
-            yield from group
-            group, held_bytes = [], 0
-    yield from group
+            break
+    return [one and one.decoded(quarantine) for one in group]
 
 
 def left_to_gpu(kept: Iterable[tuple[int, Kept]]) -> list[LeftToGpu]:

@@ -6,9 +6,9 @@ All but the last arrow happen in the loader's workers, the last one on the devic
 plain numbers, so that final.pt can hold it and `predict` can repeat it.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -19,12 +19,13 @@ from training.data.decode import (
     Box,
     Interpolation,
     Pixels,
+    PreparedCrop,
     Region,
     as_png,
-    crop,
     is_of_camera,
     mirrored,
-    random_crop,
+    prepared_crop,
+    prepared_random_crop,
     upright,
     whole,
 )
@@ -44,17 +45,20 @@ class JpegCrop(NamedTuple):
     mirror: bool
 
 
-class Decoded(NamedTuple):
-    """An image that is decoded but not resized yet.
+Fill = Callable[[Pixels], JpegCrop | None]
+"""Fills uint8 (side, side, channels) with an image as the model sees it, or with a JPEG."""
 
-    The two halves are apart so that loader workers can decode a group of images and then resize
-    the group (training.data.samples.in_groups): libjpeg and the resize kernel evict each other's
-    code from the processor's caches.
+
+class Prepared(NamedTuple):
+    """An image whose crop is drawn but that is not decoded yet.
+
+    Header and crop, decoding and resizing are apart so that loader workers can do each for a group
+    of images (training.data.samples.next_group): they evict one another from the processor's
+    caches.
     """
 
-    held_bytes: int  # of memory, until `fill` has been called and this is dropped
-    fill: Callable[[Pixels], JpegCrop | None]
-    """Fills uint8 (side, side, channels) with the image as the model sees it, or with a JPEG."""
+    held_bytes: int  # of memory, once it is decoded and until the result is dropped
+    decode: Callable[[], Fill]
 
 
 @dataclass(frozen=True)
@@ -121,16 +125,16 @@ class Transforms:
     def for_evaluation(self, data: bytes, out: Pixels | None = None) -> Pixels:
         """Return what evaluation sees: uint8 (side, side, channels), in `out` if given."""
         pixels = np.empty(self.evaluation_shape, np.uint8) if out is None else out
-        self.decoded_for_evaluation(data).fill(pixels)
+        self.prepared_for_evaluation(data).decode()(pixels)
         return pixels
 
-    def decoded_for_evaluation(self, data: bytes) -> "Decoded":
-        """Decode an image for evaluation: the first half of `for_evaluation`."""
-        region = self._whole(data)
-        return Decoded(region.held_bytes, functools.partial(self._fill_evaluation, region))
+    def prepared_for_evaluation(self, data: bytes) -> Prepared:
+        """Look at the header of an image: the first part of `for_evaluation`."""
+        crop = self._whole(data)
+        return Prepared(crop.held_bytes, lambda: partial(self._fill_evaluation, crop.decode()))
 
-    def _whole(self, data: bytes) -> Region:
-        return crop(data, whole, self.short_side or self.evaluation_shape[0])
+    def _whole(self, data: bytes) -> PreparedCrop:
+        return prepared_crop(data, whole, self.short_side or self.evaluation_shape[0])
 
     def _fill_evaluation(self, region: Region, out: Pixels) -> None:
         side, colour = self.evaluation_shape[0], out if self.channels == 3 else None
@@ -151,18 +155,20 @@ class Transforms:
     ) -> Pixels:
         """Return the image as training sees it, cropped and augmented; in `out` if given."""
         pixels = np.empty(self.training_shape, np.uint8) if out is None else out
-        self.decoded_for_training(data, random).fill(pixels)
+        self.prepared_for_training(data, random).decode()(pixels)
         return pixels
 
-    def decoded_for_training(self, data: bytes, random: np.random.Generator) -> "Decoded":
-        """Draw an image's crop and decode it: the first half of `for_training`."""
+    def prepared_for_training(self, data: bytes, random: np.random.Generator) -> Prepared:
+        """Draw the crop of an image: the first part of `for_training`."""
         mirror = random.random() < (0.5 if self.flip else 0.0)
         if self._crops:
-            region = random_crop(data, self.size, random, (self.crop_area, 1.0))
+            crop = prepared_random_crop(data, self.size, random, (self.crop_area, 1.0))
         else:
-            region = self._whole(data)
-        fill = functools.partial(self._fill_training, region, mirror, random)
-        return Decoded(region.held_bytes, fill)
+            crop = self._whole(data)
+        return Prepared(
+            crop.held_bytes,
+            lambda: partial(self._fill_training, crop.decode(), mirror, random),
+        )
 
     def _fill_training(
         self, region: Region, mirror: bool, random: np.random.Generator, out: Pixels
@@ -227,7 +233,7 @@ TransformsOfEpoch = Callable[[int], Transforms]
 """The transforms of an epoch, by its number; picklable, since loader workers call it."""
 
 
-@functools.cache
+@cache
 def _row(
     transforms: Transforms, width: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:

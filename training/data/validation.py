@@ -20,7 +20,7 @@ from training.data.loader import loaded, on_device, worker_count
 from training.data.pool import share_index
 from training.data.samples import Batch, Quarantine, filled, rows_of
 from training.data.slots import room_for
-from training.data.transforms import Decoded, TransformsOfEpoch
+from training.data.transforms import Prepared, TransformsOfEpoch
 from training.ranks import Ranks, part_of
 from training.settings.data import DataSettings
 
@@ -106,8 +106,8 @@ class ValidationRows(Dataset[Batch | Problem]):
         rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
         transforms = self.transforms(self.config.epochs - 1)
 
-        def prepare(data: bytes, random: np.random.Generator) -> Decoded:
-            return transforms.decoded_for_evaluation(data)
+        def prepare(data: bytes, random: np.random.Generator) -> Prepared:
+            return transforms.prepared_for_evaluation(data)
 
         images = room_for(sum(map(len, parts)), *transforms.evaluation_shape)
         kept = filled(images, enumerate(samples), prepare, (), self._quarantine)
