@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from launcher.catalog.rack_table import as_plain, table
-from launcher.detached.locate import ReachOptions, open_network
+from launcher.detached.locate import open_network
+from launcher.detached.reach_options import ReachOptions
 from launcher.errors import HostUnreachable
 from launcher.output.console import say
 from launcher.preflight.answers import believed

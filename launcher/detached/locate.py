@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.detached.answers import RunAnswer, call
 from launcher.detached.known_runs import hosts_of, keep
+from launcher.detached.reach_options import ReachOptions
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.output.console import say
 from launcher.remote import run_manager
@@ -35,16 +36,6 @@ ANSWER_SECONDS = 20.0
 """For the answer to one request: a home directory whose file server is down never answers."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ReachOptions:
-    """Options for reaching hosts."""
-
-    ssh_config: str = ""
-    """ssh_config file to use instead of your own and the system's."""
-    accept_new: bool = False
-    """Add unknown host keys to known_hosts; changed keys are still refused."""
 
 
 @dataclass(frozen=True)
