@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from training.ranks import PendingMax, Ranks, Rows
-from training.run.stop_requests import NOTHING
 
 RECENT = 32  # exchanges whose duration counts
 
@@ -37,13 +36,13 @@ class StepExchange:
         self._took: int | None = None  # of these, until it was complete on this rank
         self._lag = 0  # steps after which it is read, on all ranks
         self._durations = deque([0], RECENT)
-        self._agreed = NOTHING
+        self._agreed = 0
         self._rows: Callable[[], torch.Tensor] | None = None
         self._note: Note | None = None
 
     def begin(self) -> None:
         """Begin a step. A request that arrives from now on waits for the next exchange."""
-        self._agreed = NOTHING
+        self._agreed = 0
         if self._ranks.world > 1 and not self._requests:
             lag = 2 * max(self._durations)
             self._requests = self._ranks.all_reduce_max_later(self._pending(), lag)
