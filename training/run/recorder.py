@@ -1,7 +1,6 @@
 """The record of a run: its folder, its checkpoints, and the lines it prints."""
 
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from training.ranks import Ranks, Rows
 from training.run.folder import run_name
 from training.run.ledger import Ledger, page_paths
 from training.run.metrics import MetricsWriter, lines_until
+from training.run.pace import Pace
 from training.run.progress import ProgressReporter
 from training.run.results import write_grid, write_results
 from training.run.resume import Earlier
@@ -77,13 +77,7 @@ class RunRecorder:
         self._owed = NOTHING  # a save that is due and not finished
         self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
         self.hardest: list[int] = []  # likewise: rows of the highest loss
-        self._epoch = Counts()  # since the epoch began, of all ranks
-        self._skipped_steps = 0  # of this epoch, as gradients overflowed float16
-        self._begun = 0  # the step at which the run began or was resumed
-        self._samples = 0  # images since then, of all ranks
-        self._seconds = 0.0  # that they took
-        self._epoch_seconds = 0.0  # of which in this epoch
-        self._clock = time.monotonic()
+        self._pace = Pace()
 
     def __enter__(self) -> "RunRecorder":
         return self
@@ -97,7 +91,7 @@ class RunRecorder:
     def begin(self, step: int, earlier: Earlier | None) -> None:
         """Take up where the run begins, or goes on."""
         self.progress.phase(phases.START)
-        self._begun = self.logged = step
+        self._pace.begun = self.logged = step
         self._earlier = earlier
         if self._ranks.first or self._config.elastic:
             before = earlier.folder.metrics if earlier and not earlier.moves else None
@@ -209,9 +203,8 @@ class RunRecorder:
             "lines": journal,
             "ledger": ledger,
             "resolved": json.dumps(self._resolved),
-            "epoch": list(self._epoch),
-            "clocks": [self._samples, self._seconds, self._epoch_seconds, self._skipped_steps],
-            "steps": [self._begun, self.logged, self._owed],
+            "pace": self._pace.state_dict(),
+            "steps": [self.logged, self._owed],
             "files": {path.name: _content(path) for path in paths if path.exists()},
         }
 
@@ -222,12 +215,11 @@ class RunRecorder:
             self._journal.lines[:] = record["lines"]
         self._ledger.load_state_dict({name: t.numpy() for name, t in record["ledger"].items()})
         self._resolved = json.loads(record["resolved"])
-        self._epoch = Counts(*record["epoch"])
-        self._samples, self._seconds, self._epoch_seconds, self._skipped_steps = record["clocks"]
-        begun, logged, owed = record["steps"]
+        self._pace.load_state_dict(record["pace"])
+        logged, owed = record["steps"]
         if logged != self.logged:
             self.sums.clear()
-        self._begun, self.logged, self._owed = begun, logged, owed
+        self.logged, self._owed = logged, owed
         self._handed_over = record["files"]
 
     def say(self, text: str) -> None:
@@ -247,7 +239,7 @@ class RunRecorder:
     def train(self) -> None:
         """Start the clock: training begins or continues."""
         self.progress.phase(phases.TRAIN)
-        self._clock = time.monotonic()
+        self._pace.start()
 
     def interval(
         self,
@@ -268,16 +260,9 @@ class RunRecorder:
             self._waited(step, waiting)
 
     def _measured(self, step: int, counts: Counts, lr: float, scaling: Scaling | None) -> None:
-        seconds = time.monotonic() - self._clock
-        self._clock += seconds
-        self._seconds += seconds
-        self._epoch_seconds += seconds
-        self._samples += counts.samples
-        self._epoch = self._epoch.plus(counts)
+        speed = self._pace.advance(counts, scaling)
         check_finite(step, counts, scaling)
-        self._skipped_steps += scaling.skipped if scaling else 0
-        speed = counts.samples / seconds
-        left = (self._schedule.steps - step) * self._seconds / max(step - self._begun, 1)
+        left = self._pace.seconds_left(step, self._schedule.steps)
         accuracy = None if self._config.synthetic else counts.accuracy
         self.progress.measured(counts.mean_loss, accuracy, speed, left)
         if self._journal:
@@ -298,9 +283,8 @@ class RunRecorder:
 
     def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
-        trained, self._epoch = self._epoch, Counts()
-        seconds, self._epoch_seconds = self._epoch_seconds, 0.0
-        skipped_steps, self._skipped_steps = self._skipped_steps, 0
+        epoch = self._pace.end_epoch()
+        trained = epoch.counts
         if evaluated and self._judges:
             self._note(state.step, evaluated)
         if not self._ranks.first:
@@ -316,9 +300,9 @@ class RunRecorder:
                 parts.append(f"top 5 {evaluated.accuracy5:.2%}")
             self.progress.best_accuracy(state.best)
         if trained.samples:
-            parts.append(f"{trained.samples / max(seconds, 1e-9):,.0f} images/s")
-        if skipped_steps:
-            parts.append(f"{plural(skipped_steps, 'step')} skipped (float16 overflow)")
+            parts.append(f"{epoch.images_per_second:,.0f} images/s")
+        if epoch.skipped_steps:
+            parts.append(f"{plural(epoch.skipped_steps, 'step')} skipped (float16 overflow)")
         if skipped := trained.skipped + (evaluated.skipped if evaluated else 0):
             parts.append(f"{plural(skipped, 'image')} skipped")
         self.say("  ".join(parts))
@@ -419,12 +403,12 @@ class RunRecorder:
         self._finished = True
         measured = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
         parts = [f"{self._config.judged_by} accuracy {state.accuracy:.2%}"] if self._judges else []
-        if self._samples:
-            images_per_second = self._samples / max(self._seconds, 1e-9)
+        if self._pace.images:
+            images_per_second = self._pace.images_per_second
             measured["images_per_second"] = round(images_per_second, 1)
             parts += [
                 f"{images_per_second:,.0f} images/s",
-                f"training took {duration(self._seconds)}",
+                f"training took {duration(self._pace.seconds)}",
             ]
         else:
             parts.append("no step was left to train")
