@@ -35,6 +35,7 @@ Content = dict[str, Any]
 
 def write(path: Path, content: Content) -> None:
     """Write plain data and tensors to a file, whole or not at all; raise SaveError on failure."""
+    # In memory first, as a digest has to be of what was meant, not of what the disk made of it.
     data = pack(content)
     footer = b"sha256:%s\n" % hashlib.sha256(data).hexdigest().encode()
     with atomic_write(path) as file, translated_os_errors(path):
@@ -104,6 +105,7 @@ def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
     write(path, content)
     if best:
         _link(path, folder.best)
+    # After the new file is whole: whenever this is interrupted, there is one to resume from.
     for old in steps_in(folder.checkpoints)[:-keep]:
         with suppress(FileNotFoundError):
             old.unlink()
@@ -128,6 +130,7 @@ class BackgroundSaves:
         """Copy the state and begin to save it; the previous save must have ended."""
         assert not self._save
         self._step = content["state"]["step"]
+        # The next step changes these tensors in place while the thread still writes.
         copied = self._snapshot.take(content)
         self._save = self._thread.submit(save, self._folder, copied, self._keep, best)
 
@@ -184,6 +187,8 @@ class Snapshot:
     def _room(self, value: torch.Tensor, path: tuple[object, ...]) -> torch.Tensor:
         kept = self._memory.get(path)
         if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
+            # Pinned memory lets a copy leave the GPU at the speed of the bus, and is slow to get:
+            # hence the same for every save.
             kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
             self._memory[path] = kept
         return kept

@@ -41,8 +41,11 @@ def train(run: TrainingRun) -> int:
         try:
             if run.membership:
                 return train_elastically(run, state, log)
+            # A signal while caches fill ends the run before a step is taken.
             return prefetch(run, log) or train_stages(run, state, log)
         except (RuntimeError, OSError) as error:
+            # Under local SGD each rank has weights of its own until the next average: one rank's
+            # are not the run's.
             if is_of_exchange(error) and not run.config.local_sgd_steps:
                 state.drop_step()
                 log.keep_step(state)  # another rank has failed: a restart goes on from here
@@ -73,6 +76,7 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
     log.save_if_owed(state)
     with (
         closing(StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)) as trace,
+        # Closed, so that loader workers end here, and not when the garbage collector comes by.
         closing(trace.watched(run.batches(state.step, log.progress), state.step)) as batches,
     ):
         for stage in run.schedule.stages_from(state.epoch):
@@ -82,6 +86,7 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
             )
             with closing(stragglers):
                 request = train_stage(run, state, log, stage, batches, stragglers)
+            # Otherwise a save may go on in the background while the next group forms.
             if request != REGROUP:
                 log.wait_for_save()
             if request:
@@ -118,6 +123,7 @@ def train_stage(
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
                 log.first_batch(pictured(run, state.step, batch))
+            # Only a step that others take part in can be cut short, and then has to be undone.
             if run.ranks.world > 1 or run.membership:
                 state.begin_step()
             with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):

@@ -88,6 +88,7 @@ class Target:
             if not _locked_in_time(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
                 holder = file.read().strip() or "another converter"
                 raise UsageError(f"{self.folder}: {holder} is converting into it; wait, or stop it")
+            # The name is for the message of whoever is refused; the lock itself is the kernel's.
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -179,6 +180,7 @@ class Target:
             for manifest in self.versions():
                 remove_sidecars(self.folder, manifest)
         names = self._listed()
+        # Without its manifest the folder is no data set: never is there one that lacks shards.
         for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
             (self.folder / name).unlink(missing_ok=True)
         self._clear_work(names)

@@ -40,6 +40,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
         library()  # or an error, before anything is read
     target = Target(out)
     is_share = packing.task_index is not None
+    # The tasks of an array job fill the folder together: each writes other shards of one plan.
     with target.locked(shared=is_share):
         say(f"{out}: listing the images of {listing.dataset}")
         counted = replace(listing, records=metered(listing.records, "listed"))
@@ -47,6 +48,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
         if target.adopt(plan, packing.force):
             if not target.plan.exists():
                 save_plan(target.plan, plan, lines)
+            # Hundreds of megabytes for a large set, which workers would be forked with.
             del lines
             write_shards(target, plan, listing.containers, packing)
             if not is_share:
@@ -118,6 +120,7 @@ def write_shards(
     target: Target, plan: ShardPlan, containers: tuple[Container, ...], packing: Packing
 ) -> None:
     """Write those of this task's shards that are not there yet."""
+    # Every n-th shard: each task of an array job gets a part of every split.
     mine = plan.shards[packing.task_index or 0 :: packing.task_count]
     jobs = _unfinished(target, plan, mine, packing.allow_left_out)
     if len(jobs) < len(mine):
@@ -151,5 +154,6 @@ def _unfinished(
     short = {outcome.shard.name for outcome in existing if outcome.is_short}
     for shard in mine:
         if shard.name in short:
+            # Without its result the shard counts as missing, and is written again.
             target.done(shard.name).unlink(missing_ok=True)
     return [shard for shard in mine if shard.name in short]

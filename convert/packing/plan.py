@@ -223,6 +223,8 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
     total = 0
     for record in listing.records:
         total += record.size
+        # The hash goes first, so that sorting the entries as bytes shuffles the images. Bytes, not
+        # objects: there may be millions of them.
         entry = _hash(f"{packing.seed}:{record.key}") + record.line().encode() + b"\n"
         groups[record.split, record.label].append(entry)
     if not groups and not may_be_empty:
@@ -234,6 +236,8 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
         if split:
             parts[split] += entries
         else:
+            # By a hash of the key alone: the same images are held out with another seed, so that
+            # accuracies can be compared.
             entries.sort(key=_draw)
             val = _held_out(len(entries), packing.val_percent)
             test = val + _held_out(len(entries) - val, packing.test_percent)

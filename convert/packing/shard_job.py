@@ -46,6 +46,7 @@ def write_one(
         if not writer.samples:
             raise DataError(_nothing_left(shard, filler.findings))
         written = writer.close()
+    # The tar is whole before its result is there: a result is what says that a shard is done.
     ShardResult(written, filler.rows.packed(), filler.findings).save(target.done(shard.name), plan)
     reporter.end()
 

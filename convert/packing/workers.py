@@ -45,6 +45,8 @@ def in_parallel(
     Leaving the loop early, by an interrupt for instance, ends the workers too: each gets a
     SIGTERM, so that it can remove what is half done.
     """
+    # Workers get a job at a time: shards take unequally long, and a list for each would leave some
+    # idle at the end.
     waiting = list(reversed(jobs))
     crew = [_start(work) for _ in range(min(workers, len(jobs)))]
     try:
@@ -73,6 +75,7 @@ def working_on(item: str) -> None:
 
 
 def _start(work: Work[Job, Message]) -> _Worker:
+    # Forked, so that open archives and their listings are there without being pickled.
     context = multiprocessing.get_context("fork")
     title = mmap.mmap(-1, TITLE_BYTES)
     parent_end, worker_end = context.Pipe()

@@ -38,6 +38,7 @@ def train_step(
     config, ranks = run.config, run.ranks
     seed_step(config, ranks, state.step)
     share = ranks.world / run.data.batch  # DDP divides by the world
+    # On the device, so that no step waits for a number; whole counts are exact in float64.
     step_sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
     parts = list(parts_of(run, state.step, batch))
     for number, (images, labels) in enumerate(parts, start=1):
@@ -47,11 +48,13 @@ def train_step(
             check_logits(logits, len(labels), len(run.data.classes))
             loss = summed_loss(logits, targets, config, run.class_weights(logits))
             state.loss_scale.backward(loss * share)
+        # By the labels from before mixing: of a mixed image only one class counts as right.
         step_sums += torch.stack([loss.detach(), correct_predictions(logits, labels, 1)])
     # From here on nothing waits for another rank: the step is taken as a whole, or not at all.
     exchange.complete()
     run.check_group()
     if config.clip_grad:
+        # The limit is one of true gradients, not of those that a float16 loss was scaled up for.
         state.loss_scale.unscale(state.optimizer)
         clip_grad_norm_(sync.model.parameters(), config.clip_grad)
     state.advance()

@@ -57,6 +57,7 @@ class BatchNorms:
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 yield
         finally:
+            # The hooks have put norms of one value into evaluation mode, for this part alone.
             for norm, hook in zip(trained.values(), hooks, strict=True):
                 hook.remove()
                 norm.train()

@@ -41,6 +41,7 @@ def register_comm_hook(model: nn.Module, config: SyncSettings, steps: int, done:
 def _in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Return the average of a bucket over all ranks, exchanged in bfloat16."""
     whole = bucket.buffer()
+    # Divided before the sum: DDP expects a mean, and takes what the hook leaves as it is.
     short = whole.to(torch.bfloat16).div_(dist.get_world_size())
     exchange = dist.all_reduce(short, async_op=True)
     assert exchange is not None

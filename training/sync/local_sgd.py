@@ -44,6 +44,7 @@ def average_parameters(ranks: Ranks, state: TrainingState) -> None:
     if ranks.world == 1:
         return
     parts = _learned(state)
+    # One exchange, not one for each tensor: on a slow network each costs a round trip.
     flat = torch.cat([part.flatten() for part in parts])
     dist.all_reduce(flat)
     flat /= ranks.world
@@ -59,7 +60,7 @@ def _learned(state: TrainingState) -> list[torch.Tensor]:
         value
         for weight in weights
         for value in state.optimizer.state[weight].values()
-        if isinstance(value, torch.Tensor) and value.shape == weight.shape
+        if isinstance(value, torch.Tensor) and value.shape == weight.shape  # not counts of steps
     ]
     followers = list(state.average.model.parameters()) if state.average else []
     return [*weights, *momenta, *followers]

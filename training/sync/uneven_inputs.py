@@ -119,6 +119,7 @@ class _Hook(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Give every rank the state of one that computed the step."""
+        # Every rank that computed to the end is a last joiner, and all of them have the same state.
         source = self.ranks.all_reduce_max(self.ranks.rank if is_last_joiner else -1)
         broadcast_state(self.state, self.ranks, source)
 
