@@ -30,6 +30,20 @@ from shards.index import Origin
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Of a table."""
+
+    root: Path | None = None
+    """Folder that paths are relative to; by default the table's."""
+    path_column: str = "path"
+    """Column with the images' paths."""
+    label_column: str = "label"
+    """Column with their classes, names or numbers."""
+    split_column: str = "split"
+    """Column with train, val or test; without it a part of each class is held out."""
+
+
+@dataclass(frozen=True)
 class ImageTable:
     """A CSV or Parquet file of paths and labels."""
 
@@ -41,14 +55,7 @@ class ImageTable:
     """CSV file with a header line, or Parquet file."""
     out: Positional[Path]
     """Folder for the shards; made if it is missing."""
-    root: Path | None = None
-    """Folder that paths are relative to; by default the table's."""
-    path_column: str = "path"
-    """Column with the images' paths."""
-    label_column: str = "label"
-    """Column with their classes, names or numbers."""
-    split_column: str = "split"
-    """Column with train, val or test; without it a part of each class is held out."""
+    columns: Columns = field(default_factory=Columns)
     name: str = ""
     """Name of the data set in the shards' names; by default the table's."""
     packing: Packing = field(default_factory=Packing)
@@ -59,9 +66,9 @@ class ImageTable:
 
     def listing(self) -> RecordListing:
         """List the images of the table."""
-        rows = _rows(self)
+        rows = _rows(self.source, self.columns)
         classes = class_table({row.label for row in rows})
-        container = TableImages(self.source, self.root)
+        container = TableImages(self.source, self.columns.root)
         findings = list[ImageDefect]()
         records = images(_records(self.source, rows, classes, container), findings)
         dataset = dataset_name(self.name or self.source.stem)
@@ -108,31 +115,31 @@ def _records(
         yield Record(key, classes[row.label], split, name, 0, 0, size, size)
 
 
-def _rows(table: ImageTable) -> list[ListedImage]:
+def _rows(table: Path, columns: Columns) -> list[ListedImage]:
     """Return the rows; DataError for one without path or label, or of an unknown split."""
-    columns = (table.path_column, table.label_column, table.split_column)
-    is_parquet = table.source.suffix.lower() in (".parquet", ".pq")
-    table_rows = _of_parquet(table.source) if is_parquet else _of_csv(table.source)
+    names = (columns.path_column, columns.label_column, columns.split_column)
+    is_parquet = table.suffix.lower() in (".parquet", ".pq")
+    table_rows = _of_parquet(table) if is_parquet else _of_csv(table)
     rows = []
     for number, fields in enumerate(table_rows, start=1 if is_parquet else 2):
-        missing = [name for name in columns[:2] if name not in fields]
+        missing = [name for name in names[:2] if name not in fields]
         if missing:
             has = clean(", ".join(map(str, fields)))[:200]
             raise UsageError(
-                f"{table.source}: no column {missing[0]!r}, only {has}; name them by "
+                f"{table}: no column {missing[0]!r}, only {has}; name them by "
                 "--path-column, --label-column and --split-column"
             )
-        path, label, split = (_text(fields.get(name)) for name in columns)
-        where = clean(f"{table.source}: line {number}")
+        path, label, split = (_text(fields.get(name)) for name in names)
+        where = clean(f"{table}: line {number}")
         if not path or "\0" in path or not is_class_name(label):
             raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
         if split and split.lower() not in SPLITS:
             raise DataError(clean(f"{where}: split {split[:60]!r} is none of {', '.join(SPLITS)}"))
         rows.append(ListedImage(number, path, label, SPLITS.get(split.lower(), HELD_OUT)))
     if not rows:
-        raise DataError(f"{table.source}: no rows in it")
+        raise DataError(f"{table}: no rows in it")
     if len({bool(row.split) for row in rows}) > 1:
-        raise DataError(f"{table.source}: some rows have a split and some none; fill them in")
+        raise DataError(f"{table}: some rows have a split and some none; fill them in")
     return rows
 
 

@@ -129,7 +129,7 @@ class Manifest:
     parents: Annotated[tuple[Sha256, ...], AtMost(MOST_VERSIONS)] = ()
     """The digests of all versions before this one, the first one first: the last is its parent."""
     change: dict[str, Count] = field(default_factory=dict)
-    """The number of samples that were added, dropped and relabelled since its parent."""
+    """The number of samples added, adopted (in other programs' tars), dropped and relabelled."""
 
     @property
     def number(self) -> int:

@@ -145,7 +145,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "imagenet": "devkit images options packing readers",
         "doctor": "images packing progress readers verify",
         "verify": "images originals packing progress readers",
-        "versions": "folder images options packing progress readers table",
+        "versions": "folder images indexing options packing progress readers table",
         "originals": "images progress readers",
         "packing": "images options progress readers",
         "options": "images",

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ from convert.doctor.findings import (
     ordered,
 )
 from convert.doctor.fingerprints import HAS_HASHES, SOUND, Fingerprints, fingerprints_of
-from convert.doctor.page import write_page
+from convert.doctor.page import is_unchanged, write_page
 from convert.progress import Progress, meter
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
@@ -44,8 +45,6 @@ from rackrun.shard_folder import folder_and_version
 from rackrun.tables import table, write_table
 from rackrun.terminal import clean, say
 from shards.open import open_source
-
-CSV, PAGE = "doctor.csv", "doctor.html"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Doctor:
     checkpoint: Positional[Path | None] = None
     """A model trained on these classes: a run folder, its final.pt, or a checkpoint."""
     out: Path = Path()
-    """Folder for doctor.html and doctor.csv."""
+    """Folder for doctor.html and doctor.csv; one that was changed stays, beside doctor-2.csv."""
     model: str = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`."""
     task: str = ""
@@ -84,10 +83,22 @@ def run(args: Sequence[str], judge: Judge) -> int:
         folder = shlex.quote(str(given.out))
         raise UsageError(f"--out {given.out}: no such folder; type: mkdir -p {folder}")
     fingerprints, findings = examined(given, judge)
-    write_table(given.out / CSV, rows(fingerprints, findings))
-    write_page(given.out / PAGE, fingerprints, findings)
-    _print(given, fingerprints, findings)
+    table_path, page = _paths(given.out)
+    write_table(table_path, rows(fingerprints, findings))
+    write_page(page, fingerprints, findings, table_path)
+    _print(given, fingerprints, findings, table_path, page)
     return 0
+
+
+def _paths(folder: Path) -> tuple[Path, Path]:
+    """Return where table and page go: a table that a person has worked on is never replaced."""
+    for number in count(1):
+        stem = f"doctor-{number}" if number > 1 else "doctor"
+        table_path, page = folder / f"{stem}.csv", folder / f"{stem}.html"
+        if not table_path.exists() or is_unchanged(table_path, page):
+            return table_path, page
+        say(f"{table_path}: stays, as it was changed since a doctor wrote it")
+    raise AssertionError
 
 
 def examined(given: Doctor, judge: Judge) -> tuple[Fingerprints, list[Finding]]:
@@ -149,7 +160,13 @@ def rows(fingerprints: Fingerprints, findings: Sequence[Finding]) -> Iterator[tu
         )
 
 
-def _print(given: Doctor, fingerprints: Fingerprints, findings: Sequence[Finding]) -> None:
+def _print(
+    given: Doctor,
+    fingerprints: Fingerprints,
+    findings: Sequence[Finding],
+    table_path: Path,
+    page: Path,
+) -> None:
     """Print the number of each problem, and what to type next."""
     for fault in fingerprints.faults:
         say(f"error: {fault}")
@@ -168,9 +185,9 @@ def _print(given: Doctor, fingerprints: Fingerprints, findings: Sequence[Finding
         sys.stdout.write(table(head, lines, wrapped=head[-1:], numbers=head[1:4]))
     else:
         sys.stdout.write(clean(f"{given.data}: nothing found") + "\n")
-    sys.stdout.write(clean(f"{given.out / PAGE}, {given.out / CSV}") + "\n")
+    sys.stdout.write(clean(f"{page}, {table_path}") + "\n")
     folder, _ = folder_and_version(given.data)  # only the newest version can be changed
-    data, csv = shlex.quote(folder), shlex.quote(str(given.out / CSV))
+    data, csv = shlex.quote(folder), shlex.quote(str(table_path))
     for action in (DROP, RELABEL):
         if any(each.action == action for each in findings):
             sys.stdout.write(clean(f"to {action} them: {called('convert')} {action} {data} {csv}"))

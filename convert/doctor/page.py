@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ MOST_SHOWN = 60  # findings of a problem; doctor.csv has them all
 PICTURE = 160  # pixels of the longer side
 
 
-def write_page(path: Path, fingerprints: Fingerprints, findings: Sequence[Finding]) -> None:
-    """Write the page, whole or not at all."""
+def write_page(
+    path: Path, fingerprints: Fingerprints, findings: Sequence[Finding], table: Path
+) -> None:
+    """Write the page, whole or not at all, with the digest of the table that belongs to it."""
     sections = []
     for problem, meaning in PROBLEMS.items():
         found = [each for each in findings if each.problem == problem]
@@ -43,8 +46,19 @@ def write_page(path: Path, fingerprints: Fingerprints, findings: Sequence[Findin
             (f"{sum(each.action == RELABEL for each in findings):,}", "to relabel"),
         ],
         sections=sections,
+        table=one_line(table.name),
+        digest=_digest(table),
     )
     write_whole(path, page.encode())
+
+
+def is_unchanged(table: Path, page: Path) -> bool:
+    """Return True if a table is still the one that its page was written with."""
+    return page.exists() and _digest(table).encode() in page.read_bytes()
+
+
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def _shown(fingerprints: Fingerprints, finding: Finding) -> dict[str, Any]:

@@ -8,8 +8,8 @@ No byte of the tars is changed. They may lie on a server that is only read.
 
 import contextlib
 import os
+import shlex
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,18 +24,18 @@ from convert.indexing.split_index import (
     rows_of,
     write_split,
 )
-from convert.indexing.tar_index import IndexJob, TarIndex, classes_of, index_tar
-from convert.indexing.tar_listing import ListedTar, list_tars
+from convert.indexing.tar_index import classes_of, index_tars
+from convert.indexing.tar_listing import list_tars
 from convert.packing.copies import leaks_refused
 from convert.packing.finalize import may_be_lost, print_use
 from convert.packing.output_folder import REPORT_NAME
 from convert.packing.quality_report import print_report, save_report
 from convert.packing.sidecars import remove_sidecars, write_sidecars
-from convert.packing.workers import in_parallel
-from convert.progress import Progress, meter
 from convert.readers.records import ImageDefect
+from convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.commandline.options import Examples, Positional
+from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.machine import core_count
@@ -65,7 +65,7 @@ class Index:
     """Percent of the training images held out as val, in whole tars, drawn by name; 0: none."""
     classes: Path | None = None
     """File with a class name per line, by number; without it the number is the name."""
-    label_field: str = "label"
+    label_field: str = LABEL_FIELD
     """Field of .json members that holds the class."""
     allow_left_out: int | None = None
     """Damaged samples that may be left out; default: 1 %, or 10 % of a small set."""
@@ -85,10 +85,11 @@ class Index:
             raise UsageError("--workers and --allow-left-out cannot be negative")
         if not 0 <= self.val_percent <= 90:
             raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
-        listing = list_tars(self.sources, self.split, self.name)
+        command = f"{called('convert')} index {shlex.join(self.sources)}"
+        listing = list_tars(self.sources, self.split, self.name, command)
         folder = self._folder(listing.folder)
         class_names = self._class_names()
-        indexed = self._indexed(listing.tars, listing.url, folder)
+        indexed = index_tars(listing, folder, self.label_field, self.workers or core_count())
         if self.val_percent:
             listing = hold_out(listing, indexed, self.val_percent)
         classes, numbers = classes_of(indexed, class_names, "similar-classes" in self.allow)
@@ -134,7 +135,9 @@ class Index:
         """Return the folder for index and manifest, ready to be written into."""
         folder = self.out or beside
         if folder is None:
-            raise UsageError("the tars lie on a server: add --out FOLDER for their index")
+            raise UsageError(
+                "the tars lie on a server or in several folders: add --out FOLDER for their index"
+            )
         with translated_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -156,20 +159,6 @@ class Index:
             why = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise UsageError(f"--classes {self.classes}: cannot be read: {why}") from None
         return tuple(line.strip() for line in lines)
-
-    def _indexed(self, tars: tuple[ListedTar, ...], url: str, scratch: Path) -> list[TarIndex]:
-        """Return the contents of each tar, in their order."""
-        jobs = [
-            IndexJob(number, tar.path, tar.name, url, scratch, self.label_field)
-            for number, tar in enumerate(tars)
-        ]
-        indexed: dict[int, TarIndex] = {}
-        steps = in_parallel(jobs, index_tar, self.workers or core_count())
-        with closing(steps), meter("indexed", len(jobs), "tars") as shown:
-            for result in steps:
-                indexed[result.number] = result
-                shown.advance(Progress(1, result.size))
-        return [indexed[number] for number in range(len(jobs))]
 
     def _check_losses(self, findings: list[ImageDefect], stored: int, folder: Path) -> None:
         lost = sum(finding.is_loss for finding in findings)

@@ -94,10 +94,19 @@ def refuse_duplicates(listing: TarListing, indexed: Sequence[TarIndex]) -> None:
                 )
 
 
-def by_split(listing: TarListing, indexed: Sequence[TarIndex], folder: Path) -> Splits:
-    """Return the tars of each split that have samples, in order."""
+def by_split(
+    listing: TarListing,
+    indexed: Sequence[TarIndex],
+    folder: Path,
+    numbers: Mapping[str, int] | None = None,
+) -> Splits:
+    """Return the tars of each split that have samples, in order.
+
+    `numbers` has, by split, the first one that is free for the name of a link.
+    """
     splits: dict[str, list[IndexedTar]] = {}
-    for tar, name, index in zip(listing.tars, _names(listing, folder), indexed, strict=True):
+    names = _names(listing, folder, numbers or {})
+    for tar, name, index in zip(listing.tars, names, indexed, strict=True):
         if index.samples:
             splits.setdefault(tar.split, []).append(IndexedTar(tar.path, name, index))
         else:
@@ -105,10 +114,13 @@ def by_split(listing: TarListing, indexed: Sequence[TarIndex], folder: Path) -> 
     return dict(sorted(splits.items()))
 
 
-def rows_of(tars: Sequence[IndexedTar], numbers: Mapping[int | str, int]) -> bytes:
-    """Return the rows of the index of a split, with the numbers of the classes."""
+def rows_of(tars: Sequence[IndexedTar], numbers: Mapping[int | str, int], first: int = 0) -> bytes:
+    """Return the rows of the index of a split, the numbers of its tars counted from `first`.
+
+    `numbers` are those of the classes.
+    """
     rows = bytearray()
-    for number, tar in enumerate(tars):
+    for number, tar in enumerate(tars, first):
         for packed in PACKED_ROW.iter_unpack(tar.contents.rows):
             row = Row(*packed)
             label = numbers[tar.contents.labels[row.label]]
@@ -156,11 +168,11 @@ def write_split(
     return Split(split, samples, name, sha256(index).hexdigest(), shards)
 
 
-def _names(listing: TarListing, folder: Path) -> list[str]:
+def _names(listing: TarListing, folder: Path, numbers: Mapping[str, int]) -> list[str]:
     """Return the names by which the tars are read: their own, or those of links in the folder."""
     if listing.url or all(tar.path.resolve().parent == folder.resolve() for tar in listing.tars):
         return [tar.name for tar in listing.tars]
-    counts: Counter[str] = Counter()
+    counts = Counter(numbers)
     names = []
     for tar in listing.tars:
         names.append(shard_name(listing.dataset, tar.split, counts[tar.split]))

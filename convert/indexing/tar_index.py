@@ -4,13 +4,16 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from convert.images.info import findings, inspect
-from convert.packing.workers import working_on
+from convert.indexing.tar_listing import TarListing
+from convert.packing.workers import in_parallel, working_on
+from convert.progress import Progress, meter
 from convert.readers.names import refuse_similar
 from convert.readers.records import MAX_IMAGE_BYTES, Defect, ImageDefect, open_archive, reading
 from convert.readers.tars import Tar, TarMember
@@ -64,6 +67,23 @@ def index_tar(job: IndexJob, report: Callable[[TarIndex], None]) -> None:
         file.seek(0)
         contents.sha256 = file_digest(file, "sha256").hexdigest()
     report(contents)
+
+
+def index_tars(
+    listing: TarListing, scratch: Path, label_field: str, workers: int
+) -> list[TarIndex]:
+    """Return the contents of each tar, in their order, read side by side."""
+    jobs = [
+        IndexJob(number, tar.path, tar.name, listing.url, scratch, label_field)
+        for number, tar in enumerate(listing.tars)
+    ]
+    indexed: dict[int, TarIndex] = {}
+    steps = in_parallel(jobs, index_tar, workers)
+    with closing(steps), meter("indexed", len(jobs), "tars") as shown:
+        for result in steps:
+            indexed[result.number] = result
+            shown.advance(Progress(1, result.size))
+    return [indexed[number] for number in range(len(jobs))]
 
 
 class _Indexer:

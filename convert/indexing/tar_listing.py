@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from convert.packing.plan import SPLITS, TEST, TRAIN, VAL
-from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.shapes import LARGEST_NUMBER
 from rackrun.terminal import one_line
@@ -41,8 +40,11 @@ class TarListing:
     dataset: str
 
 
-def list_tars(sources: tuple[str, ...], split: str, name: str) -> TarListing:
-    """Return the tars of these folders, files or URLs; UsageError if that is not possible."""
+def list_tars(sources: tuple[str, ...], split: str, name: str, command: str) -> TarListing:
+    """Return the tars of these folders, files or URLs; UsageError if that is not possible.
+
+    `command` is what was typed, for a message that adds to it.
+    """
     if split and split not in (TRAIN, VAL, TEST):
         raise UsageError(f"--split {split}: train, val and test are possible")
     locations = chain.from_iterable(map(_expanded, sources))
@@ -59,7 +61,7 @@ def list_tars(sources: tuple[str, ...], split: str, name: str) -> TarListing:
     if not split and (unnamed := next((path for path in paths if not _split_of(path)), None)):
         raise UsageError(
             f"{unnamed}: neither train, val nor test in its name or its folder's; if all tars are "
-            f"for training, type: {called('convert')} index {shlex.join(sources)} --split train"
+            f"for training, type: {command} --split train"
         )
     tars = tuple(ListedTar(path, path.name, split or _split_of(path)) for path in paths)
     _check_names(tars)

@@ -121,7 +121,7 @@ def objection(
         )
     labels = {row[LABEL] for each in outcomes for row in PACKED_ROW.iter_unpack(each.rows)}
     missing = [label for label in range(len(plan.classes)) if label not in labels]
-    if missing and lost:
+    if missing and lost and not plan.indexed:
         records = chain.from_iterable(records_of(target.plan, shard) for shard in plan.shards)
         planned = {record.label for record in records}
         missing = [label for label in missing if label in planned]  # a table may name others
@@ -192,7 +192,7 @@ def _copies(target: Target, plan: ShardPlan, parts: Sequence[_Part]) -> Iterator
     """
     import numpy as np
 
-    planned = {shard.name: shard for shard in plan.shards}
+    planned = {shard.name: shard for shard in plan.shards if not plan.indexed}
 
     @lru_cache(1)  # copies are named shard by shard
     def names(shard: str) -> dict[str, str]:

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from convert.packing.plan import ShardPlan, head_of, load_plan
 from convert.packing.sidecars import remove_sidecars
-from convert.readers.records import reading
 from rackrun.atomic import partials, translated_os_errors, written_for
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
-from shards.index import Manifest, manifest_name
+from shards.folder import FolderSource
+from shards.index import LARGEST_MANIFEST, Manifest, manifest_name
 from shards.versions import read_version
 
 REPORT_NAME = "report.json"
@@ -151,7 +151,7 @@ class Target:
 
     def give_up(self) -> None:
         """Remove what an unfinished version has written so far."""
-        planned = self.unfinished()
+        planned = self.written()
         used = set[str]().union(*(manifest.files() for manifest in self.versions()))
         for name in planned - used:
             if OURS.fullmatch(name):
@@ -159,8 +159,15 @@ class Target:
         self._clear_work(planned)
 
     def unfinished(self) -> set[str]:
-        """Return the files that an unfinished version has written, or is to write."""
+        """Return the files of an unfinished version, whether they are there yet or not."""
         return load_plan(self.plan).files() if self.plan.exists() else set()
+
+    def written(self) -> set[str]:
+        """Return those of them that are ours, not the tars of other programs that it indexes."""
+        names = self.unfinished()
+        if not self.plan.exists() or not load_plan(self.plan).indexed:
+            return names
+        return {name for name in names if not name.endswith(".tar") or self.tar(name).is_symlink()}
 
     def versions(self) -> Iterator[Manifest]:
         """Yield the manifests of all versions that are here, the newest first."""
@@ -168,11 +175,7 @@ class Target:
         yield newest
         for number in range(newest.number - 1, 0, -1):
             if (self.folder / manifest_name(number)).exists():
-                yield read_version(newest, number, self._read_file, str(self.folder))
-
-    def _read_file(self, name: str, most_bytes: int) -> bytes:
-        with reading(self.folder / name):
-            return (self.folder / name).read_bytes()[: most_bytes + 1]
+                yield read_version(newest, number, self._source.read_file, str(self.folder))
 
     def clear(self) -> None:
         """Remove what the manifests or the plan list, the manifest first; the rest stays."""
@@ -210,7 +213,13 @@ class Target:
 
     def read(self) -> Manifest:
         """Return the manifest of the finished folder."""
-        return Manifest.parse(self.manifest.read_bytes(), str(self.manifest))
+        text = self._source.read_file(MANIFEST_NAME, LARGEST_MANIFEST)
+        return Manifest.parse(text, str(self.manifest))
+
+    @property
+    def _source(self) -> FolderSource:
+        """The folder, whose files are read up to a limit, and only if they are files."""
+        return FolderSource(str(self.folder))
 
     def _of(self, manifest: Manifest) -> set[str]:
         """Return the files of a manifest that we have made: not the tars of other programs."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +81,8 @@ class ShardPlan:
     copied: bool = False
     """True if records are stored samples, which are copied as they are, but for their labels."""
     adopted: bool = False
+    indexed: bool = False
+    """True if the shards are tars of other programs, there already or links to them."""
     change: dict[str, int] = field(default_factory=dict)
 
     @cached_property
@@ -148,7 +150,7 @@ def make_plan(
     if "similar-classes" not in packing.allow:
         refuse_similar(listing.classes)
     parts, mean_bytes = _parts(listing, packing, starts is not None)
-    _refuse_duplicates(parts)
+    _refuse_duplicates(parts, listing.copied)
     if VAL not in parts and packing.val_percent and starts is None:
         raise UsageError(_without_val(listing))
     if TEST not in parts and packing.test_percent:
@@ -186,6 +188,7 @@ def make_plan(
         shards=tuple(shards),
         lines_sha256=_digest(lines),
         tiles=packing.tiles,
+        copied=listing.copied,
     )
     return plan, lines
 
@@ -275,9 +278,10 @@ def _key(entry: bytes) -> str:
     return entry[HASH_BYTES:].split(b'"', 2)[1].decode()
 
 
-def _refuse_duplicates(parts: Parts) -> None:
+def _refuse_duplicates(parts: Parts, may_be_in_two_splits: bool) -> None:
     """Refuse equal keys: they have equal hashes, so in the merged order they are neighbours."""
-    for this, following in pairwise(heapq.merge(*parts.values())):
+    series = parts.values() if may_be_in_two_splits else [heapq.merge(*parts.values())]
+    for this, following in chain.from_iterable(map(pairwise, series)):
         if this[:HASH_BYTES] == following[:HASH_BYTES] and _key(this) == _key(following):
             first, second = (Record.parse(entry[HASH_BYTES:]).name for entry in (this, following))
             raise DataError(f"{first} and {second} would both be called {_key(this)}; rename one")

@@ -1,33 +1,29 @@
 """The samples of a shard folder as a source of records, to be copied as they are stored.
 
 A sample is one range of bytes of its tar, whatever members it has. Only its class may be written
-anew: that in its .cls, which every sample of a conversion has.
+anew.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convert.packing.copies import image_marks
+from convert.packing.stored_label import has_number, opened, relabelled
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
-from convert.readers.records import Record, as_text
-from convert.readers.tars import Tar
-from rackrun.errors import DataError
-from rackrun.terminal import clean
+from convert.readers.records import Record
+from convert.readers.webdataset_tars import LABEL_FIELD
 from shards.index import Manifest, Origin, Row, Shard
 from shards.source import Source
 from shards.verify import key_in, sample_of
-from shards.writer import BLOCK, END, resized_header
+from shards.writer import BLOCK
 
 if TYPE_CHECKING:
     import numpy as np
 
-LABEL_SUFFIX = ".cls"
 NAME_BYTES = 100  # of a header
 
 
@@ -105,23 +101,19 @@ def keys_of(
 def _long_key(source: Source, shard: Shard, row: Any) -> str:
     """Return the key of a sample whose image has a longer name than its header has room for."""
     start = int(row["offset"])
-    descriptor = os.memfd_create("sample")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(source.read(shard, start, int(row["length"])))
-        file.write(END)
-        file.flush()
-        tar = Tar(Path(f"{source.location}: {shard.name}"), descriptor)
-        image = int(row["image_offset"]) - start
-        name = next((each.name for each in tar.members() if each.offset == image), "")
-    folder, slash, member = as_text(name).rpartition("/")
-    return folder + slash + member.partition(".")[0]
+    members = bytes(source.read(shard, start, int(row["length"])))
+    with opened(Row(*row.item()), members, f"{source.location}: {shard.name}") as (_, sample):
+        return sample.key if sample else ""
 
 
 class StoredSamples:
-    """A version of a shard folder as a container; a record's name is SHARD/KEY."""
+    """A version of a shard folder as a container; a record's name is SHARD/KEY.
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    `label_field` is that of .json members with the class, in tars of other programs.
+    """
+
+    def __init__(self, source: Source, label_field: str = LABEL_FIELD) -> None:
+        self.source, self._label_field = source, label_field
         self._shards = {stored.shard.name: stored for stored in shards_of(source.manifest)}
 
     def origin(self) -> Origin:
@@ -132,16 +124,16 @@ class StoredSamples:
     def records(
         self, keys: Mapping[str, tuple[StoredShard, list[str]]], labels: Mapping[str, int | None]
     ) -> Iterator[Record]:
-        """Yield a record per sample; `labels` has new ones by key, None for what is left out."""
+        """Yield a record per sample; `labels` has new ones by name, None for what is left out."""
         for name, (stored, shard_keys) in keys.items():
             rows = rows_of(self.source, stored)
             for key, row in zip(shard_keys, rows, strict=True):
-                label = labels.get(key, int(row["label"]))
+                record_name = f"{name}/{key}"
+                label = labels.get(record_name, int(row["label"]))
                 if label is None:
                     continue
                 offset, length = int(row["offset"]), int(row["length"])
-                name_of = f"{name}/{key}"
-                yield Record(key, label, stored.split, name_of, 0, offset, length, length)
+                yield Record(key, label, stored.split, record_name, 0, offset, length, length)
 
     def read(self, record: Record) -> bytes:
         """Return the members of a sample, verified, as its tar has them."""
@@ -152,11 +144,16 @@ class StoredSamples:
         row, members = self._read(record)
         if row.label == record.label:
             return row, members
-        manifest = self.source.manifest
-        name = manifest.classes[record.label] if manifest.adopted else ""
-        where = f"{self.source.location}: {record.name}"
-        members = _with_label(members, record.label, name, where)
-        return row._replace(label=record.label), members
+        where, classes = f"{self.source.location}: {record.name}", self.source.manifest.classes
+        return relabelled(row, members, record.label, classes, self._label_field, where)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the class is a number in a .cls, as its first sample shows."""
+        stored = next(iter(self._shards.values()))
+        row: Any = rows_of(self.source, stored)[0]
+        members = bytes(self.source.read(stored.shard, int(row["offset"]), int(row["length"])))
+        return has_number(Row(*row.item()), members, f"{self.source.location}: {stored.shard.name}")
 
     def _read(self, record: Record) -> tuple[Row, bytes]:
         stored = self._shards[record.name.partition("/")[0]]
@@ -165,28 +162,3 @@ class StoredSamples:
         members = bytes(self.source.read(stored.shard, record.offset, record.length))
         sample_of(self.source, stored.shard, row, members)
         return Row(*row.item()), members
-
-
-def _with_label(members: bytes, label: int, name: str, where: str) -> bytes:
-    """Return the members of a sample with another class in its .cls: the number, or the name.
-
-    It is the name, which only samples of other programs have, where it was one before.
-    """
-    at = 0
-    while at + BLOCK <= len(members):
-        header = members[at : at + BLOCK]
-        size = int(header[124:136].rstrip(b" \0") or b"0", 8)
-        end = at + BLOCK + -(-size // BLOCK) * BLOCK
-        if header[:100].rstrip(b"\0").lower().endswith(LABEL_SUFFIX.encode()):
-            old = members[at + BLOCK : at + BLOCK + size]
-            text = name.encode() if name and not old.strip().isdigit() else b"%d" % label
-            room = end - at - BLOCK
-            if len(text) <= room:
-                new = resized_header(header, len(text)) + text.ljust(room, b"\0")
-                return members[:at] + new + members[end:]
-        at = end
-    raise DataError(
-        clean(where)
-        + f": its class is in no {LABEL_SUFFIX}, so it cannot be changed in the tar; drop it, and"
-        " append the image to its class"
-    )

@@ -19,6 +19,7 @@ from rackrun.shapes import Misshapen, parsed_json
 from rackrun.terminal import clean
 
 LABELS = (".cls", ".json", ".txt")
+LABEL_FIELD = "label"  # of a .json, where no other one is typed
 MAX_LABEL_BYTES = 1 << 20
 MOST_CLASSES = 1_000_000
 
@@ -56,16 +57,21 @@ def samples_in(tar: Tar) -> Iterator[TarSample]:
         yield sample
 
 
+def label_member(sample: TarSample) -> tuple[str, TarMember] | None:
+    """Return the member of a sample that has its class, after its suffix; None if there is none."""
+    return next(((each, sample.members[each]) for each in LABELS if each in sample.members), None)
+
+
 def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
     """Return the class of a sample, a number or a name; None if it has none.
 
     `name` is the field of a .json that holds it. DataError for anything that is no class.
     """
-    suffix = next((suffix for suffix in LABELS if suffix in sample.members), None)
-    if suffix is None:
+    found = label_member(sample)
+    if found is None:
         return None
+    suffix, member = found
     where = clean(f"{tar.path}: {sample.key}{suffix}")
-    member = sample.members[suffix]
     if member.size > MAX_LABEL_BYTES:
         raise DataError(f"{where}: {member.size:,} bytes are no class")
     data = tar.content(member)

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -53,6 +54,10 @@ class _Sample(NamedTuple):
     mark: int  # its image's CRC-32 and length
 
 
+_Samples = Mapping[str, Mapping[str, _Sample]]
+"""Samples by key and split."""
+
+
 @dataclass
 class Difference:
     """Samples by key: the class, or what it was and what it is."""
@@ -77,8 +82,7 @@ def compared(before: Source, after: Source, workers: int) -> Difference:
     common = _contents(before) & _contents(after)
     old, new = (_samples(source, common, workers) for source in (before, after))
     difference = Difference()
-    for key in sorted(old.keys() | new.keys()):
-        was, now = old.get(key), new.get(key)
+    for key, was, now in _pairs(old, new):
         if was is None and now:
             difference.added[key] = now.class_name
         elif now is None and was:
@@ -91,6 +95,21 @@ def compared(before: Source, after: Source, workers: int) -> Difference:
             if was.mark != now.mark:
                 difference.changed[key] = now.class_name
     return difference
+
+
+def _pairs(old: _Samples, new: _Samples) -> Iterator[tuple[str, _Sample | None, _Sample | None]]:
+    """Yield each sample as it was and as it is, one of which may be None.
+
+    Where another program has given a key to a sample of each of two splits, the split is a part of
+    the name.
+    """
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key, {}), new.get(key, {})
+        if len(was) < 2 and len(now) < 2:
+            yield key, next(iter(was.values()), None), next(iter(now.values()), None)
+        else:
+            for split in sorted(was.keys() | now.keys()):
+                yield f"{key} in {split}", was.get(split), now.get(split)
 
 
 _Content = tuple[str, str, tuple[str, ...]]
@@ -107,13 +126,14 @@ def _contents(source: Source) -> set[_Content]:
     return {_content(source, stored) for stored in shards_of(source.manifest)}
 
 
-def _samples(source: Source, common: set[_Content], workers: int) -> dict[str, _Sample]:
-    """Return the samples of the shards that are not common, by key."""
+def _samples(source: Source, common: set[_Content], workers: int) -> _Samples:
+    """Return the samples of the shards that are not common."""
     shards = [each for each in shards_of(source.manifest) if _content(source, each) not in common]
-    samples: dict[str, _Sample] = {}
+    samples = defaultdict[str, dict[str, _Sample]](dict)
     for stored, keys in keys_of([(source, each) for each in shards], workers).values():
         rows = rows_of(source, stored)
         labels = rows["label"].tolist()
         for key, label, mark in zip(keys, labels, marks_of(rows), strict=True):
-            samples[key] = _Sample(stored.split, source.manifest.classes[label], mark)
+            class_name = source.manifest.classes[label]
+            samples[key][stored.split] = _Sample(stored.split, class_name, mark)
     return samples

@@ -2,18 +2,19 @@
 
 import contextlib
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 from convert.images.resize import Preset
 from convert.packing.output_folder import Target
-from convert.packing.plan import ShardPlan, Start, load_plan
+from convert.packing.plan import TEST, TRAIN, VAL, ShardPlan, Start, load_plan
 from convert.packing.stored_samples import StoredShard, keys_of, shards_of
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
+from rackrun.terminal import say
 from shards.index import Manifest, shard_number
 from shards.open import open_source
 from shards.source import Source
@@ -78,13 +79,13 @@ class Parent:
         """Return where the new shards of each split begin.
 
         `replaced`: by split, how many of its shards are written anew. A number that any version
-        has used is never used again.
+        has used is never used again, nor one that a tar of another program has in its name.
         """
-        used = defaultdict[str, int](int)
-        for manifest in self.versions:
-            for split, _, shard in shards_of(manifest):
-                number = shard_number(shard.name, manifest.dataset, split)
-                used[split] = max(used[split], number + 1)
+        used = {split: 0 for split in (TRAIN, VAL, TEST)}
+        names = {each.shard.name for manifest in self.versions for each in shards_of(manifest)}
+        names |= {path.name for path in self.target.folder.glob("*.tar")} - self.target.written()
+        for split, name in product(used, names):
+            used[split] = max(used[split], 1 + shard_number(name, self.manifest.dataset, split))
         counts = {split.name: len(split.shards) for split in self.manifest.splits}
         fixed = replaced or {}
         return {
@@ -102,6 +103,12 @@ class Parent:
             adopted=before.adopted,
             origins=tuple(dict.fromkeys((*before.sources, *plan.origins))),
         )
+
+    def say_added(self, plan: ShardPlan) -> None:
+        """Print that the version of a plan is there, and its new classes."""
+        new = plan.classes[len(self.manifest.classes) :]
+        more = f"; new classes: {', '.join(new)}" if new else ""
+        say(f"{self.target.folder}: version {plan.version} is the newest one{more}")
 
     def stored(self) -> Iterator[tuple[Source, StoredShard, bool]]:
         """Yield every shard of every version once, and whether the newest one has it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from convert.packing.output_folder import report_name
+from convert.versions.append_tars import ADOPTED
 from convert.versions.parent import Parent
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
@@ -76,9 +77,14 @@ def _reason(manifest: Manifest, is_newest: bool, runs: list[str]) -> str:
         return "stays, as the newest one"
     if runs:
         return f"stays, for {first_few(runs, NAMED)}"
-    if manifest.adopted and manifest.number == 1:
+    if _adopts(manifest):
         return "stays, as it knows which tars other programs have written"
     return ""
+
+
+def _adopts(manifest: Manifest) -> bool:
+    """Return True for a version in which tars of other programs have come in."""
+    return manifest.adopted and (manifest.number == 1 or ADOPTED in manifest.change)
 
 
 def needed_by(folders: tuple[Path, ...]) -> dict[str, list[str]]:
@@ -112,8 +118,8 @@ def _files(parent: Parent, kept: list[Manifest], unneeded: list[Manifest]) -> li
     used = set[str]().union(*(each.files() for each in kept)) | parent.target.unfinished()
     heads = [name(each.number) for each in unneeded for name in (manifest_name, report_name)]
     if newest.adopted:
-        first = parent.versions[-1]
-        listed = set[str]().union(*(each.files() for each in unneeded)) - first.files()
+        foreign = set[str]().union(*(each.files() for each in parent.versions if _adopts(each)))
+        listed = set[str]().union(*(each.files() for each in unneeded)) - foreign
     else:
         ours = re.compile(rf"{newest.dataset}-[a-z]+(-\d{{6}}\.tar|(\.v\d+)?\.index\.npy)")
         names = (path.name for path in parent.target.folder.iterdir())

@@ -64,9 +64,11 @@ class Squash:
         with target.locked():
             shards = [(source, stored) for stored in shards_of(manifest)]
             records = samples.records(keys_of(shards, packing.processes), {})
-            listing = RecordListing(manifest.dataset, manifest.classes, (samples,), records)
+            listing = RecordListing(
+                manifest.dataset, manifest.classes, (samples,), records, copied=True
+            )
             plan, lines = make_plan(listing, packing)
-            plan = replace(plan, origins=manifest.sources, copied=True, adopted=manifest.adopted)
+            plan = replace(plan, origins=manifest.sources, adopted=manifest.adopted)
             if not target.adopt(plan, packing.force):
                 say(f"{self.out}: holds this data set already")
                 print_use(self.out, plan.dataset)

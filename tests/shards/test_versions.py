@@ -1,6 +1,7 @@
 """Versions are read by name from a folder, a server and a cache, and believed by digest only."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from convert.__main__ import main
+from convert.packing.output_folder import Target
 from nginx.serve import serving
 from nginx.site import Site
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
-from shards.index import Manifest, index_name, manifest_name
+from shards.index import LARGEST_MANIFEST, Manifest, index_name, manifest_name
 from shards.open import open_source
 from shards.samples import samples
+from shards.versions import MissingVersion
 from tests.convert.drawn import drawn, write_files
 
 
@@ -144,6 +147,36 @@ def test_a_manifest_that_the_newest_does_not_name_is_refused(data: Path) -> None
         keys(f"{data}@1")
     with pytest.raises(Problem, match="not the version"):
         main(["verify", str(data)])
+
+
+def test_a_manifest_that_is_missing_endless_or_no_file_is_refused(data: Path) -> None:
+    """Of an earlier version, too, nothing is read beyond a limit, and a pipe makes nobody wait."""
+    second = data / manifest_name(2)
+    second.unlink()
+    with pytest.raises(MissingVersion, match="version 2 may have been pruned"):
+        keys(f"{data}@2")
+    with second.open("wb") as file:
+        file.truncate(LARGEST_MANIFEST + 1)
+    for make, message in (
+        (None, "longer than"),
+        (os.mkfifo, "not a file"),
+        (Path.mkdir, "not a file"),
+    ):
+        if make:
+            second.unlink()
+            make(second)
+        for read in (lambda: keys(f"{data}@2"), lambda: list(Target(data).versions())):
+            with pytest.raises(DataError, match=message):
+                read()
+
+
+def test_a_chain_cannot_be_a_circle(data: Path) -> None:
+    """A version that names the newest one, itself, or others than those before it: refused."""
+    newest = Manifest.parse((data / "dataset.json").read_bytes(), "")
+    for parents in ((newest.digest,), (newest.parents[1],), (newest.parents[0], newest.digest)):
+        rewritten(data, 2, parents=parents)
+        with pytest.raises(DataError, match="not the version 2 from which"):
+            keys(f"{data}@2")
 
 
 @pytest.mark.parametrize(

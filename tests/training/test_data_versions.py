@@ -17,6 +17,7 @@ from shards.open import open_source
 from tests.training.conftest import draw
 from tests.training.test_loop import settings
 from training import checkpoint, loop
+from training.data.open import open_data
 from training.models.weights import load_weights
 from training.run.data_version import chosen, grown_tensors
 from training.run.ledger import read
@@ -131,6 +132,23 @@ def test_a_new_run_is_on_the_version_that_is_named(data: Path, tmp_path: Path) -
     newest = run(data, tmp_path / "new-run", epochs=1)
     assert newest["resolved"]["data_version"] == 2
     assert newest["resolved"]["images"] == open_source(str(data)).manifest.split("train").samples
+
+
+def test_the_first_append_while_ranks_open_the_folder_changes_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of one version is pinned, too: a rank that opens it after an append reads that."""
+    first = open_source(str(data)).manifest
+
+    def late(*args: Any) -> Any:
+        append(data, tmp_path)
+        return open_data(*args)
+
+    monkeypatch.setattr("training.phases.start.open_data", late)
+    recorded = run(data, tmp_path / "first", epochs=1)
+    assert open_source(str(data)).manifest.number == 2
+    assert recorded["data_versions"] == {f"{data}@1": first.digest}
+    assert recorded["resolved"]["images"] == first.split("train").samples
 
 
 class Net(nn.Module):

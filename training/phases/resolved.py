@@ -147,7 +147,7 @@ def images(facts: Resolved) -> list[str]:
     of_classes = f"in {plural(facts['classes'], 'class', 'classes')}"
     if not facts["images"]:
         return [f"synthetic images {of_classes}"]
-    version = f", version {facts['data_version']}" if facts.get("data_version", 0) else ""
+    version = f", version {facts['data_version']}" if facts.get("data_version", 0) > 1 else ""
     return [f"{facts['dataset']}{version}", f"{plural(facts['images'], 'image')} {of_classes}"]
 
 

@@ -1,9 +1,11 @@
 """The version of its data that a run reads: the same on all ranks, from its start to its end.
 
-A location such as data/shards is the newest version when a run begins. A checkpoint has the digest
-of the version that it was trained on. A run that resumes finds it again by that digest, whatever
-has been appended meanwhile. With --newer-data it goes on with a later version, from the beginning
-of the epoch that the checkpoint is in; the last layer grows with the class table.
+A location such as data/shards is the newest version when a run begins, which the first rank names:
+data/shards@1 also where there is no other one, for others may open the folder after an append. A
+checkpoint has the digest of the version that it was trained on. A run that resumes finds it again
+by that digest, whatever has been appended meanwhile. With --newer-data it goes on with a later
+version, from the beginning of the epoch that the checkpoint is in; the last layer grows with the
+class table.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def chosen(location: str, recorded: str, newer: bool) -> Choice:
     chain = (*newest.parents, newest.digest)
 
     def at(number: int) -> str:
-        return f"{folder}@{number}" if newest.number > 1 else location
+        return f"{folder}@{number}"
 
     if recorded not in chain:
         return Choice(at(named.number))

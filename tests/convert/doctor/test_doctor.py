@@ -255,6 +255,33 @@ def test_names_of_strangers_stay_text(
     assert page.count("data:image/jpeg") == 2
 
 
+def test_a_table_that_was_worked_on_is_not_replaced(
+    tmp_path: Path, examine: Callable[..., Rows], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next doctor writes beside it, and prints the commands with the new name; a table that
+    nobody has changed is replaced."""
+    files = clean_set()
+    files["train/oak/again.jpg"] = files["train/oak/2.jpg"]
+    examine(files)
+    table, page = tmp_path / "doctor.csv", tmp_path / "doctor.html"
+    written = table.read_bytes()
+    rows_of(tmp_path / "out", tmp_path)
+    assert table.read_bytes() == written and not list(tmp_path.glob("doctor-*"))
+    edited = written.replace(b",drop,", b",,")
+    table.write_bytes(edited)
+    before = page.read_bytes()
+    for _ in range(2):  # the second one is nobody's work
+        rows_of(tmp_path / "out", tmp_path)
+    assert (table.read_bytes(), page.read_bytes()) == (edited, before)
+    assert (tmp_path / "doctor-2.csv").read_bytes() == written
+    assert {path.name for path in tmp_path.glob("doctor*")} == {
+        *("doctor.csv", "doctor.html", "doctor-2.csv", "doctor-2.html")
+    }
+    printed = capsys.readouterr()
+    assert f"{table}: stays, as it was changed since a doctor wrote it" in printed.err
+    assert f"drop {tmp_path / 'out'} {tmp_path / 'doctor-2.csv'}" in printed.out
+
+
 def test_without_the_extra_the_rest_is_found(
     examine: Callable[..., Rows],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,0 +1,333 @@
+"""Folders of other programs' tars get versions: more tars, fewer samples, other classes."""
+
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import webdataset
+
+from convert.__main__ import main
+from convert.packing.stored_label import relabelled
+from convert.packing.stored_samples import keys_of, rows_of, shards_of
+from convert.verify import strangers
+from convert.versions.diff import Difference, compared
+from rackrun.errors import DataError, Problem, UsageError
+from shards.index import Row
+from shards.open import open_source, sources_of
+from tests.convert.drawn import drawn
+from tests.convert.test_index import (
+    Members,
+    as_hugging_face,
+    by_name,
+    by_webdataset,
+    tars_in,
+    write_tar,
+)
+from tests.convert.test_versions import converted as converted  # noqa: PLC0414
+from tests.convert.test_versions import data as data  # noqa: PLC0414  a fixture
+from tests.convert.test_versions import labels, manifest_of, photos, run, stock
+
+
+def more(folder: Path, number: int, split: str = "train", **labels: int) -> Path:
+    """Write one more tar as webdataset does, with these keys."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"imagenet-{split}-{number:06d}.tar"
+    with webdataset.TarWriter(str(path)) as sink:
+        for key, label in labels.items():
+            sink.write({"__key__": key, "jpg": drawn(key), "cls": label})
+    return path
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """Return a folder of tars that has been indexed."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    by_webdataset(folder)
+    main(["index", str(folder)])
+    return folder
+
+
+def test_tars_that_come_into_the_folder_are_its_next_version(
+    tars: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is appended to itself: only what no version lists is read, no tar changes."""
+    more(tars, 2, new0=0, new1=4)
+    before, first = tars_in(tars), stock(tars)
+    run("append", tars, tars)
+    assert tars_in(tars) == before
+    newest = manifest_of(tars)
+    assert (newest.number, newest.change) == (2, {"adopted": 2})
+    assert newest.classes == ("0", "1", "2", "3", "4")
+    assert stock(tars) == first | {"new0": 0, "new1": 4}
+    assert stock(tars, f"{tars}@1") == first
+    run("verify", tars)
+    run("append", tars, tars)
+    assert manifest_of(tars).number == 2
+    assert "4 tars: a version has them already" in capsys.readouterr().err
+
+
+def test_tars_that_lie_elsewhere_get_links(tmp_path: Path, tars: Path) -> None:
+    """After a drop has used a number, links take the next ones; the same tars again are known."""
+    run("drop", tars, "train0_1")
+    dropped = stock(tars)
+    elsewhere = more(tmp_path / "new", 0, far0=1, far1=2).parent
+    more(elsewhere, 1, "val", far2=2)
+    before = tars_in(elsewhere)
+    run("append", elsewhere, tars)
+    assert tars_in(elsewhere) == before
+    assert stock(tars) == dropped | {"far0": 1, "far1": 2, "far2": 2}
+    links = {path.name: path.resolve().name for path in tars.iterdir() if path.is_symlink()}
+    assert links == {
+        "imagenet-train-000003.tar": "imagenet-train-000000.tar",
+        "imagenet-val-000001.tar": "imagenet-val-000001.tar",
+    }
+    run("append", elsewhere, tars)
+    assert manifest_of(tars).number == 3
+    run("drop", tars, "far0")
+    assert tars_in(elsewhere) == before
+    run("verify", tars)
+
+
+def test_an_append_of_tars_that_is_cut_off_leaves_the_version_and_the_tars(
+    tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the manifest: other changes wait, --force gives it up and removes only links, the same
+    command completes it."""
+    inside = more(tars, 2, new0=0)
+    outside = more(tmp_path / "new", 5, far0=1)
+    before = tars_in(tmp_path)
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    def cut_off(source: Path) -> None:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("convert.versions.append_tars.close_folder", interrupted)
+            run("append", source, tars)
+        assert not list(strangers([*sources_of(str(tars))]))
+        with pytest.raises(UsageError, match="another change of it was interrupted"):
+            run("drop", tars, "train0_1")
+
+    first = stock(tars)
+    cut_off(tars)
+    run("append", outside, tars, "--force")
+    assert stock(tars) == first | {"far0": 1}
+    assert (tars / "imagenet-train-000003.tar").is_symlink()
+    cut_off(tars)
+    run("append", tars, tars)
+    assert stock(tars) == first | {"far0": 1, "new0": 0}
+    cut_off(more(tmp_path / "new", 6, far1=1))
+    run("drop", tars, "train0_1", "--force")
+    assert before.items() <= tars_in(tmp_path).items() and inside.exists()
+    run("verify", tars)
+
+
+def test_no_tar_of_another_program_is_written_over(tars: Path) -> None:
+    """A tar that came into the folder, and nobody has appended yet, keeps its name and bytes."""
+    tar = more(tars, 2, new0=0)
+    before = tar.read_bytes()
+    run("drop", tars, "train0_1")
+    assert tar.read_bytes() == before
+    run("append", tars, tars)
+    assert "new0" in stock(tars) and "train0_1" not in stock(tars)
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "message"),
+    [
+        ({"train0_1": 0}, (), "imagenet-train-000000.tar has a sample of that key"),
+        ({"train1_2": 0}, (), "was dropped by an earlier version; .* add --allow dropped"),
+        ({"x": 0}, ("--exif", "ignore"), "--exif: tars are added as they are"),
+        ({"x": 0}, ("--val-percent", 10), "1 tar of train has samples; give more tars"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(
+    tmp_path: Path, tars: Path, keys: dict[str, int], options: tuple[object, ...], message: str
+) -> None:
+    """A key that is there or was dropped, options for images: nothing changes."""
+    run("drop", tars, "train1_2")
+    with pytest.raises(Problem, match=message):
+        run("append", more(tmp_path / "new", 0, **keys), tars, *options)
+    assert manifest_of(tars).number == 2
+    run("verify", tars)
+
+
+def test_a_tar_with_what_was_dropped_is_taken_where_that_is_allowed(
+    tmp_path: Path, tars: Path
+) -> None:
+    """--allow dropped takes a key again."""
+    first = stock(tars)
+    run("drop", tars, "train1_2")
+    run("append", more(tmp_path / "new", 0, train1_2=0), tars, "--allow", "dropped")
+    assert stock(tars) == first
+
+
+def test_a_leak_in_new_tars_is_refused(tmp_path: Path, tars: Path) -> None:
+    """A copy of a validation image does not come into train, and is named."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    with webdataset.TarWriter(str(folder / "train-0.tar")) as sink:
+        sink.write({"__key__": "copy", "jpg": drawn("val0_1"), "cls": 1})
+    with pytest.raises(DataError, match=r"exact copies of images in another split.*/copy"):
+        run("append", folder, tars)
+    assert manifest_of(tars).number == 1
+    run("append", folder, tars, "--allow", "leaks")
+    assert stock(tars)["copy"] == 1
+
+
+def test_tars_do_not_come_into_a_folder_of_our_own(tmp_path: Path, data: Path) -> None:
+    """A folder that was converted, and classes of another kind: what to type instead is said."""
+    tar = more(tmp_path / "new", 0, x=0)
+    with pytest.raises(UsageError, match="convert index .*--out FOLDER, and train on both with"):
+        run("append", tar, data)
+    by_name(tmp_path / "names")
+    main(["index", str(tmp_path / "names"), "--out", str(tmp_path / "named")])
+    with pytest.raises(DataError, match="class 2, and there are 2 names"):
+        run("append", more(tmp_path / "new", 1, y=2), tmp_path / "named")
+    run("append", tar, tmp_path / "named")
+    assert labels(tmp_path / "named")["x"] == "oak tree"
+
+
+@pytest.mark.parametrize(
+    ("layout", "suffix"),
+    [(by_webdataset, ".cls"), (as_hugging_face, ".json"), (by_name, ".txt")],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_classes_are_changed_where_they_are(
+    tmp_path: Path, layout: Callable[[Path], dict[str, int]], suffix: str
+) -> None:
+    """In a .cls, .json or .txt, and nothing else in the tar is: members, their order and bytes."""
+    (tmp_path / "tars").mkdir()
+    expected, data = layout(tmp_path / "tars"), tmp_path / "data"
+    main(["index", str(tmp_path / "tars"), "--out", str(data)])
+    (key, *_), classes = expected, manifest_of(data).classes
+    new = classes[1 - expected[key]]
+    before = contents(data, manifest_of(data))
+    run("relabel", data, f"{key}={new}")
+    difference = compared(open_source(f"{data}@1"), open_source(str(data)), 1)
+    assert difference == Difference(relabelled={key: [classes[expected[key]], new]})
+    after = contents(data, manifest_of(data))
+    changed = {name for name in after if after[name] != before[name]}
+    assert after.keys() == before.keys() and changed == {key + suffix}
+    main(["verify", str(data)])
+
+
+def contents(folder: Path, manifest: object) -> dict[str, bytes]:
+    """Return the members of all tars of a version."""
+    read = {}
+    for stored in shards_of(manifest):  # type: ignore[arg-type]
+        with tarfile.open(folder / stored.shard.name) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
+                assert file
+                read[member.name] = file.read()
+    return read
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("json", b'{"a": [1, {"label": 3}],\n  "label" :1 , "b":"\\u00e9"}\n', b":2 ,"),
+        ("json", b' { "label" : "1" }', b'"2"'),
+        ("json", b'{"label": "two words", "x": {}}', b'"' + b"n" * 600 + b'"'),
+        ("json", b'{"label":1,"label":1}', b'{"label":1,"label":2}'),
+        ("txt", b"two words\n", b"n" * 600 + b"\n"),
+        ("cls", b"  1", b"  2"),
+    ],
+)
+def test_of_a_member_only_the_class_changes(
+    tmp_path: Path, name: str, old: bytes, new: bytes
+) -> None:
+    """Numbers stay numbers, text text; blanks, order and other fields stay; a member may grow, and
+    the image behind it is found."""
+    members: Members = [("a.x", b"1"), (f"a.{name}", old), ("a.jpg", drawn(1)), ("a.y", b"2")]
+    write_tar(tmp_path / "tars" / "train-0.tar", members)
+    main(["index", str(tmp_path / "tars")])
+    source = open_source(str(tmp_path / "tars"))
+    (stored,) = shards_of(source.manifest)
+    row = Row(*rows_of(source, stored)[0].item())
+    classes = ("0", "1", "2") if b"1" in old else ("two words", "n", "n" * 600)
+    data = bytes(source.read(stored.shard, 0, row.length))
+    changed, written = relabelled(row, data, 2, classes, "label", "here")
+    (tmp_path / "one.tar").write_bytes(written + bytes(1024))
+    with tarfile.open(tmp_path / "one.tar") as tar:
+        read = {each.name: (tar.extractfile(each) or tar.fileobj).read() for each in tar}  # type: ignore[union-attr]
+    assert [*read] == ["a.x", f"a.{name}", "a.jpg", "a.y"]
+    assert new in read[f"a.{name}"]
+    if name == "json":
+        was, now = json.loads(old), json.loads(read[f"a.{name}"])
+        assert str(now.pop("label")) == classes[2] and was.pop("label") is not None and was == now
+    image = written[changed.image_offset : changed.image_offset + changed.image_length]
+    assert image == drawn(1) == read["a.jpg"]
+    assert (changed.length, changed.label) == (len(written), 2)
+
+
+def test_a_class_in_another_field_is_named(tmp_path: Path) -> None:
+    """The field that was indexed has to be named again, or another one would be changed."""
+    extra = json.dumps({"label": 1, "kind": 0}).encode()
+    members: Members = [("a.json", extra), ("a.jpg", drawn(1))]
+    members += [("b.json", extra.replace(b"0", b"1")), ("b.jpg", drawn(2))]
+    write_tar(tmp_path / "train-0.tar", members)
+    main(["index", str(tmp_path), "--label-field", "kind"])
+    with pytest.raises(DataError, match="its class is 0, and the tar has 1; .*--label-field NAME"):
+        run("relabel", tmp_path, "a=1")
+    run("relabel", tmp_path, "a=1", "--label-field", "kind")
+    assert contents(tmp_path, manifest_of(tmp_path))["a.json"] == b'{"label": 1, "kind": 1}'
+
+
+def test_two_splits_may_share_a_key(tmp_path: Path) -> None:
+    """Other programs number each split from 0: then the shard is a part of a sample's name."""
+    for split in ("train", "val"):
+        members: Members = []
+        for n in range(3):
+            members += [(f"{n}.cls", b"%d" % (n % 2)), (f"{n}.jpg", drawn(f"{split}{n}"))]
+        write_tar(tmp_path / "tars" / f"{split}-0.tar", members)
+    data = tmp_path / "tars"
+    main(["index", str(data)])
+    with pytest.raises(DataError, match=r"two samples have that key; type one of train-0\.tar/1 "):
+        run("drop", data, "1")
+    run("drop", data, "val-0.tar/1")
+    run("relabel", data, "train-0.tar/2=1")
+    newest = open_source(str(data))
+    difference = compared(open_source(f"{data}@1"), newest, 1)
+    assert difference.dropped == {"1 in val": "1"}
+    assert difference.relabelled == {"2 in train": ["0", "1"]}
+    assert not difference.added and not difference.changed and not difference.moved
+    run("squash", data, tmp_path / "plain")
+    assert all_keys(tmp_path / "plain") == all_keys(data) == ["0", "0", "1", "2", "2"]
+
+
+def all_keys(folder: Path) -> list[str]:
+    source = open_source(str(folder))
+    keys = keys_of([(source, each) for each in shards_of(source.manifest)], 1)
+    return sorted(key for _, each in keys.values() for key in each)
+
+
+def test_prune_knows_which_tars_are_not_ours(tmp_path: Path, tars: Path) -> None:
+    """Tars that came in later stay like the first ones; what we have written anew goes."""
+    more(tars, 2, new0=0, new1=1)
+    run("append", tars, tars)
+    theirs = tars_in(tars)
+    for key in ("new0", "train0_1", "train0_2"):
+        run("drop", tars, key)
+    (tmp_path / "runs").mkdir()
+    written = tars_in(tars).keys() - theirs.keys()
+    main(["prune", str(tars), "--runs", str(tmp_path / "runs"), "--yes"])
+    assert theirs.items() <= tars_in(tars).items()
+    assert len(tars_in(tars).keys() - theirs.keys()) == len(written) - 1 == 2
+    assert [source.manifest.number for source in sources_of(str(tars))] == [5, 2, 1]
+    main(["verify", str(tars)])
+
+
+def test_images_get_a_number_where_tars_have_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Class folders may come to such tars; that stock readers will see two forms is said."""
+    by_name(tmp_path / "names")
+    main(["index", str(tmp_path / "names"), "--out", str(tmp_path / "named")])
+    run("append", photos(tmp_path / "more", range(3), ("pine", "yew")), tmp_path / "named")
+    assert "other programs will find the class of new images as a number" in capsys.readouterr().err
+    assert labels(tmp_path / "named")["yew_1"] == "yew"
