@@ -70,7 +70,16 @@ DETACHED_RUN = "3fa81c02"
 OURS = re.compile(r"(?:\./run-(?:local|ssh|ray)|(?<!install )rackrun)(?!\S).*")
 TESTED_ELSEWHERE = (
     *("examples/mnist", r"hosts\.txt mnist", "--exclude", r"\.onnx", r"\.pt2", "--track"),
-    *("local track", "index 'https", "index tars/", "--task-", "convert imagenet", "convert hf"),
+    *(
+        "local track",
+        "index 'https",
+        "index tars/",
+        "append tars",
+        "append /data",
+        "--task-",
+        "convert imagenet",
+        "convert hf",
+    ),
     *("-imagenet/final.pt image", r"-sync hosts\.txt$", r"run-ssh hosts\.txt$", "--nproc 2 catdog"),
     r"(?<!--detach hosts\.txt )imagenet --(?:data|synthetic|epochs)",
 )

@@ -17,6 +17,7 @@ from convert.versions.append_tars import TarAppend, holds_tars
 from convert.versions.parent import Parent
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
 from rackrun.terminal import say
 
@@ -84,6 +85,11 @@ class Append:
 
     def _append_tars(self, parent: Parent, packing: Packing) -> None:
         """Index more tars of other programs; UsageError for a folder that was converted."""
+        if not parent.manifest.adopted and (self.source / MANIFEST_NAME).exists():
+            raise UsageError(
+                f"{self.source}: a folder of shards; append the images that it was made from, or "
+                "train on both with --extra-data"
+            )
         if not parent.manifest.adopted:
             raise UsageError(
                 f"{self.source}: tars of samples, and {self.data} was converted from images; index "

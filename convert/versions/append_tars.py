@@ -6,7 +6,7 @@ Tars that lie elsewhere get links. Whole tars are added, so none may hold a samp
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -84,8 +84,14 @@ class TarAppend:
         nothing = RecordListing(dataset, classes, (), iter(()))
         plan = parent.planned(make_plan(nothing, packing, starts)[0])
         first = {split: start.position for split, start in starts.items()}
-        added = sum(tar.contents.samples for tar in chain.from_iterable(splits.values()))
-        plan = replace(plan, indexed=True, change={ADOPTED: added}, **_shards(splits, first))
+        contents = [tar.contents for split in sorted(splits) for tar in splits[split]]
+        plan = replace(
+            plan,
+            indexed=True,
+            shards=tuple(_shards(splits, first)),
+            lines_sha256=sha256("".join(each.sha256 for each in contents).encode()).hexdigest(),
+            change={ADOPTED: sum(each.samples for each in contents)},
+        )
         self._close(plan, splits, numbers, packing)
 
     def _close(
@@ -154,15 +160,11 @@ class TarAppend:
                     )
 
 
-def _shards(splits: Splits, first: Mapping[str, int]) -> dict[str, object]:
-    """Return the fields of a plan that name its shards, and a digest of what is in them."""
-    shards = [
-        PlannedShard(tar.name, split, number, _images(tar.contents), 0, 0)
-        for split in sorted(splits)
-        for number, tar in enumerate(splits[split], first.get(split, 0))
-    ]
-    digests = "".join(tar.contents.sha256 for split in sorted(splits) for tar in splits[split])
-    return {"shards": tuple(shards), "lines_sha256": sha256(digests.encode()).hexdigest()}
+def _shards(splits: Splits, first: Mapping[str, int]) -> Iterator[PlannedShard]:
+    """Yield the tars as shards of a plan; `first` has the position of the first, by split."""
+    for split in sorted(splits):
+        for number, tar in enumerate(splits[split], first.get(split, 0)):
+            yield PlannedShard(tar.name, split, number, _images(tar.contents), 0, 0)
 
 
 def _images(contents: TarIndex) -> int:

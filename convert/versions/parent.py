@@ -55,7 +55,10 @@ class Parent:
                     "that one can be changed; to go on from an earlier one, squash it"
                 )
             if parent.manifest.tars:
-                raise UsageError(f"{location}: its tars lie on a server; type this in their folder")
+                raise UsageError(
+                    f"{location}: its tars lie on a server, and are changed only there: index them "
+                    "in their own folder, and type this with it"
+                )
             if target.work.exists() and not _goes_on(target, parent.manifest):
                 target.give_up()  # it was killed when all but tidying up was done
             yield parent
