@@ -18,8 +18,9 @@ from tests.training.conftest import draw
 from tests.training.test_loop import settings
 from training import checkpoint, loop
 from training.data.open import open_data
+from training.layers import grown_tensors
 from training.models.weights import load_weights
-from training.run.data_version import chosen, grown_tensors
+from training.run.data_version import chosen
 from training.run.ledger import read
 from training.run.ledger_command import main as ledger
 
