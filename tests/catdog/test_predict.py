@@ -136,10 +136,10 @@ def test_csv_has_the_likeliest_classes(
         rows = list(csv.DictReader(file))
     predictions = json.loads(command(final, photos, "--json", "--top-k", "2").stdout)
     expected = [
-        (one["image"], str(rank), name, str(share))
-        for one in predictions
-        if "error" not in one
-        for rank, (name, share) in enumerate(one["classes"].items(), start=1)
+        (prediction["image"], str(rank), name, str(share))
+        for prediction in predictions
+        if "error" not in prediction
+        for rank, (name, share) in enumerate(prediction["classes"].items(), start=1)
     ]
     assert [tuple(row.values()) for row in rows] == expected and len(rows) == 6
     assert command(final, photos, "--top-k", "0").stderr == "error: --top-k 0: not 1 or more\n"
@@ -153,7 +153,9 @@ def test_the_file_names_the_task(
     """`rackrun predict RUN IMAGE` needs no task, and takes a run folder, too."""
     code = dispatch.run(["predict", str(final.parent), str(photos / "a cat.jpg"), "--json"])
     predictions = json.loads(capsys.readouterr().out)
-    assert code == 0 and [one["image"] for one in predictions] == [str(photos / "a cat.jpg")]
+    assert code == 0 and [prediction["image"] for prediction in predictions] == [
+        str(photos / "a cat.jpg")
+    ]
 
 
 def test_folders_and_patterns(command: Command, final: Path, photos: Path) -> None:

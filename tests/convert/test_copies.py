@@ -126,10 +126,10 @@ def test_copies_in_tars_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_collision_of_checksums_accuses_nobody(tmp_path: Path) -> None:
     """Different bytes of one length and CRC-32 are no copies; equal bytes are."""
-    one, other, collision = b"abcdefgh", b"zyxwvuts", bytearray(b"zyxw\0\0\0\0")
-    collision[4:] = _colliding_end(b"zyxw", zlib.crc32(one))
-    assert zlib.crc32(collision) == zlib.crc32(one) and bytes(collision) != one
-    images = {"a": one, "b": bytes(collision), "c": other, "d": one}
+    first, other, collision = b"abcdefgh", b"zyxwvuts", bytearray(b"zyxw\0\0\0\0")
+    collision[4:] = _colliding_end(b"zyxw", zlib.crc32(first))
+    assert zlib.crc32(collision) == zlib.crc32(first) and bytes(collision) != first
+    images = {"a": first, "b": bytes(collision), "c": other, "d": first}
     with write_shard(tmp_path / "set-train-000000.tar") as writer:
         rows = [
             Row(
@@ -241,7 +241,7 @@ def findings(
         shards[split].append(shard)
     fields = [("shard", "u4"), ("image_offset", "u8"), ("image_length", "u4"), ("crc", "u4")]
     indexes = [(split, np.array(of, [*fields, ("label", "i4")])) for split, of in rows.items()]
-    found = copies(
+    findings = copies(
         indexes,
         shards,
         ("rose", "tulip"),
@@ -249,7 +249,7 @@ def findings(
         lambda split, shard, key: f"{split}:{shard.name}:{key}",
         new_from,
     )
-    return [(each.name, each.kind, each.detail) for each in found]
+    return [(each.name, each.kind, each.detail) for each in findings]
 
 
 def test_the_original_of_a_copy_is_in_train() -> None:

@@ -1,4 +1,4 @@
-"""A small ImageNet in all published layouts of the large one."""
+"""A small ImageNet in all published layouts of the large image."""
 
 import io
 import random
@@ -40,13 +40,14 @@ class SmallImageNet:
         """Write the two official tars and the devkit."""
         train = {
             f"{wnid}.tar": tar(
-                {f"{one.stem}.JPEG": one.data for one in self.train if one.wnid == wnid}, layout
+                {f"{image.stem}.JPEG": image.data for image in self.train if image.wnid == wnid},
+                layout,
             )
             for wnid in reversed(self.wnids)
         }
         root.mkdir(parents=True, exist_ok=True)
         (root / "ILSVRC2012_img_train.tar").write_bytes(tar(train, layout))
-        val = {f"{one.stem}.JPEG": one.data for one in self.val}
+        val = {f"{image.stem}.JPEG": image.data for image in self.val}
         (root / "ILSVRC2012_img_val.tar").write_bytes(tar(val, layout))
         (root / f"{DEVKIT}.tar.gz").write_bytes(
             tar({f"{DEVKIT}/data/{name}": data for name, data in self.devkit().items()}, "w:gz")
@@ -63,7 +64,7 @@ class SmallImageNet:
     def kaggle(self) -> dict[str, bytes]:
         """Write the files of Kaggle's competition."""
         solution = "ImageId,PredictionString\n" + "".join(
-            f"{one.stem},{one.wnid} 1 2 3 4 {one.wnid} 5 6 7 8 \n" for one in self.val
+            f"{image.stem},{image.wnid} 1 2 3 4 {image.wnid} 5 6 7 8 \n" for image in self.val
         )
         mapping = "".join(f"{wnid} {self.words(wnid)}\n" for wnid in self.wnids)
         return {
@@ -81,14 +82,14 @@ class SmallImageNet:
         return path
 
     def tree(self, flat: bool) -> dict[str, bytes]:
-        files = {f"train/{one.wnid}/{one.stem}.JPEG": one.data for one in self.train}
-        for one in self.val:
-            files[f"val/{'' if flat else one.wnid + '/'}{one.stem}.JPEG"] = one.data
+        files = {f"train/{image.wnid}/{image.stem}.JPEG": image.data for image in self.train}
+        for image in self.val:
+            files[f"val/{'' if flat else image.wnid + '/'}{image.stem}.JPEG"] = image.data
         return files
 
     def devkit(self) -> dict[str, bytes]:
         """Return meta.mat with leaves and inner nodes, and the ground truth in its numbers."""
-        truth = "".join(f"{self.devkit_numbers[one.wnid]}\n" for one in self.val)
+        truth = "".join(f"{self.devkit_numbers[image.wnid]}\n" for image in self.val)
         return {
             "meta.mat": self.meta(),
             "ILSVRC2012_validation_ground_truth.txt": truth.encode(),

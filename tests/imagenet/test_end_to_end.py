@@ -80,13 +80,13 @@ def test_twenty_classes_from_archives_to_predictions(tmp_path: Path, name: str) 
     assert last["top1"] > 0.8, log.read_text()
 
     unseen = small.val[:20]
-    for one in unseen:
-        (tmp_path / f"{one.stem}.jpg").write_bytes(one.data)
-    names = [str(tmp_path / f"{one.stem}.jpg") for one in unseen]
+    for image in unseen:
+        (tmp_path / f"{image.stem}.jpg").write_bytes(image.data)
+    names = [str(tmp_path / f"{image.stem}.jpg") for image in unseen]
     predict = ("imagenet", "predict", str(second / "final.pt"), *names, "--json")
     predictions = json.loads(command(*predict, *model * (":" in name)))
     right = [
-        prediction["class"] == f"{one.wnid} {small.words(one.wnid)}"
-        for one, prediction in zip(unseen, predictions, strict=True)
+        prediction["class"] == f"{image.wnid} {small.words(image.wnid)}"
+        for image, prediction in zip(unseen, predictions, strict=True)
     ]
     assert sum(right) >= 16

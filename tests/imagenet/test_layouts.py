@@ -28,7 +28,7 @@ LAYOUTS: dict[str, Callable[[SmallImageNet, Path], Path]] = {
 }
 
 
-def found(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, bytes]]:
+def converted(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, bytes]]:
     """Return key -> split, label and bytes of every image that the listing names."""
     data = listing(source, choice)
     return {
@@ -43,11 +43,11 @@ def test_every_layout_gives_the_same_images_with_the_same_labels(
 ) -> None:
     """A label is the rank of the wnid, whatever the order of tars, folders or the devkit."""
     expected = {
-        one.stem: (split, small_imagenet.wnids.index(one.wnid), one.data)
+        image.stem: (split, small_imagenet.wnids.index(image.wnid), image.data)
         for split, part in (("train", small_imagenet.train), ("val", small_imagenet.val))
-        for one in part
+        for image in part
     }
-    assert found(LAYOUTS[layout](small_imagenet, tmp_path)) == expected
+    assert converted(LAYOUTS[layout](small_imagenet, tmp_path)) == expected
 
 
 @pytest.mark.parametrize("layout", ["official archives", "Kaggle's tree", "Kaggle's zip"])
@@ -71,10 +71,10 @@ def test_tars_beside_sorted_class_folders_need_no_devkit(
 ) -> None:
     """Archives that were unpacked and sorted may stay: the folders are what is read."""
     source = small_imagenet.folders(tmp_path)
-    expected = found(source)
+    expected = converted(source)
     for name in names:
         (source / name).write_bytes(b"no longer needed")
-    assert found(source) == expected
+    assert converted(source) == expected
     assert listing(source, PART).classes == tuple(small_imagenet.wnids)
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_extracted(small_imagenet: SmallImageNet, tmp_path: Path) -> 
     """Reading the nested tars leaves no file behind."""
     source = small_imagenet.archives(tmp_path / "raw")
     before = sorted(tmp_path.rglob("*"))
-    assert found(source)
+    assert converted(source)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -91,14 +91,14 @@ def test_a_part_is_converted_when_it_is_asked_for(
 ) -> None:
     """--classes and --limit choose; labels are ranks among the chosen classes."""
     source = small_imagenet.archives(tmp_path)
-    two = found(source, Choice(classes="n03126707,n02012849"))
+    two = converted(source, Choice(classes="n03126707,n02012849"))
     assert {key[:9]: label for key, (split, label, _) in two.items() if split == "train"} == {
         "n02012849": 0,
         "n03126707": 1,
     }
     assert len(two) == 14 + 6
     assert len(listing(source, Choice(classes="3")).classes) == 3
-    few = found(source, Choice(limit=2))
+    few = converted(source, Choice(limit=2))
     assert len(few) == 2 * 4 + 2 * 4
     assert "n01440764_0" in few and "n01440764_5" not in few
 
@@ -108,7 +108,7 @@ def test_a_part_that_was_not_asked_for_is_refused(
 ) -> None:
     """The full set has known counts; anything else must be said to be a part."""
     with pytest.raises(DataError, match=r"4 classes, 31 training and 12 .*--subset"):
-        found(small_imagenet.archives(tmp_path), Choice())
+        converted(small_imagenet.archives(tmp_path), Choice())
 
 
 def test_the_full_set_is_known_by_its_counts(
@@ -119,10 +119,10 @@ def test_the_full_set_is_known_by_its_counts(
     monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)
     monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 10), "val": range(3, 4)})
     source = small_imagenet.archives(tmp_path)
-    assert len(found(source, Choice())) == 43
+    assert len(converted(source, Choice())) == 43
     monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 9), "val": range(3, 4)})
     with pytest.raises(DataError, match="--subset"):
-        found(source, Choice())
+        converted(source, Choice())
 
 
 def test_the_dog_task_is_refused_by_name(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_flat_validation_images_need_a_ground_truth(
     """Without a file that knows the classes, the message says which file to add."""
     source = written(tmp_path, small_imagenet.tree(flat=True))
     with pytest.raises(UsageError, match=r"ILSVRC2012_devkit_t12\.tar\.gz"):
-        found(source)
+        converted(source)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
@@ -186,7 +186,7 @@ def test_an_archive_that_is_cut_off_is_refused(
     data = path.read_bytes().rstrip(b"\0")
     path.write_bytes(data[: int(len(data) * share) // 512 * 512])
     with pytest.raises(DataError, match="cut off"):
-        found(tmp_path)
+        converted(tmp_path)
 
 
 def test_a_devkit_that_is_damaged_or_of_another_set_is_refused(
@@ -198,16 +198,16 @@ def test_a_devkit_that_is_damaged_or_of_another_set_is_refused(
     whole = packed.read_bytes()
     packed.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match="devkit"):
-        found(source)
+        converted(source)
     for wrong in ({"meta.mat": b"no table"}, {"ILSVRC2012_validation_ground_truth.txt": b"1\n77"}):
         files = small_imagenet.devkit() | wrong
         packed.write_bytes(tar({f"data/{name}": data for name, data in files.items()}, "w:gz"))
         with pytest.raises(DataError, match="meta.mat"):
-            found(source)
+            converted(source)
     other = replace(small_imagenet, val=small_imagenet.val[:5])
     packed.write_bytes(tar({f"data/{name}": data for name, data in other.devkit().items()}, "w:gz"))
     with pytest.raises(DataError, match="ILSVRC2012_val_00000006"):
-        found(source)
+        converted(source)
 
 
 def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(
@@ -224,11 +224,11 @@ def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(
         tar({"n01440764.tar": buffer.getvalue(), "n02012849.tar": tar({})})
     )
     with pytest.raises(DataError, match="no regular file"):
-        found(source)
+        converted(source)
     hostile = {"../../n01440764_1.JPEG": small_imagenet.train[0].data}
     (source / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": tar(hostile)}))
     (source / "ILSVRC2012_img_val.tar").write_bytes(tar({}))
-    assert list(found(source)) == ["n01440764_1"]
+    assert list(converted(source)) == ["n01440764_1"]
 
 
 def test_long_names_of_both_kinds_are_read(tmp_path: Path) -> None:
@@ -241,4 +241,4 @@ def test_long_names_of_both_kinds_are_read(tmp_path: Path) -> None:
         root.mkdir()
         (root / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": inner}, layout))
         (root / "ILSVRC2012_img_val.tar").write_bytes(tar({}))
-        assert found(root) == {"n01440764_1": ("train", 0, image.getvalue())}
+        assert converted(root) == {"n01440764_1": ("train", 0, image.getvalue())}

@@ -200,9 +200,9 @@ def power_cuts(whole: dict[Path, bytes], dice: random.Random) -> Iterator[dict[P
         yield {path: data + b"\0"}
         yield {path: dice.randbytes(len(data))}
         yield {path: b"\xff" * len(data)}
-    for one, two in itertools.permutations(whole, 2):
-        yield {one: whole[two], two: whole[one]}
-        yield {one: whole[two]}
+    for first, second in itertools.permutations(whole, 2):
+        yield {first: whole[second], second: whole[first]}
+        yield {first: whole[second]}
     yield {path: bytes(len(data)) for path, data in whole.items()}
     yield {path: data[: len(data) // 2] for path, data in whole.items()}
     yield {path: b"" for path in whole}
@@ -245,8 +245,8 @@ def test_what_is_no_file_is_no_block(tiny: Tiny, tmp_path: Path, kind: str) -> N
 
 def test_the_same_bytes_are_the_same_block_and_others_never_are(tmp_path: Path) -> None:
     """Data sets of one name do not mix; a copy of one, wherever it is, is not fetched."""
-    one, two = (write_tiny(tmp_path / f"{seed}", seed=seed) for seed in (1, 2))
-    for tiny in (one, two, one):
+    first, second = (write_tiny(tmp_path / f"{seed}", seed=seed) for seed in (1, 2))
+    for tiny in (first, second, first):
         source = CachedSource(FolderSource(str(tiny.folder)), str(tmp_path / "cache"), PLENTY)
         assert everything(source) == tiny.all
     assert source.store.fetched == 0

@@ -256,8 +256,8 @@ def compared(
     equal = equal_on_all(ranks, state)
     distance = 0.0
     if ranks.first:
-        one = {**options, "grad_accum_steps": 1}
-        distance = far(state, ran(settings(samples, f"{name}-one", **one), alone(ranks), task))
+        whole = {**options, "grad_accum_steps": 1}
+        distance = far(state, ran(settings(samples, f"{name}-one", **whole), alone(ranks), task))
     return equal, distance
 
 
@@ -320,8 +320,8 @@ def norms_that_exchange_take_the_even_way(ranks: Ranks) -> None:
             state = ran(settings(samples, f"{name}-many"), ranks, synced(True))
             assert equal_on_all(ranks, state)
             if ranks.first:
-                one = ran(settings(samples, f"{name}-one"), alone(ranks), synced(False))
-                assert far(state, one) < 1e-9, (samples, far(state, one))
+                on_one_rank = ran(settings(samples, f"{name}-one"), alone(ranks), synced(False))
+                assert far(state, on_one_rank) < 1e-9, (samples, far(state, on_one_rank))
         in_parts = settings(61, f"synced-{ranks.world}-parts", batch_size=5)
         assert equal_on_all(ranks, ran(in_parts, ranks, synced(True)))
 
@@ -429,9 +429,9 @@ def mean_loss() -> Iterator[None]:
     """Put a known mistake in place: each rank takes the mean over its own samples."""
 
     def mean(
-        answers: Any, labels: Any, weight: None, reduction: str, label_smoothing: float
+        logits: Any, labels: Any, weight: None, reduction: str, label_smoothing: float
     ) -> torch.Tensor:
-        return cross_entropy(answers, labels, label_smoothing=label_smoothing) * FULL_PART
+        return cross_entropy(logits, labels, label_smoothing=label_smoothing) * FULL_PART
 
     with patch.object(loss, "cross_entropy", mean):
         yield

@@ -90,7 +90,7 @@ def trained(model: nn.Module, parts: Parts, recipe: Recipe) -> Trained:
     """Train the model, which computes in float64, on the batches of all ranks."""
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    learners = [Learner(weights, *(deepcopy(one) for one in (weights, zeros, zeros)))]
+    learners = [Learner(weights, *(deepcopy(tensors) for tensors in (weights, zeros, zeros)))]
     losses = []
     for step in range(recipe.steps):
         by_rank = [mixed(each, rank, step, recipe) for rank, each in enumerate(parts(step))]
@@ -103,7 +103,9 @@ def trained(model: nn.Module, parts: Parts, recipe: Recipe) -> Trained:
             loss, gradient = loss_and_gradient(model, learner.weights, options, recipe)
             total += loss
             share = len(learners) / recipe.batch  # a step with fewer samples is a smaller one
-            learn(learner, {name: one * share for name, one in gradient.items()}, step, recipe)
+            learn(
+                learner, {name: tensor * share for name, tensor in gradient.items()}, step, recipe
+            )
         losses.append(total / recipe.samples_in(step))
         if recipe.local_steps and meet(step + 1, recipe):
             agree(learners)
@@ -119,9 +121,9 @@ def agree(learners: list[Learner]) -> None:
     """Give each learner the mean of all that they have learned."""
     for kind in ("weights", "average", "momenta", "squares"):
         for name in getattr(learners[0], kind):
-            mean = sum(getattr(one, kind)[name] for one in learners) / len(learners)
-            for one in learners:
-                getattr(one, kind)[name] = mean.clone()
+            mean = sum(getattr(learner, kind)[name] for learner in learners) / len(learners)
+            for learner in learners:
+                getattr(learner, kind)[name] = mean.clone()
 
 
 def learn(learner: Learner, gradient: Weights, step: int, recipe: Recipe) -> None:
@@ -205,9 +207,9 @@ def pixels(centre: float, share: float, side: int) -> slice:
     return slice(max(first, 0), min(last, side))
 
 
-def blended(one: torch.Tensor, share: float) -> torch.Tensor:
+def blended(values: torch.Tensor, share: float) -> torch.Tensor:
     """Return what is left of each with this share, and its neighbour with the rest."""
-    return share * one + (1 - share) * one.roll(1, 0)
+    return share * values + (1 - share) * values.roll(1, 0)
 
 
 def loss_and_gradient(
@@ -217,7 +219,7 @@ def loss_and_gradient(
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     total = torch.zeros((), dtype=torch.float64)
     for images, targets in parts:
-        total = total + losses(answers(model, leaves, images), targets, recipe).sum()
+        total = total + losses(logits_of(model, leaves, images), targets, recipe).sum()
     gradients = torch.autograd.grad(total, list(leaves.values()))
     return float(total.detach()), dict(zip(leaves, gradients, strict=True))
 
@@ -234,10 +236,10 @@ def losses(outputs: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> torc
     return (targets * weights).sum(1) * binary.mean(1)
 
 
-def answers(model: nn.Module, weights: Weights, images: torch.Tensor) -> torch.Tensor:
+def logits_of(model: nn.Module, weights: Weights, images: torch.Tensor) -> torch.Tensor:
     """Return the outputs for images of 0 to 255."""
     mean, deviation = (
-        torch.tensor(one, dtype=torch.float64)[:, None, None] for one in (MEAN, DEVIATION)
+        torch.tensor(channels, dtype=torch.float64)[:, None, None] for channels in (MEAN, DEVIATION)
     )
     return torch.func.functional_call(model, weights, ((images.double() / 255 - mean) / deviation,))
 
@@ -249,9 +251,9 @@ def log_odds(outputs: torch.Tensor) -> torch.Tensor:
 
 def clip(gradient: Weights, limit: float) -> None:
     """Shorten the gradient to this norm, as torch does: by a millionth more than needed."""
-    norm = math.sqrt(sum(float(one.square().sum()) for one in gradient.values()))
-    for one in gradient.values():
-        one *= min(1.0, limit / (norm + 1e-6))
+    norm = math.sqrt(sum(float(slope.square().sum()) for slope in gradient.values()))
+    for slope in gradient.values():
+        slope *= min(1.0, limit / (norm + 1e-6))
 
 
 def judged(model: nn.Module, weights: Weights, samples: Samples) -> tuple[float, float, float]:
@@ -260,7 +262,9 @@ def judged(model: nn.Module, weights: Weights, samples: Samples) -> tuple[float,
     Judged are the mean outputs for an image and its mirror image.
     """
     images, labels = samples
-    outputs = sum(answers(model, weights, one).detach() for one in (images, images.flip(3))) / 2
+    outputs = (
+        sum(logits_of(model, weights, inputs).detach() for inputs in (images, images.flip(3))) / 2
+    )
     loss = -float(log_odds(outputs)[range(len(labels)), labels].mean())
     order = outputs.argsort(1, descending=True).tolist()
     positions = [line.index(label) for line, label in zip(order, labels.tolist(), strict=True)]

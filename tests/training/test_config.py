@@ -158,11 +158,11 @@ def test_conditions_name_settings_and_hold_for_every_recipe(task: str) -> None:
         config = recipe()
         settings = {field.name for field in fields(config)}
         conditions = (*CONDITIONS, *recipe.own_conditions)
-        assert {each for one in conditions for each in one.options} <= settings
-        for one in conditions:
-            named = re.findall(r"--([a-z-]+)", f"{one.otherwise} {one.remedy}")
-            assert {each.replace("-", "_") for each in named} <= settings, one
-            one.otherwise.format(config=config)
+        assert {each for condition in conditions for each in condition.options} <= settings
+        for condition in conditions:
+            named = re.findall(r"--([a-z-]+)", f"{condition.otherwise} {condition.remedy}")
+            assert {each.replace("-", "_") for each in named} <= settings, condition
+            condition.otherwise.format(config=config)
         base = recipes["default"]()
         chosen = {each for each in settings if getattr(config, each) != getattr(base, each)}
         refuse_ineffective(config, chosen)

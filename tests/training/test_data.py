@@ -64,7 +64,7 @@ def test_validation_has_every_sample_once(
     """Whatever the number of ranks and the batch size: nothing missing, double, or padded."""
     config = settings(shapes, batch_size=batch_size)
     parts = [fingerprints(walk(config, rank, world).evaluation()) for rank in range(world)]
-    assert [one for part in parts for one in part] == every_validation_picture
+    assert [fingerprint for part in parts for fingerprint in part] == every_validation_picture
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -74,7 +74,9 @@ def test_validation_has_every_sample_once_with_any_number_of_workers(
     """Workers share a rank's batches; more of them than batches is fine."""
     config = settings(shapes, workers=workers, batch_size=16)
     observed = [
-        one for rank in range(2) for one in fingerprints(walk(config, rank, 2).evaluation())
+        fingerprint
+        for rank in range(2)
+        for fingerprint in fingerprints(walk(config, rank, 2).evaluation())
     ]
     assert observed == every_validation_picture
 
@@ -290,11 +292,11 @@ class CountedSource(FolderSource):
 class NotedTransforms(Transforms):
     """Changes nothing, but notes the images that it is given."""
 
-    seen: list[bytes] = field(default_factory=list)
+    prepared: list[bytes] = field(default_factory=list)
 
     def prepared_for_training(self, data: bytes, random: np.random.Generator) -> Prepared:
         """Note an image."""
-        self.seen.append(data)
+        self.prepared.append(data)
         return Prepared(0, lambda: lambda place: None)
 
 
@@ -312,11 +314,11 @@ def test_no_byte_is_read_that_is_not_used(
     plan = DataPlan(config, source, lambda epoch: noted, world - 1, world, steps, lanes=2)
     for lane in range(2):
         source.bytes_read = 0
-        noted.seen.clear()
+        noted.prepared.clear()
         batches = plan.share(0, 3 * steps, lane)
         made = ResampledStream(replace(plan, start=lane), plan.slots(2, torch.device("cpu")))
-        assert all(isinstance(one, Filled) for one in islice(made, batches))
-        used = [rows[image] for image in noted.seen]
+        assert all(isinstance(batch, Filled) for batch in islice(made, batches))
+        used = [rows[image] for image in noted.prepared]
         assert len(used) == batches * config.batch_size
         assert source.bytes_read == lengths[used].sum() // copies
         assert used != sorted(used)

@@ -56,9 +56,11 @@ def published(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
     """Write weights in DenseNet's old layout; return the name, and the weights by new names."""
     torch.manual_seed(5)
     state = models.densenet121().state_dict()
-    weights = {name: one for name, one in state.items() if not name.endswith("_tracked")}
+    weights = {name: tensor for name, tensor in state.items() if not name.endswith("_tracked")}
     folder.mkdir()
-    torch.save({PUBLISHED.sub(r"\1.\2.", name): one for name, one in weights.items()}, folder / "w")
+    torch.save(
+        {PUBLISHED.sub(r"\1.\2.", name): tensor for name, tensor in weights.items()}, folder / "w"
+    )
     digest = hashlib.sha256((folder / "w").read_bytes()).hexdigest()
     name = f"densenet121-{digest[:8]}.pth"
     (folder / "w").rename(folder / name)
@@ -104,12 +106,12 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
     evaluations = [(line["top1"], -line["loss"]) for line in lines if line["kind"] == "evaluate"]
     final, best = checkpoint.read(folder.final), checkpoint.read(folder.best)["state"]
     assert final["accuracy"] == best["accuracy"] == pytest.approx(max(evaluations)[0], abs=1e-6)
-    assert all(torch.equal(final["model"][one], best["model"][one]) for one in final["model"])
+    assert all(torch.equal(final["model"][name], best["model"][name]) for name in final["model"])
     assert list(folder.tensorboard.glob("events.*"))
 
     steps = [checkpoint.read(path)["state"] for path in checkpoint.steps_in(folder.checkpoints)]
     for state, tuned in ((steps[0]["model"], False), (steps[-1]["model"], True)):
-        kept = [torch.equal(state[one], weights[one]) for one in weights if "features" in one]
+        kept = [torch.equal(state[name], weights[name]) for name in weights if "features" in name]
         assert not any(kept) if tuned else all(kept)
     Image.new("RGB", (80, 60), "orange").save(tmp_path / "cat.png")
     named = warm.run(

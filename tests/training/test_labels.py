@@ -35,18 +35,18 @@ def test_the_rule_is_that_of_the_paper() -> None:
         ENOUGH * float(shares[labels == each, each].double().mean()) if each < 5 else 2.0
         for each in range(6)
     ]
-    wanted = {}
+    expected = {}
     for image, row in enumerate(shares.tolist()):
         reached = [each for each in range(6) if row[each] >= thresholds[each]]
         likely = max(reached, key=lambda each: row[each], default=int(labels[image]))
         if likely != labels[image]:
             score = max(0.0, row[likely] - row[int(labels[image])])
-            wanted[image] = (likely, pytest.approx(score, abs=1e-6))
-    found = {
+            expected[image] = (likely, pytest.approx(score, abs=1e-6))
+    doubtful = {
         each.image: (each.likely, each.score) for each in doubts(Answers.of(logits, labels), 6)
     }
-    assert found == wanted
-    assert 10 < len(found) < 200
+    assert doubtful == expected
+    assert 10 < len(doubtful) < 200
 
 
 def test_no_image_is_judged_by_what_was_fitted_to_it() -> None:
@@ -55,12 +55,14 @@ def test_no_image_is_judged_by_what_was_fitted_to_it() -> None:
     random = torch.Generator().manual_seed(1)
     features = torch.randn(600, 900, generator=random)
     labels = torch.randint(0, 3, (600,), generator=random)
-    answers = held_out_answers(features, labels, 3)
-    assert torch.equal(answers.labels, labels)
-    right = (answers.classes[:, 0] == labels).float().mean()
+    held_out = held_out_answers(features, labels, 3)
+    assert torch.equal(held_out.labels, labels)
+    right = (held_out.classes[:, 0] == labels).float().mean()
     assert 0.25 < right < 0.42
-    seen = Answers.of(features @ torch.linalg.lstsq(features, _one_hot(labels)).solution, labels)
-    assert (seen.classes[:, 0] == labels).all()  # in sample, all are right
+    in_sample = Answers.of(
+        features @ torch.linalg.lstsq(features, _one_hot(labels)).solution, labels
+    )
+    assert (in_sample.classes[:, 0] == labels).all()  # in sample, all are right
 
 
 def test_small_classes_are_judged_too() -> None:
@@ -112,9 +114,9 @@ def test_wrong_labels_of_real_digits_are_found(
     assert main([str(data), str(run), "--out", str(tmp_path), "--workers", "1"]) == 0
     with (tmp_path / "doctor.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["problem"] == "label"]
-    found = {row["key"] for row in rows}
-    assert len(found & wrong) >= 0.75 * len(wrong)
-    assert len(found & wrong) >= 0.75 * len(found)
+    reported = {row["key"] for row in rows}
+    assert len(reported & wrong) >= 0.75 * len(wrong)
+    assert len(reported & wrong) >= 0.75 * len(reported)
     assert {row["split"] for row in rows} == {"train", "val"}
     assert {row["action"] for row in rows} == {"relabel"}
     true = digits()[1]

@@ -47,7 +47,7 @@ def same(model: nn.Module, weights: Tensors, but: str = "nothing") -> bool:
 
 
 def below(prefix: str, weights: Tensors) -> Tensors:
-    return {prefix + name: one for name, one in weights.items()}
+    return {prefix + name: tensor for name, tensor in weights.items()}
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def below(prefix: str, weights: Tensors) -> Tensors:
             lambda w: {"state_dict": below("module.encoder_q.", w) | {"queue": torch.ones(2)}},
             "; found below encoder_q. (1 others left out)",
         ),
-        (lambda w: {n: one for n, one in w.items() if not n.endswith("tracked")}, ""),
+        (lambda w: {n: tensor for n, tensor in w.items() if not n.endswith("tracked")}, ""),
         (
-            lambda w: {n: one for n, one in w.items() if not n.startswith("fc.")},
+            lambda w: {n: tensor for n, tensor in w.items() if not n.startswith("fc.")},
             "; the last layer (fc.weight, fc.bias) is not there and starts afresh",
         ),
     ],
@@ -92,8 +92,8 @@ def test_densenet_is_read_as_it_is_published(tmp_path: Path) -> None:
     published = models.DenseNet(8, (2, 2), 16, num_classes=1000).state_dict()
     old = {
         name.replace("norm1.", "norm.1.").replace("norm2.", "norm.2.")
-        .replace("conv1.", "conv.1.").replace("conv2.", "conv.2."): one
-        for name, one in published.items()
+        .replace("conv1.", "conv.1.").replace("conv2.", "conv.2."): tensor
+        for name, tensor in published.items()
         if not name.endswith("num_batches_tracked")
     }  # fmt: skip
     assert "features.denseblock1.denselayer1.norm.1.weight" in old
@@ -158,8 +158,8 @@ def test_position_embeddings_are_interpolated(tmp_path: Path) -> None:
     """As torchvision does it for its own weights, and under the names of its published files."""
     published = vit(64).state_dict()
     old = {
-        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): one
-        for name, one in published.items()
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
+        for name, tensor in published.items()
     }
     model = vit(96)
     message = loaded(model, tmp_path / "w.pth", old)

@@ -39,11 +39,11 @@ def test_a_step_is_the_same_and_keeps_less(name: str) -> None:
     (loss, whole), (same_loss, less) = stepped(plain, images), stepped(result, images)
     assert same_loss == loss
     assert less < 0.6 * whole
-    for one, other in zip(plain.parameters(), result.parameters(), strict=True):
-        assert one.grad is not None and other.grad is not None
-        assert torch.equal(one.grad, other.grad)
-    for one, other in zip(plain.buffers(), result.buffers(), strict=True):
-        assert torch.equal(one, other)
+    for weight, other in zip(plain.parameters(), result.parameters(), strict=True):
+        assert weight.grad is not None and other.grad is not None
+        assert torch.equal(weight.grad, other.grad)
+    for buffer, other in zip(plain.buffers(), result.buffers(), strict=True):
+        assert torch.equal(buffer, other)
     assert list(plain.state_dict()) == list(result.state_dict())
 
 
@@ -75,7 +75,9 @@ def test_blocks_may_take_keywords() -> None:
     torch.manual_seed(3)
     plain = Keyed()
     result = with_recomputed_blocks(copy.deepcopy(plain), True)
-    (loss, whole), (same_loss, less) = (stepped(one, torch.ones(99, 8)) for one in (plain, result))
+    (loss, whole), (same_loss, less) = (
+        stepped(model, torch.ones(99, 8)) for model in (plain, result)
+    )
     assert (same_loss, result.scale.grad) == (loss, plain.scale.grad)
     assert less < 0.6 * whole
     with torch.no_grad():

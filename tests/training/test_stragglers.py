@@ -16,10 +16,10 @@ def times(ranks: int, steps: int = 100) -> np.ndarray:
     return np.array([0.002, 0.030, 0.003]) + noise
 
 
-def late(seen: np.ndarray, rank: int, part: int, seconds: float, every: int = 1) -> None:
+def late(times: np.ndarray, rank: int, part: int, seconds: float, every: int = 1) -> None:
     """Let a rank take longer in a part of every n-th step; the others wait in the exchange."""
-    seen[rank, ::every, part] += seconds
-    seen[np.arange(len(seen)) != rank, ::every, 2] += seconds
+    times[rank, ::every, part] += seconds
+    times[np.arange(len(times)) != rank, ::every, 2] += seconds
 
 
 @pytest.mark.parametrize(("part", "why"), [(0, "data"), (1, "compute")])
@@ -60,7 +60,7 @@ def test_ranks_that_keep_step_are_no_news() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
     """Return the lines about stragglers of two real ranks, by the phase in which rank 1 sleeps."""
     folder = tmp_path_factory.mktemp("waits")
     args = output_of("straggler_ranks.py", folder)
@@ -72,18 +72,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 
 
 @pytest.mark.parametrize("why", ["data", "compute"])
-def test_the_rank_that_sleeps_is_found(why: str, found: dict[str, list[dict[str, object]]]) -> None:
+def test_the_rank_that_sleeps_is_found(why: str, lines: dict[str, list[dict[str, object]]]) -> None:
     """Two real ranks, of which one sleeps in its data or in its forward: both reports say so."""
-    assert len(found[why]) == 2
-    for line in found[why]:
+    assert len(lines[why]) == 2
+    for line in lines[why]:
         assert (line["rank"], line["why"]) == (1, why)
         assert float(str(line["waited"])) > 0.3
-    assert f"wait for rank 1 on {socket.gethostname()} " in str(found["said"])
-    assert f"its {why} takes" in str(found["said"])
+    assert f"wait for rank 1 on {socket.gethostname()} " in str(lines["said"])
+    assert f"its {why} takes" in str(lines["said"])
 
 
 def test_stragglers_are_only_searched_on_request(
-    found: dict[str, list[dict[str, object]]],
+    lines: dict[str, list[dict[str, object]]],
 ) -> None:
     """--straggler-steps 0 writes nothing."""
-    assert found["off"] == []
+    assert lines["off"] == []
