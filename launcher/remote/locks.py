@@ -17,6 +17,7 @@ import time
 
 SIGNATURE_BYTES = 1 << 12
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
+HOLD_SECONDS = 0.3  # who removes a lock that nobody holds has it for a moment
 TICKET = ".wait-"
 POLITE = "-polite"
 """Ends the place of a launch that would give way itself: no run gives way to it."""
@@ -56,28 +57,40 @@ def _is_lockable(path: str) -> bool:
     return is_file
 
 
-def lock(path: str, shared: bool) -> int:
+def lock(path: str, shared: bool, seconds: float = LOCK_SECONDS) -> int:
     """Lock a file and return its descriptor, which holds the lock until this process ends.
 
     A lock that the probe before us holds stays locked, so that no other launch comes in between.
-    Raise OSError when another run holds it, or when it is not a plain file.
+    Raise OSError when another run holds it for longer, or when it is not a plain file.
     """
-    with contextlib.suppress(KeyError, FileNotFoundError):
-        descriptor = HELD.pop(path)
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
-        os.close(descriptor)
-    deadline = time.monotonic() + LOCK_SECONDS
+    held = HELD.pop(path, None)
+    if held is not None:
+        if _lies_at(held, path):
+            return held
+        os.close(held)
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         descriptor = open_lock(path)
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        with contextlib.suppress(BlockingIOError):
             flock(descriptor, shared)
             # The last holder removes the file, and a lock on a removed file excludes no other run.
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            if _lies_at(descriptor, path):
                 return descriptor
         os.close(descriptor)
         time.sleep(0.05)
     raise BlockingIOError("another run holds this host; type --wait, or --check to see which")
+
+
+def hold(path: str, shared: bool) -> bool:
+    """Lock a file until the end of this program; return whether no other process holds it.
+
+    Raise OSError when it is not a plain file.
+    """
+    try:
+        HELD[path] = lock(path, shared, HOLD_SECONDS)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sign(path: str, descriptor: int, run: str, name: str) -> None:
@@ -190,11 +203,18 @@ def open_lock(path: str) -> int:
             return descriptor
 
 
+def _lies_at(descriptor: int, path: str) -> bool:
+    """Return whether an open file is still the one of that name."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    return False
+
+
 def remove_lock(path: str, descriptor: int) -> None:
     """Remove the file of a lock, unless others hold it too, and close it."""
     with contextlib.suppress(OSError):  # others share it, or it is another user's file
         flock(descriptor, shared=False)
-        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+        if _lies_at(descriptor, path):
             os.unlink(path)
     os.close(descriptor)
 

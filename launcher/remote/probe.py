@@ -15,19 +15,10 @@ import socket
 import sys
 import time
 
-from launcher.remote import service
+from launcher.remote import locks, service
 from launcher.remote.files import INSTALLED, file_digest
 from launcher.remote.holders import holder_of, in_the_way, taken_gpus, user_name
-from launcher.remote.locks import (
-    HELD,
-    TICKET,
-    flock,
-    lock_path,
-    open_lock,
-    queue,
-    release,
-    remove_lock,
-)
+from launcher.remote.locks import HELD, TICKET, lock_path, queue, release, remove_lock
 from launcher.remote.network import address_of, route
 from launcher.remote.notes import notes, put_note
 from launcher.remote.waiting import find_program, lines_of, output_of, within
@@ -105,10 +96,11 @@ def serve(bundle: object) -> None:
         "remember": remember,
         "note": note,
     }
-    last = service.serve(orders, SILENT_SECONDS)
-    if last == "become":
-        become()  # the agent takes over our locks, and lets go of the rest
-    release()
+    try:
+        if service.serve(orders, SILENT_SECONDS) == "become":
+            become()  # the agent takes over our locks, and lets go of the rest
+    finally:
+        release()  # also where a launcher that was killed takes no answer any more
 
 
 def _leave(*reason: object) -> None:
@@ -299,20 +291,10 @@ def shards(**options: Any) -> dict[str, Any]:
 
 def hold(path: str, shared: bool) -> dict[str, Any]:
     """Lock a file until this program ends; return its holder when another process has it."""
-    if path in HELD:
+    if locks.hold(path, shared):
         return {"holder": ""}
-    try:
-        descriptor = open_lock(path)
-    except OSError as error:
-        return {"error": error.strerror or str(error)}
-    try:
-        flock(descriptor, shared)
-    except BlockingIOError:
-        os.close(descriptor)
-        holder = holder_of([path])
-        return {**holder, "holder": holder["holder"] or "another launch"}
-    HELD[path] = descriptor
-    return {"holder": ""}
+    holder = holder_of([path])
+    return {**holder, "holder": holder["holder"] or "another launch"}
 
 
 def occupancy(workdir: str, name: str) -> dict[str, Any]:

@@ -220,6 +220,11 @@ class RunState:
         match event:
             case Report():
                 rank.report(event.fields, now)
+                for number in event.fields.get("liars", ()):
+                    liar = self.host_of(number)
+                    if liar and liar is not host:
+                        text = f"of its cache, for {host.plan.name}"
+                        self.incidents.add(liar.plan.name, "bytes", text)
                 if rank is self.lead:
                     self._compare_parts()
             case RankStarted():

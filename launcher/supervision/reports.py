@@ -84,12 +84,18 @@ def _is_rank(value: object) -> bool:
     return type(value) is int and -1 <= value <= _LARGEST
 
 
+def _are_ranks(value: object) -> bool:
+    """Return whether it is a list of some ranks."""
+    return isinstance(value, list) and len(value) <= 64 and all(map(_is_count, value))
+
+
 FIELDS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("phase", "slow_why", "slow", "final", "report", "dataset"), _is_text),
     **dict.fromkeys(("epoch", "epochs", "step", "steps", "epoch_step", "epoch_steps"), _is_count),
     **dict.fromkeys(("checkpoint", "cache_bytes", "peer_bytes", "origin_bytes"), _is_count),
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
     "slow_rank": _is_rank,
+    "liars": _are_ranks,
     **dict.fromkeys(("data_seconds", "compute_seconds"), _is_seconds),
     "speed": _is_speed,
 }

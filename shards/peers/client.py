@@ -25,6 +25,8 @@ class Peer(NamedTuple):
     identity: str
     address: str
     port: int
+    rank: int = 0
+    """The first rank of the host, as the launcher counts them."""
 
 
 @dataclass(frozen=True)

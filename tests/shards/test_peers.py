@@ -297,7 +297,7 @@ def test_nothing_that_a_peer_sends_is_believed(large: Tiny, tmp_path: Path, repl
     }
     token = secrets.token_bytes(16)
     with lying_peer(token, shards, reply) as port:
-        peers = (Peer("own", HERE, 0), Peer("liar", HERE, port))
+        peers = (Peer("own", HERE, 0), Peer("liar", HERE, port, rank=8))
         source.join(PeerTable(token, peers, "own", SHORT), share=0.4)  # not room for everything
         began = time.monotonic()
         assert everything(source) == large.all
@@ -306,6 +306,8 @@ def test_nothing_that_a_peer_sends_is_believed(large: Tiny, tmp_path: Path, repl
     assert seconds < limit + 20.0  # once; then the peer is left alone
     liar = sorted(["own", "liar"]).index("liar")
     assert source._client.leaves_alone(liar) == (reply is not has_nothing)
+    if reply is not talks_on:  # what it sends on may look like anything
+        assert source.traffic.liars() == ({8} if reply in (poisoned, stale, zeroed) else set())
 
 
 @pytest.mark.long

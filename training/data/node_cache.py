@@ -14,14 +14,15 @@ import secrets
 import socket
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from rackrun.contract import variables
 from rackrun.machine import boot_id
+from rackrun.reports import rank_number
 from rackrun.shapes import AtMost, Between, Matches, parsed
 from shards.block_store import SPARE
 from shards.cache import Block, CachedSource
@@ -31,7 +32,7 @@ from shards.peers.client import Peer
 from shards.peers.protocol import TOKEN_BYTES
 from shards.peers.source import PeerSource, PeerTable
 from shards.source import Source
-from shards.traffic import ReadBytes
+from shards.traffic import MOST_LIARS, ReadBytes
 from training.ranks import Ranks
 
 MOST_MESSAGE_BYTES = 4096
@@ -81,6 +82,8 @@ class Server:
     address: Annotated[str, AtMost(64)]
     port: Annotated[int, Between(0, 65535)]
     """0: it could not be started."""
+    rank: Annotated[int, Between(0, 2**24)]
+    """The rank that has started it, as the launcher counts them."""
 
 
 class NodeCache:
@@ -92,13 +95,21 @@ class NodeCache:
         self._splits = splits
         self._server: subprocess.Popen[bytes] | None = None
 
-    def traffic(self) -> ReadBytes | None:
-        """Return the bytes that this rank has read so far; None where nothing is cached.
+    def report_fields(self) -> dict[str, Any]:
+        """Return what this rank reports of its reading so far: nothing where nothing is cached.
 
-        The first rank of a host also has what was fetched for other hosts.
+        The first rank of a host also counts what was fetched for other hosts.
         """
-        totals = [source.traffic.total() for source in self._sources]
-        return ReadBytes(*map(sum, zip(*totals, strict=True))) if totals else None
+        if not self._sources:
+            return {}
+        total = ReadBytes()
+        liars = set[int]()
+        for source in self._sources:
+            total = total.plus(source.traffic.total())
+            liars |= source.traffic.liars()
+        counts = {"cache_bytes": total.cache, "peer_bytes": total.peers}
+        counts["origin_bytes"] = total.origin
+        return counts | ({"liars": sorted(liars)[:MOST_LIARS]} if liars else {})
 
     def missing(self, part: int, parts: int) -> list[MissingBlock]:
         """Return every `parts`-th block, from number `part` on, that this host is yet to store."""
@@ -133,7 +144,7 @@ class NodeCache:
         token = ranks.broadcast_bytes(secrets.token_bytes(TOKEN_BYTES) if ranks.first else None)
         ours = self._serve(_address(ranks, routes), token) if ranks.rank == this_host else None
         servers = _exchanged(ranks, Server, ours)
-        peers = tuple(Peer(each.identity, each.address, each.port) for each in servers.values())
+        peers = tuple(Peer(*astuple(each)) for each in servers.values())
         table = PeerTable(token, peers, servers[this_host].identity)
         total = sum(_bytes(source) for source in sources)
         for source in sources:
@@ -156,7 +167,7 @@ class NodeCache:
             _log.warning("%s: serves no blocks to other hosts: %s", address, why)
         folder = Path(self._sources[0].folder).resolve()
         identity = hashlib.sha256(f"{address} {os.getuid()} {folder}".encode()).hexdigest()
-        return Server(identity, address, port)
+        return Server(identity, address, port, rank_number())
 
 
 def _bytes(source: Source) -> int:

@@ -81,7 +81,7 @@ def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
         _recorder(run, state) as log,
         compilation_reported(log.progress, run.compute.compile),
     ):
-        log.progress.read_bytes = run.data.cache.traffic
+        log.progress.reading = run.data.cache.report_fields
         if run.earlier:
             state.load_state_dict(run.earlier.content["state"])
             statistics = run.earlier.content.get("statistics")

@@ -8,7 +8,6 @@ from typing import Any
 from rackrun.contract import phases, variables
 from rackrun.reports import Reporter, rank_number, send
 from rackrun.units import duration
-from shards.traffic import ReadBytes
 from training.ranks import Ranks
 from training.schedule import Schedule
 
@@ -23,8 +22,8 @@ class ProgressReporter:
         self._report = self._reporter.fields
         self._epochs = epochs
         self._epoch_steps = schedule.epoch_steps
-        self.read_bytes: Callable[[], ReadBytes | None] = lambda: None
-        """What this rank has read so far, by where it came from."""
+        self.reading: Callable[[], dict[str, Any]] = dict
+        """Gives what this rank reports of its reading."""
         self.enter(ranks)
 
     def enter(self, ranks: Ranks) -> None:
@@ -45,7 +44,7 @@ class ProgressReporter:
 
     def phase(self, name: str, **fields: Any) -> None:
         """Report, at once, that another phase begins."""
-        self._report |= {"phase": name, **self._read_fields(), **fields}
+        self._report |= {"phase": name, **self.reading(), **fields}
         self._reporter.send()
 
     def step(self, step: int) -> None:
@@ -114,12 +113,7 @@ class ProgressReporter:
 
     def _take(self, **fields: Any) -> None:
         """Report values within a phase, at a limited rate."""
-        self._reporter.report(self._report["phase"], {**self._read_fields(), **fields})
-
-    def _read_fields(self) -> dict[str, int]:
-        counts = self.read_bytes()
-        names = ("cache_bytes", "peer_bytes", "origin_bytes")
-        return dict(zip(names, counts, strict=True)) if counts else {}
+        self._reporter.report(self._report["phase"], {**self.reading(), **fields})
 
 
 def report_start() -> None:

@@ -100,7 +100,7 @@ def _begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
         kill_descendants()
     if identities_in(scratch)[1] == identity(guard):
         remove_folder(scratch)
-        remove_free_locks(locks)
+    remove_free_locks(locks)  # also of an agent that was killed before it had a folder
     os._exit(0)
 
 

@@ -141,6 +141,33 @@ def test_a_sick_gpu_and_two_crashes_are_remembered_on_the_host(rack: PlantedRack
     assert [json.loads(line)["kind"] for line in lines] == ["failed", "failed"]
 
 
+BLAME = """
+import json, os, socket
+report = {"rank": int(os.environ["RANK"]), "step": 1, "liars": [2]}
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    sender.sendto(json.dumps(report).encode(), os.environ["RACKRUN_REPORTS"])
+"""
+
+
+def test_a_host_whose_cache_sends_wrong_bytes_is_remembered(rack: PlantedRack) -> None:
+    """By what ranks of another host report, in two runs: shown by rack, ps, --check and launches."""
+    hosts = str(rack.hosts)
+    for _ in range(2):
+        run = ("--include", "gpu01,gpu02", hosts, "--", sys.executable, "-c", BLAME)
+        code, _, err = rack.result_of(*run)
+        assert (code, "history" in err) == (0, False), err
+    lines = (rack.home_of("gpu02") / ".rackrun/hosts/gpu02.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["bytes"] * 2
+    shown = "of its cache, for gpu01"
+    assert shown in rack.result_of(hosts, verb="rack")[1]
+    assert shown in rack.result_of(hosts, verb="ps")[2]
+    _, out, _ = rack.result_of("--check", "--json", hosts)
+    warned = {row["host"] for row in json.loads(out) if shown in json.dumps(row)}
+    assert warned == {"gpu02"}
+    code, _, err = rack.result_of("--include", "gpu02", hosts, *TRUE)
+    assert (code, "warning: gpu02: history: wrong bytes " in err) == (0, True), err
+
+
 NONSENSE = (
     b'{"text": "\\ud800\\u001b[2J", "at": NaN}',
     b'{"text": "x", "at": 1e400}',

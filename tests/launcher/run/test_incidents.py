@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.remote import history as files
-from launcher.run.events import Gpu, Lost, Usage
+from launcher.run.events import Gpu, Lost, Report, Usage
 from launcher.run.incidents import (
     MOST_OF_RUN,
     REMEMBERED_SECONDS,
@@ -19,6 +19,11 @@ from launcher.run.incidents import (
     history,
     lines_of,
 )
+from launcher.run.job import Command, Job
+from launcher.run.plan import PlannedHost, make_plan
+from launcher.run.state import RunState
+from launcher.supervision.reports import valid_fields
+from rackrun.run_folder import RunFolder
 
 NOW = 1_800_000_000.0
 
@@ -86,6 +91,21 @@ def test_a_run_notes_what_happens_to_its_hosts() -> None:
     }
     assert {one.run for those in noted.values() for one in those} == {"x"}
     assert list(log.of_run("x", ["a", "b"], True)) == ["a"], "whoever forces the end loses hosts"
+
+
+def test_a_host_that_sends_wrong_bytes_is_remembered_not_the_one_that_reads_them() -> None:
+    """Whatever the reports of other ranks say: ranks that are not of the run, anything else."""
+    job = Job(Command(("true",)), RunFolder(Path("/runs/x")))
+    hosts = [PlannedHost(name, "10.0.0.1", 2, "python3", "/", "/x") for name in "abc"]
+    run = RunState(make_plan(job, hosts, 29500), NOW)
+    for liars in ([2], [2], [2, 99], "2", [-1], [True], [[]], list(range(99))):
+        fields = valid_fields(json.dumps({"step": 1, "liars": liars}).encode())
+        assert fields is not None
+        run.take(Report(0, 1, fields), NOW)
+    noted = run.incidents.of_run("x", list("abc"), False)
+    assert {host: [(each.kind, each.text) for each in those] for host, those in noted.items()} == {
+        "b": [("bytes", "of its cache, for a")]
+    }
 
 
 def test_when_all_hosts_are_lost_at_once_our_own_network_was() -> None:

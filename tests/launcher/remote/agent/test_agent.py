@@ -107,6 +107,51 @@ def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
         os.umask(before)
 
 
+def test_a_lock_goes_with_a_launcher_that_is_killed_before_it_takes_an_answer(
+    tmp_path: Path,
+) -> None:
+    """The probe finds nobody to answer, and removes what it has locked all the same."""
+    path = tmp_path / "lock"
+    script = "from launcher.remote import probe; probe.serve(b'')"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=PIPE, stdout=PIPE, stderr=PIPE
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(bootstrap.order(do="hold", path=str(path), shared=False))
+        process.stdin.flush()
+        held = service.MARKER + b'14\n{"holder": ""}'
+        assert process.stdout.read(len(held)) == held
+        assert path.exists()
+        process.stdout.close()
+        process.stdin.write(bootstrap.order(do="clock"))
+        process.stdin.flush()
+        assert b"BrokenPipeError" in process.stderr.read()
+    assert not path.exists()
+
+
+def test_a_lock_on_a_file_that_was_just_removed_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would exclude nobody, since others lock the next file of that name."""
+    path = tmp_path / "lock"
+    opened = locks.open_lock
+    removals = iter([True])
+
+    def open_and_remove(name: str) -> int:
+        descriptor = opened(name)
+        if next(removals, False):
+            path.unlink()  # as its last holder does
+        return descriptor
+
+    monkeypatch.setattr(locks, "open_lock", open_and_remove)
+    for _ in range(2):
+        assert locks.hold(str(path), shared=False)
+        with path.open() as other, pytest.raises(BlockingIOError):
+            locks.flock(other.fileno(), shared=True)
+        path.unlink()  # a cleaner of /tmp; asked again, it is locked again
+    locks.release()
+
+
 def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
     """With heartbeats a rank lives through several leases."""
     plan = plan_of(tmp_path, "bash", "-c", "sleep 5; echo through")
