@@ -76,7 +76,8 @@ class CachedSource(DescribedSource):
         """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
         try:
             blocks = ((shard, block.start, block.bytes) for block in self.blocks_of(shard))
-            yield from verified(self.reads(blocks), shard, f"{self.location}: {shard.name}")
+            where = f"{self.location}: {shard.name}"
+            yield from verified(_ahead(self.reread, blocks), shard, where)
         except DataError:
             # The damage may lie between samples, where no row of the index covers it.
             self.store.forget(shard.sha256)
@@ -84,20 +85,24 @@ class CachedSource(DescribedSource):
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
         """Yield each range in turn, while threads prepare the next ones."""
-        threads, waiting = ThreadPoolExecutor(_AHEAD), deque[Future[Stored]]()
-        try:
-            for byte_range in ranges:
-                waiting.append(threads.submit(self.read, *byte_range))
-                if len(waiting) > _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+        return _ahead(self.read, ranges)
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
-        """Return exactly `length` bytes of a shard from `offset` on."""
-        parts = [self.obtain(shard, *part) for part in self.parts_of(shard, offset, length)]
+        """Return exactly `length` bytes of a shard from `offset` on.
+
+        What the cache has is not verified: readers hold it against the index, and may `reread` it.
+        """
+        return self._joined(partial(self.obtain, verify=False), shard, offset, length)
+
+    def reread(self, shard: Shard, offset: int, length: int) -> Stored:
+        """Return the same, of blocks that agree with their checksums; others are fetched again."""
+        return self._joined(partial(self.obtain, verify=True), shard, offset, length)
+
+    def _joined(
+        self, obtain: Callable[[Shard, Block, slice], Stored], shard: Shard, first: int, length: int
+    ) -> Stored:
+        """Return a range of a shard, of the parts of blocks that are obtained for it."""
+        parts = [obtain(shard, *part) for part in self.parts_of(shard, first, length)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def parts_of(self, shard: Shard, offset: int, length: int) -> list[tuple[Block, slice]]:
@@ -129,11 +134,13 @@ class CachedSource(DescribedSource):
         """Return True if this host stores the block when it has fetched it."""
         return True
 
-    def obtain(self, shard: Shard, block: Block, part: slice) -> Stored:
+    def obtain(self, shard: Shard, block: Block, part: slice, verify: bool = True) -> Stored:
         """Return a part of a block, from the store or fetched into it."""
-        return self._kept(shard, block, part, lambda: self._fetch(shard, block, ALL))
+        return self._kept(shard, block, part, lambda: self._fetch(shard, block, ALL), verify)
 
-    def _kept(self, shard: Shard, block: Block, part: slice, fetch: Callable[[], Stored]) -> Stored:
+    def _kept(
+        self, shard: Shard, block: Block, part: slice, fetch: Callable[[], Stored], verify: bool
+    ) -> Stored:
         """Return a part of a block from the store, or of what is fetched for it."""
         fetched: list[Stored] = []
 
@@ -141,8 +148,9 @@ class CachedSource(DescribedSource):
             fetched.append(fetch())
             return fetched[0]
 
+        is_right = partial(self.is_right, shard, block)
         data = self.store.get_or_fetch(
-            block.key(shard), block.bytes, part, fetch_now, partial(self.is_right, shard, block)
+            block.key(shard), block.bytes, part, fetch_now, is_right, verify
         )
         if not fetched:
             self.traffic.add("cache", len(data))
@@ -199,3 +207,17 @@ class CachedSource(DescribedSource):
     def _splits(self) -> dict[str, str]:
         """The name of its split, by the name of a shard."""
         return {shard.name: split.name for split in self.manifest.splits for shard in split.shards}
+
+
+def _ahead(read: Callable[..., Stored], ranges: Iterable[Range]) -> Iterator[Stored]:
+    """Yield each range in turn, while threads read the next ones."""
+    threads, waiting = ThreadPoolExecutor(_AHEAD), deque[Future[Stored]]()
+    try:
+        for byte_range in ranges:
+            waiting.append(threads.submit(read, *byte_range))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)

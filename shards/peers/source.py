@@ -9,6 +9,7 @@ again, and if that does not help, it is left alone, and the bytes come from the 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -93,13 +94,14 @@ class PeerSource(CachedSource):
         """
         return self.source.stream(shard) if self._peers else super().stream(shard)
 
-    def obtain(self, shard: Shard, block: Block, part: slice) -> Stored:
+    def obtain(self, shard: Shard, block: Block, part: slice, verify: bool = True) -> Stored:
         """Return a part of a block: from the store, its home, or the source."""
         if not self._peers or (home := self._home(shard, block)) == self._own:
-            return super().obtain(shard, block, part)
+            return super().obtain(shard, block, part, verify)
         if self._homes.keeps_all:
-            return self._kept(shard, block, part, lambda: self._asked(home, shard, block, ALL))
-        data = self.store.load(block.key(shard), block.bytes, part)  # from another run
+            fetch = partial(self._asked, home, shard, block, ALL)
+            return self._kept(shard, block, part, fetch, verify)
+        data = self.store.load(block.key(shard), block.bytes, part, verify)  # from another run
         if data is not None:
             self.traffic.add("cache", len(data))
             return data
@@ -109,14 +111,16 @@ class PeerSource(CachedSource):
         """Return the same after bytes that were wrong; leave the host alone that sends them."""
         if not self._peers:
             return super().reread(shard, offset, length)
-        parts = [self._obtain_right(shard, *part) for part in self.parts_of(shard, offset, length)]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._joined(self._obtain_right, shard, offset, length)
 
     def _obtain_right(self, shard: Shard, block: Block, part: slice) -> Stored:
         """Return a part of a block from its home, if that can be verified, or from the source."""
         home = self._home(shard, block)
         if home == self._own:
             return super().obtain(shard, block, part)
+        data = self.store.load(block.key(shard), block.bytes, part)  # removed, if it was wrong
+        if data is not None:
+            return data
         rows, span = self._whole_samples(shard, block, part)
         data = self._ask(home, shard, block, span, verify=True)
         if data is not None and self._match(shard, rows, block.start + span.start, data):

@@ -150,7 +150,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
 
 
 def test_a_host_whose_cache_sends_wrong_bytes_is_remembered(rack: PlantedRack) -> None:
-    """By what ranks of another host report, in two runs: shown by rack, ps, --check and launches."""
+    """By what ranks of another host report, in two runs: rack, ps, --check and launches tell it."""
     hosts = str(rack.hosts)
     for _ in range(2):
         run = ("--include", "gpu01,gpu02", hosts, "--", sys.executable, "-c", BLAME)

@@ -221,10 +221,17 @@ class Campaign:
         """Return the locks and tickets that are left on the hosts."""
         return {path for lock in self._locks() for path in Path("/tmp").glob(f"{lock[5:]}*")}
 
-    def close(self) -> None:
-        """Remove what was planted."""
+    def close(self, jobs: Sequence[Job]) -> None:
+        """End what still runs, wait until the hosts are clean, and remove what was planted."""
+        for job in jobs:
+            if job.process and job.process.poll() is None:
+                job.process.kill()
+        end = time.monotonic() + 20
+        while (left := self.leftovers() - self.planted) and time.monotonic() < end:
+            time.sleep(0.2)
         for path in self.planted:
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        assert left == set()
 
 
 def planted_beside(lock: str) -> Iterator[Path]:
@@ -276,12 +283,8 @@ def play(campaign: Campaign, jobs: Sequence[Job]) -> None:
     """Run jobs, and check what holds for all."""
     try:
         campaign.run(jobs)
-        end = time.monotonic() + 20
-        while campaign.leftovers() != campaign.planted and time.monotonic() < end:
-            time.sleep(0.2)
-        assert campaign.leftovers() == campaign.planted
     finally:
-        campaign.close()
+        campaign.close(jobs)
     twice = campaign.observed / "twice"
     assert not twice.exists(), twice.read_text()
     for job in jobs:
