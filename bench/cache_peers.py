@@ -1,6 +1,6 @@
 """Measure hosts that serve each other from their caches, beside the origin and a local folder.
 
-    sudo python -m bench.cache_peers [--hosts 8] [--images 6000] [--epochs 4] [--rounds 2]
+    sudo python -m bench.cache_peers [--hosts 8] [--images 4000] [--epochs 4] [--rounds 2]
 
 Hosts are network namespaces on a bridge, the origin is nginx behind a limit of --origin-rate, each
 cache holds its share of the data and a tenth more. Every host runs the real loader: exact epochs,
@@ -19,23 +19,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple
+
+import torch
 
 from bench.peers import write_images
 from convert.folder import FolderOfClasses
 from convert.options import Packing
+from imagenet.model import TASK
+from imagenet.recipes import ImageNet
 from nginx.serve import Server, serving
 from nginx.site import Site
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from tests.launcher.netlab import Cables
+from training.data.open import open_data
+from training.ranks import joined
 
-ROOT = Path(__file__).parents[1]
 CLONE_NEWNET = 0x40000000
 TICKS = os.sysconf("SC_CLK_TCK")
 STEP_IMAGES = 16  # of each host
@@ -47,7 +53,7 @@ class Settings:
 
     hosts: int = 8
     """Hosts of the run."""
-    images: int = 6000
+    images: int = 4000
     """Images of about 110 KB."""
     epochs: int = 4
     """Epochs of each run."""
@@ -74,8 +80,6 @@ class Epoch(NamedTuple):
 
 def main(args: list[str]) -> None:
     """Measure and print."""
-    if args[:1] == ["host"]:
-        host(*args[1:])
     settings = parse(Settings, "python -m bench.cache_peers", args)
     with entered(settings) as cables, tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         Path(name).chmod(0o755)
@@ -90,14 +94,19 @@ def entered(settings: Settings) -> Iterator[Cables]:
     """Lay the cables, with this process where the origin is, and limit what that sends."""
     cables = Cables(settings.hosts)
     try:
-        with Path("/run/netns", cables.bridge).open() as namespace:
-            assert ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET) == 0
+        enter(cables.bridge)
         limit = ("rate", f"{8 * settings.origin_rate}mbit", "burst", "256k", "latency", "1s")
         command = ("tc", "qdisc", "add", "dev", "br0", "root", "tbf", *limit)
         subprocess.run(command, check=True)  # what hosts send each other does not pass here
         yield cables
     finally:
         cables.remove()
+
+
+def enter(name: str) -> None:
+    """Move this process into the network namespace of this name."""
+    with Path("/run/netns", name).open() as namespace:
+        assert ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET) == 0
 
 
 def measure(settings: Settings, cables: Cables, folder: Path) -> None:
@@ -152,24 +161,16 @@ def run_epochs(
 ) -> Iterator[Epoch]:
     """Run a host in each namespace; yield what its epochs cost."""
     world = {"MASTER_ADDR": "10.77.0.11", "MASTER_PORT": "29512", "LOCAL_RANK": "0"}
-    world |= {"WORLD_SIZE": str(settings.hosts), "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
-    world |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    world |= {"GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(ROOT)}
+    world |= {"WORLD_SIZE": str(settings.hosts), "LOCAL_WORLD_SIZE": "1"}
+    world |= {"GLOO_SOCKET_IFNAME": "eth0"}
     hosts = []
     for rank, name in enumerate(cables.names):
-        own = cache / f"host-{rank}" if cache else ""
-        words = ("host", location, str(own), size, str(settings.epochs), str(seed))
-        hosts.append(
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, sys.executable, "-m", "bench.cache_peers", *words],
-                env={**os.environ, **world, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                cwd=ROOT,
-            )
-        )
+        own = str(cache / f"host-{rank}") if cache else ""
+        reads = partial(host, location, own, size, settings.epochs, seed)
+        hosts.append(Host.started(name, {**world, "RANK": str(rank)}, reads))
     sent = bytes_sent(server)
     for epoch in range(settings.epochs):
-        lines = [json.loads(host.stdout.readline()) for host in hosts if host.stdout]
+        lines = [json.loads(host.lines.readline()) for host in hosts]
         before, sent = sent, bytes_sent(server)
         seconds = lines[0]["seconds"]
         images = sum(line["images"] for line in lines)
@@ -182,7 +183,32 @@ def run_epochs(
         )
         if epoch == settings.epochs - 2 and seed == 2:
             os.kill(lines[-1]["server"], signal.SIGKILL)
-    assert [host.wait() for host in hosts] == [0] * settings.hosts
+    assert [os.waitpid(host.pid, 0)[1] for host in hosts] == [0] * settings.hosts
+
+
+class Host(NamedTuple):
+    """A process in the network namespace of a host, and what it prints."""
+
+    pid: int
+    lines: IO[str]
+
+    @classmethod
+    def started(cls, name: str, variables: dict[str, str], work: Callable[[], object]) -> "Host":
+        """Fork one, as each would need seconds to import torch, and have it do some work."""
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(writing)
+            return cls(pid, os.fdopen(reading))
+        try:
+            enter(name)
+            os.dup2(writing, sys.stdout.fileno())
+            os.environ.update(variables)
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
 
 
 def bytes_sent(server: Server) -> int:
@@ -201,16 +227,12 @@ def print_listeners(cables: Cables) -> None:
     print(f"listening sockets at the hosts after the runs: {found}", flush=True)
 
 
-def host(location: str, cache: str, size: str, epochs: str, seed: str) -> NoReturn:
+def host(location: str, cache: str, size: str, epochs: int, seed: int) -> None:
     """Read epochs as a rank does; print a line of JSON for each."""
-    from imagenet.model import TASK
-    from imagenet.recipes import ImageNet
-    from training.data.open import open_data
-    from training.ranks import joined
-
+    torch.set_num_threads(1)
     config = ImageNet(
         data=location, cache=cache, cache_size=float(size), exact_epochs=True, workers=0,
-        batch_size=STEP_IMAGES, epochs=int(epochs) + 1, seed=int(seed), device="cpu",
+        batch_size=STEP_IMAGES, epochs=epochs + 1, seed=seed, device="cpu",
     )  # fmt: skip
     with joined(config) as ranks:
         transforms = partial(TASK.transforms, config)
@@ -235,7 +257,6 @@ def host(location: str, cache: str, size: str, epochs: str, seed: str) -> NoRetu
             }
             print(json.dumps(line), flush=True)
         ranks.all_reduce_max(0)
-    os._exit(0)
 
 
 def cpu_seconds(server: Any) -> float:

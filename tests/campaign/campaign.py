@@ -27,6 +27,7 @@ from tests.campaign.faults import (
     CONTAINER,
     DETACHED,
     LIMITS,
+    PEERS,
     SERVED,
     SLURM,
     START,
@@ -51,7 +52,7 @@ ROUNDS_PER_LAB = 25
 SLACK = 1.5
 """Times are promised for an idle machine; a campaign measures, and fails beyond this factor."""
 
-TABLE = [*ATTACHED, *START, *DETACHED, *SERVED, *SLURM, *CONTAINER]
+TABLE = [*ATTACHED, *START, *DETACHED, *SERVED, *PEERS, *SLURM, *CONTAINER]
 
 
 class Round:
@@ -258,10 +259,21 @@ TRAINING = (
     ),
     *("--device", "cpu", "--no-tensorboard", "--workers", "1", "--save-minutes", "0.01"),
 )
+
+
+class PeersRound(ServedRound):
+    """The same on hosts that share their caches, of which none has room for all of the data."""
+
+    def _command(self) -> tuple[str, ...]:
+        caches = ("--cache", "/tmp/cache", "--cache-size", "0.003", "--epochs", "30")
+        return ("catdog", "--data", str(self.hosts.many_shards), *TRAINING, *caches)
+
+
 KINDS: dict[str, Any] = {
     "attached": Round,
     "detached": DetachedRound,
     "served": ServedRound,
+    "peers": PeersRound,
     "slurm": SlurmRound,
     "container": ContainerRound,
 }

@@ -174,7 +174,7 @@ def main(args: list[str]) -> int:
         broken += bool(one.violations)
         sys.stdout.write(f"round {one.number}: {', '.join(one.lost)}: {one.violations or 'kept'}\n")
         if one.violations:
-            sys.stdout.write(f"{one.said[-3000:]}\n")
+            sys.stdout.write(f"{one.output[-3000:]}\n")
         sys.stdout.flush()
     sys.stdout.write(f"{len(numbers)} rounds, {broken} broken\n")
     return int(bool(broken))

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,8 +60,19 @@ class Scene:
             with_signal(pid, signal.Signals(number))
 
 
+KINDS = {
+    "fake_torchrun.py": "torchrun",
+    "launcher.detached": "controller",
+    "shards.peers.server": "cache",
+    "/agent.py": "shim",
+    "campaign/rank.py": "rank",
+    "-m\0catdog": "rank",
+}
+"""Kinds of processes of a host, by a part of the command line."""
+
+
 def kind_of(pid: int, line: str) -> str:
-    """Return what a process of a host is: rank, loader, shim, torchrun, agent, session, daemon."""
+    """Return what a process of a host is: one of KINDS, or agent, guard, session, daemon"""
     args = line.split("\0")
     if line.startswith("unshare\0") or "sshd_config" in line:
         return "daemon"
@@ -68,14 +80,9 @@ def kind_of(pid: int, line: str) -> str:
         return "session"
     if args[0] == "sleep":
         return "loader"
-    if "fake_torchrun.py" in line:
-        return "torchrun"
-    if "launcher.detached" in line:
-        return "controller"
-    if "/agent.py" in line:
-        return "shim"
-    if "campaign/rank.py" in line or "-m\0catdog" in line:
-        return "rank"
+    for part, kind in KINDS.items():
+        if part in line:
+            return kind
     if "rackrun_agent" in line:
         parent = Path(f"/proc/{pid}/stat")
         try:
@@ -196,8 +203,7 @@ def reboot(scene: Scene) -> None:
 
 def fill_tmp(scene: Scene) -> None:
     """Leave no byte in the /tmp of the host."""
-    tmp = Path(f"/proc/{scene.hosts.first(scene.hosts.hosts[scene.number - 1])}/root/tmp")
-    with (tmp / "full").open("wb") as file:
+    with (scene.hosts.tmp(scene.number) / "full").open("wb") as file:
         try:
             while True:
                 os.write(file.fileno(), bytes(1 << 20))
@@ -207,8 +213,7 @@ def fill_tmp(scene: Scene) -> None:
 
 def empty_tmp(scene: Scene) -> None:
     """Remove what fill_tmp wrote."""
-    tmp = Path(f"/proc/{scene.hosts.first(scene.hosts.hosts[scene.number - 1])}/root/tmp")
-    (tmp / "full").unlink(missing_ok=True)
+    (scene.hosts.tmp(scene.number) / "full").unlink(missing_ok=True)
 
 
 def kill_pythons(scene: Scene) -> None:
@@ -444,6 +449,45 @@ SERVED = [
     _served("nginx-STOP", nginx("STOP", 5.0)),
     _served("rank-KILL", lambda s: s.send("rank", signal.SIGKILL), *RETRY),
     _served("link-flaps", flap),
+]
+
+
+def spoil_blocks(scene: Scene) -> None:
+    """Change a byte in the middle of every block that the host keeps."""
+    for path in scene.hosts.tmp(scene.number).glob("cache/*/??/*-*"):
+        with suppress(FileNotFoundError), path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+            scene.hit = True
+
+
+def _peers(
+    name: str,
+    hurt: Callable[[Scene], None],
+    heal: Callable[[Scene], None] = lambda scene: None,
+    options: tuple[str, ...] = (),
+) -> Fault:
+    return Fault(
+        *(f"peers-{name}", (0,), 90.0, hurt, heal),
+        **{"kind": "peers", "rank_seconds": 30.0, "options": options},
+    )
+
+
+PEERS = [
+    _peers("nothing", lambda scene: None),
+    _peers("server-KILL", lambda s: s.send("cache", signal.SIGKILL)),
+    _peers("server-STOP", lambda s: s.send("cache", signal.SIGSTOP)),
+    _peers("wrong-bytes", spoil_blocks),
+    _peers("disk-full", fill_tmp, empty_tmp),
+    _peers("link-flaps", flap),
+    _peers(
+        "power-off",
+        lambda s: s.hosts.cut_power(s.number),
+        lambda s: s.hosts.boot(s.number),
+        options=("--elastic",),
+    ),
 ]
 
 

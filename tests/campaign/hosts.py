@@ -40,6 +40,11 @@ class Hosts(NetLab):
         """Return a folder of real shards, drawn and converted once."""
         return drawn_shards(self.folder)
 
+    @cached_property
+    def many_shards(self) -> Path:
+        """Return one that is larger than the cache of a host in rounds of cache peers."""
+        return drawn_shards(self.folder, 400, "--shards", "8")
+
     def python(self) -> str:
         """Return a Python that starts afresh: a fault may hit the launcher's start."""
         return sys.executable
@@ -84,12 +89,16 @@ class Hosts(NetLab):
             if not is_daemon(line)
         ]
 
+    def tmp(self, number: int) -> Path:
+        """Return the /tmp of a host."""
+        return Path(f"/proc/{self.first(self.hosts[number - 1])}/root/tmp")
+
     def litter(self) -> list[str]:
         """Return what lies in the /tmp of any host."""
         return [
             f"{self.line_of(host)}: /tmp/{name}"
-            for host in self.hosts
-            for name in litter(Path(f"/proc/{self.first(host)}/root/tmp"))
+            for number, host in enumerate(self.hosts, start=1)
+            for name in litter(self.tmp(number))
         ]
 
     def first(self, host: Sshd) -> int:

@@ -15,7 +15,8 @@ BLOCKS = range(20)
 def broken(outcomes: list[Outcome]) -> str:
     """Return the rounds that broke a promise, each with what to type to see it again."""
     return "\n\n".join(
-        f"round {outcome.number} {outcome.fault.name}: {outcome.violations}\n{outcome.said[-1500:]}"
+        f"round {outcome.number} {outcome.fault.name}: {outcome.violations}\n"
+        f"{outcome.output[-1500:]}"
         for outcome in outcomes
         if outcome.violations
     )

@@ -169,13 +169,14 @@ def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_
 QUICK = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--no-tensorboard")
 
 
-def drawn_shards(folder: Path) -> Path:
+def drawn_shards(folder: Path, images: int = 40, *options: str) -> Path:
     """Return real shards of a few images."""
-    write_archive(folder / "train.zip", 40)
-    args = ("-m", "convert", "catdog", str(folder / "train.zip"), str(folder / "drawn"))
+    archive, shards = folder / f"train-{images}.zip", folder / f"drawn-{images}"
+    write_archive(archive, images)
+    args = ("-m", "convert", "catdog", str(archive), str(shards), *options)
     done = warm.run(*args, start=warm.Launcher, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    return folder / "drawn"
+    return shards
 
 
 @pytest.mark.parametrize(
