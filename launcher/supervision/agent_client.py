@@ -60,7 +60,7 @@ class AgentClient:
 
     def start(self, limits: Limits, secrets: Environment = ()) -> None:
         """Start the agent on a separate thread; everything else arrives as an event."""
-        order = agent_protocol.run_order(self.plan, limits, secrets)
+        order = agent_protocol.run_order(self.plan, limits, secrets, self._is_first)
         self._begin(self._relay, order)
 
     def _begin(self, target: Callable[..., None], *args: bytes) -> None:

@@ -55,13 +55,19 @@ def program() -> bytes:
     return packed(*PROGRAM)
 
 
-def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:
-    """Order the start of a host's ranks; `secrets` are variables that are in no plan on disk."""
+def run_order(
+    plan: HostPlan, limits: Limits, secrets: Environment = (), is_first: bool = True
+) -> bytes:
+    """Order the start of a host's ranks; `secrets` are variables that are in no plan on disk.
+
+    The first agent of a run had its turn in the queue; the next one of a polite run comes last.
+    """
     fields = dataclasses.asdict(plan)
     return order(
         do="run",
         lease_seconds=limits.lease_seconds,
         grace_seconds=limits.grace_seconds,
+        comes_last=plan.polite and not is_first,
         **{**fields, "environment": (*plan.environment, *secrets)},
     )
 

@@ -3,6 +3,7 @@
 A lost rank starts again on its host. A lost host, once nothing is left running there, goes into the
 reserve, from which hosts start as long as the run has fewer than at its beginning. All of these
 join as newcomers. Whoever is lost twice before it has trained for a while is not taken again.
+A `--polite` run leaves hosts that others wait for, and tries now and then to have them again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from launcher.errors import PreflightRefused
 from launcher.output.console import ranges
 from launcher.output.on_event import EventName
 from launcher.run.events import (
@@ -86,6 +88,8 @@ class Regrouping:
         """How often in a row a host was lost, by node."""
         self._again_at: dict[int, float] = {}
         """When to start lost ranks again."""
+        self._left_until: dict[int, float] = {}
+        """When to try again to have hosts that were left to others, by node."""
         self._sweep_at: dict[int, float] = {}
         """When to try again to reach lost hosts, by node."""
         self._killed: set[int] = set()
@@ -105,6 +109,8 @@ class Regrouping:
                 self._take_group_event(event, now)
             case RankEnded():
                 return self._take_end(event, now)
+            case Lost() if self.is_still_left(event):
+                self._leave(event.node, now)
             case Lost() | Stopping() | AskedToStop() | TorchrunEnded() | Closed():
                 return self._take_host_event(event)
             case Swept() if event.reason:
@@ -159,14 +165,18 @@ class Regrouping:
         node = _node_of(failure)
         if not self._lose(self._ranks_of(node), failure):
             return False
+        self._drop(node)
+        if not isinstance(failure, Lost | Stopping):  # its agent lives, and ends what is left there
+            self._agents.of(node).stop(stop_order(signal.SIGKILL, 0))
+        return True
+
+    def _drop(self, node: int) -> None:
+        """Expect nothing more of the ranks of a host."""
         self._dropped.add(node)
         self._starting.pop(node, None)
         for rank in self._run.ranks_of(node):
             rank.lost = True
             self._again_at.pop(rank.rank, None)
-        if not isinstance(failure, Lost | Stopping):  # its agent lives, and ends what is left there
-            self._agents.of(node).stop(stop_order(signal.SIGKILL, 0))
-        return True
 
     def _lose(self, ranks: Iterable[int], failure: Failure) -> bool:
         """Take the loss of ranks of a host; return whether the run goes on without them.
@@ -198,13 +208,45 @@ class Regrouping:
         elif node in self._starting:
             self._losses[node] += 1
 
+    # -- hosts that are left to others
+
+    def give_way(self, node: int, user: str, now: float) -> bool:
+        """Leave a host to a launch that waits for it; return False where the others are too few.
+
+        One host at a time: who waits for some GPUs asks for all hosts that have them.
+        """
+        others = self._membership.hosts - {node}
+        if self._membership.current is None or len(others) < max(1, self._job.min_hosts):
+            return False
+        is_one_asked = any(now < at for at in self._left_until.values())
+        if node in self._membership.hosts and not is_one_asked:
+            name = self._run.plan.host(node).name
+            text = f"left {name} at step {self._step:,}: {one_line(user)} waits for it"
+            self._news.append(Notice(text, "lost", node))
+            self._lost.append(text)
+            self._joined.pop(node, None)
+            self._leave(node, now)
+            self._agents.of(node).stop(stop_order(signal.SIGKILL, 0))
+        return True
+
+    def is_still_left(self, event: Event) -> bool:
+        """Return whether a host that was left cannot be had again yet: its agent has refused."""
+        is_refused = isinstance(event, Lost) and event.exit_code == PreflightRefused.exit_code
+        return is_refused and event.node in self._left_until
+
+    def _leave(self, node: int, now: float) -> None:
+        """Train without a host, until it can be had again."""
+        self._membership.lose(self._ranks_of(node))
+        self._drop(node)
+        self._left_until[node] = now + self._job.limits.lease_seconds
+
     # -- what is due
 
     def advance(self, now: float) -> list[Notice | Regrouped]:
         """Do what is due; return what is to be shown of what has happened."""
         self._end_stopped(now)
         self._sweep_again(now)
-        self._reclaim()
+        self._reclaim(now)
         self._start_newcomers(now)
         self._give_up_late(now)
         if (group := self._membership.next_generation(now)) is not None:
@@ -244,12 +286,14 @@ class Regrouping:
             if node in self._dropped:
                 self._agents.clean_up(node)
 
-    def _reclaim(self) -> None:
+    def _reclaim(self, now: float) -> None:
         """Put lost hosts on which nothing is left into the reserve, unless they are lost often."""
         for node in [*self._dropped]:
             host = self._run.host(node)
             has_ended = (host.closed or host.swept) and self._agents.has_ended(node)
-            if has_ended and host.end_state == "clean" and self._losses[node] < LOSSES:
+            is_left = now < self._left_until.get(node, 0.0)
+            may_return = self._losses[node] < LOSSES and not is_left
+            if has_ended and host.end_state == "clean" and may_return:
                 self._dropped.remove(node)
                 self._reserve.append(node)
 
@@ -279,8 +323,9 @@ class Regrouping:
         self._membership.expect(self._ranks_of(node))
         self._starting[node] = now
         self._agents.start_again(node)
-        name = self._run.plan.host(node).name
-        self._news.append(Notice(f"{name} starts, and will join"))
+        if node not in self._left_until:  # each try would be news otherwise
+            name = self._run.plan.host(node).name
+            self._news.append(Notice(f"{name} starts, and will join"))
 
     def _give_up_late(self, now: float) -> None:
         """Give up hosts whose ranks do not get ready to join."""
@@ -315,6 +360,7 @@ class Regrouping:
         joined = [number for number in group.members if number not in self._members]
         for number in joined:
             self._starting.pop(run.rank(number).node, None)
+            self._left_until.pop(run.rank(number).node, None)
         names = self._named(joined) if run.generations else []
         self._members = group.members
         seconds = round(now - run.started_at, 3)

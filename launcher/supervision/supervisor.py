@@ -163,13 +163,23 @@ class Supervisor:
             case Output():
                 self.log_files.record(event)
         self.run.take(event, self.now)
-        self.display.show(event)
+        if self._is_news(event):
+            self.display.show(event)
         if not self._goes_on_after(event):
             self.failures.take(event, self.shutdown.ordered)
         if isinstance(event, Lost):
-            self._alert("lost", event.reason, event.node)
-            if swept := self.agents.clean_up(event.node):
-                self.run.take(swept, self.now)
+            self._clean_up_after(event)
+
+    def _is_news(self, event: Event) -> bool:
+        """Return False for a refusal by a host that a polite run has left to others."""
+        return self.regrouping is None or not self.regrouping.is_still_left(event)
+
+    def _clean_up_after(self, lost: Lost) -> None:
+        """End what is left on a host."""
+        if self._is_news(lost):
+            self._alert("lost", lost.reason, lost.node)
+        if swept := self.agents.clean_up(lost.node):
+            self.run.take(swept, self.now)
 
     def _goes_on_after(self, event: Event) -> bool:
         """Return whether an elastic run goes on, although another would end by this event."""
@@ -178,7 +188,9 @@ class Supervisor:
         return self.regrouping.take(event, self.now)
 
     def _give_way(self, event: Awaited) -> None:
-        """Stop a --polite run, whose launch queues again; an elastic one could leave this host."""
+        """Leave the host, if the run is elastic; else stop it, and have its launch queue again."""
+        if self.regrouping and self.regrouping.give_way(event.node, event.user, self.now):
+            return
         host = self.run.plan.host(event.node).name
         self.display.note(f"{host}: {one_line(event.user)} waits for it")
         self.signals.add(GIVE_WAY)

@@ -118,9 +118,9 @@ class PeerSource(CachedSource):
         home = self._home(shard, block)
         if home == self._own:
             return super().obtain(shard, block, part)
-        data = self.store.load(block.key(shard), block.bytes, part)  # removed, if it was wrong
-        if data is not None:
-            return data
+        kept = self.store.load(block.key(shard), block.bytes, part)  # removed, if it was wrong
+        if kept is not None:
+            return kept
         rows, span = self._whole_samples(shard, block, part)
         data = self._ask(home, shard, block, span, verify=True)
         if data is not None and self._match(shard, rows, block.start + span.start, data):

@@ -61,6 +61,7 @@ def main(
     elastic: bool = False,
     spares: int = 0,
     min_hosts: int = 1,
+    locks: str = "",
 ) -> int:
     Path(folder).mkdir()
     if log_bytes:  # a file that grows beyond it gets EFBIG, as it would ENOSPC
@@ -81,6 +82,8 @@ def main(
         PlannedHost(
             *(address, address, count, python, workdir or folder, folder, 2, "lo"),
             agent_python=agent,
+            locks=((f"{locks}/{address}.lock", False),) if locks else (),
+            polite=bool(locks),
         )
         for address, count, agent in zip(addresses, slots, agents or ["python3"] * 9, strict=False)
     ]

@@ -36,7 +36,15 @@ from launcher.remote.agent.reports import Reports
 from launcher.remote.agent.shutdown import Shutdown
 from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.files import explained, identities_in, remove_folder, write_new
-from launcher.remote.locks import HELD, lock, release, remove_free_locks, remove_lock, sign
+from launcher.remote.locks import (
+    HELD,
+    impatient_ticket,
+    lock,
+    release,
+    remove_free_locks,
+    remove_lock,
+    sign,
+)
 from launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -182,6 +190,8 @@ class Agent:
 
     def _prepare(self, bundle: Bundle) -> None:
         """Lock the host, and make the private folder with all that ranks need in it."""
+        if self.order["comes_last"] and impatient_ticket(self.order["locks"]):
+            raise BlockingIOError("others wait for this host")
         for path, shared in self.order["locks"]:
             self.locks[path] = lock(path, shared)
             if not shared:

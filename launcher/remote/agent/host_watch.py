@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMPUTING_SHARE = 0.05
 """Of a core, or of a GPU, that a rank uses if it computes; one that waits uses less."""
 USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
+AWAITED_SECONDS = 30.0  # between two reports that a launch waits
 GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
 GPU_HEALTH = ",temperature.gpu,power.draw,clocks_throttle_reasons.active"
 """The last one by its older name, which newer drivers know as well."""
@@ -58,6 +59,7 @@ class HostWatch:
         self.stopped: list[str] = []
         self.held = held
         self.ticket = ""
+        self.told_until = 0.0
 
     def due(self, now: float) -> bool:
         """Return whether it is time for a report."""
@@ -68,7 +70,7 @@ class HostWatch:
         self.launcher.send_event(event="usage", **self.usage.measure(now))
         self.report_computing(now)
         self.look_for_stopped()
-        self.look_for_waiters()
+        self.look_for_waiters(now)
         self.torchrun.look_for_it(now, bool(self.ranks.by_local))
 
     def look_for_stopped(self) -> None:
@@ -81,12 +83,14 @@ class HostWatch:
             self.stopped = stopped
             self.launcher.send_event(event="frozen", names=stopped)
 
-    def look_for_waiters(self) -> None:
+    def look_for_waiters(self, now: float) -> None:
         """Report who waits for this host; at the second look, as many take it without waiting."""
-        before, self.ticket = self.ticket, impatient_ticket(self.held) if self.held else ""
+        if not self.held or now < self.told_until:
+            return
+        before, self.ticket = self.ticket, impatient_ticket(self.held)
         waiting = waiter(self.ticket) if self.ticket and self.ticket == before else None
         if waiting is not None:
-            self.held = []  # one report is enough
+            self.told_until = now + AWAITED_SECONDS  # then whoever waits has got a host, or has not
             self.launcher.send_event(event="awaited", user=waiting["user"])
 
     def report_computing(self, now: float) -> None:

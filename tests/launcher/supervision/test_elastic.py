@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launcher.remote import locks
 from tests.launcher.drive import Drive
 from tests.launcher.lab import children
 from tests.waiting import until
@@ -185,6 +186,46 @@ def test_a_spare_replaces_a_lost_host(tmp_path: Path) -> None:
     assert run.wait() == 0, run.err
     kept_on(run, 0)
     agree(run)
+
+
+def test_a_polite_run_leaves_a_host_to_who_waits_for_it(tmp_path: Path) -> None:
+    """The others go on; it stays away while another run has the host, or waits, and then joins."""
+    (tmp_path / "locks").mkdir()
+    run = Elastic(tmp_path, 1200, slots=[1, 2, 1], locks=str(tmp_path / "locks"))
+    run.reach(10, 0, 1, 2, 3)
+    pids, path = run.pid_of(1), str(tmp_path / "locks" / "127.0.0.3.lock")
+    ticket, descriptor = locks.take_ticket(path, "1")
+    try:
+        until(lambda: "left 127.0.0.3 at step" in read(run))
+        until(lambda: locks.hold(path, shared=False))
+        began = run.step(0)
+        run.reach(began + 200, 0)  # more than one try to have it again
+        locks.release()
+        run.reach(run.step(0) + 200, 0)
+        assert run.pid_of(1) == pids, "it came back before whoever waits"
+    finally:
+        locks.remove_lock(ticket, descriptor)
+    run.join_again(1, pids)
+    assert run.wait() == 0, run.err
+    kept_on(run, 0, 3)
+    agree(run)
+    assert "waits for it" in run.err and "others wait" not in run.err
+    assert "joined; 4 ranks on 3 hosts go on" in run.err
+    assert run.result["incidents"] == {}
+    assert set(run.result["hosts"].values()) == {"clean"}
+
+
+def test_a_polite_run_that_cannot_do_without_the_host_ends_to_queue_again(tmp_path: Path) -> None:
+    """It would be below --min-hosts: its launch saves and waits, as that of any other run."""
+    (tmp_path / "locks").mkdir()
+    run = Elastic(tmp_path, 400, slots=[1, 1], min_hosts=2, locks=str(tmp_path / "locks"))
+    run.reach(10, 0, 1)
+    ticket, descriptor = locks.take_ticket(str(tmp_path / "locks" / "127.0.0.3.lock"), "1")
+    try:
+        run.wait()
+    finally:
+        locks.remove_lock(ticket, descriptor)
+    assert "gave way" in run.err and "left 127.0.0.3" not in run.err
 
 
 def test_a_failure_of_its_own_ends_the_run(tmp_path: Path) -> None:
