@@ -21,10 +21,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, NamedTuple, NoReturn
 
 from rackrun.errors import Problem
@@ -225,15 +225,23 @@ class PeerServer:
         """Return what a request asks for; None unless it is within one block of a known shard."""
         if not 0 < request.length <= MOST_BYTES:
             return None
-        with contextlib.suppress(Problem):  # an index that cannot be read
-            for source in self._sources:
-                for shard in _shards(source, request.sha256):
-                    for block, span in source.parts_of(shard, request.offset, request.length):
-                        if span.start == request.offset - block.start and (
-                            span.stop - span.start == request.length
-                        ):
-                            return Part(source, shard, block, span)
+        with contextlib.suppress(Problem, KeyError):  # an index that cannot be read
+            source, shard = self._shards[request.sha256]
+            for block, span in source.parts_of(shard, request.offset, request.length):
+                first = block.start + span.start
+                if (first, span.stop - span.start) == (request.offset, request.length):
+                    return Part(source, shard, block, span)
         return None
+
+    @cached_property
+    def _shards(self) -> dict[str, tuple[CachedSource, Shard]]:
+        """The shards that are served, each with a source of it, by digest."""
+        return {
+            shard.sha256: (source, shard)
+            for source in self._sources
+            for split in source.manifest.splits
+            for shard in split.shards
+        }
 
     def _fetch(self, connection: Connection, part: Part) -> None:
         """Verify a block, which is fetched and stored if need be, and answer with a part of it."""
@@ -293,11 +301,6 @@ def _send_block(stream: socket.socket, part: Part, data: Stored) -> None:
             if not sent:
                 raise OSError("the file has become shorter")
             offset += sent
-
-
-def _shards(source: CachedSource, sha256: str) -> Iterator[Shard]:
-    splits = source.manifest.splits
-    return (shard for split in splits for shard in split.shards if shard.sha256 == sha256)
 
 
 def started(
