@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from launcher.run.events import Broken, Formed, GroupEvent, Left, Ready
 
-LEADER_SECONDS = 1.0  # for the first member to name a port, before another one leads
 RETRY_SECONDS = 2.0  # after a broken exchange without a loss: the link may be there again
 RETRY_EVERY_SECONDS = 60.0  # an error that comes again sooner stands
 
@@ -44,7 +43,7 @@ class Member:
 
     node: int
     port: int = 0
-    """Where it listens; 0: it is not ready, or that port was used for a group."""
+    """Where it listens, for any group; 0: it is not ready."""
     formed: Formed | None = None
     """The newest generation that it is in."""
     state: str = "starting"
@@ -58,8 +57,6 @@ class Membership:
         """Expect the first members, by the nodes that they run on."""
         self.members = {number: Member(node) for number, node in members.items()}
         self.current: Group | None = None
-        self._needed_at: float | None = None
-        """Since when another generation is needed."""
         self._broken: Broken | None = None
         """The first failed exchange of the current generation."""
         self._broken_at = 0.0
@@ -98,24 +95,14 @@ class Membership:
         return lost
 
     def next_generation(self, now: float) -> Group | None:
-        """Return the next generation, if there is to be one and its first member has a port."""
+        """Return the next generation, if there is to be one; its first member has the results."""
         members, abort, reason = self._wanted(now)
         if not members:
-            self._needed_at = None
             return None
-        self._needed_at = now if self._needed_at is None else self._needed_at
-        with_port = [number for number in members if self.members[number].port]
-        if not with_port:
-            return None
-        # The first member has the results so far. It names a new port at once, if it lives.
-        if with_port[0] != members[0] and now - self._needed_at < LEADER_SECONDS:
-            return None
-        members = [with_port[0], *(number for number in members if number != with_port[0])]
-        leader = self.members[members[0]]
         before = self.current.generation if self.current else 0
-        self.current = Group(before + 1, tuple(members), leader.port, abort, reason)
-        leader.port = 0
-        self._needed_at = self._broken = None
+        port = self.members[members[0]].port
+        self.current = Group(before + 1, tuple(members), port, abort, reason)
+        self._broken = None
         return self.current
 
     def _wanted(self, now: float) -> tuple[list[int], bool, str]:
@@ -135,9 +122,18 @@ class Membership:
 
     @property
     def remaining(self) -> list[int]:
-        """Return the members of the current generation that are neither lost nor done."""
-        members = self.current.members if self.current else ()
-        return [number for number in members if self.members[number].state == "ready"]
+        """Return the members of the current generation that are neither lost nor done.
+
+        Where some are done, newcomers that have not been in a group are left out: they have no
+        part of the results, and would begin from the start.
+        """
+        numbers = self.current.members if self.current else ()
+        members = {number: self.members[number] for number in numbers}
+        return [
+            number
+            for number, member in members.items()
+            if member.state == "ready" and (member.formed or not self.is_finishing)
+        ]
 
     @property
     def is_whole(self) -> bool:

@@ -48,8 +48,9 @@ class Launcher:
         self.socket.send(json.dumps({"local": LOCAL, **message}).encode())
 
     def offer(self):
-        """Listen for the next group, if this rank is to lead it."""
+        """Listen for the others, if this rank is to lead groups."""
         self.listener = socket.create_server((os.environ["RACKRUN_ADDRESS"], 0), backlog=64)
+        self.listener.settimeout(0.02)
         self.send(ready=self.listener.getsockname()[1])
 
     def listen(self):
@@ -88,37 +89,31 @@ class Group:
         """Connect, and return the furthest state among the members."""
         mine = {"generation": self.generation, "step": step, "digest": digest}
         if self.rank == 0:
-            listener = self.launcher.listener
-            self.launcher.offer()  # for the next group
-            listener.settimeout(0.02)
             states = [mine]
             while len(states) < len(self.members):
                 self.check_newer()
-                try:
-                    peer, _ = listener.accept()
-                except TimeoutError:
-                    continue
-                peer.setblocking(True)
-                self.peers.append(peer)
-                hello = receive(peer)
-                if hello["generation"] != self.generation:
-                    self.peers.remove(peer)
-                    continue
-                states.append(hello)
-            listener.close()
+                with contextlib.suppress(TimeoutError, Lost):
+                    peer, _ = self.launcher.listener.accept()
+                    peer.settimeout(1)
+                    hello = receive(peer)
+                    if hello["generation"] == self.generation:
+                        peer.setblocking(True)
+                        self.peers.append(peer)
+                        states.append(hello)
             state = max(states, key=lambda one: one["step"])
             for peer in self.peers:
                 send(peer, state)
         else:
-            while not self.peers:
+            state = None
+            while state is None:
                 self.check_newer()
                 try:
-                    self.peers.append(socket.create_connection(self.master, timeout=1))
-                except OSError:
+                    self.peers = [socket.create_connection(self.master, timeout=1)]
+                    self.peers[0].settimeout(None)
+                    send(self.peers[0], mine)
+                    state = receive(self.peers[0])
+                except (OSError, Lost):  # it leads another group yet, or is not there
                     time.sleep(0.02)
-            self.peers[0].settimeout(None)
-            send(self.peers[0], mine)
-            state = receive(self.peers[0])
         if self.ended:
             raise Lost("ended")
         self.launcher.send(formed=self.generation, step=state["step"], digest=state["digest"])
@@ -209,9 +204,6 @@ def main():
                     note(log, step, digest, group)
                 if MISDEED == "fork" and int(CULPRIT) == MEMBER and step > 0:
                     launcher.send(formed=group.generation, step=step, digest="another")
-                if group.rank:
-                    launcher.listener.close()
-                    launcher.offer()
             misbehave(step + 1)
             newest = group.exchange()
             step += 1

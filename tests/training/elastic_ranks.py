@@ -20,6 +20,7 @@ from training.data.transforms import Transforms
 from training.data.worker_server import start_worker_server
 from training.entry import enter
 from training.phases import evaluate, regroup, step
+from training.run import checkpoint
 from training.state import TrainingState
 from training.task import Task
 
@@ -59,6 +60,7 @@ def main(args: list[str]) -> int:
     if die.pop("rank", os.environ.get("RANK")) != os.environ.get("RANK"):
         die = {}
     norm, pause = options.pop("norm", False), options.pop("pause", 0.0)
+    save_seconds = options.pop("save_seconds", 0.0)
     config = Config(elastic="RACKRUN_MEMBERSHIP" in os.environ, **options)
 
     def model(config: Config, classes: int) -> nn.Module:
@@ -69,6 +71,7 @@ def main(args: list[str]) -> int:
     if config.workers:
         start_worker_server(__name__)
     patch(die, pause)
+    wrap(checkpoint, "write", lambda: time.sleep(save_seconds))
     return loop.run(task, config)
 
 
@@ -81,6 +84,7 @@ def patch(die: dict[str, Any], pause: float) -> None:
         if die.get("at") == place and step_number in (None, die.get("step")):
             die.clear()
             os.kill(os.getpid(), number)
+            time.sleep(0.3)  # once it goes on, it reads orders that came meanwhile first
 
     def slow(state: TrainingState) -> None:
         time.sleep(pause)

@@ -135,6 +135,10 @@ class MembershipServer:
             self._send(this.first + local, {"end": "silent for too long"})
         self._order([m for m in self.members if m not in gone], "silent")
 
+    def regroup(self) -> None:
+        """Give up the group, and order another one of the same members."""
+        self._order(self.members, "again")
+
     def outputs(self) -> str:
         """Return what all ranks have printed."""
         texts = [f"{path}:\n{path.read_text()}" for path in sorted(self.folder.glob("*/printed"))]
@@ -165,6 +169,9 @@ class MembershipServer:
             self._take_in()
         elif "left" in message:
             self.left.add(member)
+            trained = {number for formed in self.formed.values() for number in formed}
+            for newcomer in {*self.members} - trained:
+                self._send(newcomer, {"end": "the others have finished"})
         elif "broken" in message:
             self.broken.append({"member": member, **message})
             if "is used" in message["error"] and message["broken"] == self.number:

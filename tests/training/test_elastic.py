@@ -66,10 +66,15 @@ def start(tmp_path: Path, data: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """Return the weights of a run of one process that nothing disturbs."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    options = {**SETTINGS, "data": str(data), "run_folder": str(folder), "batch_size": 12}
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of one process that nothing disturbs."""
+    return trained_alone(data, tmp_path_factory.mktemp("undisturbed"))
+
+
+def trained_alone(data: Path, folder: Path, **options: Any) -> Path:
+    """Train in one process; return the run's folder."""
+    alone = {"data": str(data), "run_folder": str(folder), "batch_size": 12}
+    options = {**SETTINGS, **alone, **options}
     result = warm.run(
         SCRIPT,
         json.dumps(options),
@@ -77,7 +82,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         env={**os.environ, "PYTHONPATH": str(ROOT), "STEPS": os.devnull},
     )
     assert result.returncode == 0, result.stderr
-    return weights(folder)
+    return folder
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -85,13 +90,18 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return final
 
 
-def check(server: MembershipServer, undisturbed: dict[str, torch.Tensor]) -> Path:
+def evaluations(folder: Path) -> list[float]:
+    """Return the losses of evaluations, in order."""
+    lines = [json.loads(line) for line in RunFolder(folder).metrics.read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "evaluate"]
+
+
+def check(server: MembershipServer, undisturbed: Path) -> Path:
     """Assert that a run ended as if nothing had happened; return its folder."""
     first = server.members[0]
     folder = next(host.folder / "run" for host in server.hosts if host.first == first)
-    final = weights(folder)
-    differences = [float((final[name] - undisturbed[name]).abs().max()) for name in undisturbed]
-    assert max(differences) < 1e-9, server.outputs()
+    check_weights(folder, undisturbed)
+    assert evaluations(folder) == pytest.approx(evaluations(undisturbed), abs=1e-5)
     verdicts = ledger.verdicts(ledger.read(RunFolder(folder).ledger))
     assert len(verdicts) == 2 and all(verdict.exact for verdict in verdicts), (
         [str(verdict) for verdict in verdicts],
@@ -105,6 +115,11 @@ def check(server: MembershipServer, undisturbed: dict[str, torch.Tensor]) -> Pat
     assert trained == sorted(set(trained)) and {5, 10} <= set(trained)
     assert RunFolder(folder).report.exists() and RunFolder(folder).best.exists()
     return folder
+
+
+def check_weights(folder: Path, undisturbed: Path) -> None:
+    final, expected = weights(folder), weights(undisturbed)
+    assert max(float((final[name] - expected[name]).abs().max()) for name in expected) < 1e-9
 
 
 def test_a_run_that_loses_nobody_is_whole(start: Start, undisturbed: Any) -> None:
@@ -188,6 +203,36 @@ def is_running(pid: int) -> bool:
     return state != "T"
 
 
+def test_an_evaluation_that_is_cut_off_does_not_count(start: Start, undisturbed: Any) -> None:
+    """A rank that is alone, and whose group is given up meanwhile, evaluates once more."""
+    server = start({0: {"at": "evaluate", "signal": "SIGSTOP"}}, hosts=(1,))
+    server.run(lambda: not is_running(server.hosts[0].processes[0].pid))
+    server.regroup()
+    server.kill(0, signal.SIGCONT)
+    server.run_to_the_end()
+    assert server.codes == {0: [0]} and len(server.orders) == 2, server.outputs()
+    check(server, undisturbed)
+
+
+def test_a_newcomer_that_ends_alone_has_the_best_weights(
+    start: Start, data: Path, tmp_path: Path
+) -> None:
+    """The save of the best evaluation has not ended when it joins, and no later one is better."""
+    options = {"final": "best", "lr": 3.0}
+    expected = trained_alone(data, tmp_path / "alone", **options)
+    first, second = evaluations(expected)
+    assert first < second, "this test needs a second epoch that is worse"
+    server = start({1: {"at": "loss", "step": 2}}, (1, 1), pause=0.1, save_seconds=1, **options)
+    server.run(lambda: len(server.formed.get(2, ())) == 1)
+    server.run(lambda: bool(list(server.hosts[0].folder.glob("run/checkpoints/.*partial*"))))
+    server.start(1)
+    server.run(lambda: len(server.formed.get(3, ())) == 2)
+    server.kill(0)
+    server.run_to_the_end()
+    assert server.codes == {0: [-9], 1: [-9, 0]}, server.outputs()
+    check_weights(server.hosts[1].folder / "run", expected)
+
+
 def test_hosts_of_several_ranks_and_loader_workers(start: Start, undisturbed: Any) -> None:
     """A host is lost with all its ranks; the workers of the others read the new cut."""
     server = start({0: {"at": "loss", "step": 3}}, hosts=(2, 2), workers=1, pause=0.05)
@@ -241,8 +286,7 @@ def test_survivors_of_a_run_that_ends_keep_its_last_whole_step(
             shutil.copy(saved[1], first.checkpoint(4))
             flip_a_byte(first.checkpoint(4))
             options["earlier_attempts"] = str(first.path)
-    final = weights(tmp_path / "second")
-    assert all(torch.allclose(final[n], undisturbed[n], atol=1e-9) for n in final)
+    check_weights(tmp_path / "second", undisturbed)
     assert all(verdict.exact for verdict in ledger.verdicts(ledger.read(folder.ledger)))
 
 

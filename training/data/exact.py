@@ -1,6 +1,6 @@
 """Exact epochs: every sample once, at any number of ranks and loader workers.
 
-In each loader worker of a rank, through all epochs of the run:
+In each loader worker of a rank, through all epochs of the run, for one Assignment after another:
 
     parts     Part: what this worker reads in some steps (training.data.order)
     ahead     {row: StoredSample}: a verified read of neighbours; threads fetch the next
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from rackrun.errors import Problem, UsageError
 from training.data.gpu_decode import gpu_decoder, preparing
@@ -58,9 +58,20 @@ READS_AHEAD = 16  # of at most 2 MiB, per loader worker
 READERS = 4  # threads per loader worker; they wait for a disk or a server
 
 
+class Assignment(NamedTuple):
+    """What the loader workers of a rank make from now on, and where it goes."""
+
+    number: int  # of this assignment
+    rank: int
+    world: int
+    start: int  # the first step
+    slots: Slots
+
+
 class Share(NamedTuple):
     """The samples of a step that one loader worker has decoded into a slot."""
 
+    assignment: int  # the number of the one that it belongs to
     number: int  # of the batch that they are a part of
     shape: Shape
     labels: npt.NDArray[np.int64]  # (n,)
@@ -110,13 +121,14 @@ class Planned:
         self.lanes = 0
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
+        self._feed = Feed(self._walk, self._workers)
 
     def most_samples(self, step: int) -> int:
         """Return the samples of this step on the rank that has most."""
         return self._walk.largest
 
     def among(self, ranks: Ranks) -> "Planned":
-        """Return the same steps, cut for other ranks; nothing is read again."""
+        """Return the same steps, cut for other ranks; loader workers stay, with what they know."""
         planned = copy.copy(self)
         planned._walk = replace(self._walk, rank=ranks.rank, world=ranks.world)
         planned._validation = self._validation.among(ranks)
@@ -124,11 +136,17 @@ class Planned:
         return planned
 
     def training(self, start: int) -> Iterator[Batch]:
-        """Yield this rank's batches from a step on."""
-        walk = replace(self._walk, start=start)
-        slots = walk.slots(AHEAD if self._workers else 0, self._device)
-        made = loaded(ExactStream(walk, slots), self._workers)
+        """Yield this rank's batches from a step on, in place of those that were asked for before.
+
+        Workers that are there already go on with them.
+        """
+        slots = self._walk.slots(AHEAD if self._workers else 0, self._device)
+        made = self._feed.shares(self._walk.rank, self._walk.world, start, slots)
         return on_device(merged(made, self._workers, slots), self._device, self._decoder)
+
+    def close(self) -> None:
+        """End the loader workers."""
+        self._feed.close()
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class that the first epoch draws."""
@@ -210,67 +228,131 @@ class Walk:
             return Reading(order, start, self.batch, reader)
 
 
-class ExactStream(IterableDataset[Share | Problem]):
-    """The shares of a rank's loader workers: one per worker and step, in turn."""
+class Feed:
+    """The loader workers of a rank, which follow one assignment after another."""
 
-    def __init__(self, walk: Walk, slots: Slots) -> None:
+    def __init__(self, walk: Walk, workers: int) -> None:
+        self._walk = walk
+        self._workers = workers
+        self._requests = Requests(max(workers, 1))
+        self._made: Generator[Share] | None = None
+        self._number = 0
+
+    def shares(self, rank: int, world: int, start: int, slots: Slots) -> Iterator[Share]:
+        """Yield shares of each step from `start` on: one of every worker, in turn."""
+        self._number += 1
+        assignment = Assignment(self._number, rank, world, start, slots)
+        self._requests.assign(assignment)
+        if not self._made:
+            self._made = loaded(ExactShares(self._walk), self._workers, requests=self._requests)
+        for share in self._made:
+            if share.assignment == assignment.number:  # else it was asked for before
+                yield share
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._made:
+            self._made.close()
+
+
+class Requests:
+    """What each loader worker is asked for, in turn: its next share, of another assignment first.
+
+    The first ones of an assignment must be asked for between two steps, when all workers have been
+    asked equally often.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._waiting: list[Assignment] = []
+
+    def assign(self, assignment: Assignment) -> None:
+        """Tell each worker of an assignment with its next request."""
+        self._waiting = [assignment] * self._workers
+
+    def __iter__(self) -> Iterator[Assignment | None]:
+        while True:
+            yield self._waiting.pop() if self._waiting else None
+
+
+class ExactShares(Dataset[Share | Problem]):
+    """The shares that one loader worker makes, in the order of their steps."""
+
+    def __init__(self, walk: Walk) -> None:
         self.walk = walk
-        self.slots = slots
+        self._shares: Generator[Share | Problem] | None = None
 
-    def __iter__(self) -> Iterator[Share | Problem]:
-        worker = get_worker_info()
-        worker_and_count = (worker.id, worker.num_workers) if worker else (0, 1)
-        return with_problems(self._shares(*worker_and_count))
+    def __getitem__(self, request: Assignment | None) -> Share | Problem:
+        if request:
+            if self._shares:
+                self._shares.close()
+            self._shares = with_problems(self._made(request))
+        assert self._shares
+        return next(self._shares)
 
-    def _shares(self, worker: int, workers: int) -> Iterator[Share]:
-        walk, quarantine, numbers = self.walk, Quarantine(self.walk.config), count()
+    def _made(self, assignment: Assignment) -> Iterator[Share]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        rank, world, start = assignment.rank, assignment.world, assignment.start
+        walk = replace(self.walk, rank=rank, world=world, start=start)
+        quarantine, numbers = Quarantine(walk.config), count()
         # One copy of the plan feeds the threads that read ahead, the other the decoding.
         parts, same_parts = tee(walk.parts(worker, workers))
         reads = (read for _, part in same_parts for read in part.reads.tolist())
         with closing(ahead(walk.pool.read, reads)) as arriving:
             for epoch, part, step_slice, stored_samples in steps(parts, arriving):
-                yield self._share(
-                    next(numbers), epoch, part, step_slice, stored_samples, quarantine
+                yield _share(
+                    walk,
+                    assignment,
+                    next(numbers),
+                    epoch,
+                    part,
+                    step_slice,
+                    stored_samples,
+                    quarantine,
                 )
 
-    def _share(
-        self,
-        number: int,
-        epoch: int,
-        part: Part,
-        step_slice: slice,
-        stored_samples: list[StoredSample],
-        quarantine: Quarantine,
-    ) -> Share:
-        """Decode this worker's samples of a step into the slot of the rank's batch."""
-        transforms, seed = self.walk.transforms(epoch), (self.walk.config.seed, epoch)
-        images = self.slots.images(number, self.walk.largest, transforms.training_shape).numpy()
-        batch_indices, positions = part.batch_indices[step_slice], part.positions[step_slice]
-        prepare = preparing(transforms, self.walk.on_gpu)
-        prepared = (
-            prepared_sample(position, stored, prepare, seed, quarantine)
-            for position, stored in zip(positions.tolist(), stored_samples, strict=True)
-        )
-        kept_or_none, places = list[Kept | None](), iter(batch_indices.tolist())
-        while group := next_group(prepared, len(stored_samples), quarantine):
-            kept_or_none += [
-                one and one.into(images[place]) for one, place in zip(group, places, strict=False)
-            ]
-            group.clear()  # the next one is decoded into the same memory
-        is_kept = [one is not None for one in kept_or_none]
-        return Share(
-            number,
-            transforms.training_shape,
-            np.array([stored.sample.label for stored in stored_samples], np.int64)[is_kept],
-            batch_indices[is_kept],
-            part.rows[step_slice][is_kept],
-            quarantine.news(),
-            left_to_gpu(
-                (batch_index, one)
-                for batch_index, one in zip(batch_indices.tolist(), kept_or_none, strict=True)
-                if one
-            ),
-        )
+
+def _share(
+    walk: Walk,
+    assignment: Assignment,
+    number: int,
+    epoch: int,
+    part: Part,
+    step_slice: slice,
+    stored_samples: list[StoredSample],
+    quarantine: Quarantine,
+) -> Share:
+    """Decode this worker's samples of a step into the slot of the rank's batch."""
+    transforms, seed = walk.transforms(epoch), (walk.config.seed, epoch)
+    images = assignment.slots.images(number, walk.largest, transforms.training_shape).numpy()
+    batch_indices, positions = part.batch_indices[step_slice], part.positions[step_slice]
+    prepare = preparing(transforms, walk.on_gpu)
+    prepared = (
+        prepared_sample(position, stored, prepare, seed, quarantine)
+        for position, stored in zip(positions.tolist(), stored_samples, strict=True)
+    )
+    kept_or_none, places = list[Kept | None](), iter(batch_indices.tolist())
+    while group := next_group(prepared, len(stored_samples), quarantine):
+        kept_or_none += [
+            one and one.into(images[place]) for one, place in zip(group, places, strict=False)
+        ]
+        group.clear()  # the next one is decoded into the same memory
+    is_kept = [one is not None for one in kept_or_none]
+    return Share(
+        assignment.number,
+        number,
+        transforms.training_shape,
+        np.array([stored.sample.label for stored in stored_samples], np.int64)[is_kept],
+        batch_indices[is_kept],
+        part.rows[step_slice][is_kept],
+        quarantine.news(),
+        left_to_gpu(
+            (batch_index, one)
+            for batch_index, one in zip(batch_indices.tolist(), kept_or_none, strict=True)
+            if one
+        ),
+    )
 
 
 def steps(
@@ -308,17 +390,16 @@ def ahead(
     read: Callable[[int, int], dict[int, StoredSample]], reads: Iterator[tuple[int, int]]
 ) -> Generator[dict[int, StoredSample]]:
     """Yield the results of these reads in order, while threads work on the next ones."""
-    with ThreadPoolExecutor(READERS) as threads:
-        futures = deque(threads.submit(read, *which) for which in islice(reads, READS_AHEAD))
-        try:
-            while futures:
-                result = futures.popleft().result()
-                # One more is asked for as each is taken: READS_AHEAD bounds the memory held.
-                futures.extend(threads.submit(read, *which) for which in islice(reads, 1))
-                yield result
-        finally:
-            for future in futures:
-                future.cancel()
+    threads = ThreadPoolExecutor(READERS)
+    futures = deque(threads.submit(read, *which) for which in islice(reads, READS_AHEAD))
+    try:
+        while futures:
+            result = futures.popleft().result()
+            # One more is asked for as each is taken: READS_AHEAD bounds the memory held.
+            futures.extend(threads.submit(read, *which) for which in islice(reads, 1))
+            yield result
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)  # a read may wait for a server for long
 
 
 def merged(made: Iterator[Share], workers: int, slots: Slots) -> Iterator[Batch]:

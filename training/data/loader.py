@@ -5,7 +5,7 @@ import multiprocessing
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import repeat
 from multiprocessing.connection import wait
@@ -36,10 +36,16 @@ def worker_count(config: DataSettings, ranks: Ranks) -> int:
     return config.workers if config.workers >= 0 else usual_workers(ranks)
 
 
-def loaded(dataset: "Dataset[Item | Problem]", workers: int, pin: bool = False) -> Iterator[Item]:
+def loaded(
+    dataset: "Dataset[Item | Problem]",
+    workers: int,
+    pin: bool = False,
+    requests: Iterable[Any] | None = None,
+) -> Generator[Item]:
     """Yield the items of a data set from worker processes; raise a worker's Problem here.
 
-    With `pin`, tensors in them are copied to memory that a GPU reads by itself.
+    With `pin`, tensors in them are copied to memory that a GPU reads by itself. `requests` are what
+    the data set is asked for, by default its numbers in order.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the user may ask for more than the cores
@@ -47,6 +53,7 @@ def loaded(dataset: "Dataset[Item | Problem]", workers: int, pin: bool = False) 
             DataLoader(
                 dataset,
                 batch_size=None,
+                sampler=requests,
                 num_workers=workers,
                 multiprocessing_context=CONTEXT if workers else None,
                 worker_init_fn=worker_init,
@@ -67,7 +74,7 @@ def loaded(dataset: "Dataset[Item | Problem]", workers: int, pin: bool = False) 
         del items  # ends the workers, though a traceback may keep this frame for long
 
 
-def with_problems(items: Iterator[Item]) -> Iterator[Item | Problem]:
+def with_problems(items: Iterator[Item]) -> Generator[Item | Problem]:
     """Yield items, and a Problem as a value: it reaches the rank without a worker's traceback.
 
     It is yielded over and over. The turns of a worker that ended would go to others, which would be

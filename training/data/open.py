@@ -106,6 +106,9 @@ class Data(Protocol):
     def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
         """Return validation images to look at: those of these rows, or some."""
 
+    def close(self) -> None:
+        """End what makes batches."""
+
 
 def open_data(
     config: DataSettings,
@@ -199,6 +202,9 @@ class Resampled:
         """Return validation images, those of these rows or at even distances."""
         return self._validation.grid(count, rows)
 
+    def close(self) -> None:
+        """Have nothing to end: workers end with the batches that they make."""
+
 
 class Synthetic:
     """The same random images at every step: the loop without a loader."""
@@ -253,6 +259,9 @@ class Synthetic:
     def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
         """Return None: noise is not worth a look."""
         return None
+
+    def close(self) -> None:
+        """Have nothing to end."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ class Improvement:
 
     accuracy: float = 0.0  # of the best evaluation
     loss: float = float("inf")  # likewise
+    epoch: int = 0  # likewise: how many were done; 0: there was none
     stale: int = 0  # evaluations since the best one
     waited: int = 0  # evaluations since the best one, or since the learning rate fell
     lr_factor: float = 1.0  # of the schedule's learning rate
@@ -28,6 +29,7 @@ class Improvement:
         best_score = (self.accuracy, -self.loss)
         if score >= best_score:
             self.accuracy, self.loss = evaluation.accuracy, evaluation.mean_loss
+            self.epoch = epoch
         if score > best_score or epoch <= config.head_epochs:
             self.stale = self.waited = 0
         else:

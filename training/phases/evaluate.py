@@ -32,6 +32,7 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
         log.progress.evaluated(number)
         if run.requests.ending or (run.membership and run.membership.is_broken):
             break
+    run.check_group()  # what was counted until then is no evaluation
     state.train()
     log.hardest = losses.rows_of_all(run.ranks, GRID_IMAGES)
     log.confused(run.ranks.all_reduce_sum(confusion.counts), confusion.classes)

@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -120,26 +120,28 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         if earlier:
             earlier.moves = version.moves
         transforms = _for_workers(task, config)
-        data = open_data(version.config, ranks, transforms, task.name, task.synthetic_classes)
-        if not data.has_evaluation:
-            config = without_evaluation(config)
-        schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
-        weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
-        if weights is not None:
-            weights = weights.to(ranks.device)
-        yield TrainingRun(
-            task,
-            config,
-            ranks,
-            requests,
-            compute,
-            data,
-            schedule,
-            earlier,
-            weights,
-            membership,
-            version.remarks,
-        )
+        with closing(
+            open_data(version.config, ranks, transforms, task.name, task.synthetic_classes)
+        ) as data:
+            if not data.has_evaluation:
+                config = without_evaluation(config)
+            schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
+            weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
+            if weights is not None:
+                weights = weights.to(ranks.device)
+            yield TrainingRun(
+                task,
+                config,
+                ranks,
+                requests,
+                compute,
+                data,
+                schedule,
+                earlier,
+                weights,
+                membership,
+                version.remarks,
+            )
 
 
 def _for_workers(task: Task, config: Config) -> TransformsOfEpoch:

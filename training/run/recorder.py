@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from rackrun.atomic import write_whole
 from rackrun.contract import phases
+from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
 from training import checkpoint
@@ -35,7 +37,7 @@ from training.run.progress import ProgressReporter
 from training.run.results import write_grid, write_results
 from training.run.resume import Earlier
 from training.schedule import Schedule
-from training.state import TrainingState
+from training.state import TrainingState, pack, unpack
 
 Content = dict[str, Any]
 NOTHING, DUE, BEST = 0, 1, 2
@@ -162,7 +164,7 @@ class RunRecorder:
             self._ledger.begin(step)
             earlier.release()
             return
-        if self._ranks.first:
+        if self._saves:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:
             self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
@@ -375,11 +377,32 @@ class RunRecorder:
             self.progress.phase(self.progress.current_phase, checkpoint=step)
 
     def restore_best(self, state: TrainingState) -> None:
-        """Give the first rank, which writes final.pt, the weights with the best evaluation."""
-        if self._ranks.first and self.folder.best.exists():
-            best = checkpoint.read(self.folder.best)["state"]
+        """Give the first rank, which writes final.pt, the weights with the best evaluation.
+
+        Its own host may lack them: one that has joined later, or has lost a rank in a save.
+        """
+        epoch = state.improvement.epoch
+        best = self._best_state(epoch) if self._saves else None
+        offers = self._ranks.all_gather(np.array([int(best is not None)]))
+        if not any(offers):
+            if epoch:
+                self.say(f"no host has the best checkpoint (epoch {epoch}): final.pt is the last")
+            return
+        source = [bool(offer) for offer in offers].index(True)
+        if source and best and self._ranks.rank == source:
+            self._ranks.send_bytes(pack(best), 0)
+        if self._ranks.first:
+            best = unpack(self._ranks.receive_bytes(source)) if source else best
+            assert best
             state.evaluated.load_state_dict(best["average"] or best["model"])
             state.accuracy = best["accuracy"]
+
+    def _best_state(self, epoch: int) -> Content | None:
+        """Return the state in this host's best checkpoint, if it is whole and of that epoch."""
+        with suppress(SaveError):
+            state: Content = checkpoint.read(self.folder.best)["state"]
+            return state if state["epoch"] == epoch else None
+        return None
 
     def finish(
         self,

@@ -8,7 +8,6 @@ import pytest
 
 from launcher.run.events import Broken, Formed, Left, Ready
 from launcher.supervision.membership import (
-    LEADER_SECONDS,
     RETRY_EVERY_SECONDS,
     RETRY_SECONDS,
     Group,
@@ -70,30 +69,14 @@ def test_a_loss_while_a_group_forms() -> None:
     assert not membership.is_whole
 
 
-def test_the_first_member_keeps_its_place_while_it_opens_a_port() -> None:
-    """A first member that has used its port leads on once it names another one in time."""
+def test_the_first_member_leads_one_group_after_another() -> None:
+    """Losses one after the other do not wait for ranks to say anything: it is met on its port."""
     membership = begun()
     membership.lose([3])
     assert membership.next_generation(0.0) is not None
     membership.lose([2])
-    assert membership.next_generation(1.0) is None
-    membership.take(Ready(0, 0, 3000), 0.0)
-    group = membership.next_generation(1.1)
-    assert group is not None and group.members == (0, 1)
-    membership.lose([1])  # and rank 0 names no other port: nobody has one
-    assert membership.next_generation(2.0) is None
-    assert membership.next_generation(2.0 + 2 * LEADER_SECONDS) is None
-
-
-def test_another_leads_where_the_first_names_no_port() -> None:
-    """A first member that names no port for a second gives its place to another one."""
-    membership = begun()
-    membership.lose([3])
-    assert membership.next_generation(0.0) is not None
-    membership.lose([2])
-    assert membership.next_generation(1.0) is None
-    group = membership.next_generation(1.0 + LEADER_SECONDS)
-    assert group is not None and group.members == (1, 0)
+    group = membership.next_generation(0.0)
+    assert group is not None and group.members == (0, 1) and group.port == 2000
 
 
 def test_a_newcomer_waits_for_the_others_and_for_its_host() -> None:
@@ -126,6 +109,23 @@ def test_nobody_joins_a_run_that_finishes() -> None:
     membership.take(Ready(2, 3, 4003), 0.0)
     membership.take(Left(0, 0, 2), 0.0)
     assert membership.next_generation(0.0) is None
+
+
+def test_a_newcomer_does_not_begin_anew_where_the_others_have_finished() -> None:
+    """One that was to join when the others ended is not needed: it would train from the start."""
+    membership = begun()
+    membership.lose([3])
+    form(membership, membership.next_generation(0.0), 5000)
+    membership.expect({3: 2})
+    membership.take(Ready(2, 3, 4003), 0.0)
+    joined = membership.next_generation(0.0)
+    assert joined is not None and joined.members == (0, 1, 2, 3)
+    for number in (0, 1):
+        membership.take(Left(NODES[number], number, 2), 0.0)
+    assert membership.remaining == [2] and not membership.has_succeeded
+    membership.take(Broken(2, 3, joined.generation, "not formed"), 0.0)
+    membership.take(Left(NODES[2], 2, 2), 0.0)
+    assert membership.next_generation(1000.0) is None and membership.has_succeeded
 
 
 def test_success_is_that_of_the_last_group() -> None:
@@ -196,7 +196,6 @@ class World:
         self.membership = Membership(self.nodes)
         self.ranks = {number: Rank(node) for number, node in self.nodes.items()}
         self.ports = iter(range(1, 60000))
-        self.used: set[int] = set()
         self.newest = 0
         self.now = 0.0
         self.lost: set[int] = set()
@@ -205,12 +204,7 @@ class World:
 
     def start(self, number: int) -> None:
         rank = self.ranks[number]
-        self.ranks[number] = Rank(rank.node, alive=True)
-        self.offer(number)
-
-    def offer(self, number: int) -> None:
-        rank = self.ranks[number]
-        rank.port = next(self.ports)
+        rank = self.ranks[number] = Rank(rank.node, alive=True, port=next(self.ports))
         rank.sent.append(Ready(rank.node, number, rank.port))
 
     def act(self) -> None:
@@ -235,7 +229,6 @@ class World:
         rank.seen = group
         if group.members[0] == number:
             assert rank.port == group.port, "a port that it does not have any more"
-            self.offer(number)
 
     def meet(self, number: int) -> None:
         """Form the group of a rank if all its members are there."""
@@ -260,8 +253,6 @@ class World:
         self.newest = group.generation
         assert not self.lost & set(group.members), "a lost rank is a member"
         assert len(set(group.members)) == len(group.members)
-        assert group.port not in self.used, "a port serves two groups"
-        self.used.add(group.port)
         if before is not None and not group.abort:
             assert was_whole and set(before.members) < set(group.members)
         for number in group.members:
@@ -297,7 +288,7 @@ class World:
 
 @pytest.mark.parametrize("seeds", [12, pytest.param(1000, marks=pytest.mark.long)])
 def test_random_losses_and_returns(seeds: int) -> None:
-    """Whatever is lost when, generations grow, name living ranks and unused ports, and settle."""
+    """Whatever is lost when, generations grow, name living ranks and their ports, and settle."""
     for seed in range(seeds):
         world = World(seed)
         for _ in range(world.dice.randrange(2, 8)):
