@@ -240,6 +240,7 @@ class Membership:
             except OSError:  # as at its end
                 packet = b""
             if self._left:
+                self._agent.close()
                 return
             try:
                 self._take(packet)

@@ -329,6 +329,8 @@ def _backend(config: DeviceSettings, ranks: Ranks) -> dict[str, Any]:
 
 def alone(config: DeviceSettings) -> Ranks:
     """Return this rank of an elastic run before it is in a group: none that writes for others."""
+    # Else NCCL's watchdog would end this process when it sees that another one is lost.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     local_rank = _number("LOCAL_RANK", 0)
     return Ranks(
         rank=-1,

@@ -60,7 +60,7 @@ def main(args: list[str]) -> int:
     if die.pop("rank", os.environ.get("RANK")) != os.environ.get("RANK"):
         die = {}
     norm, pause = options.pop("norm", False), options.pop("pause", 0.0)
-    save_seconds = options.pop("save_seconds", 0.0)
+    released = options.pop("saves_wait_for", "")
     config = Config(elastic="RACKRUN_MEMBERSHIP" in os.environ, **options)
 
     def model(config: Config, classes: int) -> nn.Module:
@@ -71,7 +71,7 @@ def main(args: list[str]) -> int:
     if config.workers:
         start_worker_server(__name__)
     patch(die, pause)
-    wrap(checkpoint, "write", lambda: time.sleep(save_seconds))
+    wrap(checkpoint, "write", lambda: wait_for(released))
     return loop.run(task, config)
 
 
@@ -103,9 +103,15 @@ def patch(die: dict[str, Any], pause: float) -> None:
     wrap(step, "summed_loss", lambda: end_at("loss", COUNT["steps"]))
     wrap(evaluate, "evaluation_sums", lambda: end_at("evaluate"))
     wrap(regroup, "_agree", lambda: end_at("agree", COUNT["agree"]))
+    wrap(regroup, "pack", lambda: end_at("hand over"))
     wrap(loop, "finish", lambda: end_at("finish"))
     wrap(loop.RunRecorder, "save", lambda: end_at("save"))
     wrap(TrainingState, "finish_epoch", lambda: end_at("evaluated"))
+
+
+def wait_for(path: str) -> None:
+    while path and not Path(path).exists():
+        time.sleep(0.02)
 
 
 COUNT = {"steps": 0, "agree": 0, "generation": 0}

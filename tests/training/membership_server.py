@@ -49,6 +49,7 @@ class MembershipServer:
         self.formed: dict[int, dict[int, dict[str, Any]]] = {}
         self.broken: list[dict[str, Any]] = []
         self.left: set[int] = set()
+        self.with_state: set[int] = set()  # members that have been in a group
         self.codes: dict[int, list[int]] = {}
         self.number = 0
         self.orders: list[dict[str, Any]] = []
@@ -62,6 +63,7 @@ class MembershipServer:
         this.starts += 1
         this.connections = {}
         self.silent -= set(range(this.first, this.first + this.ranks))
+        self.with_state -= set(range(this.first, this.first + this.ranks))
         path = this.folder / f"agent{this.starts}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(str(path))
@@ -166,11 +168,11 @@ class MembershipServer:
             self._take_in()
         elif "formed" in message:
             self.formed.setdefault(message["formed"], {})[member] = message
+            self.with_state.add(member)
             self._take_in()
         elif "left" in message:
             self.left.add(member)
-            trained = {number for formed in self.formed.values() for number in formed}
-            for newcomer in {*self.members} - trained:
+            for newcomer in {*self.members} - self.with_state:
                 self._send(newcomer, {"end": "the others have finished"})
         elif "broken" in message:
             self.broken.append({"member": member, **message})

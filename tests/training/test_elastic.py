@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,12 @@ import torch
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from tests import warm
+from tests.launcher.lab import children
 from tests.training.membership_server import ROOT, SCRIPT, MembershipServer
-from training import checkpoint
+from tests.waiting import until
+from training import checkpoint, ranks
 from training.config import Config
+from training.membership import Membership
 from training.run import ledger
 
 SETTINGS: dict[str, Any] = {
@@ -203,6 +207,56 @@ def is_running(pid: int) -> bool:
     return state != "T"
 
 
+def test_a_newcomer_is_lost_while_it_joins(start: Start, undisturbed: Any) -> None:
+    """The others have its place empty again, and their state as it was."""
+    server = start({1: {"at": "loss", "step": 2}}, pause=0.1)
+    server.run(lambda: len(server.formed.get(2, ())) == 2)
+    server.start(1, at="agree", step=1)
+    server.run_to_the_end()
+    assert server.codes == {0: [0], 1: [-9, -9], 2: [0]}, server.outputs()
+    assert len(server.orders) == 4
+    check(server, undisturbed)
+
+
+def test_the_rank_that_hands_its_state_over_is_lost(start: Start, undisturbed: Any) -> None:
+    """Another one hands it over, and the newcomer has not taken a part of it."""
+    die = {0: {"at": "hand over"}, 1: {"at": "loss", "step": 2}}
+    server = start(die, pause=0.1)
+    server.run(lambda: len(server.formed.get(2, ())) == 2)
+    server.start(1)
+    server.run_to_the_end()
+    assert server.codes == {0: [-9], 1: [-9, 0], 2: [0]}, server.outputs()
+    check(server, undisturbed)
+
+
+def test_a_newcomer_with_other_data_is_refused(
+    start: Start, undisturbed: Any, make_shards: Callable[..., Path]
+) -> None:
+    """A host that finds another version of the data by now says so, and does not train on it."""
+    server = start({1: {"at": "loss", "step": 2}}, pause=0.1)
+    server.run(lambda: len(server.formed.get(2, ())) == 2)
+    server.options["data"] = str(make_shards(train=(20, 20, 11), val=(8, 5)))
+    server.start(1)
+    server.run_to_the_end()
+    assert server.codes == {0: [0], 1: [-9, 75], 2: [0]}, server.outputs()
+    printed = (server.hosts[1].folder / "printed").read_text()
+    assert "reads other data than rank 0" in printed and "type --data FOLDER@N" in printed
+    check(server, undisturbed)
+
+
+def test_a_newcomer_that_comes_too_late_ends(start: Start, undisturbed: Any) -> None:
+    """The others finish before it is in their group: it ends, and does not train from the start."""
+    die = {0: {"at": "finish", "signal": "SIGSTOP"}, 1: {"at": "loss", "step": 2}}
+    server = start(die)
+    server.run(lambda: not is_running(server.hosts[0].processes[0].pid))
+    server.start(1)
+    server.run(lambda: bool(server.orders) and server.orders[-1]["members"] == [0, 2, 1])
+    server.kill(0, signal.SIGCONT)
+    server.run_to_the_end()
+    assert server.codes == {0: [0], 1: [-9, 75], 2: [0]}, server.outputs()
+    check(server, undisturbed)
+
+
 def test_an_evaluation_that_is_cut_off_does_not_count(start: Start, undisturbed: Any) -> None:
     """A rank that is alone, and whose group is given up meanwhile, evaluates once more."""
     server = start({0: {"at": "evaluate", "signal": "SIGSTOP"}}, hosts=(1,))
@@ -217,30 +271,49 @@ def test_an_evaluation_that_is_cut_off_does_not_count(start: Start, undisturbed:
 def test_a_newcomer_that_ends_alone_has_the_best_weights(
     start: Start, data: Path, tmp_path: Path
 ) -> None:
-    """The save of the best evaluation has not ended when it joins, and no later one is better."""
-    options = {"final": "best", "lr": 3.0}
+    """It joins while the best evaluation is still being saved, and no later one is better."""
+    options = {"final": "best", "lr": 2.0, "lr_schedule": "constant", "warmup_epochs": 0, "seed": 2}
     expected = trained_alone(data, tmp_path / "alone", **options)
-    first, second = evaluations(expected)
-    assert first < second, "this test needs a second epoch that is worse"
-    server = start({1: {"at": "loss", "step": 2}}, (1, 1), pause=0.1, save_seconds=1, **options)
-    server.run(lambda: len(server.formed.get(2, ())) == 1)
-    server.run(lambda: bool(list(server.hosts[0].folder.glob("run/checkpoints/.*partial*"))))
+    assert checkpoint.read(RunFolder(expected).best)["state"]["epoch"] == 1
+    die = {0: {"at": "finish"}, 1: {"at": "loss", "step": 2}}
+    released = tmp_path / "released"
+    server = start(die, (1, 1), pause=0.2, saves_wait_for=str(released), **options)
+    server.run(lambda: 0 in server.formed.get(2, ()) and step(server, 0) >= 6)
     server.start(1)
-    server.run(lambda: len(server.formed.get(3, ())) == 2)
-    server.kill(0)
+    server.run(lambda: server.number == 3)
+    given = time.monotonic()
+    server.run(lambda: time.monotonic() > given + 1)
+    released.touch()
     server.run_to_the_end()
     assert server.codes == {0: [-9], 1: [-9, 0]}, server.outputs()
     check_weights(server.hosts[1].folder / "run", expected)
 
 
+def step(server: MembershipServer, host: int) -> int:
+    """Return the steps that the first rank of a host has taken."""
+    path = server.hosts[host].folder / "steps-0"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return int(lines[-1].split()[2]) if lines else 0
+
+
 def test_hosts_of_several_ranks_and_loader_workers(start: Start, undisturbed: Any) -> None:
-    """A host is lost with all its ranks; the workers of the others read the new cut."""
-    server = start({0: {"at": "loss", "step": 3}}, hosts=(2, 2), workers=1, pause=0.05)
+    """A host is lost with all its ranks; the same workers of the others read the new cut."""
+    server = start({0: {"at": "loss", "step": 3}}, hosts=(2, 2), workers=2, pause=0.2)
+    server.run(lambda: len(server.formed.get(1, ())) == 4)
+    pids = [process.pid for process in server.hosts[1].processes]
+    helpers = until(lambda: len(found := below(pids)) == 8 and found)
     server.run(lambda: len(server.formed.get(2, ())) == 2)
     server.start(0)
+    server.run(lambda: server.number > 2 and len(server.formed.get(server.number, ())) == 4)
+    assert helpers <= below(pids), "workers were started again"
     server.run_to_the_end()
     assert server.codes == {0: [-9, 0], 1: [-9, 0], 2: [0], 3: [0]}, server.outputs()
     check(server, undisturbed)
+
+
+def below(pids: list[int]) -> set[int]:
+    """Return the processes of ranks: of each a server that forks, a tracker, and two workers."""
+    return {process for pid in pids for process in children(pid)}
 
 
 def test_batch_norms_are_put_back(start: Start) -> None:
@@ -263,6 +336,65 @@ def test_what_cannot_be_elastic_is_refused_with_what_to_type() -> None:
         with pytest.raises(UsageError, match=words):
             Config(elastic=True, data="data", **options)
     Config(elastic=True, data="data", global_batch=64)
+
+
+def test_on_gpus_a_communicator_is_aborted_before_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NCCL would wait for ranks that are lost: the launcher's order ends what runs on the device,
+    and the group is aborted, not destroyed, before the next one is made."""
+    calls: list[str] = []
+
+    class Nccl:
+        def _get_backend(self, device: torch.device) -> "Nccl":
+            assert device.type == "cuda"
+            return self
+
+        def abort(self) -> None:
+            calls.append("abort")
+
+    def init(backend: str, rank: int, world_size: int, device_id: object, **rest: object) -> None:
+        assert "cuda:nccl" in backend and device_id == device
+        calls.append(f"init {rank} of {world_size}")
+
+    device, distributed = torch.device("cuda", 0), torch.distributed.distributed_c10d
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    monkeypatch.setattr(ranks, "_device", lambda *which: device)
+    monkeypatch.setattr(ranks, "_store", lambda *which: None)
+    monkeypatch.setattr(ranks, "_check_marks", lambda marks: None)
+    monkeypatch.setattr(ranks.Ranks, "all_gather", lambda self, numbers: [numbers])
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: bool(calls))
+    monkeypatch.setattr(torch.distributed, "init_process_group", init)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("bad"))
+    monkeypatch.setattr(distributed, "_abort_process_group", lambda: calls.append("abort all"))
+    monkeypatch.setattr(distributed, "_get_default_group", Nccl)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        membership = Membership(str(tmp_path / "agent"), 0, 0)
+        connection, _ = agent.accept()
+        config = Config(elastic=True, data="data", device="cuda")
+        group = ranks.alone(config)
+        assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+        for number, members in ((1, [0, 1, 2]), (2, [0, 2])):
+            order = {"generation": number, "rank": 0, "world": len(members), "members": members}
+            order |= {"master": ["127.0.0.1", 1], "abort": number > 1}
+            connection.sendall(json.dumps(order).encode())
+            generation = membership.awaited(10)
+            assert generation
+            if order["abort"]:
+                until(lambda: "abort" in calls)
+            with membership.forming(generation):
+                group = ranks.in_group(group, generation, membership, config)
+        membership.leave()
+        connection.close()
+        until(lambda: membership._agent.fileno() < 0)
+    assert [name for name in calls if name != "abort"] == [
+        "init 0 of 3",
+        "abort all",
+        "init 0 of 2",
+    ]
+    assert calls.index("abort") < calls.index("abort all")
 
 
 def test_survivors_of_a_run_that_ends_keep_its_last_whole_step(
