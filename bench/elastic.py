@@ -1,6 +1,7 @@
 """Measure what losses cost an elastic run, beside a restart, and prove that nothing else changed.
 
     python -m bench.elastic [--kills 30] [--seed 1] [--images 36000] [--scratch FOLDER]
+    python -m bench.elastic --pairs 7 --images 9000
 
 Four gloo ranks train three exact epochs of a small network without batch norm on three hosts (real
 sshd on loopback addresses, each with a home and a folder of its own), three times:
@@ -13,6 +14,9 @@ restart       --max-restarts in place of --elastic, a rank killed a few times
 Prints, for both kinds of recovery, the seconds from a loss to the next step that is new (p50, p95;
 a stopped host: from the end of the lease), whether a process of a survivor was started again, what
 the ledger says, and the largest difference of a weight.
+
+With --pairs, only what --elastic costs while nothing is lost: pairs of runs, without and with it in
+turn in that order; of each the median time of a step, and of the pairs the median of their ratios.
 """
 
 from __future__ import annotations
@@ -71,6 +75,8 @@ class Settings:
     """Which losses, and when."""
     images: int = 36_000
     """Training images; a step takes 24 of them."""
+    pairs: int = 0
+    """Only compare steps without and with --elastic, in so many pairs of runs."""
     scratch: Path = Path(tempfile.gettempdir())
     """Folder for data and hosts."""
 
@@ -163,6 +169,9 @@ def main(args: list[str]) -> None:
         shards = draw(Path(folder), settings.images)
         total = EPOCHS * -(-settings.images // GLOBAL_BATCH)
         print(f"{total} steps of {GLOBAL_BATCH} images, seed {settings.seed}", flush=True)
+        if settings.pairs:
+            compare_steps(lab, shards, settings.pairs)
+            return
         plain = started(lab, shards, "plain")
         finish(plain)
         report_pace("undisturbed", plain)
@@ -176,6 +185,20 @@ def main(args: list[str]) -> None:
         again.process.send_signal(signal.SIGINT)
         finish(again)
         show_recovery("restart", again.losses)
+
+
+def compare_steps(lab: Lab, shards: Path, pairs: int) -> None:
+    """Print how long steps take with --elastic, relative to those of a run without it beside it."""
+    ratios = []
+    for number in range(pairs):
+        paces = {}
+        for option in ((), ("--elastic",))[:: -1 if number % 2 else 1]:
+            job = started(lab, shards, f"pair-{number}{''.join(option)}", *option)
+            finish(job)
+            paces[option] = report_pace("".join(option) or "without", job)
+        ratios.append(paces["--elastic",] / paces[()])
+    print(f"with --elastic: {statistics.median(ratios):.3f} of the time of a step (median),"
+          f" {min(ratios):.3f} to {max(ratios):.3f}")  # fmt: skip
 
 
 class hosts:  # noqa: N801 - a context, as a function would be
@@ -359,13 +382,15 @@ def recovered(job: Job, loss: Loss, before: int) -> bool:
 # -- what came of it
 
 
-def report_pace(name: str, job: Job) -> None:
-    """Print the median time of a step; end here if the run has failed."""
+def report_pace(name: str, job: Job) -> float:
+    """Print and return the median seconds of a step; end here if the run has failed."""
     if code := job.process.returncode:
         sys.exit("\n".join((f"{name}: exit code {code}", *(line for _, line in job.lines[-40:]))))
     times = sorted(dict(job.steps()).items())
     paces = [later - sooner for (_, sooner), (_, later) in zip(times, times[1:], strict=False)]
-    print(f"{name}: {1000 * statistics.median(paces):.1f} ms a step", flush=True)
+    pace = statistics.median(paces)
+    print(f"{name}: {1000 * pace:.1f} ms a step", flush=True)
+    return pace
 
 
 def report(job: Job, restarted: dict[int, int], expected: Any, shards: Path) -> None:
