@@ -51,7 +51,6 @@ SLOTS = (1, 2, 1)
 EPOCHS = 3
 GLOBAL_BATCH = 24
 LEASE_SECONDS = 4.0
-RESTARTS = 5
 NETWORK = """
 from torch import nn
 
@@ -70,7 +69,9 @@ class Settings:
     """Losses in elastic runs."""
 
     kills: int = 30
-    """Losses in the elastic run."""
+    """Losses in the elastic run; 0: no such run."""
+    restarts: int = 4
+    """Losses in the run with --max-restarts; 0: no such run."""
     seed: int = 1
     """Which losses, and when."""
     images: int = 36_000
@@ -172,19 +173,21 @@ def main(args: list[str]) -> None:
         if settings.pairs:
             compare_steps(lab, shards, settings.pairs)
             return
-        plain = started(lab, shards, "plain")
-        finish(plain)
-        report_pace("undisturbed", plain)
-        elastic = started(lab, shards, "elastic", "--elastic")
-        survivors = disturb(elastic, dice, settings.kills)
-        finish(elastic)
-        report_pace("elastic", elastic)
-        report(elastic, survivors, weights(plain), shards)
-        again = started(lab, shards, "again", "--max-restarts", str(RESTARTS))
-        disturb(again, dice, RESTARTS - 1, only=kill_rank)
-        again.process.send_signal(signal.SIGINT)
-        finish(again)
-        show_recovery("restart", again.losses)
+        if settings.kills:
+            plain = started(lab, shards, "plain")
+            finish(plain)
+            report_pace("undisturbed", plain)
+            elastic = started(lab, shards, "elastic", "--elastic")
+            survivors = disturb(elastic, dice, settings.kills)
+            finish(elastic)
+            report_pace("elastic", elastic)
+            report(elastic, survivors, weights(plain), shards)
+        if settings.restarts:
+            again = started(lab, shards, "again", "--max-restarts", str(settings.restarts + 1))
+            disturb(again, dice, settings.restarts, only=kill_rank)
+            again.process.send_signal(signal.SIGINT)
+            finish(again)
+            show_recovery("restart", again.losses)
 
 
 def compare_steps(lab: Lab, shards: Path, pairs: int) -> None:

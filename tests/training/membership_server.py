@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class MembershipServer:
         """Start the ranks of a host; `die`: where one of them ends itself."""
         this = self.hosts[host]
         (this.folder / "run").mkdir(parents=True, exist_ok=True)
+        self.run(lambda: all(process.returncode is not None for process in this.processes))
         this.starts += 1
         this.connections = {}
         self.silent -= set(range(this.first, this.first + this.ranks))
@@ -68,7 +70,8 @@ class MembershipServer:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(str(path))
         listener.listen()
-        self.selector.register(listener, selectors.EVENT_READ, (self._accept, this))
+        accept = partial(self._accept, start=this.starts)
+        self.selector.register(listener, selectors.EVENT_READ, (accept, this))
         with (this.folder / "printed").open("a") as printed:
             this.processes = [
                 warm.Python(
@@ -147,11 +150,12 @@ class MembershipServer:
         facts = (self.orders, self.broken, self.formed, self.codes, self.left)
         return "\n".join([*texts, *map(str, facts)])
 
-    def _accept(self, listener: Any, host: Host) -> None:
+    def _accept(self, listener: Any, host: Host, start: int) -> None:
         connection, _ = listener.accept()
-        self.selector.register(connection, selectors.EVENT_READ, (self._hear, host))
+        hear = partial(self._hear, start=start)
+        self.selector.register(connection, selectors.EVENT_READ, (hear, host))
 
-    def _hear(self, connection: Any, host: Host) -> None:
+    def _hear(self, connection: Any, host: Host, start: int) -> None:
         try:
             packet = connection.recv(1 << 16)
         except ConnectionResetError:  # it has ended without reading its last order
@@ -159,6 +163,8 @@ class MembershipServer:
         if not packet:
             self.selector.unregister(connection)
             connection.close()
+            return
+        if start < host.starts:  # of a rank that was killed, and has been started again
             return
         message = json.loads(packet)
         member = host.first + message["local"]

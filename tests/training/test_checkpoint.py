@@ -19,9 +19,12 @@ from torch import nn
 from catdog.recipes import CatDog, DemoRecipe
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RunFolder
+from tests import warm
 from training import checkpoint
 from training.config import Config, as_plain
 from training.run import compatibility, resume
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -107,6 +110,49 @@ def test_the_newest_whole_one_is_taken_and_the_others_are_named(
     assert len(errors) == 2
     assert "step-00000004.pt: cut short" in errors[0]
     assert "step-00000003.pt: damaged" in errors[1]
+
+
+FURTHEST = """
+import json, os, sys
+from dataclasses import replace
+from pathlib import Path
+from training.config import Config
+from training.ranks import joined
+from training.run.resume import earlier_run
+with joined(Config(device="cpu")) as ranks:
+    os.chdir(Path(sys.argv[1], f"host{ranks.rank}"))
+    config = Config(device="cpu", data="shards", **json.loads(sys.argv[2]))
+    earlier = earlier_run(config, "catdog", replace(ranks, local_rank=0, local_world=1))
+    print(earlier.path, earlier.content["state"]["step"], earlier.source, flush=True)
+    ranks.all_reduce_max(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["earlier_attempts", "resume"])
+def test_ranks_go_on_from_the_furthest_whole_one_of_any_host(tmp_path: Path, how: str) -> None:
+    """After a restart, and after a run whose launcher or controller died: a spoiled copy is passed
+    over for one of another host, and no rank begins elsewhere than the others."""
+    attempts = [f"runs/2026010{day}-000000-catdog" for day in (2, 1)]
+    for host, run, whole, spoiled in (
+        (0, attempts[1], [98, 99], []),  # an earlier attempt
+        (0, attempts[0], [4], [9]),
+        (1, attempts[0], [5, 6], [7]),
+    ):
+        folder = RunFolder(tmp_path / f"host{host}" / run)
+        folder.make()
+        for step in (*whole, *spoiled):
+            checkpoint.save(folder, content(step), keep=9, best=False)
+        for step in spoiled:
+            damaged = bytearray(folder.checkpoint(step).read_bytes())
+            damaged[200] ^= 0x10
+            folder.checkpoint(step).write_bytes(damaged)
+    options = {how: ",".join(attempts) if how == "earlier_attempts" else "latest"}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = ("-c", FURTHEST, tmp_path, json.dumps(options))
+    job = warm.ranks(2, *words, env=env, stdout=subprocess.PIPE)
+    printed = [rank.communicate()[0].split() for rank in job]
+    expected = str(tmp_path / "host1" / attempts[0] / "checkpoints" / "step-00000006.pt")
+    assert printed == [[expected, "6", "1"]] * 2
 
 
 def test_when_none_is_whole_nothing_starts(folder: RunFolder) -> None:
