@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import loop
+from training import checkpoint, loop
 from training.config import Config
 from training.data.transforms import Transforms
 from training.data.worker_server import start_worker_server
 from training.entry import enter
 from training.phases import evaluate, regroup, step
-from training.run import checkpoint
 from training.state import TrainingState
 from training.task import Task
 

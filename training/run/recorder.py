@@ -37,7 +37,7 @@ from training.run.progress import ProgressReporter
 from training.run.results import write_grid, write_results
 from training.run.resume import Earlier
 from training.schedule import Schedule
-from training.state import TrainingState, pack, unpack
+from training.state import TrainingState
 
 Content = dict[str, Any]
 NOTHING, DUE, BEST = 0, 1, 2
@@ -390,9 +390,9 @@ class RunRecorder:
             return
         source = [bool(offer) for offer in offers].index(True)
         if source and best and self._ranks.rank == source:
-            self._ranks.send_bytes(pack(best), 0)
+            self._ranks.send_bytes(checkpoint.pack(best), 0)
         if self._ranks.first:
-            best = unpack(self._ranks.receive_bytes(source)) if source else best
+            best = checkpoint.unpack(self._ranks.receive_bytes(source)) if source else best
             assert best
             state.evaluated.load_state_dict(best["average"] or best["model"])
             state.accuracy = best["accuracy"]
