@@ -46,6 +46,7 @@ from shards.open import open_source
 from training.config import Config
 from training.data.open import open_data
 from training.data.order.blocks import shuffled
+from training.data.order.cut import Cut
 from training.data.order.reading import Reader, Reading
 from training.ranks import Ranks
 from training.state import TrainingState
@@ -111,7 +112,7 @@ def coverage(shards: Path, settings: Settings) -> None:
             row
             for worker in range(WORKERS)
             for part in Reading(
-                whole, 0, BATCH * RANKS, Reader(rank, RANKS, worker, WORKERS)
+                whole, 0, BATCH * RANKS, Reader(rank, Cut.even(RANKS), worker, WORKERS)
             ).parts()
             for row in part.rows.tolist()
         ]

@@ -36,6 +36,7 @@ from shards.index import (
 )
 from shards.metadata import DescribedSource
 from training.data.order.blocks import portions, shuffled
+from training.data.order.cut import Cut
 from training.data.order.reading import Reader, Reading
 from training.data.order.shared import SharedOrder
 from training.run.ledger import Interval, save
@@ -102,7 +103,7 @@ def measured(samples: int, settings: Settings) -> None:
     with shared.of(0, lambda epoch: shuffled(index, range(samples), 0, epoch, batch)) as order:  # type: ignore[arg-type]
         planned, plan_peak = time.process_time(), peak() - base
         kept = os.fstat(shared._memory).st_size / 1e6
-        reader = Reader(settings.ranks - 1, settings.ranks, 0, settings.workers)
+        reader = Reader(settings.ranks - 1, Cut.even(settings.ranks), 0, settings.workers)
         reading = Reading(order, 0, batch, reader)
         reading_planned = time.process_time()
     for _ in reading.parts():

@@ -78,9 +78,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "entry": "conditions config data loop precheck predict tasks",
         "precheck": "conditions config data models recorded run schedule weights_file",
         "tasks/classify": "config data models settings task",
-        "loop": "config counts data monitor phases ranks run schedule state sync task",
-        "phases": "checkpoint conditions config counts data device layers membership models ranks"
-        " recorded run schedule settings state sync task",
+        "loop": "balance config counts data monitor phases ranks run schedule state sync task",
+        "balance": "config data data/order monitor ranks state",
+        "phases": "checkpoint conditions config counts data data/order device layers membership"
+        " models ranks recorded run schedule settings state sync task",
         "export": "trained",
         "judge": "config counts data device layers ranks trained",
         "predict": "data task trained",

@@ -79,7 +79,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
                 f"--precision fp16 and {obstacle} exclude each other: ranks would skip different"
                 " steps; type --precision bf16 or fp32"
             )
-        return problems + self._inelastic()
+        return problems + self._inelastic() + self._unbalanced()
 
     def _inelastic(self) -> list[str]:
         """Return what cannot go on in another group."""
@@ -96,6 +96,23 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
             f"--elastic and {option} exclude each other: {why}; leave one of them out"
             for obstacle, option, why in obstacles
             if self.elastic and obstacle
+        ]
+
+    @property
+    def unbalanceable(self) -> dict[str, str]:
+        """Return the options that need steps that are cut evenly, and why."""
+        obstacles = (
+            (self.synthetic, "--synthetic", "the images of each rank are fixed"),
+            (self.local_sgd_steps, "--local-sgd-steps", "each rank takes steps of its own"),
+            (self.aug_repeats > 1, "--aug-repeats", "copies of an image are on certain ranks"),
+        )
+        return {option: why for obstacle, option, why in obstacles if obstacle}
+
+    def _unbalanced(self) -> list[str]:
+        return [
+            f"--balance auto and {option} exclude each other: {why}; type --balance even"
+            for option, why in self.unbalanceable.items()
+            if self.balance == "auto"
         ]
 
 

@@ -5,8 +5,10 @@ A run has one stage, or two with --head-epochs, which train different layers (tr
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 
+from training.balance import Balance
 from training.config import Config
 from training.data.samples import Batch
 from training.monitor.stragglers import StragglerMonitor
@@ -82,7 +84,11 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
         for stage in run.schedule.stages_from(state.epoch):
             state.freeze(stage.frozen, len(run.data.classes))
             stragglers = StragglerMonitor(
-                run.config.straggler_steps, state.model, state.optimizer, run.ranks
+                run.config.straggler_steps,
+                state.model,
+                state.optimizer,
+                run.ranks,
+                times_each_step=run.config.balance == "auto",
             )
             with closing(stragglers):
                 request = train_stage(run, state, log, stage, batches, stragglers)
@@ -107,9 +113,10 @@ def train_stage(
 ) -> int:
     """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
     config, schedule = run.config, run.schedule
+    balance = begin_balance(run, state, log, stragglers)
     # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same after
     # a step, so they agree on the strongest request during the steps.
-    exchange = StepExchange(run.ranks, run.pending)
+    exchange = StepExchange(run.ranks, run.pending, balance.sent)
     sync = GradientSync(config, run.ranks, state, schedule.steps)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
 
@@ -126,28 +133,60 @@ def train_stage(
             # Only a step that others take part in can be cut short, and then has to be undone.
             if run.ranks.world > 1 or run.membership:
                 state.begin_step()
-            with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):
+            with sync.step(run.data.samples_in(state.step), run.fewest_in_part(state.step)):
                 train_step(run, state, sync, batch, transforms, exchange, log.sums)
             log.step(state.step)
+            recut_if_better(run, state, log, balance, exchange)
             if schedule.logs(state.step, epoch_end):
-                log_interval(run, state, log, stragglers)
+                log_interval(run, state, log, stragglers, balance)
             request = exchange.request
             saves = request >= SAVE or due(state.step, config.save_steps, 0)  # and in end_epoch
             sync.average_weights(epoch_end, before_save=saves)
             if request := save_or_stop(run, state, log, request, saves):
                 return request
         if log.logged < state.step:  # the group before was lost when it was about to do that
-            log_interval(run, state, log, stragglers)
+            log_interval(run, state, log, stragglers, balance)
         if request := end_epoch(run, state, log):
             return request
     return 0
 
 
-def log_interval(
+def begin_balance(
     run: TrainingRun, state: TrainingState, log: RunRecorder, stragglers: StragglerMonitor
+) -> Balance:
+    """Begin to look for a faster cut of the steps, where that is asked for."""
+    compute_nanoseconds = stragglers.recent_compute_nanoseconds
+    balance = Balance(run.config, run.ranks, run.data, state, compute_nanoseconds)
+    log.remark(balance.remark)
+    if balance.is_active:
+        log.shares(state.step, balance.counts)
+    return balance
+
+
+def recut_if_better(
+    run: TrainingRun,
+    state: TrainingState,
+    log: RunRecorder,
+    balance: Balance,
+    exchange: StepExchange,
+) -> None:
+    """Cut the steps that nobody has begun as all ranks find best from what they exchanged."""
+    if cut := balance.next_cut(state.step, exchange.largest):
+        run.data.recut(cut)
+        log.shares(cut.step, balance.counts)
+
+
+def log_interval(
+    run: TrainingRun,
+    state: TrainingState,
+    log: RunRecorder,
+    stragglers: StragglerMonitor,
+    balance: Balance,
 ) -> None:
     """Record the steps since the last time, of all ranks."""
     counts, waiting = run.sum_over_ranks(log.sums.sums), stragglers.take()
+    if waiting:
+        waiting = replace(waiting, remedy=balance.remedy(waiting, state.step))
     lr = run.schedule.lr(state.step - 1) * state.improvement.lr_factor
     log.interval(state.step, counts, lr, waiting, state.loss_scale.take())
 

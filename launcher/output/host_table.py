@@ -109,6 +109,11 @@ def speed(host: HostView) -> Text:
     return Text(f"{host.images_per_second:,.0f}" if host.images_per_second else "")
 
 
+def share(host: HostView) -> Text:
+    """Return its share of the images of a step, where ranks get them by speed."""
+    return Text("" if host.share is None else f"{host.share:.1%}")
+
+
 def cpu(host: HostView) -> Text:
     """Return CPU utilization as a meter and percent."""
     if host.usage is None:
@@ -181,6 +186,7 @@ COLUMNS = (
     HostColumn("step", 7, 2, step),
     HostColumn("gpu", 22, 1, gpu),
     HostColumn("images/s", 8, 4, speed),
+    HostColumn("share", 6, 6, share),
     HostColumn("cpu", METER_WIDTH + 5, 3, cpu),
     HostColumn("memory", 12, 5, memory),
     HostColumn("heat", 12, 7, heat),

@@ -52,6 +52,8 @@ class HostView:
     loss: float | None
     images_per_second: float
     """Its share of those of all ranks."""
+    share: float | None
+    """Of the images of a step, if ranks get them by speed (--balance auto)."""
     usage: Usage | None
     read: dict[str, int]
     """Bytes of data by where they came from; empty where nothing is cached."""
@@ -128,6 +130,12 @@ def _host_view(run: RunState, host: HostState, now: float) -> HostView:
     slowest = min(ranks, key=lambda rank: rank.step)
     state = state_of(run, host, now)
     speeds = [measure(rank, "images_per_second") or 0.0 for rank in ranks]
+    shares = [measure(rank, "share") for rank in ranks]
+    evenly = 1 / run.plan.world_size
+    speed = sum(
+        speed * (evenly if share is None else share)
+        for speed, share in zip(speeds, shares, strict=True)
+    )
     return HostView(
         name=host.plan.name,
         node=host.plan.node,
@@ -135,7 +143,8 @@ def _host_view(run: RunState, host: HostState, now: float) -> HostView:
         urgency=URGENCY.get(state, URGENCY.get(state.partition(" ")[0], HEALTHY)),
         step=slowest.step,
         loss=measure(slowest, "loss"),
-        images_per_second=sum(speeds) / run.plan.world_size,
+        images_per_second=speed,
+        share=sum(share or 0.0 for share in shares) if any(shares) else None,
         usage=host.usage,
         read=run.bytes_read(host.plan.node),
     )

@@ -79,6 +79,11 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and _is_number(value) and 0 <= value < _LARGEST
 
 
+def _is_share(value: object) -> bool:
+    """Return whether it is a part of one."""
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
 def _is_rank(value: object) -> bool:
     """Return whether it is a rank, or -1 for none."""
     return type(value) is int and -1 <= value <= _LARGEST
@@ -96,6 +101,7 @@ FIELDS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
     "slow_rank": _is_rank,
     "liars": _are_ranks,
+    "share": _is_share,
     **dict.fromkeys(("data_seconds", "compute_seconds"), _is_seconds),
     "speed": _is_speed,
 }

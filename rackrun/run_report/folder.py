@@ -25,7 +25,7 @@ from rackrun.errors import DataError, UsageError
 from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
-from rackrun.shapes import AtMost, Misshapen, parsed_file, shaped
+from rackrun.shapes import AtMost, Between, Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line, say
 
 FIELDS = {  # fields of a line of metrics.jsonl, by its kind
@@ -33,6 +33,7 @@ FIELDS = {  # fields of a line of metrics.jsonl, by its kind
     "train": ("step", "epoch", "loss", "accuracy", "images_per_second", "rate"),
     "evaluate": ("step", "epoch", "loss", "top1", "samples"),
     "waits": ("step", "epoch", "rank", "waited", "network"),
+    "shares": ("step", "epoch", "time"),
 }
 WHOLE = ("step", "samples")
 LAST_MOMENT = 1e11  # in seconds: beyond what clocks show
@@ -51,6 +52,8 @@ DAMAGE = (  # what a damaged archive, or one that was made to harm, makes of zip
     *(MemoryError, BadZipFile, zlib.error),
 )
 
+MOST_RANKS = 1 << 12
+Images = Annotated[int, Between(0, 2**31)]
 PLAIN = (str, int, float, type(None))
 Line = dict[str, Any]
 Values = NDArray[np.float64]
@@ -175,6 +178,10 @@ class Story:
     usage: list[HostUsage] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     """More than one of a run that was resumed."""
+    shares: list[Line] = field(default_factory=list)
+    """When ranks got other numbers of images of a step (--balance auto)."""
+    begun: float = 0.0
+    """The time of the first line that was written."""
 
     @property
     def seconds(self) -> float:
@@ -212,7 +219,7 @@ def read(folder: Path) -> Story:
     if not any(path.exists() for path in needed):
         missing = "{}, {} and {} are missing".format(*(path.name for path in needed))
         raise UsageError(f"{folder}: not the folder of a run: {missing}")
-    lines = list(_lines(files.metrics, _metric_line, METRICS))
+    lines, usage = list(_lines(files.metrics, _metric_line, METRICS)), read_usage(folder)
     return Story(
         name=folder.absolute().name,
         config=read_settings(folder),
@@ -224,9 +231,17 @@ def read(folder: Path) -> Story:
         first_batch=_first_batch(files.first_batch),
         plan=_plan(files.plan),
         end=_picked(_object(files.result, ENDED), RunEnd, files.result, ENDED),
-        usage=read_usage(folder),
+        usage=usage,
         parts=list(_parts(lines)),
+        shares=[line for line in lines if line["kind"] == "shares"],
+        begun=_begun(lines, usage),
     )
+
+
+def _begun(lines: Sequence[Line], usage: Sequence[HostUsage]) -> float:
+    """Return the time of the first line; lines of older runs have none."""
+    times = [line["time"] for line in lines if "time" in line]
+    return min([*times, *(line.time for line in usage)], default=0.0)
 
 
 def _parts(lines: Sequence[Line]) -> Iterator[Part]:
@@ -336,9 +351,19 @@ def _metric_line(text: str) -> Line:
     for name in FIELDS[line["kind"]]:
         value = float(line[name])
         line[name] = int(value) if name in WHOLE else value
+    if line["kind"] == "shares":
+        line["images"] = _images_by_rank(content["images"])
     if not 0 <= float(line.get("time", 0)) <= LAST_MOMENT:
         raise ValueError(line["time"])
     return line
+
+
+def _images_by_rank(content: object) -> dict[int, int]:
+    """Return how many images of a step each rank gets, by its number; ValueError for others."""
+    images = shaped(content, dict[Annotated[str, AtMost(8)], Images])
+    if not images or len(images) > MOST_RANKS or not all(name.isdecimal() for name in images):
+        raise ValueError("no images by rank")
+    return {int(name): count for name, count in images.items()}
 
 
 def _object(path: Path, kind: str) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from markupsafe import Markup
 from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.contract import variables
+from rackrun.generation import Generation
 from rackrun.run_folder import RunFolder
-from rackrun.run_report.chart import Series, chart
+from rackrun.run_report.chart import COLOURS, Series, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
 from rackrun.run_report.folder import (
+    Line,
     Predictions,
     Story,
     TrainingImages,
@@ -46,6 +48,8 @@ COMPARED = (
 )
 JUDGED_ON = ("data_sha256", "eval_split", "task")
 """Settings that decide which images accuracy is measured on."""
+MOST_NAMED = 16
+"""Ranks whose images a line of the page lists."""
 PRIVATE = ("--env", "--on-event")
 """Options of the launcher whose values may be secrets."""
 OWN_VARIABLES = (variables.PREFIX, "MASTER_")
@@ -88,8 +92,9 @@ def run_page(story: Story, folder: Path) -> dict[str, Any]:
         "classes": by_class(story.predictions) if story.predictions else None,
         "matrix": matrix(story.predictions) if story.predictions else "",
         "confusions": confusions(story.predictions) if story.predictions else [],
-        "generations": list(generations(story)),
+        "time_line": list(time_line(story)),
         "ranks_over_time": ranks_over_time(story),
+        "shares_over_time": shares_over_time(story),
         "hosts": list(hosts(story)),
         "usage": list(_usage_charts(story.usage)),
         "settings": sorted((one_line(key), setting(value)) for key, value in settings_of(story)),
@@ -272,15 +277,62 @@ def _story_curves(
         yield Series(f"{name}{story.judged_by}", x, y, number if several else 1, dots=True)
 
 
-def generations(story: Story) -> Iterator[tuple[str, ...]]:
-    """Yield the groups of an elastic run as rows; none where no rank was lost."""
+def time_line(story: Story) -> Iterator[tuple[str, ...]]:
+    """Yield what changed about the ranks and their shares of a step as rows, by time.
+
+    None where no rank was lost and all shares are even.
+    """
     groups = story.end.generations if len(story.end.generations) > 1 else ()
-    for group in groups:
-        happened = [*group.lost, *(f"joined: {who}" for who in group.joined)] or ["start"]
-        step = "not formed" if group.step is None else f"{group.step:,}"
-        took = "" if group.regroup_seconds is None else f"{group.regroup_seconds:.2f} s"
-        what = one_line("; ".join(happened))
-        yield duration(group.seconds), step, str(group.ranks), str(group.hosts), took, what
+    rows = [(group.seconds, _group_row(group)) for group in groups]
+    rows += [(line["time"] - story.begun, _shares_row(line)) for line in _uneven_shares(story)]
+    for seconds, cells in sorted(rows):
+        yield duration(seconds), *cells
+
+
+def _group_row(group: Generation) -> tuple[str, ...]:
+    happened = [*group.lost, *(f"joined: {who}" for who in group.joined)] or ["start"]
+    step = "not formed" if group.step is None else f"{group.step:,}"
+    took = "" if group.regroup_seconds is None else f"{group.regroup_seconds:.2f} s"
+    return step, str(group.ranks), str(group.hosts), took, one_line("; ".join(happened))
+
+
+def _shares_row(line: Line) -> tuple[str, ...]:
+    counts = list(line["images"].values())
+    shown = ", ".join(map(str, counts[:MOST_NAMED])) + ("…" if len(counts) > MOST_NAMED else "")
+    return f"{line['step']:,}", str(len(counts)), "", "", f"images of a step by rank: {shown}"
+
+
+def _uneven_shares(story: Story) -> list[Line]:
+    """Return the lines about shares; none where all ranks always had the same."""
+    uneven = any(max(ones := line["images"].values()) > min(ones) + 1 for line in story.shares)
+    return story.shares if uneven else []
+
+
+def shares_over_time(story: Story) -> tuple[Markup, list[str]] | None:
+    """Return a drawing of the images of a step by rank, by host where ranks are many; its legend.
+
+    None where all ranks always had the same.
+    """
+    lines = _uneven_shares(story)
+    if not lines:
+        return None
+    hosts = [one_line(host.name) for host in story.plan.hosts for _ in range(host.processes)]
+    ranks = sorted({rank for line in lines for rank in line["images"]})
+    names = {rank: hosts[rank] if rank < len(hosts) else "" for rank in ranks}
+    if len(ranks) <= COLOURS or not any(names.values()):
+        names = {rank: f"rank {rank}{name and f' on {name}'}" for rank, name in names.items()}
+    begins = [(line["time"] - story.begun) / 60 for line in lines]
+    last = max(story.end.seconds / 60, begins[-1])
+    minutes = np.array([at for pair in itertools.pairwise([*begins, last]) for at in pair])
+    labels = list(dict.fromkeys(names.values()))
+    curves = []
+    for number, label in enumerate(labels):
+        members = [rank for rank, name in names.items() if name == label]
+        sums = [float(sum(line["images"].get(rank, 0) for rank in members)) for line in lines]
+        curves.append(Series(label, minutes, np.repeat(sums, 2), number))
+    highest = max(float(curve.y.max()) for curve in curves)
+    drawing = chart(curves, lambda count: f"{count:g}", "minutes", (0.0, 1.05 * highest))
+    return drawing, labels if len(labels) <= COLOURS else []
 
 
 def ranks_over_time(story: Story) -> Markup | None:

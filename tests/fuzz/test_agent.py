@@ -44,7 +44,14 @@ EVENTS = {
 REPORT = {
     **{"phase": "train", "epoch": 1, "epochs": 2, "step": 5, "steps": 9, "epoch_step": 5},
     **{"epoch_steps": 9, "loss": 0.5, "accuracy": 0.5, "images_per_second": 5.0, "final": "x"},
-    **{"report": "y", "slow_rank": 1, "slow_why": "data", "slow": "z", "speed": {"step": 0.1}},
+    **{
+        "report": "y",
+        "slow_rank": 1,
+        "slow_why": "data",
+        "slow": "z",
+        "share": 0.5,
+        "speed": {"step": 0.1},
+    },
     **{"checkpoint": 4, "best": 0.5, "dataset": "x", "data_seconds": 0.1, "compute_seconds": 0.2},
     **{"cache_bytes": 1, "peer_bytes": 2, "origin_bytes": 3, "liars": [1]},
 }

@@ -451,6 +451,39 @@ def test_losses_and_joins_are_a_table(run: Path) -> None:
     assert "<td>not formed</td>" in page and "joined: rank 2 on gpu02" in page
 
 
+def test_shares_by_speed_are_a_drawing_and_rows_among_losses_and_joins(run: Path) -> None:
+    """Each change of the images by rank stands in one time line with the groups of an elastic run;
+    a run whose shares are even has no such section, and what cannot be shares is refused."""
+    metrics = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    begun = read(run).begun
+    changes = [
+        {"kind": "shares", "step": step, "epoch": 0.1, "images": images, "time": begun + seconds}
+        for step, seconds, images in (
+            (0, 3, {"0": 10, "1": 10, "3": 9}),
+            (33, 20, {"0": 4, "1": 8, "3": 17}),
+        )
+    ]
+    write_lines(metrics, [*lines, *changes[:1]])
+    assert "Shares of a step" not in page_of(run)
+    write_lines(metrics, [*lines, *changes])
+    page = page_of(run)
+    assert "<h2>Shares of a step</h2>" in page and "images of a step by rank: 4, 8, 17" in page
+    assert page.count("<title>rank ") == 3
+    first = {"number": 1, "ranks": 4, "hosts": 3, "seconds": 1.0, "step": 0}
+    smaller = {**first, "number": 2, "ranks": 3, "seconds": 9.0, "step": 12, "lost": [EVIL]}
+    end = {"verdict": "done", "exit_code": 0, "cause": "done", "seconds": 75.0}
+    (run / "result.json").write_text(json.dumps({**end, "generations": [first, smaller]}))
+    page = page_of(run)
+    assert "<h2>Losses and joins, shares of a step</h2>" in page
+    times = re.findall(r"<tr><td>(\d+:\d\d)</td>", page[page.index("Losses and joins") :])
+    assert times[:4] == ["0:01", "0:03", "0:09", "0:20"]
+    for wrong in ([4, 8], {"a": 4}, {"0": -1}, {}, {"0": "<b>"}):
+        write_lines(metrics, [*lines, {**changes[1], "images": wrong}])
+        with pytest.raises(DataError, match="not a line of metrics"):
+            page_of(run)
+
+
 def page_of(run: Path) -> str:
     """Return the page of a run that has been written again."""
     return write(run).read_text()

@@ -31,8 +31,9 @@ torch.set_num_threads(1)
 class Small(nn.Module):
     """A small model in float64, so that only true differences show."""
 
-    def __init__(self, norm: bool) -> None:
+    def __init__(self, norm: bool, delay: float = 0.0) -> None:
         super().__init__()
+        self.delay = delay  # seconds an image
         self.layers = nn.Sequential(
             nn.Conv2d(3, 4, 3),
             nn.BatchNorm2d(4) if norm else nn.Identity(),
@@ -44,6 +45,7 @@ class Small(nn.Module):
         ).double()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(len(images) * self.delay * self.training)
         outputs: torch.Tensor = self.layers(images.double())
         return outputs
 
@@ -59,12 +61,13 @@ def main(args: list[str]) -> int:
     if die.pop("rank", os.environ.get("RANK")) != os.environ.get("RANK"):
         die = {}
     norm, pause = options.pop("norm", False), options.pop("pause", 0.0)
+    delays, member = options.pop("delays", []), int(os.environ.get("RACKRUN_FIRST_RANK", 0))
     released = options.pop("saves_wait_for", "")
     config = Config(elastic="RACKRUN_MEMBERSHIP" in os.environ, **options)
 
     def model(config: Config, classes: int) -> nn.Module:
         torch.manual_seed(5)
-        return Small(norm)
+        return Small(norm, *delays[member : member + 1])
 
     task = Task("small", model, transforms)
     if config.workers:

@@ -16,6 +16,7 @@ from shards.index import INDEX_FIELDS
 from training.data.mixture import mixture
 from training.data.order import blocks as orders
 from training.data.order import evening, reading
+from training.data.order.cut import Cut, Lanes
 from training.data.order.epoch import Order, mixed
 from training.data.order.reading import Part, Reader, Reading
 from training.data.order.shared import SharedOrder
@@ -44,6 +45,15 @@ class Case:
     batch: int
     seed: int
     portion: int  # that a reader plans at a time
+    is_even: bool
+
+    @property
+    def cut(self) -> Cut:
+        """Return the even cut, or one in which some ranks get many times more than others."""
+        if self.is_even or self.batch <= self.ranks:
+            return Cut.even(self.ranks)
+        shares = np.random.default_rng(self.seed).dirichlet(np.full(self.ranks, 0.5))
+        return Cut.into(1 + np.diff(np.rint(np.cumsum([0, *shares]) * (self.batch - self.ranks))))
 
     @property
     def index(self) -> np.ndarray:
@@ -58,7 +68,7 @@ class Case:
             patch.setattr(reading, "PORTION", self.portion)
             return [
                 [
-                    whole(order, start, self.batch, Reader(rank, self.ranks, worker, self.workers))
+                    whole(order, start, self.batch, Reader(rank, self.cut, worker, self.workers))
                     for worker in range(self.workers)
                 ]
                 for rank in range(self.ranks)
@@ -92,6 +102,7 @@ def cases(draw: st.DrawFn, most: int) -> Case:
         batch=draw(st.one_of(st.integers(1, 40), st.integers(1, 4000))),
         seed=seed,
         portion=draw(st.sampled_from([1, 30, 1 << 16])),
+        is_even=draw(st.booleans()),
     )
 
 
@@ -122,8 +133,9 @@ ANY_SIZE = pytest.mark.parametrize("most", [250, pytest.param(3000, marks=pytest
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_an_epoch_is_the_data_set(data: st.DataObject, most: int) -> None:
-    """Whatever the data set and the machines: each step's samples are those of one rank alone,
-    the ranks' parts differ by one at most, and an epoch has every sample exactly once."""
+    """Whatever the data set and the machines: each step's samples are those of one rank alone.
+    Each rank gets what the cut gives it, of a full step exactly that, and parts of an even cut
+    differ by one at most. An epoch has every sample exactly once."""
     case = data.draw(cases(most))
     order = case.order()
     steps = steps_of(order, 0, case.batch)
@@ -131,8 +143,14 @@ def test_an_epoch_is_the_data_set(data: st.DataObject, most: int) -> None:
     parts = case.parts(order)
     for rows, by_rank in zip(steps, dealt(parts), strict=True):
         assert Counter(row for part in by_rank for row in part) == Counter(rows)
-        sizes = [len(part) for part in by_rank]
-        assert max(sizes) - min(sizes) <= 1
+        sizes = np.array([len(part) for part in by_rank])
+        assert (case.cut.fewest(len(rows)) <= sizes).all() and (
+            sizes <= case.cut.most(len(rows))
+        ).all()
+        if case.cut.is_even:
+            assert max(sizes) - min(sizes) <= 1
+        elif len(rows) == case.batch:
+            assert (sizes == np.array(case.cut.weights) + 1).all()
 
 
 @ANY_SIZE
@@ -173,9 +191,10 @@ def test_no_byte_is_read_twice(data: st.DataObject, most: int) -> None:
 
 def test_evening_out_goes_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long epoch is evened out in portions, and these leave no trace in the result."""
-    whole = list(evening.moves(5, 20_000, 13, 960, 7))
+    cut = Cut.even(7)
+    whole = list(evening.moves(5, 20_000, 13, Lanes(cut, 960), cut))
     monkeypatch.setattr(evening, "AT_ONCE", 100)
-    portions = list(evening.moves(5, 20_000, 13, 960, 7))
+    portions = list(evening.moves(5, 20_000, 13, Lanes(cut, 960), cut))
     assert len(whole) == 1 < len(portions)
     for column in range(3):
         assert (np.concatenate([each[column] for each in portions]) == whole[0][column]).all()
@@ -212,9 +231,9 @@ def test_planning_costs_a_block_eight_bytes_and_a_reader_its_share(large: np.nda
     assert peak_bytes(lambda: planned.append(orders.shuffled(large, rows, 0, 1, 2048))) < 20e6
     order = planned[0]
     assert order.starts.nbytes + order.ends.nbytes < 1.5e6
-    assert peak_bytes(lambda: whole(order, 0, 2048, Reader(3, 8, 1, 16))) < 3e6
+    assert peak_bytes(lambda: whole(order, 0, 2048, Reader(3, Cut.even(8), 1, 16))) < 3e6
     assert peak_bytes(lambda: next(Reading(order, 0, 2048, Reader()).parts())) < 25e6
-    kept = Reading(order, 0, 2048, Reader(3, 8, 1, 16))
+    kept = Reading(order, 0, 2048, Reader(3, Cut.even(8), 1, 16))
     assert len(pickle.dumps(vars(kept)["_waiting"])) < 40e3
 
 
@@ -222,7 +241,7 @@ def test_reads_are_blocks(large: np.ndarray) -> None:
     """Ranks that divide the lanes read 2 MiB at a time; with 7 ranks that is nearly so."""
     order = orders.shuffled(large, np.arange(IMAGENET), 0, 1, 256)
     for ranks, least in ((8, 1.9), (64, 1.9), (7, 1.5), (56, 0.8)):
-        part = whole(order, 0, 4 * ranks, Reader(0, ranks, 0, 2))
+        part = whole(order, 0, 4 * ranks, Reader(0, Cut.even(ranks), 0, 2))
         assert large["length"][part.rows].sum() / part.reads.size / 2**20 > least
 
 

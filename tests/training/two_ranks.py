@@ -22,6 +22,7 @@ from tests.waiting import until
 from training import checkpoint
 from training.config import Config
 from training.data.node_cache import NodeCache
+from training.data.order.cut import Cut
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import set_up
@@ -73,6 +74,9 @@ class Halves:
 
     def samples_in(self, step: int) -> int:
         return self.batch
+
+    def cut(self, step: int) -> Cut:
+        return Cut.even(self.ranks.world)
 
     def training(self, start: int) -> Iterator[Batch]:
         step = start

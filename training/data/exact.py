@@ -34,6 +34,7 @@ from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.mixture import Mixture
 from training.data.node_cache import NodeCache
 from training.data.order.blocks import resampled, rows_by_label, shuffled
+from training.data.order.cut import MOST_SHARE, Cut
 from training.data.order.epoch import Order, Positions
 from training.data.order.reading import Part, Reader, Reading
 from training.data.order.shared import SharedOrder
@@ -63,7 +64,7 @@ class Assignment(NamedTuple):
 
     number: int  # of this assignment
     rank: int
-    world: int
+    cut: Cut  # of the first steps
     start: int  # the first step
     slots: Slots
 
@@ -121,16 +122,23 @@ class Planned:
         self.lanes = 0
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
+        self._cuts = [Cut.even(ranks.world)]
         self._feed = Feed(self._walk, self._workers)
 
-    def most_samples(self, step: int) -> int:
-        """Return the samples of this step on the rank that has most."""
-        return self._walk.largest
+    def cut(self, step: int) -> Cut:
+        """Return how this step is cut among the ranks."""
+        return next(cut for cut in reversed(self._cuts) if cut.step <= step)
+
+    def recut(self, cut: Cut) -> None:
+        """Cut steps otherwise, from one on that no loader worker can have begun (see LEAD)."""
+        self._cuts.append(cut)
+        self._feed.recut(cut)
 
     def among(self, ranks: Ranks) -> "Planned":
         """Return the same steps, cut for other ranks; loader workers stay, with what they know."""
         planned = copy.copy(self)
         planned._walk = replace(self._walk, rank=ranks.rank, world=ranks.world)
+        planned._cuts = [Cut.even(ranks.world)]
         planned._validation = self._validation.among(ranks)
         planned.cache.meet(ranks)
         return planned
@@ -141,7 +149,7 @@ class Planned:
         Workers that are there already go on with them.
         """
         slots = self._walk.slots(AHEAD if self._workers else 0, self._device)
-        made = self._feed.shares(self._walk.rank, self._walk.world, start, slots)
+        made = self._feed.shares(self._walk.rank, self.cut(start), start, slots)
         return on_device(merged(made, self._workers, slots), self._device, self._decoder)
 
     def close(self) -> None:
@@ -181,7 +189,6 @@ class Walk:
     batch: int  # samples per step, over all ranks
     rank: int
     world: int
-    start: int = 0
     on_gpu: bool = False  # whether JPEGs are left to the GPU
     orders: SharedOrder = field(default_factory=SharedOrder)
 
@@ -207,17 +214,17 @@ class Walk:
 
     @property
     def largest(self) -> int:
-        """Samples of the rank's largest batch: parts of a step differ by one at most."""
-        return -(-self.batch // self.world)
+        """Samples of the largest batch that this rank may get."""
+        even = -(-self.batch // self.world)
+        return min(self.batch, even * MOST_SHARE) if self.config.balance == "auto" else even
 
     def slots(self, in_flight: int, device: torch.device) -> Slots:
         """Return memory for the rank's batches, of which workers have `in_flight` under way."""
         return slots_for(self.largest, self.transforms, self.config.epochs, in_flight, device)
 
-    def parts(self, worker: int, workers: int) -> Iterator[tuple[int, Part]]:
-        """Yield what a loader worker reads, epoch after epoch, part by part, without end."""
-        begun, first = divmod(self.start, self.epoch_steps)
-        reader = Reader(self.rank, self.world, worker, workers)
+    def parts(self, step: int, reader: Reader) -> Iterator[tuple[int, Part]]:
+        """Yield what a loader worker reads from a step on, epoch after epoch, part by part."""
+        begun, first = divmod(step, self.epoch_steps)
         for epoch in count(begun):
             start = first * self.batch if epoch == begun else 0
             for part in self._reading(epoch, start, reader).parts():
@@ -238,16 +245,20 @@ class Feed:
         self._made: Generator[Share] | None = None
         self._number = 0
 
-    def shares(self, rank: int, world: int, start: int, slots: Slots) -> Iterator[Share]:
+    def shares(self, rank: int, cut: Cut, start: int, slots: Slots) -> Iterator[Share]:
         """Yield shares of each step from `start` on: one of every worker, in turn."""
         self._number += 1
-        assignment = Assignment(self._number, rank, world, start, slots)
+        assignment = Assignment(self._number, rank, cut, start, slots)
         self._requests.assign(assignment)
         if not self._made:
             self._made = loaded(ExactShares(self._walk), self._workers, requests=self._requests)
         for share in self._made:
             if share.assignment == assignment.number:  # else it was asked for before
                 yield share
+
+    def recut(self, cut: Cut) -> None:
+        """Tell the workers how steps are cut that they have not been asked for yet."""
+        self._requests.recut(cut)
 
     def close(self) -> None:
         """End the workers."""
@@ -264,15 +275,26 @@ class Requests:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._waiting: list[Assignment] = []
+        self._assignment: Assignment | None = None
+        self._asked = 0  # shares of the assignment
+        self._cuts: dict[int, Cut] = {}
 
     def assign(self, assignment: Assignment) -> None:
         """Tell each worker of an assignment with its next request."""
-        self._waiting = [assignment] * self._workers
+        self._assignment, self._asked = assignment, 0
+        self._cuts.clear()
 
-    def __iter__(self) -> Iterator[Assignment | None]:
+    def recut(self, cut: Cut) -> None:
+        """Tell each worker of a cut with the request for the first step that is cut so."""
+        if self._assignment:
+            assert self._asked <= (cut.step - self._assignment.start) * self._workers, "too late"
+        self._cuts[cut.step] = cut
+
+    def __iter__(self) -> Iterator[Assignment | Cut | None]:
         while True:
-            yield self._waiting.pop() if self._waiting else None
+            turn, self._asked = self._asked // self._workers, self._asked + 1
+            assert self._assignment
+            yield self._cuts.get(self._assignment.start + turn) if turn else self._assignment
 
 
 class ExactShares(Dataset[Share | Problem]):
@@ -280,37 +302,35 @@ class ExactShares(Dataset[Share | Problem]):
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
+        self._cut = Cut.even(walk.world)  # of the next share
         self._shares: Generator[Share | Problem] | None = None
 
-    def __getitem__(self, request: Assignment | None) -> Share | Problem:
-        if request:
+    def __getitem__(self, request: Assignment | Cut | None) -> Share | Problem:
+        if isinstance(request, Assignment):
             if self._shares:
                 self._shares.close()
             self._shares = with_problems(self._made(request))
+        self._cut = request.cut if isinstance(request, Assignment) else request or self._cut
         assert self._shares
         return next(self._shares)
 
     def _made(self, assignment: Assignment) -> Iterator[Share]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        rank, world, start = assignment.rank, assignment.world, assignment.start
-        walk = replace(self.walk, rank=rank, world=world, start=start)
+        walk = replace(self.walk, rank=assignment.rank, world=assignment.cut.world)
         quarantine, numbers = Quarantine(walk.config), count()
-        # One copy of the plan feeds the threads that read ahead, the other the decoding.
-        parts, same_parts = tee(walk.parts(worker, workers))
-        reads = (read for _, part in same_parts for read in part.reads.tolist())
-        with closing(ahead(walk.pool.read, reads)) as arriving:
-            for epoch, part, step_slice, stored_samples in steps(parts, arriving):
-                yield _share(
-                    walk,
-                    assignment,
-                    next(numbers),
-                    epoch,
-                    part,
-                    step_slice,
-                    stored_samples,
-                    quarantine,
-                )
+        step = assignment.start
+        while True:
+            cut = self._cut
+            reader = Reader(walk.rank, cut, worker, workers)
+            # One copy of the plan feeds the threads that read ahead, the other the decoding.
+            parts, same_parts = tee(walk.parts(step, reader))
+            reads = (read for _, part in same_parts for read in part.reads.tolist())
+            with closing(ahead(walk.pool.read, reads)) as arriving:
+                planned = steps(parts, arriving)
+                while self._cut == cut:
+                    yield _share(walk, assignment, next(numbers), *next(planned), quarantine)
+                    step += 1
 
 
 def _share(

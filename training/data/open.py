@@ -34,6 +34,7 @@ from training.data.exact import Planned
 from training.data.gpu_decode import gpu_decoder, preparing
 from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.node_cache import NodeCache
+from training.data.order.cut import Cut
 from training.data.pool import opened, share_index
 from training.data.samples import (
     Batch,
@@ -91,8 +92,11 @@ class Data(Protocol):
     def samples_in(self, step: int) -> int:
         """Return the samples of this step over all ranks: fewer where an epoch ends exactly."""
 
-    def most_samples(self, step: int) -> int:
-        """Return the samples of this step on the rank that has most."""
+    def cut(self, step: int) -> Cut:
+        """Return how this step is cut among the ranks."""
+
+    def recut(self, cut: Cut) -> None:
+        """Cut the steps from one on otherwise (--balance auto)."""
 
     def among(self, ranks: Ranks) -> "Data":
         """Return the same steps, cut for other ranks (--elastic)."""
@@ -186,9 +190,13 @@ class Resampled:
         """Return the global batch, always."""
         return self.batch
 
-    def most_samples(self, step: int) -> int:
-        """Return a rank's batch, always."""
-        return self._plan.config.batch_size
+    def cut(self, step: int) -> Cut:
+        """Return the even cut, always."""
+        return Cut.even(self._plan.world)
+
+    def recut(self, cut: Cut) -> None:
+        """Refuse: as `among` does."""
+        raise NotImplementedError
 
     def among(self, ranks: Ranks) -> "Resampled":
         """Refuse: lanes belong to ranks, so that --elastic reads in a planned order."""
@@ -244,9 +252,13 @@ class Synthetic:
         """Return the global batch, always."""
         return self.batch
 
-    def most_samples(self, step: int) -> int:
-        """Return the batch of the rank that has most, always."""
-        return -(-self.batch // self._ranks.world)
+    def cut(self, step: int) -> Cut:
+        """Return the even cut, always."""
+        return Cut.even(self._ranks.world)
+
+    def recut(self, cut: Cut) -> None:
+        """Refuse: the same images are in every step."""
+        raise NotImplementedError
 
     def among(self, ranks: Ranks) -> "Synthetic":
         """Return as many images a step, cut for other ranks."""

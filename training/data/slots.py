@@ -28,6 +28,8 @@ from training.data.transforms import Shape, TransformsOfEpoch
 SHARED = Path("/dev/shm")
 AHEAD = 2  # items per loader worker
 HELD = 3  # batches
+LEAD = AHEAD + HELD
+"""Steps after the current one of which something may be begun: they stay cut as they were."""
 LABEL_BYTES = 8
 
 

@@ -22,6 +22,7 @@ left out.
 
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -45,6 +46,7 @@ Mark = float | torch.cuda.Event
 PARTS = ("data", "compute", "exchange")
 MARKS = len(PARTS) + 1
 FIRST_STEPS = 20  # until the first look
+UNREAD_STEPS = 8  # that a GPU may be behind
 WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step worth a line
 WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
 
@@ -65,6 +67,7 @@ class Waiting:
     link: str = ""  # the host whose link is the slowest, if one stands out
     link_rank: int = -1  # its first rank
     link_times: float = 0.0  # slower than the others' median
+    remedy: str = ""  # what is done, or could be done, about a rank that is late by its compute
 
     @property
     def late(self) -> bool:
@@ -93,6 +96,7 @@ class Waiting:
                 f" {_share(self.waited, self.step)}:"
                 f" its {self.why} takes {self.rank_seconds * 1e3:.1f} ms,"
                 f" theirs {self.others_seconds * 1e3:.1f} ms"
+                f"{self.remedy and f' ({self.remedy})'}"
             )
         if self.networked:
             remarks.append(
@@ -112,15 +116,25 @@ def _share(part: float, step: float) -> str:
 class StragglerMonitor:
     """Watches the steps of this rank, and now and then compares them with the others'."""
 
-    def __init__(self, every: int, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        every: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        ranks: Ranks,
+        times_each_step: bool = False,
+    ) -> None:
+        """Compare ranks `every` so many steps, 0: never; `times_each_step` for --balance auto."""
         self.every = every if ranks.world > 1 else 0
+        self._is_timing = ranks.world > 1 and (every > 0 or times_each_step)
+        self._newest = deque[list[Mark]](maxlen=UNREAD_STEPS if times_each_step else 0)
         self._ranks = ranks
         self._sent_bytes = sum(one.nbytes for one in model.parameters() if one.requires_grad)
         self._marks: list[Mark] = []  # of the current step
         self._steps: list[list[Mark]] = []
         self._beginning = True
         self._hooks: tuple[RemovableHandle, ...] = ()
-        if self.every:
+        if self._is_timing:
             first = next(weight for weight in model.parameters() if weight.requires_grad)
             self._hooks = (
                 first.register_post_accumulate_grad_hook(self._computed),  # type: ignore[no-untyped-call]
@@ -134,7 +148,7 @@ class StragglerMonitor:
 
     def watched(self, batches: Iterable[Item]) -> Iterator[Item]:
         """Yield the same batches; the work on each is timed until the next one is asked for."""
-        if not self.every:
+        if not self._is_timing:
             yield from batches
             return
         remaining = iter(batches)
@@ -142,11 +156,24 @@ class StragglerMonitor:
             self._marks = [self._now()]
             for batch in remaining:
                 self._marks.append(self._now())
-                self._steps.append(self._marks)  # complete once the optimiser begins
+                if self.every:
+                    self._steps.append(self._marks)  # complete once the optimiser begins
+                self._newest.append(self._marks)
                 yield batch
                 break
             else:
                 return
+
+    def recent_compute_nanoseconds(self) -> int:
+        """Return what forward and backward took in the steps that have ended since the last call.
+
+        The mean; 0 if none has, as where a GPU is behind.
+        """
+        seconds = []
+        while len(self._newest) > 1 and _is_over(self._newest[0]):
+            if len(marks := self._newest.popleft()) == MARKS:  # it had a part in the step
+                seconds.append(_between(*marks[1:3]))
+        return max(1, round(sum(seconds) / len(seconds) * 1e9)) if seconds else 0
 
     def take(self) -> Waiting | None:
         """Return what the ranks found after enough steps; a collective on all ranks."""
@@ -202,6 +229,11 @@ class StragglerMonitor:
         if len(marks) != MARKS:
             return [-1.0] * len(PARTS)
         return [_between(*pair) for pair in zip(marks, marks[1:], strict=False)]
+
+
+def _is_over(marks: list[Mark]) -> bool:
+    """Return whether all that a rank had to do in an earlier step has ended."""
+    return isinstance(marks[-1], float) or marks[-1].query()  # type: ignore[no-untyped-call]
 
 
 def _between(first: Mark, last: Mark) -> float:

@@ -14,6 +14,7 @@ from rackrun.units import plural
 from training.checkpoint import BackgroundSaves
 from training.conditions import adapted_defaults
 from training.config import as_plain
+from training.data.order.cut import Cut
 from training.data.samples import Batch
 from training.device import seed_step
 from training.layers import heads_of
@@ -86,12 +87,22 @@ def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
             state.load_state_dict(run.earlier.content["state"])
             statistics = run.earlier.content.get("statistics")
             run.ranks.restore_statistics(state.model, statistics)
+            _restore_cut(run, run.earlier.content.get("images_by_rank"))
         log.begin(state.step, run.earlier)
         loaded = _load_weights(run, state, log)
         if not run.membership:
             open_folder(run, state, log)
             log.remark(loaded)
         yield log
+
+
+def _restore_cut(run: TrainingRun, counts: object) -> None:
+    """Cut steps as they were before, if that was among as many ranks."""
+    whole = isinstance(counts, list) and all(isinstance(n, int) and n > 0 for n in counts)
+    if run.config.balance != "auto" or not (isinstance(counts, list) and whole):
+        return
+    if len(counts) == run.ranks.world and sum(counts) == run.data.batch:
+        run.data.recut(Cut.into(counts))
 
 
 def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:

@@ -4,8 +4,9 @@ import pickle
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
+import numpy as np
 import torch
 
 from rackrun.errors import UsageError
@@ -13,6 +14,7 @@ from training.conditions import without_evaluation
 from training.config import Config
 from training.counts import Counts, as_counts
 from training.data.open import Data, open_data
+from training.data.order.cut import Cut
 from training.data.samples import Batch
 from training.data.transforms import TransformsOfEpoch
 from training.data.waiting import after_first_batch, waits_reported
@@ -60,11 +62,16 @@ class TrainingRun:
         return waits_reported(batches, progress)
 
     def parts_in(self, step: int) -> int:
-        """Return in how many parts every rank computes its batch of a step."""
-        # All ranks must exchange gradients equally often, so the number of parts follows from the
-        # largest batch of any rank, not from this rank's.
-        largest = -(-self.data.samples_in(step) // self.ranks.world)
-        return -(-largest * self.config.grad_accum_steps // self.config.batch_size)
+        """Return in how many parts this rank computes its batch of a step; by an even cut, all."""
+        return self._parts_and_fewest(step)[0][self.ranks.rank]
+
+    def fewest_in_part(self, step: int) -> int:
+        """Return the samples of a step that each part of each rank has at least."""
+        return self._parts_and_fewest(step)[1]
+
+    def _parts_and_fewest(self, step: int) -> tuple[tuple[int, ...], int]:
+        per_part = self.config.batch_size // self.config.grad_accum_steps
+        return _parts_and_fewest(self.data.cut(step), self.data.samples_in(step), per_part)
 
     def pending(self) -> int:
         """Return the strongest request to this rank now."""
@@ -82,7 +89,8 @@ class TrainingRun:
         exchange.begin()
         note = log.note_rows(step)
         if note and batch.rows is not None:
-            exchange.send_rows(batch.rows, self.data.most_samples(step), note)
+            most = int(self.data.cut(step).most(self.data.samples_in(step)).max())
+            exchange.send_rows(batch.rows, most, note)
 
     def check_group(self) -> None:
         """Raise ConnectionAbortedError if the launcher has given up the group of this rank.
@@ -98,6 +106,13 @@ class TrainingRun:
     def sum_over_ranks(self, sums: torch.Tensor) -> Counts:
         """Return the counts of all ranks, summed."""
         return as_counts(self.ranks.all_reduce_sum(sums))
+
+
+@lru_cache(8)
+def _parts_and_fewest(cut: Cut, samples: int, per_part: int) -> tuple[tuple[int, ...], int]:
+    """Return, by rank, in how many parts it computes its samples, and the fewest in any part."""
+    parts = np.maximum(1, -(-cut.most(samples) // per_part))
+    return tuple(parts.tolist()), int((cut.fewest(samples) // parts).min())
 
 
 @contextmanager

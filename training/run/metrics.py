@@ -111,6 +111,10 @@ class MetricsWriter:
             link_rank=waiting.link_rank,
         )
 
+    def shares(self, step: int, epoch: float, images: dict[int, int]) -> None:
+        """Write a line about how many images of a full step each rank gets after a step."""
+        self._write(kind="shares", step=step, epoch=round(epoch, 4), images=images)
+
     def end(self, verdict: str) -> None:
         """Report to every logger how the run ended: finished, stopped or failed."""
         for logger in self._loggers:

@@ -100,6 +100,10 @@ class ProgressReporter:
             self._report |= {"slow_rank": rank, "slow_why": why, "slow": text}
             self._reporter.send()
 
+    def share(self, share: float) -> None:
+        """Report which share of the images of a step this rank computes."""
+        self._report |= {"share": round(share, 6)}
+
     def line(self, text: str) -> None:
         """Print a line for people, on rank 0 only."""
         if self._speaks:

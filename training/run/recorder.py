@@ -17,7 +17,7 @@ from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
 from training import checkpoint
-from training.checkpoint import BackgroundSaves
+from training.checkpoint import BackgroundSaves, pack, unpack
 from training.config import Config, as_plain
 from training.counts import (
     TOP5_CLASSES,
@@ -75,6 +75,7 @@ class RunRecorder:
         self._finished = False
         self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step
         self.logged = 0  # the last step of which the sums are in the metrics
+        self._images_by_rank: list[int] = []  # of a full step, with --balance auto
         self._handed_over: dict[str, torch.Tensor] = {}  # files of another host
         self._owed = NOTHING  # a save that is due and not finished
         self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
@@ -224,6 +225,15 @@ class RunRecorder:
         self.logged, self._owed = logged, owed
         self._handed_over = record["files"]
 
+    def shares(self, step: int, counts: list[int]) -> None:
+        """Record the images that each rank gets of a full step after this one (--balance auto)."""
+        ranks = self._ranks
+        self._images_by_rank = counts
+        self.progress.share(counts[ranks.rank] / sum(counts))
+        if self._journal:
+            by_member = dict(zip(ranks.members or range(ranks.world), counts, strict=True))
+            self._journal.shares(step, self._schedule.epoch(step), by_member)
+
     def say(self, text: str) -> None:
         """Print a line, once for all ranks."""
         self.progress.line(text)
@@ -358,6 +368,7 @@ class RunRecorder:
     ) -> None:
         assert self._saves
         content: Content = {"identity": self._identity, "state": state.state_dict()}
+        content["images_by_rank"] = self._images_by_rank
         self._saves.begin({**content, **self._described, "statistics": statistics}, best)
 
     def save_if_owed(self, state: TrainingState) -> None:

@@ -49,6 +49,8 @@ class DataSettings(Slice):
     global_batch: Count = 0
     """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
     keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
+    balance: Literal["even", "auto"] = "even"
+    """How each step is cut among ranks: evenly, or by their measured speeds (auto)."""
     elastic: Annotated[bool, Hidden] = False
     """Train on in another group when ranks are lost or join. The launcher sets this; it decides who
     is in the group."""
@@ -96,7 +98,7 @@ class DataSettings(Slice):
     @property
     def has_planned_order(self) -> bool:
         """Return whether a plan assigns samples to steps, whichever ranks compute them."""
-        return self.exact_epochs or self.chooses or self.elastic
+        return self.exact_epochs or self.chooses or self.elastic or self.balance == "auto"
 
     @property
     def chooses(self) -> bool:
@@ -122,7 +124,8 @@ class DataSettings(Slice):
             problems += [
                 f"{option(name)} needs --exact-epochs"
                 for name in EXACT_ONLY
-                if getattr(self, name) and not (self.elastic and name == "global_batch")
+                if getattr(self, name)
+                and not (name == "global_batch" and (self.elastic or self.balance == "auto"))
             ]
         if self.gpu_decode != "off" and self.bad_samples != "fail":
             problems.append(

@@ -32,12 +32,12 @@ class BatchNorms:
             if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
         }
 
-    def share(self, samples: int, parts: int) -> None:
+    def share(self, fewest: int) -> None:
         """Give all ranks the same statistics if some rank has a single image, or none, in a part.
 
-        `samples`: of the step, over all ranks; `parts`: in which each rank computes its own.
+        `fewest`: the images that each part of each rank has at least.
         """
-        if self._norms and samples // self._ranks.world // parts <= 1:
+        if self._norms and fewest <= 1:
             self._ranks.share_statistics(self._model)
 
     @contextmanager

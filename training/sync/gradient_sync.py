@@ -46,9 +46,9 @@ class GradientSync:
         """Return what is unusual about epochs whose last step has that many samples, or nothing."""
         return self._uneven.remark(last_samples)
 
-    def step(self, samples: int, parts: int) -> AbstractContextManager[None]:
-        """Run a step of that many samples over all ranks, in `parts` parts, in this context."""
-        self._norms.share(samples, parts)
+    def step(self, samples: int, fewest: int) -> AbstractContextManager[None]:
+        """Run a step of that many samples over all ranks, `fewest` in a part, in this context."""
+        self._norms.share(fewest)
         return self._uneven.at(samples)
 
     def has_work(self, planned: int) -> bool:

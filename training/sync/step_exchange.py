@@ -1,13 +1,14 @@
-"""What ranks tell one another during a step beside gradients: requests, and rows for the ledger.
+"""What ranks tell one another during a step beside gradients: requests, times, rows for the ledger.
 
 An exchange begins with a step and overlaps with it. That of rows is complete on every rank before
 anything of the step counts: what a rank knows of a step that it has taken, it knows of all ranks,
 also of one that is lost a moment later.
 
-That of requests is read some steps later, so that no step waits for it: among 64 ranks, a message
-of 1 ms becomes a sum after 126 of them, and a step of a GPU takes a few. How many steps later is
-agreed in the exchange before, since all ranks must follow a request after the same step: twice as
-many as any of them lately took. Where exchanges are complete within their step, that is none.
+That of requests, with which other numbers travel, is read some steps later, so that no step waits
+for it: among 64 ranks, a message of 1 ms becomes a sum after 126 of them, and a step of a GPU takes
+a few. How many steps later is agreed in the exchange before, since all ranks must follow a request
+after the same step: twice as many as any of them lately took. Where exchanges are complete within
+their step, that is none.
 """
 
 from collections import deque
@@ -27,10 +28,17 @@ Note = Callable[[Rows, Rows], None]
 class StepExchange:
     """The exchanges of a group of ranks, step by step."""
 
-    def __init__(self, ranks: Ranks, pending: Callable[[], int]) -> None:
-        """Exchange what `pending` returns: all ranks follow the strongest request."""
+    def __init__(
+        self, ranks: Ranks, pending: Callable[[], int], others: Callable[[], list[int]] = list
+    ) -> None:
+        """Exchange what `pending` returns: all ranks follow the strongest request.
+
+        `others` returns numbers that travel with it; all ranks learn the largest of each.
+        """
         self._ranks = ranks
         self._pending = pending
+        self._others = others
+        self._largest: list[int] = []
         self._requests: PendingMax | None = None  # under way
         self._steps = 0  # since that began
         self._took: int | None = None  # of these, until it was complete on this rank
@@ -42,10 +50,10 @@ class StepExchange:
 
     def begin(self) -> None:
         """Begin a step. A request that arrives from now on waits for the next exchange."""
-        self._agreed = 0
+        self._agreed, self._largest = 0, []
         if self._ranks.world > 1 and not self._requests:
             lag = 2 * max(self._durations)
-            self._requests = self._ranks.all_reduce_max_later(self._pending(), lag)
+            self._requests = self._ranks.all_reduce_max_later(self._pending(), lag, *self._others())
             self._steps, self._took = 0, None
 
     def send_rows(self, rows: torch.Tensor, most: int, note: Note) -> None:
@@ -70,8 +78,13 @@ class StepExchange:
             self._took = self._steps
         if self._steps == self._lag:
             self._durations.append(self._steps + 1 if self._took is None else self._took)
-            (self._agreed, self._lag), self._requests = requests.wait(), None
+            (self._agreed, self._lag, *self._largest), self._requests = requests.wait(), None
         self._steps += 1
+
+    @property
+    def largest(self) -> list[int]:
+        """The largest of the other numbers, by place; empty where none are due after the step."""
+        return self._largest
 
     @property
     def request(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 Line = dict[str, Any]
 
-NOT_MEASURED = frozenset({"kind", "step", "epoch", "split", "samples", "time"})
+NOT_MEASURED = frozenset({"kind", "step", "epoch", "split", "samples", "images", "time"})
 OF_STRAGGLERS = frozenset({"rank", "why", "link_rank"})
 
 

@@ -127,6 +127,21 @@ def test_a_column_says_where_the_data_of_each_host_came_from(stage: type[Stage])
     assert display.run.bytes_read(1) == {}
 
 
+def test_a_column_says_which_share_of_a_step_each_host_has(stage: type[Stage]) -> None:
+    """With --balance auto: the shares of a host's ranks, and its images per second by them."""
+    display = stage(plan_of(2, 2), 200)
+    even = [training(rank // 2, rank, step=7, images_per_second=1000.0) for rank in range(4)]
+    assert "share" not in display.play(*(RankStarted(r // 2, r, 5) for r in range(4)), *even)
+    shares = (0.1, 0.15, 0.5, 0.25)
+    shown = display.play(
+        *(training(rank // 2, rank, step=9, share=share) for rank, share in enumerate(shares)),
+    )
+    first, second = (line for line in shown.splitlines() if "●" in line)
+    assert "share" in shown
+    assert "25.0%" in first and " 250 " in first
+    assert "75.0%" in second and " 750 " in second
+
+
 def test_a_script_without_epochs_shows_its_steps(stage: type[Stage]) -> None:
     """What `rackrun.report` sends: the step stands where the epoch does for a task."""
     board = stage(plan_of(1))

@@ -1,4 +1,4 @@
-"""Even out the parts of the ranks in every step, where the world size does not divide the lanes.
+"""Even out the parts of the ranks in every step, where their lanes do not give them what is cut.
 
 The samples that leave a rank are its last ones in the step, and their positions follow from counts
 alone. So this costs a few operations per rank and step, and none per sample.
@@ -8,47 +8,45 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from training.data.order.cut import Cut, Lanes
 from training.data.order.epoch import Numbers, ranges
 
 AT_ONCE = 100_000  # steps times ranks
+NEVER = np.iinfo(np.int64).min // 2
 
 Moves = tuple[Numbers, Numbers, Numbers]  # positions in ascending order, givers, receivers
 
 
-def moves(start: int, stop: int, batch: int, lanes: int, world_size: int) -> Iterator[Moves]:
+def moves(start: int, stop: int, batch: int, lanes: Lanes, cut: Cut) -> Iterator[Moves]:
     """Yield the samples that go to another rank than that of their lane, in steps from `start`.
 
-    Parts of a step then differ by one sample at most.
+    Each rank then has what the cut gives it, or one sample more.
     """
-    if lanes % world_size == 0:
+    if cut.is_even and lanes.lanes % cut.world == 0:
         return
-    portion = max(1, AT_ONCE // world_size) * batch
+    portion = max(1, AT_ONCE // cut.world) * batch
     for first in range(start, stop, portion):
         last = min(first + portion, stop)
-        yield _moves(np.append(np.arange(first, last, batch), last), lanes, world_size)
+        yield _moves(np.append(np.arange(first, last, batch), last), lanes, cut)
 
 
-def owned_before(positions: Numbers, lanes: int, world_size: int, rank: int | Numbers) -> Numbers:
-    """Count the positions before each of these in lanes of this rank, or of these ranks."""
-    spare = world_size - 1 - rank
-    whole_rounds: Numbers = positions // lanes * ((lanes + spare) // world_size)
-    return whole_rounds + (positions % lanes + spare) // world_size
-
-
-def _moves(edges: Numbers, lanes: int, world_size: int) -> Moves:
-    ranks = np.arange(world_size)
-    before = owned_before(edges[:, None], lanes, world_size, ranks)  # (steps + 1, ranks)
-    counts, totals = np.diff(before, axis=0), np.diff(edges)[:, None]
-    largest_first = np.argsort(np.argsort(-counts, axis=1, kind="stable"), axis=1)
-    fair = totals // world_size + (largest_first < totals % world_size)
+def _moves(edges: Numbers, lanes: Lanes, cut: Cut) -> Moves:
+    ranks = range(cut.world)
+    before = np.stack([lanes.before(edges, rank) for rank in ranks], axis=1)  # (steps + 1, ranks)
+    counts, totals = np.diff(before, axis=0), np.diff(edges)
+    fair = cut.fewest(totals)
+    # One more for those whose lanes have the most beyond it: so the fewest samples change ranks.
+    beyond = np.where(cut.most(totals) > fair, counts - fair, NEVER)
+    most_first = np.argsort(np.argsort(-beyond, axis=1, kind="stable"), axis=1)
+    fair += most_first < (totals - fair.sum(axis=1))[:, None]
     spare = np.maximum(counts - fair, 0)
     missing = np.maximum(fair - counts, 0)
     steps, givers = np.nonzero(spare)
     leaving = spare[steps, givers]
     turns = ranges((before[:-1] + fair)[steps, givers], leaving)
     givers = np.repeat(givers, leaving)
-    rounds, slots = np.divmod(turns, (lanes + world_size - 1 - givers) // world_size)
-    positions = rounds * lanes + slots * world_size + givers
+    rounds, ordinals = np.divmod(turns, lanes.counts[givers])
+    positions = rounds * lanes.lanes + lanes.place(givers, ordinals)
     receivers: Numbers = np.repeat(np.tile(ranks, len(totals)), missing.ravel())
     by_position = np.argsort(positions)
     return positions[by_position], givers[by_position], receivers

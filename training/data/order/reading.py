@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from training.data.order.cut import Cut, Lanes
 from training.data.order.epoch import Numbers, Order, Pieces, Positions, mixed, ranges
-from training.data.order.evening import moves, owned_before
+from training.data.order.evening import moves
 
 PORTION = 1 << 16  # samples of a reader that are planned at a time: 6 MB while it lasts
 
@@ -33,19 +34,9 @@ class Reader:
     """A loader worker of a rank."""
 
     rank: int = 0
-    world_size: int = 1
+    cut: Cut = Cut.even(1)  # noqa: RUF009 - frozen
     worker: int = 0
     workers: int = 1
-
-    def has(self, slots: npt.NDArray[np.integer]) -> Chosen:
-        """Return which of these slots hold lanes of this worker and rank."""
-        of_rank: Chosen = slots % self.world_size == self.rank
-        return of_rank & self.serves(slots)
-
-    def serves(self, slots: npt.NDArray[np.integer]) -> Chosen:
-        """Return the slots whose samples this worker reads, whichever rank has them."""
-        served: Chosen = slots // self.world_size % self.workers == self.worker
-        return served
 
 
 @dataclass(frozen=True)
@@ -72,6 +63,9 @@ class Reading:
     def __init__(self, order: Order, start: int, batch: int, reader: Reader) -> None:
         self._span = (start, order.samples, batch)
         self._lanes, self._reader, self._stream = order.lanes, reader, order.stream()
+        self._owned = Lanes(reader.cut, order.lanes)
+        self._served = self._owned.ordinals % reader.workers == reader.worker
+        self._has = self._served & (self._owned.owners == reader.rank)
         self._leave, self._come = self._moves()
         pieces = self._pieces(order)
         self._drawn = order.drawn
@@ -83,7 +77,7 @@ class Reading:
     def parts(self) -> Iterator[Part]:
         """Yield the share part by part; a part has whole steps."""
         start, stop, batch = self._span
-        readers = self._reader.world_size * self._reader.workers
+        readers = self._reader.cut.world * self._reader.workers
         portion = max(1, PORTION * readers // batch) * batch
         planned = np.empty(0, SAMPLE)
         for first in range(start, stop, portion):
@@ -98,19 +92,17 @@ class Reading:
         """Return the positions that leave this reader's lanes, and that come to its rank."""
         reader, (start, stop, batch) = self._reader, self._span
         leave, come = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for positions, givers, receivers in moves(
-            start, stop, batch, self._lanes, reader.world_size
-        ):
-            served = reader.serves(positions % self._lanes)
+        for positions, givers, receivers in moves(start, stop, batch, self._owned, reader.cut):
+            served = self._served[positions % self._lanes]
             leave.append(positions[(givers == reader.rank) & served])
             come.append(positions[receivers == reader.rank])
         return np.concatenate(leave), np.concatenate(come)
 
     def _pieces(self, order: Order) -> Pieces:
         """Return the pieces that this reader needs of an order."""
-        lane_pieces = order.pieces_of(np.flatnonzero(self._reader.has(order.slots)))
+        lane_pieces = order.pieces_of(np.flatnonzero(self._has[order.slots]))
         last = lane_pieces["position"] + (lane_pieces["samples"] - 1) * np.int64(self._lanes)
-        served = self._come[self._reader.serves(self._come % self._lanes)]
+        served = self._come[self._served[self._come % self._lanes]]
         return np.concatenate([lane_pieces[last >= self._span[0]], order.pieces_at(served)])
 
     def _opened(self, last: int) -> npt.NDArray[np.void]:
@@ -121,7 +113,7 @@ class Reading:
         number, rows, positions = mixed(pieces, self._drawn, self._lanes, self._stream)
         needed = positions >= self._span[0]
         if self._leave.size or self._come.size:
-            in_own_lane = self._reader.has(positions % self._lanes)
+            in_own_lane = self._has[positions % self._lanes]
             needed &= np.where(
                 in_own_lane, ~_among(positions, self._leave), _among(positions, self._come)
             )
@@ -145,10 +137,7 @@ class Reading:
 
         What leaves a rank are the last samples of a step, which count at no edge of another one's.
         """
-        reader = self._reader
-        in_lanes = owned_before(
-            positions.astype(np.int64), self._lanes, reader.world_size, reader.rank
-        )
+        in_lanes = self._owned.before(positions.astype(np.int64), self._reader.rank)
         return in_lanes + np.searchsorted(self._come, positions)
 
 

@@ -242,7 +242,7 @@ def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path: Path) -> No
         *(b"nonsense", b"[1]", b"\xff", b'{"rank": 7}', b'{"rank": "0"}', b"[" * 5000),
         b'{"rank": 0, "step": 1' + b"0" * 5000 + b"}",
         b'{"rank": 0, "step": 2, "why": "' + b"x" * 20_000 + b'"}',
-        b'{"rank": 0, "steps": 1e999, "epoch": "\x1b[2J", "why": 1, "slow_rank": []}',
+        b'{"rank": 0, "steps": 1e999, "epoch": "\x1b[2J", "why": 1, "slow_rank": [], "share": 7}',
         b'{"rank": 0, "step": 3, "loss": NaN, "steps": 1' + b"0" * 400 + b"}",
     )
     code = (

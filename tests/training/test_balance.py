@@ -1,0 +1,336 @@
+"""--balance auto: ranks get images in proportion to their speed, and nothing else changes."""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
+from tests.training.membership_server import MembershipServer
+from tests.training.torchrun import output_of
+from training import checkpoint
+from training.balance import Balance, fastest_counts
+from training.config import Config, from_command_line
+from training.data.exact import Planned
+from training.data.open import open_data
+from training.data.order.cut import Cut
+from training.data.slots import LEAD
+from training.data.transforms import Transforms
+from training.monitor.stragglers import Waiting
+from training.ranks import Ranks, WorldError
+from training.run import ledger
+
+BATCH = 28
+SAMPLES = 30 * BATCH + 1  # an epoch ends with a step of one sample
+DELAYS = (8e-3, 4e-3, 2e-3)
+FASTEST = [4, 8, 16]
+AUTO = Config(balance="auto", data="shards", exact_epochs=True)
+
+
+def waiting(rank: int) -> Waiting:
+    return Waiting(20, 0.1, rank, "compute", 0.05, 0.08, 0.02, 0.0)
+
+
+def balance(ranks: int, batch: int, config: Config = AUTO, model: Any = None) -> Balance:
+    """Return what a first rank has at the begin of a run."""
+    device = torch.device("cpu")
+    data: Any = SimpleNamespace(batch=batch, cut=lambda step: Cut.even(ranks))
+    state: Any = SimpleNamespace(step=0, model=model or torch.nn.Flatten())
+    return Balance(config, Ranks(0, ranks, 0, ranks, device), data, state, lambda: 1)
+
+
+def trained(
+    found: Balance, costs: Callable[[int], Sequence[float]], steps: int, first: int = 0
+) -> Iterator[tuple[int, Cut]]:
+    """Yield the cuts that are found, with the steps after which; `costs` is by step and rank."""
+    cuts = [found.cut]
+    for step in range(first, first + steps):
+        now = next(cut for cut in reversed(cuts) if cut.step <= step)
+        times = now.most(found._batch) * costs(step) * 1e9
+        mark = found.sent()[0]
+        if cut := found.next_cut(step + 1, [mark, -mark, *times.astype(int).tolist()]):
+            cuts.append(cut)
+            yield step + 1, cut
+
+
+def efficiency(counts: Sequence[int], costs: Sequence[float]) -> float:
+    """Return the speed of a cut as a share of the sum of the ranks' speeds."""
+    seconds = float((np.array(counts) * costs).max())
+    return sum(counts) / seconds / sum(1 / cost for cost in costs)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_ranks_of_unlike_speed_reach_the_sum_of_their_speeds(noise: float) -> None:
+    """Ranks of speed 1, 2 and 4, whose steps vary by a tenth: within 200 steps the cut gives 95 %
+    of what all of them can; an even cut gives 43 %."""
+    chance, speeds = np.random.default_rng(0), np.array([4e-3, 2e-3, 1e-3])
+    found = balance(3, 112)
+    for _ in trained(found, lambda step: speeds * chance.normal(1, noise, 3), 200):
+        pass
+    assert efficiency([37, 37, 38], speeds) < 0.45
+    assert efficiency(found.counts, speeds) > 0.95
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_noise_moves_nothing(ranks: int) -> None:
+    """Equal ranks whose steps vary by a tenth keep the even cut for 20,000 steps."""
+    chance = np.random.default_rng(ranks)
+    noisy = lambda step: 1e-3 * chance.normal(1, 0.1, ranks)  # noqa: E731
+    assert not list(trained(balance(ranks, 32 * ranks), noisy, 20_000))
+
+
+def test_a_gpu_that_is_throttled_gives_images_away_and_gets_them_back() -> None:
+    """One of four at half its speed from step 1,000 to 2,000: others take its images meanwhile."""
+    chance = np.random.default_rng(1)
+
+    def costs(step: int) -> Any:
+        factors = np.array([1, 1, 2 if 1000 <= step < 2000 else 1, 1])
+        return 1e-3 * factors * chance.normal(1, 0.1, 4)
+
+    found = balance(4, 128)
+    cuts = list(trained(found, costs, 3000))
+    throttled = [cut for step, cut in cuts if step < 2000][-1]
+    assert 1000 < cuts[0][0] < 1400 and throttled.most(128)[2] == pytest.approx(18, abs=2)
+    assert found.counts == pytest.approx([32, 32, 32, 32], abs=2)
+    assert len(cuts) < 12
+
+
+def test_a_fixed_part_of_a_step_is_no_speed() -> None:
+    """Where a step takes 10 ms beside the images, cuts go on until ranks need equally long."""
+    found = balance(2, 64)
+    cuts, counts = [found.cut], np.array([32, 32])
+    for step in range(400):
+        now = next(cut for cut in reversed(cuts) if cut.step <= step)
+        counts = now.most(64)
+        mark, times = found.sent()[0], (0.01 + counts * [1e-3, 3e-3]) * 1e9
+        if cut := found.next_cut(step + 1, [mark, -mark, *times.astype(int).tolist()]):
+            cuts.append(cut)
+    assert counts.tolist() == pytest.approx([48, 16], abs=1)
+
+
+def test_a_share_has_limits() -> None:
+    """No rank gets less than an eighth of its even part or more than three times as much, and all
+    images are given away; the slowest rank then is done as soon as it can be."""
+    chance = random.Random(2)
+    for _ in range(300):
+        ranks, even = chance.randint(1, 9), chance.randint(2, 40)
+        batch = ranks * even + chance.randrange(ranks)
+        costs = np.array([10 ** chance.uniform(-4, -1) for _ in range(ranks)])
+        least, most = max(2, round(batch / ranks / 8)), min(batch, even * 3)
+        counts = fastest_counts(costs, batch, least, most)
+        assert counts.sum() == batch and counts.min() >= least and counts.max() <= most
+        slowest = (counts * costs).argmax()
+        for other in np.flatnonzero(counts < most) if counts[slowest] > least else ():
+            one_less = (counts[other] + 1) * costs[other]
+            assert other == slowest or one_less >= (counts * costs).max() * (1 - 1e-9)
+
+
+def test_ranks_that_disagree_do_not_go_on() -> None:
+    """Ranks whose cuts differ would train on some samples twice; the next step ends the run."""
+    found = balance(2, 64)
+    mark = found.sent()[0]
+    with pytest.raises(WorldError, match="--balance even"):
+        found.next_cut(1, [mark + 1, -mark, 5, 5])
+
+
+def test_a_step_that_some_rank_cannot_time_is_no_evidence() -> None:
+    """A rank that is always behind (a GPU with a long queue) keeps the cut as it is."""
+    found = balance(2, 64)
+    mark = found.sent()[0]
+    assert not any(found.next_cut(step, [mark, -mark, 0, 5]) for step in range(1, 500))
+
+
+def test_what_needs_an_even_cut_keeps_it() -> None:
+    """Norms over all ranks and steps without a choice stay even, with the reason; settings that
+    exclude it are refused with what to type."""
+    synced = balance(2, 64, model=torch.nn.Sequential(torch.nn.SyncBatchNorm(3)))
+    assert not synced.is_active and "exchange their statistics" in synced.remark
+    assert "--global-batch" in balance(8, 12).remark
+    assert not balance(1, 8).is_active and not balance(1, 8).remark
+    args = ["--data", "shards", "--balance", "auto"]
+    for extra in (["--local-sgd-steps", "4"], ["--aug-repeats", "2"]):
+        with pytest.raises(UsageError, match=f"{extra[0]} exclude.*--balance even"):
+            from_command_line({"default": Config}, "task", [*args, *extra])
+    with pytest.raises(UsageError, match="--synthetic exclude"):
+        from_command_line({"default": Config}, "task", ["--synthetic", "--balance", "auto"])
+
+
+def test_the_stragglers_line_says_what_is_done() -> None:
+    """Under the even cut it names the option, with it the images that the rank gets, and since
+    when; where nothing can be done it says nothing."""
+    even = Config(data="shards")
+    assert "(--balance auto gives it fewer images)" in text_for(balance(2, 64, even), 0)
+    local = Config(data="shards", local_sgd_steps=4)
+    assert "images" not in text_for(balance(2, 64, local), 0)
+    found = balance(3, 112)
+    (step, cut), *_ = trained(found, lambda step: [4e-3, 2e-3, 1e-3], 100)
+    assert cut.step == step + LEAD
+    assert f"(it gets 16 of 112 images a step from step {cut.step + 1} on)" in text_for(found, step)
+    assert "(it gets 16 of 112 images a step)" in text_for(found, 100)
+
+
+def text_for(found: Balance, step: int) -> str:
+    report = waiting(0)
+    return Waiting(**{**vars(report), "remedy": found.remedy(report, step)}).text()
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "resampled"])
+def test_another_cut_holds_from_its_step_on(make_shards: Callable[..., Path], exact: bool) -> None:
+    """Three ranks with loader workers are told two cuts while they read on: each step has the
+    samples that one rank alone has in it, every rank as many as the cut of the step says."""
+    options: dict[str, Any] = {
+        "data": str(make_shards(train=(61, 40), val=())), "image_size": 8, "global_batch": 13,
+        "exact_epochs": exact, "balance": "auto",
+    }  # fmt: skip
+
+    def data(rank: int, world: int, workers: int) -> Planned:
+        config = Config(**options, workers=workers if exact else 0)
+        ranks = Ranks(rank, world, 0, 1, torch.device("cpu"))
+        transforms = partial(_transforms, config)
+        opened = open_data(config, ranks, transforms, "task", 2)
+        assert isinstance(opened, Planned)
+        return opened
+
+    alone, several = data(0, 1, 0), [data(rank, 3, 2 if rank == 1 else 0) for rank in range(3)]
+    cuts = {4: Cut.into([2, 2, 9], 4 + LEAD), 11: Cut.into([1, 8, 4], 11 + LEAD)}
+    streams = [each.training(2) for each in (alone, *several)]
+    for step in range(2, 26):
+        expected, *parts = (next(stream).rows for stream in streams)
+        assert expected is not None
+        assert sorted(np.concatenate(parts).tolist()) == sorted(expected.tolist()), step
+        counts = np.array([len(part) for part in parts])
+        cut = several[0].cut(step)
+        assert (cut.fewest(len(expected)) <= counts).all()
+        assert (counts <= cut.most(len(expected))).all()
+        if step in cuts:
+            for each in several:
+                each.recut(cuts[step])
+    assert cut == cuts[11]
+
+
+def _transforms(config: Config, epoch: int) -> Transforms:
+    return Transforms(config.image_size)
+
+
+@pytest.fixture(scope="module")
+def folder(make_shards: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the runs of three real ranks of speed 1, 2 and 4."""
+    folder = tmp_path_factory.mktemp("balance")
+    (folder / str(SAMPLES)).symlink_to(make_shards(train=(500, SAMPLES - 500), val=(3, 2)))
+    common = {
+        "samples": SAMPLES, "delays": DELAYS, "noise": 0.0, "norm": False, "global_batch": BATCH,
+        "batch_size": 10, "balance": "auto", "straggler_steps": 20, "log_every_steps": 10,
+        "save_steps": 45, "keep_checkpoints": 9,
+    }  # fmt: skip
+    saved = RunFolder(folder / "runs" / "auto").checkpoint(45)
+    still = {"delays": (0, 0, 0)}
+    runs = [
+        {**common, "name": "auto"},
+        {**common, **still, "name": "even", "balance": "even"},
+        {**common, **still, "name": "again", "resume": str(saved)},
+        {**common, "name": "norm", "norm": True, "grad_accum_steps": 2},
+    ]
+    output_of("balance_ranks.py", folder, json.dumps(runs), ranks=3)
+    return folder
+
+
+def left(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(3)]
+
+
+def counts(folder: Path, name: str) -> np.ndarray:
+    """Return the samples of each rank by step, from the ledger, which must be exact."""
+    intervals = ledger.read(folder / "runs" / name / "ledger")
+    assert all(verdict.exact for verdict in ledger.verdicts(intervals))
+    return np.concatenate([interval.counts for interval in intervals], axis=1)
+
+
+def lines(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
+    path = folder / "runs" / name / "metrics.jsonl"
+    every = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in every if line["kind"] == kind]
+
+
+def images_after(shares: list[dict[str, Any]], step: int) -> list[int]:
+    """Return the images of each rank in the steps after this one."""
+    newest = [line["images"] for line in shares if line["step"] <= step][-1]
+    return [newest[str(rank)] for rank in range(3)]
+
+
+def test_real_ranks_compute_by_their_speed(folder: Path) -> None:
+    """Ranks that take 1, 2 and 4 times as long for an image get images in that proportion within
+    fifty steps; every sample is used once an epoch, also in the last step, which has one."""
+    by_step = counts(folder, "auto").T
+    assert sorted(by_step[0].tolist()) == [9, 9, 10] and by_step[30].sum() == 1
+    assert by_step[59].tolist() == pytest.approx(FASTEST, abs=2)
+    assert efficiency([9, 9, 10], DELAYS) < 0.45 < 0.75 < efficiency(by_step[59].tolist(), DELAYS)
+    shares = lines(folder, "auto", "shares")
+    assert shares[0]["step"] == 0 and 28 < shares[1]["step"] < 60
+    assert images_after(shares, 59) == by_step[59].tolist()
+
+
+def test_weights_do_not_depend_on_the_cut(folder: Path) -> None:
+    """With accumulation, clipping, momentum and EMA the run ends with the weights of the even cut,
+    and all ranks have the same state; a rank never computes more than --batch-size at once."""
+    final = [checkpoint.read(folder / "runs" / name / "final.pt") for name in ("auto", "even")]
+    for name, tensor in final[0]["model"].items():
+        assert torch.allclose(tensor, final[1]["model"][name], rtol=0, atol=1e-9), name
+    assert len({rank["digest"] for rank in left(folder, "auto")}) == 1
+    assert [rank["largest"] <= 10 for rank in left(folder, "auto")] == [True] * 3
+    assert counts(folder, "even").max() == 10
+
+
+def test_a_resumed_run_begins_with_the_cut_it_had(folder: Path) -> None:
+    """It goes on from step 45 with the images that each rank had then, and ends with the weights
+    of the run that was not interrupted."""
+    first = next(line for line in lines(folder, "again", "shares") if line["step"] == 45)
+    assert images_after([first], 45) == images_after(lines(folder, "auto", "shares"), 45)
+    final = [checkpoint.read(folder / "runs" / name / "final.pt") for name in ("auto", "again")]
+    for name, tensor in final[0]["model"].items():
+        assert torch.allclose(tensor, final[1]["model"][name], rtol=0, atol=1e-9), name
+    counts(folder, "again")
+
+
+def test_a_lost_rank_leaves_an_even_cut_and_then_one_by_speed(
+    make_shards: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In an elastic run the fastest of three ranks is killed: the others go on evenly in the step
+    that it interrupted, find the cut by their speeds, and the ledger is exact."""
+    options = {
+        "data": str(make_shards(train=(500, 12 * 90 - 499), val=(3, 2))), "epochs": 1,
+        "exact_epochs": True, "global_batch": 12, "batch_size": 4, "workers": 0, "lr": 0.01,
+        "image_size": 8, "ledger": True, "tensorboard": False, "log_every_steps": 10,
+        "balance": "auto", "delays": [8e-3, 4e-3, 2e-3],
+    }  # fmt: skip
+    server = MembershipServer(tmp_path, (1, 1, 1), **options)
+    try:
+        for host in range(3):
+            server.start(host, **({"at": "begin", "step": 45} if host == 2 else {}))
+        server.run_to_the_end()
+    finally:
+        server.close()
+    assert server.codes == {0: [0], 1: [0], 2: [-9]}, server.outputs()
+    intervals = ledger.read(tmp_path / "host0" / "run" / "ledger")
+    assert all(verdict.exact for verdict in ledger.verdicts(intervals)), server.outputs()
+    before, after = (
+        np.concatenate([one.counts for one in intervals if len(one.counts) == ranks], axis=1).T
+        for ranks in (3, 2)
+    )
+    assert len(before) == 45 and before[-1][2] >= 6 > 3 >= before[-1][0]
+    assert after[0].tolist() == [6, 6] and after[-2].tolist() == pytest.approx([4, 8], abs=1)
+
+
+def test_batch_norms_end_equal(folder: Path) -> None:
+    """Each rank's norms see parts of other sizes; all ranks end with the same, finite state."""
+    assert len({rank["digest"] for rank in left(folder, "norm")}) == 1
+    final = checkpoint.read(folder / "runs" / "norm" / "final.pt")["model"]
+    assert all(tensor.isfinite().all() for tensor in final.values())
+    assert max(images_after(lines(folder, "norm", "shares"), 60)) > 12

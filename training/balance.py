@@ -1,0 +1,171 @@
+"""Shares by speed (--balance auto): ranks get images in proportion to how fast they compute them.
+
+With requests, all ranks learn how long forward and backward of each of them took in the steps that
+have ended last (training.sync.step_exchange). From these numbers all find the same cut. It holds
+LEAD steps later, of which no loader worker has begun anything.
+
+A cut moves when the slowest rank would be done so much earlier that chance does not explain it.
+Where the times vary by a tenth, the median of n of them varies by 0.125 / sqrt(n), and four times
+that moves the cut: 11 % after 20 exchanges, 4 % after 160. What counts are the newest 160 under the
+present cut, so that a GPU that is throttled gives images away again.
+
+A rank computes at most --batch-size images at a time, whatever its share: a larger one is computed
+in several parts. So no rank needs more memory than it has shown that it has.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from training.config import Config
+from training.data.open import Data
+from training.data.order.cut import MOST_SHARE, Cut
+from training.data.order.epoch import Numbers
+from training.data.slots import LEAD
+from training.monitor.stragglers import UNREAD_STEPS, Waiting
+from training.ranks import Ranks, WorldError
+from training.state import TrainingState
+
+SETTLING_STEPS = UNREAD_STEPS  # under another cut: what is sent after these was computed under it
+LOOKS = (20, 40, 80)  # exchanges under a cut after which it is judged, and then every MOST_TIMES
+MOST_TIMES = 160
+CHANCE = 0.5  # over the square root of the number of times: what differs by less may be chance
+LEAST_SHARE = 8  # a rank gets an eighth of its even part at least
+
+Times = npt.NDArray[np.float64]
+
+
+class Balance:
+    """Finds cuts by the speeds of the ranks, the same on every rank."""
+
+    def __init__(
+        self,
+        config: Config,
+        ranks: Ranks,
+        data: Data,
+        state: TrainingState,
+        compute_nanoseconds: Callable[[], int],
+    ) -> None:
+        """Begin under the cut that the next steps have.
+
+        `compute_nanoseconds`: what steps of this rank took that have ended since it was asked for
+        last, on average; 0 if none has.
+        """
+        self._step = self._sent_at = state.step
+        self._config = config
+        self._ranks = ranks
+        self._batch = data.batch
+        self._compute_nanoseconds = compute_nanoseconds
+        self.remark = self._why_even(state.model)
+        """Why steps are cut evenly although --balance is auto, or nothing."""
+        self.is_active = config.balance == "auto" and ranks.world > 1 and not self.remark
+        even = self._batch / ranks.world
+        self._least = max(2, round(even / LEAST_SHARE))
+        self._most = min(self._batch, int(even) * MOST_SHARE)
+        self._times = deque[Sequence[int]](maxlen=MOST_TIMES)
+        self._begin(data.cut(state.step + LEAD), state.step)
+
+    def _why_even(self, model: nn.Module) -> str:
+        if self._config.balance != "auto" or self._ranks.world == 1:
+            return ""
+        if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+            return (
+                "--balance auto: steps are cut evenly, since batch norms exchange their statistics"
+                " and all ranks compute equally many parts"
+            )
+        if self._batch < 2 * self._ranks.world:
+            return (
+                f"--balance auto: steps are cut evenly, since {self._batch} images for"
+                f" {self._ranks.world} ranks leave no choice; type a larger --global-batch"
+            )
+        return ""
+
+    def _begin(self, cut: Cut, step: int) -> None:
+        self.cut = cut
+        """The newest cut, which may hold from some steps later on only."""
+        self._settled = max(step, cut.step) + SETTLING_STEPS
+        self._looks = 0
+        self._times.clear()
+        self._mark = zlib.crc32(repr(cut).encode())
+
+    def sent(self) -> list[int]:
+        """Return what this rank sends with a step: of each number all ranks get the largest."""
+        if not self.is_active:
+            return []
+        self._sent_at = self._step
+        times = [0] * self._ranks.world
+        times[self._ranks.rank] = self._compute_nanoseconds()
+        return [self._mark, -self._mark, *times]
+
+    def next_cut(self, step: int, agreed: Sequence[int]) -> Cut | None:
+        """Return the cut that all ranks go on with after this step, None if it stays.
+
+        `agreed` is the largest of what was sent, empty if no exchange ends with the step. Raise
+        WorldError if ranks have different cuts.
+        """
+        self._step = step
+        if not agreed:
+            return None
+        mark, negative, *nanoseconds = agreed
+        if mark != -negative:
+            raise WorldError("ranks have cut the next steps differently: type --balance even")
+        if self._sent_at <= self._settled:
+            return None
+        self._times.append(nanoseconds)
+        self._looks += 1
+        if self._looks not in LOOKS and self._looks % MOST_TIMES:
+            return None
+        counts = self._better_counts()
+        if counts is None:
+            return None
+        self._begin(Cut.into(counts, step + LEAD), step)
+        return self.cut
+
+    @property
+    def counts(self) -> list[int]:
+        """By rank, the samples of a full step under the newest cut: of an even one, the most."""
+        counts: list[int] = self.cut.most(self._batch).tolist()
+        return counts
+
+    def remedy(self, waiting: Waiting, step: int) -> str:
+        """Return what is done, or could be done, about a rank that is late by its compute."""
+        if waiting.why != "compute" or self.remark:
+            return ""
+        if not self.is_active:
+            return "" if self._config.unbalanceable else "--balance auto gives it fewer images"
+        count = self.counts[waiting.rank]
+        since = f" from step {self.cut.step + 1} on" if self.cut.step > step else ""
+        limit = ", the fewest that it may" if count == self._least else ""
+        return f"it gets {count} of {self._batch} images a step{since}{limit}"
+
+    def _better_counts(self) -> Numbers | None:
+        """Return the samples of each rank with which a step is worth changing the cut."""
+        times = np.array(self._times, np.float64)
+        times[times == 0] = np.nan
+        if (np.isfinite(times).sum(axis=0) < len(times) / 2).any():
+            return None
+        counts = (self.cut.fewest(self._batch) + self.cut.most(self._batch)) / 2
+        costs = np.nanmedian(times, axis=0) / counts
+        better = fastest_counts(costs, self._batch, self._least, self._most)
+        gain = (counts * costs).max() / (better * costs).max() - 1
+        return better if gain > CHANCE / len(times) ** 0.5 else None
+
+
+def fastest_counts(costs: Times, batch: int, least: int, most: int) -> Numbers:
+    """Return how many of `batch` images each rank gets so that the slowest is done the soonest.
+
+    `costs` is the time that each needs for an image.
+    """
+    soonest, latest = 0.0, float(costs.max()) * batch
+    for _ in range(60):
+        middle = (soonest + latest) / 2
+        fits = np.clip(middle // costs, least, most).sum() <= batch
+        soonest, latest = (middle, latest) if fits else (soonest, middle)
+    counts: Numbers = np.clip(soonest // costs, least, most).astype(np.int64)
+    for _ in range(batch - int(counts.sum())):
+        counts[np.where(counts < most, (counts + 1) * costs, np.inf).argmin()] += 1
+    return counts
