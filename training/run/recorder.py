@@ -17,7 +17,7 @@ from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
 from training import checkpoint
-from training.checkpoint import BackgroundSaves, pack, unpack
+from training.checkpoint import BackgroundSaves
 from training.config import Config, as_plain
 from training.counts import (
     TOP5_CLASSES,
