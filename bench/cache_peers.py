@@ -1,6 +1,6 @@
 """Measure hosts that serve each other from their caches, beside the origin and a local folder.
 
-    sudo python -m bench.cache_peers [--hosts 8] [--images 4000] [--epochs 4] [--rounds 2]
+    sudo python -m bench.cache_peers [--hosts 8] [--images 6000] [--epochs 4] [--rounds 2]
 
 Hosts are network namespaces on a bridge, the origin is nginx behind a limit of --origin-rate, each
 cache holds its share of the data and a tenth more. Every host runs the real loader: exact epochs,
@@ -53,7 +53,7 @@ class Settings:
 
     hosts: int = 8
     """Hosts of the run."""
-    images: int = 4000
+    images: int = 6000
     """Images of about 110 KB."""
     epochs: int = 4
     """Epochs of each run."""
@@ -113,7 +113,8 @@ def measure(settings: Settings, cables: Cables, folder: Path) -> None:
     """Run all, round by round, and print what the bars are about."""
     shards = folder / "shards"
     total = sum(path.stat().st_size for path in shards.glob("*-train-*.tar"))
-    size = str(1.1 * total / settings.hosts / 1e9)
+    kept = sum(path.stat().st_size for path in shards.glob("*.tar"))
+    size = str(1.1 * kept / settings.hosts / 1e9)
     results: dict[str, list[list[Epoch]]] = {"cold": [], "again": [], "folder": []}
     print(f"{settings.hosts} hosts, {total / 1e6:,.0f} MB, caches of {float(size) * 1e3:,.0f} MB")
     site = Site(shards, address="10.77.0.1", port=0, native=True)
