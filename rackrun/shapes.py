@@ -26,7 +26,7 @@ import itertools
 import json
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -129,7 +129,7 @@ def parsed_json(data: bytes | str, most_bytes: int) -> Any:
 
 
 def shaped(value: object, shape: Any, where: str = "it") -> Any:
-    """Return `value` as a `shape`, lists as tuples and dataclasses built, or raise Misshapen."""
+    """Return `value` as a `shape`, or raise Misshapen; lists become tuples, and text paths."""
     try:
         return _checker(shape, None)(value)
     except Misshapen as error:
@@ -156,7 +156,7 @@ def _checker(shape: Any, most: int | None) -> Checker:
         return _literal(get_args(shape))
     if origin in (tuple, list):
         return _items(shape, MOST_ITEMS if most is None else most)
-    if origin is dict:
+    if origin in (dict, Mapping):
         return _mapping(shape, MOST_ITEMS if most is None else most)
     return _plain(shape, LONGEST_TEXT if most is None else most)
 
@@ -278,6 +278,8 @@ def _plain(shape: Any, most: int) -> Checker:
         return lambda value: value
     if shape is str:
         return functools.partial(_text, most)
+    if shape is Path:
+        return lambda value: Path(_text(most, value))
     if shape in (int, float):
         return functools.partial(_number, shape)
 

@@ -16,65 +16,86 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
+from launcher.detached.answers import RUN
 from launcher.detached.record import RunRecord
 from launcher.lifecycle.attempts import Launch, RunObserver, run_to_end
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import code_here
-from launcher.lifecycle.restart_policy import RestartPolicy
-from launcher.preflight.facts import Requirements
-from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
-from launcher.run.job import JobTemplate, Limits, TaskWork, Work, command_of
+from launcher.run.job import Command, TaskWork, command_of
 from launcher.supervision.signals import STOP_SIGNAL
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
 from launcher.transport.relay import RelayListener, RelayTransport
-from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
+from rackrun.shapes import Matches, parsed
+
+ORDER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """All that a controller must know of its run; it travels as JSON."""
+
+    run: Annotated[str, Matches(RUN)]
+    work: TaskWork | Command
+    settings: LaunchSettings
+    hosts: tuple[Host, ...]
+    address: str
+    """Of the first host, where the relays of the others call."""
+    key: str
+    """Of the run, as PEM: controller and relays authenticate with it."""
+    tokens: tuple[str, ...]
+    """One for each of the other hosts, which its relay sends."""
+    gather_seconds: float
+    state: str = ""
+    """The controller's folder, which the run manager on the host adds."""
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Return the order as values of JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self), default=os.fspath))
+        return plain
 
 
 def main() -> int:
     """Take the order, gather the hosts, and supervise the run until its end."""
-    order = json.loads(sys.stdin.readline())
-    hosts = tuple(Host(**_values(fields)) for fields in order["hosts"])
+    order = parsed(sys.stdin.readline(), RunOrder, ORDER_BYTES)
     for number in (signal.SIGINT, signal.SIGTERM, STOP_SIGNAL):
         signal.signal(number, _interrupt)
     try:
-        listener = RelayListener(order["address"], order["key"])
+        listener = RelayListener(order.address, order.key)
         _report(port=listener.port)
-        names, seconds = [host.label for host in hosts[1:]], order["gather_seconds"]
-        others = listener.gather(names, order["words"], seconds)
+        names = [host.label for host in order.hosts[1:]]
+        others = listener.gather(names, order.tokens, order.gather_seconds)
     except (Problem, OSError) as error:
         _report(error=str(error), code=getattr(error, "exit_code", Problem.exit_code))
         return 1
     _report(ready=True)
     if sys.stdin.readline() != "go\n":
         return 1  # the launcher of the run is gone
-    record = RunRecord(Path(order["state"]))
+    record = RunRecord(Path(order.state))
     _report(gone=True)
     _detach_streams()
-    return _supervise(record, hosts, (LocalTransport(hosts[0].label), *others), order)
+    return _supervise(record, (LocalTransport(order.hosts[0].label), *others), order)
 
 
-def _supervise(
-    record: RunRecord,
-    hosts: Sequence[Host],
-    transports: Sequence[Transport],
-    order: Mapping[str, Any],
-) -> int:
+def _supervise(record: RunRecord, transports: Sequence[Transport], order: RunOrder) -> int:
     """Run until the end, and record how it ended, whatever the reason."""
-    work, settings = work_of(order["work"]), settings_of(order["settings"])
+    settings, work = order.settings, order.work
+    if isinstance(work, Command):
+        work = command_of(work.words)  # a function's command is one of its own kind
     code, error = Problem.exit_code, f"the controller failed; see {record.state / 'controller.err'}"
     try:
-        observer = RunObserver(record.note, record.attempt, order["run"])
+        observer = RunObserver(record.note, record.attempt, order.run)
         code_files = code_here(settings.jobs.runs, observer.say)
-        result = run_to_end(Launch(hosts, transports, work, settings, code_files, observer))
+        result = run_to_end(Launch(order.hosts, transports, work, settings, code_files, observer))
         code, error = result.exit_code, ""
     except Problem as failure:
         code, error = failure.exit_code, str(failure)
@@ -106,48 +127,3 @@ def _detach_streams() -> None:
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
     os.close(null)
-
-
-def order_of(work: Work, settings: LaunchSettings, hosts: Sequence[Host]) -> dict[str, Any]:
-    """Return the order for a controller: what it must know of a run, as plain JSON."""
-    plain = asdict(settings)
-    plain["jobs"]["runs"] = str(settings.jobs.runs)
-    return {
-        "work": {"task": work.task, "words": work.options}
-        if isinstance(work, TaskWork)
-        else {"words": work.words},
-        "settings": plain,
-        "hosts": [vars(host) for host in hosts],
-        "name": work.name,
-    }
-
-
-def work_of(fields: Mapping[str, Any]) -> Work:
-    """Return the task or command of an order."""
-    args = tuple(fields["words"])
-    return TaskWork(fields["task"], args) if "task" in fields else command_of(args)
-
-
-def settings_of(fields: Mapping[str, Any]) -> LaunchSettings:
-    """Return the settings that an order holds."""
-    jobs, needs = _values(fields["jobs"]), _values(fields["needs"])
-    jobs |= {"runs": Path(jobs["runs"]), "limits": Limits(**jobs["limits"])}
-    needs["task"] = TaskNeeds(**_values(needs["task"]))
-    if needs["image"]:
-        needs["image"] = ContainerSpec(**_values(needs["image"]))
-    values = _values(fields) | {
-        "jobs": JobTemplate(**jobs),
-        "needs": Requirements(**needs),
-        "restarts": RestartPolicy(**fields["restarts"]),
-    }
-    return LaunchSettings(**values)
-
-
-def _values(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass that has been JSON, with tuples again."""
-    return {name: _as_tuples(value) for name, value in fields.items()}
-
-
-def _as_tuples(value: Any) -> Any:
-    """Return lists as tuples, all the way down."""
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

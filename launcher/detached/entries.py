@@ -16,12 +16,10 @@ from launcher.run import events
 from launcher.run.events import Event, Report
 from launcher.run.hosts import MOST_SLOTS
 from launcher.run.incidents import MOST_OF_RUN, Incident
-from launcher.run.job import Limits
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
 from launcher.supervision.reports import fitting_fields
-from rackrun.errors import UsageError
 from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
@@ -48,7 +46,6 @@ class AttemptRecord:
     name: str
     folder: Folder
     logs: tuple[str, ...]
-    limits: Limits
     at: float
     plan: Plan
 
@@ -190,10 +187,7 @@ class EntryReader:
         kind = next(iter(message), "")
         if kind not in KINDS:
             raise Misshapen(f"no entry of a record: {one_line(kind[:40])!r}")
-        try:
-            parsed = shaped(dict(message), KINDS[kind], "entry")
-        except UsageError as error:  # limits that leave no time for anything
-            raise Misshapen(str(error)) from None
+        parsed = shaped(dict(message), KINDS[kind], "entry")
         if isinstance(parsed, Began):
             _check_plan(parsed.attempt.plan)
             self.plan = parsed.attempt.plan

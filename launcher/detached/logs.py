@@ -15,7 +15,7 @@ from launcher.detached.entries import AttemptRecord, Wrote
 from launcher.detached.locate import RunOptions, reached
 from launcher.detached.replay import LogScreen, Replay
 from launcher.output.console import Display
-from launcher.run.job import Job, Limits
+from launcher.run.job import Job
 from launcher.run.plan import Plan
 from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
@@ -86,7 +86,7 @@ def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
     except (OSError, Misshapen) as error:
         raise UsageError(f"{folder.path}: no run that a launcher started: {error}") from None
     name, now = name_of(folder.path.name), time.time()
-    attempt = AttemptRecord(name, str(folder.path), (), Limits(), now, plan)
+    attempt = AttemptRecord(name, str(folder.path), (), now, plan)
     replay.begin(attempt, age_seconds=0.0)
     read: dict[Path, int] = {}  # bytes of each log
     while not replay.closed:

@@ -213,7 +213,6 @@ def begin(job: Job, plan: Plan) -> Entry:
             "name": job.work.name,
             "folder": str(job.folder.path),
             "logs": [str(job.folder.log(host.name, None, "out").parent) for host in plan.hosts],
-            "limits": dataclasses.asdict(job.limits),
             "at": time.time(),
             "plan": dataclasses.asdict(plan),
         }

@@ -103,7 +103,7 @@ class Replay:
         self.attempt = attempt
         self.began = self.now = clock() - age_seconds
         plan, folder = attempt.plan, RunFolder(Path(attempt.folder))
-        job = Job(Command((clean(attempt.name),)), folder, plan.run_id, limits=attempt.limits)
+        job = Job(Command((clean(attempt.name),)), folder, plan.run_id)
         self.run = RunState(plan, self.now)
         self.screen = self.stack.enter_context(self.screens(job, plan, self.plain))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.detached.answers import StartAnswer, parsed_answer
+from launcher.detached.answers import RunSummary, StartAnswer, parsed_answer
+from launcher.detached.controller import RunOrder
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.remote import relay
 from launcher.run.hosts import Host
@@ -18,20 +20,26 @@ from rackrun.terminal import clean_lines
 _PACKAGES = ("launcher", "rackrun")
 
 
-def start_controller(client: RpcClient, order: Mapping[str, Any], python: str, workdir: str) -> int:
+def start_controller(client: RpcClient, order: RunOrder, python: str, workdir: str) -> int:
     """Start the controller, and return the port at which it awaits the relays."""
-    labels = [host["label"] for host in order["hosts"]]
-    jobs = order["settings"]["jobs"]
-    summary = {
-        "run": order["run"],
-        "name": jobs["name"] or order["name"],
-        "task": order["name"],
-        "hosts": labels,
-        "checkpoint_seconds": jobs["limits"]["checkpoint_seconds"],
-        "at": time.time(),
-    }
-    arguments = {"summary": summary, "python": python, "workdir": workdir, "code": sources()}
-    return checked(labels[0], client.call("start", order=order, **arguments)).port
+    labels, jobs = tuple(host.label for host in order.hosts), order.settings.jobs
+    summary = RunSummary(
+        run=order.run,
+        name=jobs.name or order.work.name,
+        hosts=labels,
+        checkpoint_seconds=jobs.limits.checkpoint_seconds,
+        at=time.time(),
+        task=order.work.name,
+    )
+    reply = client.call(
+        "start",
+        summary=asdict(summary),
+        python=python,
+        workdir=workdir,
+        code=sources(),
+        order=order.plain,
+    )
+    return checked(labels[0], reply).port
 
 
 def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Answer]) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from launcher.detached.controller import order_of
+from launcher.detached.controller import RunOrder
 from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES
 from launcher.detached.spawn import checked, start_controller, start_relay
@@ -70,20 +70,22 @@ def _handed_over(
     basics, address = [facts["look"] for facts in cluster.hosts], cluster.master
     run = secrets.token_hex(RUN_BYTES)
     tokens = [secrets.token_hex(16) for _ in hosts[1:]]
-    order = {
-        **order_of(work, settings, hosts),
-        "run": run,
-        "address": address,
-        "key": new_key(run),
-        "words": tokens,
-        "gather_seconds": _GATHER_SECONDS,
-    }
+    order = RunOrder(
+        run,
+        work,
+        settings,
+        tuple(hosts),
+        address,
+        key=new_key(run),
+        tokens=tuple(tokens),
+        gather_seconds=_GATHER_SECONDS,
+    )
     # with a container image, the Python that was found is in the image and not on the host
     python = "python3" if settings.needs.image else basics[0]["python"]
     client = RpcClient(transports[0], run_manager, python)
     try:
         port = start_controller(client, order, python, basics[0]["workdir"])
-        call = {"run": run, "address": address, "port": port, "key": order["key"]}
+        call = {"run": run, "address": address, "port": port, "key": order.key}
         calls = list(zip(hosts[1:], transports[1:], tokens, basics[1:], strict=True))
         all_or_raise(each(partial(start_relay, call), calls))
         checked(hosts[0].label, client.call("ready"))

@@ -139,8 +139,8 @@ class Launch:
             cluster = all_hosts.first(len(active))
             if is_first:
                 refuse_ranks(cluster)
-            job = jobs.job(work, jobs.new_folder(work), self.observer.mark)
-            job = replace(job, time_limit_seconds=self._time_left())
+            timed = replace(jobs, time_limit_seconds=self._time_left())
+            job = timed.job(work, jobs.new_folder(work), self.observer.mark)
             planned = all_hosts if reserve else cluster
             plan = plan_for(job, planned, self.settings, len(reserve))
             containers = [host.container for host in plan.hosts[: len(active)]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree, working_tree
@@ -22,7 +21,7 @@ from launcher.preflight.facts import (
 from launcher.preflight.gpus import gpu_model
 from launcher.run.hosts import Host
 from launcher.run.job import Job, Work
-from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
+from launcher.run.plan import Plan, PlannedHost, make_plan, scratch_folder
 from launcher.transport.base import Transport
 from rackrun.errors import Problem, UsageError
 
@@ -116,12 +115,19 @@ def code_here(
 def plan_for(job: Job, cluster: ClusterFacts, settings: LaunchSettings, spares: int = 0) -> Plan:
     """Return the plan for the hosts as they were found; `spares` of them only wait at first."""
     run_folder = settings.jobs.runs / job.folder.path.name
-    planned = [_planned(facts, cluster, run_folder, settings) for facts in cluster.hosts]
+    planned = [
+        _planned(facts, cluster, run_folder, settings, scratch_folder(job.run_id, node))
+        for node, facts in enumerate(cluster.hosts)
+    ]
     return make_plan(job, planned, cluster.port, spares)
 
 
 def _planned(
-    facts: HostFacts, cluster: ClusterFacts, run_folder: Path, settings: LaunchSettings
+    facts: HostFacts,
+    cluster: ClusterFacts,
+    run_folder: Path,
+    settings: LaunchSettings,
+    scratch: str,
 ) -> PlannedHost:
     """Return what the plan needs to know of one host."""
     container = settings.needs.image
@@ -140,11 +146,11 @@ def _planned(
         gpus=basics["gpus"] > 0,
         gpu_model=gpu_model(facts),
         interface=host.interface or facts["route"].get("interface", ""),
-        environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
+        env=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         agent_python=basics["python"],
         locks=facts.locks,
         polite=settings.polite,
-        container=partial(container.docker_run, basics, folder) if container else on_the_host,
+        container=container.docker_run(basics, folder, Path(scratch).name) if container else (),
     )
 
 

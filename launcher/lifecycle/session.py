@@ -99,10 +99,10 @@ class Session:
         signals = SignalQueue()
         with signals.installed():  # before there is a plan: a run with a plan gets a result
             logs = LogFiles(job.folder, self._plan)
-            if job.settings and not job.folder.node:
-                settings = job.settings.encode()
-                write_whole(job.folder.settings, settings, mode=0o600)  # has --env values
-                keep_settings(job.settings)
+            settings = job.template.settings
+            if settings and not job.folder.node:
+                write_whole(job.folder.settings, settings.encode(), mode=0o600)  # has --env values
+                keep_settings(settings)
             with self._opened as self._screen:
                 self.note(unfinished)
                 if not self._plan.task and self._peers is None:  # a task's rank 0 tells more
@@ -136,7 +136,7 @@ def run(
     peers: Peers | None = None,
 ) -> Result:
     """Run a plan from end to end; `plain`: no dashboard on a terminal."""
-    alerts = EventCommand(() if job.folder.node else job.on_event)
+    alerts = EventCommand(() if job.folder.node else job.template.on_event)
     screen = open_screen(job, plan, plain)
     with Session(job, plan, transports, screen, peers, alerts=alerts) as session:
         result = session.supervise()

@@ -175,7 +175,7 @@ def _slowed_by(run: RunState, host: HostState) -> str:
 
     GPUs count only where the ranks use some.
     """
-    gpus = host.usage.gpus if host.usage and host.plan.uses_gpus else ()
+    gpus = host.usage.gpus if host.usage and host.plan.gpus else ()
     reason = next((gpu.slowed for gpu in gpus if gpu.slowed), "")
     return reason or (run.slow.why if run.slow and run.slow_host is host else "")
 

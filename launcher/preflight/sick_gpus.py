@@ -32,7 +32,7 @@ def sick_gpus(
     pairs = [
         (host, transport)
         for host, transport in zip(plan.hosts, transports, strict=True)
-        if host.uses_gpus and result.hosts.get(host.name) == "clean"
+        if host.gpus and result.hosts.get(host.name) == "clean"
     ]
     seconds = int(result.seconds) + BEFORE_SECONDS
     outcomes = each(lambda pair: _suspects(pair, seconds), pairs, seconds=LOOK_SECONDS)

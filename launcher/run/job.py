@@ -139,13 +139,13 @@ def check_seconds(name: str, seconds: float, least: float = 0.0) -> None:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run: what every rank does, and the rules it runs under."""
+class JobTemplate:
+    """Values that the jobs of all attempts of a launch share."""
 
-    work: Work
-    folder: RunFolder
-    run_id: str = field(default_factory=lambda: _new_run_id())
-    """128 random bits: names the run on every host, and guards its rendezvous."""
+    name: str = ""
+    """Name of the run folders, which `--resume latest` looks for; empty: what runs."""
+    runs: Path = Path("runs")
+    """The folder of run folders."""
     environment: tuple[tuple[str, str], ...] = ()
     """Set for every rank on every host, over what the host itself sets."""
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -153,44 +153,20 @@ class Job:
     limits: Limits = Limits()
     share: bool = False
     """Other accounts may read the run folders, as far as the umask permits."""
-    name: str = ""
-    """Name of the run, which `--resume latest` looks for; its folder has the time before it."""
-    resume: tuple[str, ...] = ()
-    """The command that continues this run from its newest checkpoint, if one was typed."""
+    typed: tuple[str, ...] = ()
+    """The command that launched a task, without --resume; empty for a user's own command."""
     time_limit_seconds: float = 0.0
     """After this time the run is stopped, with a checkpoint; 0: never."""
     on_event: tuple[str, ...] = ()
     """The command that is run at a stall, a lost host, a restart and the end."""
     settings: str = ""
-    """The content of its settings file."""
+    """The content of the settings file."""
     commit: str = ""
     """The git commit of the launcher's code, for ranks where git does not know it."""
     elastic: bool = False
     """A lost rank ends no other: those that are left form a smaller group."""
     min_hosts: int = 1
     """Elastic, it goes on with at least so many hosts."""
-
-
-@dataclass(frozen=True)
-class JobTemplate:
-    """Values that the jobs of all attempts of a launch share."""
-
-    name: str = ""
-    """Name of the run folders; empty: what runs."""
-    runs: Path = Path("runs")
-    """The folder of run folders."""
-    environment: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    limits: Limits = Limits()
-    share: bool = False
-    typed: tuple[str, ...] = ()
-    """The command that launched a task, without --resume; empty for a user's own command."""
-    time_limit_seconds: float = 0.0
-    on_event: tuple[str, ...] = ()
-    settings: str = ""
-    commit: str = ""
-    elastic: bool = False
-    min_hosts: int = 1
 
     def new_folder(self, work: Work) -> RunFolder:
         """Make a run folder for this work."""
@@ -202,27 +178,32 @@ class JobTemplate:
 
     def job(self, work: Work, folder: RunFolder, mark: str = "") -> Job:
         """Return the job of one attempt; `mark` is the prefix of its id."""
-        return Job(
-            work,
-            folder,
-            run_id=_new_run_id(mark),
-            environment=self.environment,
-            secrets=self.secrets,
-            limits=self.limits,
-            share=self.share,
-            name=file_name(self.name or work.name),
-            resume=self.resume_command(folder.path.name),
-            time_limit_seconds=self.time_limit_seconds,
-            on_event=self.on_event,
-            settings=self.settings,
-            commit=self.commit,
-            elastic=self.elastic,
-            min_hosts=self.min_hosts,
-        )
+        return Job(work, folder, _new_run_id(mark), self)
 
     def resume_command(self, run: str) -> tuple[str, ...]:
         """Return the command that continues the run in this folder, if one was typed."""
         return (*self.typed, "--resume", str(self.runs / run)) if self.typed else ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what every rank does, and the rules it runs under."""
+
+    work: Work
+    folder: RunFolder
+    run_id: str = field(default_factory=lambda: _new_run_id())
+    """128 random bits: names the run on every host, and guards its rendezvous."""
+    template: JobTemplate = JobTemplate()
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run; its folder has the time before it."""
+        return file_name(self.template.name or self.work.name)
+
+    @property
+    def resume(self) -> tuple[str, ...]:
+        """Return the command that continues it from its newest checkpoint, if one was typed."""
+        return self.template.resume_command(self.folder.path.name)
 
 
 def _new_run_id(mark: str = "") -> str:

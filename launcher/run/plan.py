@@ -9,9 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from launcher.run.job import TRAINING, Job, Limits, is_on_cpu
 from rackrun.contract import variables
@@ -42,11 +41,6 @@ PASSIVE: Environment = (("OMP_WAIT_POLICY", "PASSIVE"),)
 """As training.entry sets it, before the server imports torch."""
 
 
-def on_the_host(name: str) -> tuple[str, ...]:
-    """Return the command line without its container."""
-    return ()
-
-
 @dataclass(frozen=True)
 class PlannedHost:
     """Facts about a host that the plan needs; `local` or the preflight finds them."""
@@ -67,33 +61,33 @@ class PlannedHost:
     """CPU cores that the ranks share."""
     interface: str = ""
     """The network device towards the master; empty: the libraries choose."""
-    environment: Environment = ()
+    env: Environment = ()
     """Set on this host only."""
     agent_python: str = "python3"
     """What starts the agent there: any Python from 3.8 on."""
-    container: Callable[[str], tuple[str, ...]] = on_the_host
-    """What starts a container of that name for the agent; nothing: it runs on the host itself."""
+    container: tuple[str, ...] = ()
+    """What goes before the agent's own command line, so that it runs in a container."""
     locks: tuple[tuple[str, bool], ...] = ()
-    """Files there to lock for the run, and whether others may share them."""
+    """Files that the agent locks, so that no other run uses the host; True: others may share it."""
     polite: bool = False
-    """The run gives way to launches that wait for the host."""
+    """The agent reports who waits for the host, and the run gives way."""
     gpus: bool = False
     """The ranks were counted by the GPUs here, and are to use them."""
     gpu_model: str = ""
-    """The model of these GPUs; empty: not known."""
+    """The model of the GPUs that its ranks use; empty: none, or not known."""
     signalled_together: bool = False
-    """The scheduler sends signals to every process of this host, not to the launcher alone."""
+    """The scheduler sends signals to every process of this host, not to the launcher alone.
+
+    So agent, torchrun and shims leave signals to the launcher, which gets them too.
+    """
 
 
-@dataclass(frozen=True)
-class HostPlan:
-    """All that happens on one host."""
+@dataclass(frozen=True, kw_only=True)
+class HostPlan(PlannedHost):
+    """All that happens on one host: what is known of it, and what starts there."""
 
-    name: str
     node: int
-    address: str
     first_rank: int
-    processes: int
     torchrun: tuple[str, ...]
     command: tuple[str, ...]
     """What the shim that torchrun starts runs in its turn, once per rank."""
@@ -101,32 +95,14 @@ class HostPlan:
     """Set for torchrun and the ranks, whatever the host had."""
     defaults: Environment
     """Set where the host has nothing of that name."""
-    workdir: str
-    folder: str
     scratch: str
     """The agent's private folder on the host: sockets, pipes, the shim."""
-    agent_python: str
-    locks: tuple[tuple[str, bool], ...]
-    """Files that the agent locks, so that no other run uses the host; True: others may share it."""
-    container: tuple[str, ...]
-    """What goes before the agent's own command line, so that it runs in a container."""
-    signalled_together: bool
-    """Agent, torchrun and shims leave signals to the launcher, which gets them too."""
     share: bool = False
     """Other accounts may read the run folder."""
     preload: tuple[str, ...] = ()
     """Modules that one process imports, which then forks the ranks; none: they start afresh."""
-    gpu_model: str = ""
-    """The model of the GPUs that its ranks use; empty: none, or not known."""
-    polite: bool = False
-    """The agent reports who waits for the host, and the run gives way."""
     elastic: bool = False
     """Its torchrun stands alone, and its ranks form groups as the launcher says."""
-
-    @property
-    def uses_gpus(self) -> bool:
-        """Return whether the ranks were counted by the GPUs, and are to use them."""
-        return (variables.GPUS, "1") in self.environment
 
 
 @dataclass(frozen=True)
@@ -154,7 +130,7 @@ class Plan:
     @property
     def uses_gpus(self) -> bool:
         """Return whether ranks are to use GPUs."""
-        return any(host.uses_gpus for host in self.hosts)
+        return any(host.gpus for host in self.hosts)
 
     @property
     def own_model(self) -> str:
@@ -186,42 +162,39 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int, spares: int = 0
 
     `spares`: so many of an elastic run's hosts, the last ones, start nothing at first.
     """
-    _check_environment(job.environment)
+    template = job.template
+    _check_environment(template.environment)
     world_size = sum(host.processes for host in hosts[: len(hosts) - spares])
     plans = []
     first_rank = 0
     for node, host in enumerate(hosts):
-        _check_environment(host.environment)
-        forks = (variables.FORK, "0") not in (*job.environment, *host.environment)
+        _check_environment(host.env)
+        forks = (variables.FORK, "0") not in (*template.environment, *host.env)
         preload = job.work.preload if forks else ()
-        scratch = f"/tmp/rackrun-{job.run_id}-{node}"  # short: a socket's path has 107 bytes
+        scratch = scratch_folder(job.run_id, node)
+        uses_gpus = host.gpus and not is_on_cpu(job.work)
         plans.append(
             HostPlan(
-                name=host.name,
+                **vars(host if uses_gpus else replace(host, gpu_model="")),
                 node=node,
-                address=host.address,
                 first_rank=first_rank,
-                processes=host.processes,
                 torchrun=torchrun(job, hosts, node, port, scratch, forks=bool(preload)),
                 command=job.work.argv(host.python),
                 environment=environment(job, host, world_size, scratch, first_rank),
                 defaults=(*defaults(host), *(PASSIVE if preload else ())),
-                workdir=host.workdir,
-                folder=host.folder,
                 scratch=scratch,
-                agent_python=host.agent_python,
-                locks=host.locks,
-                container=host.container(Path(scratch).name),
-                signalled_together=host.signalled_together,
-                share=job.share,
-                polite=host.polite,
+                share=template.share,
                 preload=preload,
-                gpu_model=host.gpu_model if host.gpus and not is_on_cpu(job.work) else "",
-                elastic=job.elastic,
+                elastic=template.elastic,
             )
         )
         first_rank += host.processes
     return Plan(job.run_id, world_size, tuple(plans), spares)
+
+
+def scratch_folder(run_id: str, node: int) -> str:
+    """Return the private folder of an agent: short, as the path of a socket has 107 bytes."""
+    return f"/tmp/rackrun-{run_id}-{node}"
 
 
 def torchrun(
@@ -234,7 +207,7 @@ def torchrun(
     """
     host = hosts[node]
     together = len(hosts), node, hosts[0].address, port
-    nodes, node_rank, master, master_port = ALONE if job.elastic else together
+    nodes, node_rank, master, master_port = ALONE if job.template.elastic else together
     served = ("-uc", SERVED_TORCHRUN.format(script=f"{scratch}/agent.py"))  # -u as the ranks
     return (
         host.python,
@@ -246,7 +219,7 @@ def torchrun(
         f"--master-port={master_port}",
         f"--rdzv-id={job.run_id}",
         "--rdzv-backend=static",
-        f"--rdzv-conf=timeout={rendezvous_seconds(job.limits):.0f}",
+        f"--rdzv-conf=timeout={rendezvous_seconds(job.template.limits):.0f}",
         "--max-restarts=0",
         f"--log-dir={scratch}",
         "--no-python",
@@ -268,6 +241,7 @@ def environment(
     job: Job, host: PlannedHost, world_size: int, scratch: str, first_rank: int
 ) -> Environment:
     """Return the environment of ranks: the user's, then the host's, then the launcher's."""
+    template = job.template
     ours: Environment = (
         (variables.RUN_ID, job.run_id),
         (variables.WORLD_SIZE, str(world_size)),
@@ -275,15 +249,15 @@ def environment(
         (variables.RUN_NAME, job.name),
         (variables.REPORTS, f"{scratch}/reports"),
     )
-    if job.elastic:
+    if template.elastic:
         ours += (
             (variables.MEMBERSHIP, f"{scratch}/membership"),
             (variables.FIRST_RANK, str(first_rank)),
             (variables.ADDRESS, host.address),
         )
     ours += ((variables.GPUS, "1"),) if host.gpus else ()
-    ours += ((variables.COMMIT, job.commit),) if job.commit else ()
-    return tuple(dict((*job.environment, *host.environment, *ours)).items())
+    ours += ((variables.COMMIT, template.commit),) if template.commit else ()
+    return tuple(dict((*template.environment, *host.env, *ours)).items())
 
 
 def defaults(host: PlannedHost) -> Environment:

@@ -69,7 +69,7 @@ class Regrouping:
         self, job: Job, run: RunState, agents: AgentGroup, failures: FailureLog, tail: Tail
     ) -> None:
         """Expect the ranks of the first hosts; the others are the reserve."""
-        self._job = job
+        self._limits, self._min_hosts = job.template.limits, job.template.min_hosts
         self._run = run
         self._agents = agents
         self._failures = failures
@@ -198,7 +198,7 @@ class Regrouping:
         self._lost.append(text)
         if membership.has_succeeded:
             return True
-        return bool(membership.remaining) and len(membership.hosts) >= self._job.min_hosts
+        return bool(membership.remaining) and len(membership.hosts) >= self._min_hosts
 
     def _count_loss(self, node: int) -> None:
         """Count a loss in a row; several of a host at once are one."""
@@ -261,12 +261,12 @@ class Regrouping:
     @property
     def _patience_seconds(self) -> float:
         """How long an exchange may have failed without a loss that explains it."""
-        return self._job.limits.lease_seconds + UNEXPLAINED_SECONDS
+        return self._limits.lease_seconds + UNEXPLAINED_SECONDS
 
     def _end_stopped(self, now: float) -> None:
         """End ranks that have been stopped by a signal for as long as a host may be silent."""
         for host in self._run.hosts:
-            is_late = now - host.frozen_since > self._job.limits.lease_seconds
+            is_late = now - host.frozen_since > self._limits.lease_seconds
             if host.over or not host.frozen or not is_late:
                 continue
             ranks = {f"rank {rank.rank}": rank.rank for rank in self._run.ranks_of(host.plan.node)}
@@ -329,7 +329,7 @@ class Regrouping:
 
     def _give_up_late(self, now: float) -> None:
         """Give up hosts whose ranks do not get ready to join."""
-        limit = self._job.limits.rendezvous_seconds
+        limit = self._limits.rendezvous_seconds
         for node in [node for node, since in self._starting.items() if now - since > limit]:
             self._fail_host(Hang(node, None, f"not ready to join after {limit:g} s"))
 

@@ -73,6 +73,7 @@ class Supervisor:
         """
         self.alerts = alerts
         self.job = job
+        self.limits = job.template.limits
         self.agents = agents
         self.log_files = log_files
         self.display = display
@@ -80,12 +81,12 @@ class Supervisor:
         self.run = RunState(agents.plan, self.now)
         self.failures = FailureLog(self.run, log_files.tail)
         self.peers = PeerUpdates(peers, self.run, self.failures)
-        self.shutdown = Shutdown(self.run, agents, job.limits)
-        self.silence = SilenceDetector(self.run, agents, job.limits)
-        self.hangs = HangDetector(self.run, agents, job.limits)
+        self.shutdown = Shutdown(self.run, agents, self.limits)
+        self.silence = SilenceDetector(self.run, agents, self.limits)
+        self.hangs = HangDetector(self.run, agents, self.limits)
         self.regrouping = (
             Regrouping(job, self.run, agents, self.failures, log_files.tail)
-            if job.elastic
+            if job.template.elastic
             else None
         )
         self.signals = signals
@@ -100,9 +101,8 @@ class Supervisor:
 
     def supervise(self) -> Result:
         """Run until every host has ended or is declared lost; return the final result."""
-        limits = self.job.limits
-        with self.agents.heartbeat(limits):
-            self.agents.start(limits, self.job.secrets)
+        with self.agents.heartbeat(self.limits):
+            self.agents.start(self.limits, self.job.template.secrets)
             self.peers.listen(self.agents.events)
             while not self.shutdown.is_complete(self.now) or self.peers.may_explain(self.now):
                 self._turn()
@@ -218,25 +218,25 @@ class Supervisor:
                 self.interrupted, self.interrupted_at = number, self.now
                 self.peers.send_stop(number)
                 self.display.note(stopping_line(number))
-                self._stop(signal.SIGTERM, self.job.limits.checkpoint_seconds)
+                self._stop(signal.SIGTERM, self.limits.checkpoint_seconds)
             elif number == signal.SIGINT or self.now - self.interrupted_at > _REPEAT_SECONDS:
                 self.display.note("killing every process of the run")
                 self.shutdown.force(self.now)
 
     @property
     def _is_out_of_time(self) -> bool:
-        limit = self.job.time_limit_seconds
+        limit = self.job.template.time_limit_seconds
         return 0 < limit < self.now - self.run.started_at
 
     def _evaluate(self) -> None:
         """Order the end of the run when it is done, has failed, or hangs."""
-        limits, plan = self.job.limits, self.run.plan
+        plan = self.run.plan
         if self.run.succeeded:
             # Every rank has ended well; what one has left behind gets no grace.
             self._stop(signal.SIGKILL, 0)
         elif self.failures:
             self._fail(describe(self.failures.root_cause(), plan))
-            self._stop(signal.SIGTERM, limits.grace_seconds)
+            self._stop(signal.SIGTERM, self.limits.grace_seconds)
         elif hang := self._hang():
             self.failures.add(hang, after_end=False)
             self._fail(describe(hang, plan))
@@ -245,8 +245,7 @@ class Supervisor:
 
     def _hang(self) -> Hang | None:
         """Return a hang; report a stall long before, and when it is over."""
-        limits = self.job.limits
-        stall = self.hangs.stall(self.now, self.peers.exchange_hang_limit(limits, self.now))
+        stall = self.hangs.stall(self.now, self.peers.exchange_hang_limit(self.limits, self.now))
         if stall and not self.stalled:
             hang, limit = stall
             text = f"{describe(hang, self.run.plan)}; at {limit:.0f} s the run ends"
@@ -268,11 +267,11 @@ class Supervisor:
         """Report, once, that hangs of ranks that have not reported yet are not detected."""
         if self.unprotected:
             return
-        silent = find_unprotected(self.run, self.job.limits, self.now)
+        silent = find_unprotected(self.run, self.limits, self.now)
         if silent:
             self.unprotected = True
             whom = "" if len(silent) == len(self.run.ranks) else f" for rank {ranges(silent)}"
-            since = f"no report in {self.job.limits.hang_seconds:.0f} s"
+            since = f"no report in {self.limits.hang_seconds:.0f} s"
             self.display.note(f"no hang detection{whom}: {since}; {HOW_TO_REPORT}")
 
     def _fail(self, text: str) -> None:

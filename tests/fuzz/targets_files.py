@@ -19,7 +19,15 @@ from rackrun.run_report.folder import read
 from rackrun.terminal import clean
 
 HOST_PLAN = HostPlan(
-    *("host", 0, "127.0.0.1", 0, 1, (), (), (), (), "/w", "/w/run", "/s", "", (), (), False)
+    *("host", "127.0.0.1", 1, "/python", "/w", "/w/run"),
+    node=0,
+    first_rank=0,
+    torchrun=(),
+    command=(),
+    environment=(),
+    defaults=(),
+    scratch="/s",
+    agent_python="",
 )
 
 

@@ -188,7 +188,6 @@ WRONG_PLANS: dict[str, Callable[[dict[str, Any]], object]] = {
     },
     "a folder that is not whole": lambda told: told.update(folder="20260101-000000-x"),
     "control characters": lambda told: told.update(folder="/\x1b]0;x\x07/20260101-000000-x"),
-    "limits": lambda told: told["limits"].update(lease_seconds=-1),
     "no ranks": lambda told: told["plan"]["hosts"][0].update(processes=0),
     "ranks": lambda told: told["plan"]["hosts"][1].update(processes=10**12),
     "the world": lambda told: told["plan"].update(world_size=10**9),

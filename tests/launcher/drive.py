@@ -24,7 +24,7 @@ from typing import Any
 import pyte
 
 from launcher.lifecycle.session import run
-from launcher.run.job import Command, Job, Limits
+from launcher.run.job import Command, Job, JobTemplate, Limits
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.transport.local import LocalTransport, free_port
 from rackrun.run_folder import RunFolder
@@ -70,11 +70,13 @@ def main(
     job = Job(
         Command(tuple(command)),
         RunFolder(Path(folder)),
-        environment=tuple((name, value) for name, value in environment or ()),
-        limits=Limits(**{**SHORT, **(limits or {})}),
-        on_event=tuple(on_event or ()),
-        elastic=elastic,
-        min_hosts=min_hosts,
+        template=JobTemplate(
+            environment=tuple((name, value) for name, value in environment or ()),
+            limits=Limits(**{**SHORT, **(limits or {})}),
+            on_event=tuple(on_event or ()),
+            elastic=elastic,
+            min_hosts=min_hosts,
+        ),
     )
     slots = slots or [1]
     addresses = [f"127.0.0.{2 + host}" for host in range(len(slots))]

@@ -21,7 +21,7 @@ import pytest
 
 from launcher.commands.detached import VERBS
 from launcher.detached import known_runs, results
-from launcher.detached.controller import order_of
+from launcher.detached.controller import RunOrder
 from launcher.detached.locate import DetachedRun
 from launcher.detached.spawn import sources, start_controller
 from launcher.detached.status import _status_of
@@ -371,10 +371,14 @@ def test_an_orphaned_controller_awaits_no_host(
     monkeypatch.setenv("HOME", str(tmp_path))
     run, transport = os.urandom(4).hex(), Here("here")
     hosts = [Host("127.0.0.1"), Host("127.0.0.2")]
-    awaits = {"address": "127.0.0.1", "key": new_key(run), "words": ["word"]}
-    order = {**order_of(Command(("true",)), resolved(HostOptions()), hosts), "run": run, **awaits}
+    order = RunOrder(
+        *(run, Command(("true",)), resolved(HostOptions()), tuple(hosts), "127.0.0.1"),
+        key=new_key(run),
+        tokens=("token",),
+        gather_seconds=120,
+    )
     client = RpcClient(transport, run_manager)
-    start_controller(client, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
+    start_controller(client, order, sys.executable, str(tmp_path))
     client.order("ready")
     assert run_manager.controller_of(run)
     client.close()

@@ -27,16 +27,14 @@ EVENTS = "events.out.tfevents.1767323045.host-1.4711.0"
 
 
 def plan(folder: Path) -> HostPlan:
-    options = {"torchrun": (), "command": (), "environment": (), "defaults": (), "locks": ()}
+    start = {"torchrun": (), "command": (), "environment": (), "defaults": ()}
     return HostPlan(
-        *("fake", 0, "127.0.0.1", 0, 1),
-        **options,
-        workdir=str(folder),
-        folder=str(folder),
+        *("fake", "127.0.0.1", 1, sys.executable, str(folder), str(folder)),
+        **start,
+        node=0,
+        first_rank=0,
         scratch="",
         agent_python=sys.executable,
-        container=(),
-        signalled_together=False,
     )
 
 

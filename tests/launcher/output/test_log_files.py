@@ -72,7 +72,9 @@ def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(
 
 def test_a_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
     """Its disk may be gone by the end of the run, which is no reason to lose the exit code."""
-    host = HostPlan(**{**dict.fromkeys(HostPlan.__annotations__, ()), "name": "node1", "node": 0})
+    host = HostPlan(
+        **{**dict.fromkeys(HostPlan.__dataclass_fields__, ()), "name": "node1", "node": 0}
+    )
     journal = LogFiles(RunFolder(tmp_path), Plan("id", 1, (host,)))
     log = journal.log(0, 0, "err")
     assert journal.tail(0, 0, "err") == ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.remote.agent.torchrun import environment
-from launcher.run.job import Command, Job, TaskWork
+from launcher.run.job import Command, Job, JobTemplate, TaskWork
 from launcher.run.plan import PlannedHost, make_plan
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
@@ -64,7 +64,7 @@ def test_another_launchers_variables_do_not_reach_torchrun(
 @pytest.mark.parametrize("pair", [("", "x"), ("a=b", "x"), ("a", "x\0y"), ("a\0", "x")])
 def test_a_variable_that_cannot_be_set_is_refused(pair: tuple[str, str]) -> None:
     """What execve cannot carry is an error before anything starts."""
-    job = Job(Command(("x",)), RunFolder(Path("/x")), environment=(pair,))
+    job = Job(Command(("x",)), RunFolder(Path("/x")), template=JobTemplate(environment=(pair,)))
     with pytest.raises(UsageError):
         make_plan(job, [PlannedHost("a", "a", 1, "python", "/", "/x")], 1)
 
@@ -91,10 +91,10 @@ def test_the_network_device_of_a_host_is_set_unless_it_has_one(
     job = Job(
         Command(("x",)),
         RunFolder(Path("/x")),
-        environment=(("NCCL_DEBUG", "WARN"), ("NCCL_IB_HCA", "mlx5_0")),
+        template=JobTemplate(environment=(("NCCL_DEBUG", "WARN"), ("NCCL_IB_HCA", "mlx5_0"))),
     )
     host = PlannedHost("a", "a", 1, "/py", "/w", "/x", interface="eth1")
-    variables = replace(host, environment=(("NCCL_IB_HCA", "mlx5_1"),))
+    variables = replace(host, env=(("NCCL_IB_HCA", "mlx5_1"),))
 
     def ranks_see(planned: PlannedHost) -> dict[str, str]:
         (plan,) = make_plan(job, [planned], 2345).hosts

@@ -27,7 +27,7 @@ from launcher.run.events import (
     Stopping,
     Unreached,
 )
-from launcher.run.job import Command, Job, Limits
+from launcher.run.job import Command, Job, JobTemplate, Limits
 from launcher.run.plan import HostPlan, PlannedHost, make_plan
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
@@ -40,7 +40,11 @@ LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
 
 
 def plan_of(tmp_path: Path, *command: str) -> HostPlan:
-    job = Job(Command(command), RunFolder(tmp_path), environment=(("FIRST_RANK", "0"),))
+    job = Job(
+        Command(command),
+        RunFolder(tmp_path),
+        template=JobTemplate(environment=(("FIRST_RANK", "0"),)),
+    )
     host = PlannedHost("here", "127.0.0.1", 1, sys.executable, str(tmp_path), str(tmp_path))
     plan = make_plan(job, [host], 1).hosts[0]
     return HostPlan(**{**vars(plan), "torchrun": (*FAKE, *plan.torchrun[3:])})
