@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
 from launcher.commands.parse import recorded
 from launcher.lifecycle.launch_settings import resolved
@@ -34,6 +35,10 @@ from launcher.run.settings import HostOptions, LocalOptions, RankOptions
 from launcher.transport.local import LocalTransport
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.lifecycle.launch_settings import LaunchSettings
+    from launcher.lifecycle.launch_spec import LaunchSpec
 
 MOST_PROCESSES = 1024  # of a sweep on this machine
 
@@ -118,25 +123,31 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
 def _launch_contained(
     work: Work, options: LocalOptions, jobs: JobTemplate, needs: TaskNeeds
 ) -> Result:
-    """Launch in a container on this machine, which is checked like any host."""
+    """Launch in a container on this machine."""
     from launcher.lifecycle.attempts import Launch, run_to_end
-    from launcher.lifecycle.planning import code_here
 
     host_options = _host_options(options)
-    settings = resolved(
-        host_options, replace(jobs, environment=host_options.environment)
-    ).with_needs(needs)
-    transports, code = [LocalTransport(NAME)], code_here(settings.jobs.runs)
-    return run_to_end(Launch([as_host(options.nproc)], transports, work, settings, code))
+    jobs = replace(jobs, environment=host_options.environment)
+    spec = _contained(work, options, resolved(host_options, jobs))
+    return run_to_end(Launch(spec.with_needs(needs)))
 
 
 def _show_container(work: Work, options: LocalOptions) -> int:
     """Print what would run in a container."""
     from launcher.commands.show import show_plan
 
-    settings, transports = resolved(_host_options(options)), [LocalTransport(NAME)]
     with served(work, options.serving, [ADDRESS]) as served_work:
-        return show_plan([as_host(options.nproc)], transports, served_work, settings, options.json)
+        spec = _contained(served_work, options, resolved(_host_options(options)))
+        return show_plan(spec, options.json)
+
+
+def _contained(work: Work, options: LocalOptions, settings: LaunchSettings) -> LaunchSpec:
+    """Return the launch of a container on this machine, which is checked like any host."""
+    from launcher.lifecycle.launch_spec import LaunchSpec
+    from launcher.lifecycle.planning import code_here
+
+    hosts, transports = [as_host(options.nproc)], [LocalTransport(NAME)]
+    return LaunchSpec(hosts, transports, work, settings, code_here(settings.jobs.runs))
 
 
 def _host_options(options: LocalOptions) -> HostOptions:

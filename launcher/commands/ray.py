@@ -22,6 +22,7 @@ from launcher.commands.parse import (
 from launcher.commands.show import show_plan
 from launcher.lifecycle.attempts import Launch, run_to_end
 from launcher.lifecycle.launch_settings import LaunchSettings, resolved
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options
@@ -65,23 +66,21 @@ def main(args: Sequence[str]) -> int:
     options = parse(RayOptions, "ray", launcher_args, HEAD)
     work = read_work("ray", RayOptions, launcher_args, rest) or DEFAULT
     settings = resolved(options, recorded("ray", options, work, typed("ray", launcher_args, work)))
-    with prepared(work, options, settings) as launch:
+    with prepared(work, options, settings) as spec:
         if options.dry_run:
-            return show_plan(
-                launch.hosts, launch.transports, launch.work, launch.settings, options.json
-            )
-        return run_to_end(launch).exit_code
+            return show_plan(spec, options.json)
+        return run_to_end(Launch(spec)).exit_code
 
 
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the options, and the options by name."""
     work, chosen = work_of(args) or DEFAULT, from_names(RayOptions, options)
-    with prepared(work, chosen, resolved(chosen, recorded("ray", chosen, work))) as prepared_launch:
-        return run_to_end(prepared_launch)
+    with prepared(work, chosen, resolved(chosen, recorded("ray", chosen, work))) as spec:
+        return run_to_end(Launch(spec))
 
 
 @contextmanager
-def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Iterator[Launch]:
+def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Iterator[LaunchSpec]:
     """Reserve the nodes, check the options of a task, and serve its data; yield the launch."""
     work = elastic(work) if options.elastic else work
     with (
@@ -91,4 +90,5 @@ def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Itera
         settings = settings.with_needs(refuse())
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as served_work:
-            yield Launch(hosts, transports, served_work, settings, code_here(settings.jobs.runs))
+            code = code_here(settings.jobs.runs)
+            yield LaunchSpec(hosts, transports, served_work, settings, code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from launcher.commands.settings import SshOptions
 from launcher.errors import PreflightRefused
 from launcher.lifecycle.choosing import Need
 from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.output.console import say
@@ -20,7 +21,7 @@ from launcher.preflight.checks import CHECKS, examine, lines_of
 from launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from launcher.remote import probe
 from launcher.run.hosts import Host, hosts_named, select
-from launcher.run.job import Command
+from launcher.run.job import Command, Work
 from launcher.schedulers.slurm import allocated
 from launcher.supervision.agent_protocol import PROGRAM
 from launcher.transport.bundle import pack_ahead
@@ -61,25 +62,24 @@ def connected(
 HOLD_TRIES = 5
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """What a launch has taken."""
-
-    hosts: tuple[Host, ...]
-    transports: tuple[Machine, ...]
-    settings: LaunchSettings
-    probed: ClusterFacts = NO_FACTS
-    """With probes that hold these hosts, where there was a choice; they end with the network."""
-
-
 def chosen(
-    hosts: tuple[Host, ...], network: Network, settings: LaunchSettings, options: SshOptions
-) -> Chosen:
-    """Return the hosts of the run: all, or those and the GPUs of those that are free and fit."""
+    hosts: tuple[Host, ...],
+    network: Network,
+    work: Work,
+    settings: LaunchSettings,
+    options: SshOptions,
+) -> LaunchSpec:
+    """Return the launch on all hosts, or on those and the GPUs of those that are free and fit.
+
+    Its probes end with the network.
+    """
     pack_ahead((probe,), PROGRAM)
     need = Need(options.hosts_needed, options.gpus_needed, options.spares)
     if not any(vars(need).values()):
-        return Chosen(hosts, network.connect(hosts), settings)
+        connections = network.connect(hosts)
+        return LaunchSpec(
+            *(hosts, connections, work, settings), addresses=addresses(hosts, connections)
+        )
     transports = network.try_each(hosts)
     taken = _taken(hosts, transports, need, settings, network)
     machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}
@@ -87,7 +87,14 @@ def chosen(
     machines = tuple(all_or_raise(machine_of[host.label] for host in picked))
     spares = options.spares - (0 if need.hosts else len(hosts) - len(picked))
     restarts = replace(settings.restarts, spares=max(0, spares))
-    return Chosen(picked, machines, replace(settings, restarts=restarts), taken)
+    return LaunchSpec(
+        picked,
+        machines,
+        work,
+        replace(settings, restarts=restarts),
+        addresses=addresses(picked, machines),
+        probed=taken,
+    )
 
 
 def _taken(
@@ -102,7 +109,8 @@ def _taken(
     Raises PreflightRefused where there is too little. Hosts are connected again, in `transports`.
     """
     # Code and data are checked before the start: they may be copied in between.
-    needs = replace(settings.requirements(Command(("true",)), None), chooses=True)
+    any_work = LaunchSpec(hosts, transports, Command(("true",)), settings)
+    needs = replace(any_work.requirements(), chooses=True)
     cluster, shown, tries = NO_FACTS, "", 0
     try:
         while True:

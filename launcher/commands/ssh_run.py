@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from launcher.commands.parse import recorded
 from launcher.commands.reach import addresses, chosen, connected
 from launcher.commands.settings import SshOptions
 from launcher.commands.show import check, deep_check, show_plan
-from launcher.commands.upload import code_there, pending, planned_code
+from launcher.commands.upload import pending, planned_code, with_code
 from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.launch_settings import resolved
+from launcher.lifecycle.launch_spec import LaunchSpec
+from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
-from launcher.run.job import Work, elastic
+from launcher.preflight.facts import NO_FACTS
+from launcher.run.job import JobTemplate, Work, elastic
 from launcher.run.result import Result
 from rackrun.commands import called
 from rackrun.errors import SaveError
@@ -23,100 +28,109 @@ from rackrun.runs import SHORT_ID
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
+    with reached(work, options, typed) as spec:
+        if options.detach and not options.check:
+            from launcher.commands.ssh_detach import refuse_what_stays, start_detached
+
+            refuse_what_stays(spec, options)
+        is_launch = not (options.check or options.dry_run)
+        if is_launch and is_demo(work) and (failed := make_demo_data()):
+            return failed
+        if options.detach and is_launch:
+            return start_detached(with_code(spec, options), options)
+        pending_checks = pending(spec.work, options)
+        with served(spec.work, options.serving, spec.addresses) as served_work:
+            spec = replace(spec, work=served_work)
+            if options.check:
+                return _check(spec, pending_checks, options)
+            if options.dry_run:
+                return _show_plan(spec, pending_checks, options)
+            spec = with_code(spec, options)
+            if options.scaling:
+                return _measure_scaling(spec, options)
+            return attached(Launch(spec), options).exit_code
+
+
+def launch_attached(work: Work, options: SshOptions) -> Result:
+    """Launch in the foreground, and return the result."""
+    with reached(work, options) as spec:
+        if is_demo(work) and make_demo_data():
+            raise SaveError("the demo's images were not made; the lines above have the reason")
+        with served(spec.work, options.serving, spec.addresses) as served_work:
+            return attached(Launch(with_code(replace(spec, work=served_work), options)), options)
+
+
+@contextmanager
+def reached(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> Iterator[LaunchSpec]:
+    """Yield the launch on the hosts that the options name; the task's options are checked.
+
+    Only with --check, some of them may not be reached.
+    """
     settings = resolved(options, recorded("ssh", options, work, typed), options.sync)
-    is_the_demo, work = is_demo(work), elastic(work) if options.elastic else work
+    work = elastic(work) if options.elastic else work
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
     ):
         if options.check:
             outcomes = network.try_each(hosts)
-            settings = settings.with_needs(refuse())
-            with served(work, options.serving, addresses(hosts, outcomes)) as served_work:
-                planned = replace(settings, pending=pending(work, options))
-                exit_code = check(
-                    hosts, outcomes, served_work, planned, options.json, [options.hosts]
-                )
-                if exit_code or not options.deep:
-                    return exit_code
-                return attached(
-                    deep_check(hosts, outcomes, served_work, settings, options), options
-                ).exit_code
-        choice = chosen(hosts, network, settings, options)
-        hosts, transports = choice.hosts, choice.transports
-        settings = choice.settings.with_needs(refuse())
-        if options.detach:
-            from launcher.commands.ssh_detach import refuse_what_stays, start_detached
-
-            refuse_what_stays(work, options, addresses(hosts, transports))
-        if is_the_demo and not options.dry_run and (failed := make_demo_data()):
-            return failed
-        if options.detach and not options.dry_run:
-            return start_detached(hosts, transports, work, settings, options, choice.probed)
-        with served(work, options.serving, addresses(hosts, transports)) as served_work:
-            if options.dry_run:
-                planned_code(hosts, work, options)  # refuses what --sync would
-                planned = replace(settings, pending=pending(work, options))
-                excluded = [options.hosts]
-                return show_plan(
-                    *(hosts, transports, served_work, planned, options.json, excluded),
-                    choice.probed,
-                )
-            code = code_there(hosts, transports, work, options)
-            if options.scaling:
-                choice.probed.close()  # each launch asks the hosts it needs
-                from launcher.search.scaling import counts_of, measure_scaling
-
-                return measure_scaling(
-                    served_work,
-                    counts_of(options.scaling, len(hosts)),
-                    settings.jobs,
-                    lambda count, jobs: attached(
-                        Launch(
-                            hosts[:count],
-                            transports[:count],
-                            served_work,
-                            replace(settings, jobs=jobs),
-                            code,
-                        ),
-                        options,
-                    ),
-                )
-            launch = Launch(hosts, transports, served_work, settings, code, probed=choice.probed)
-            return attached(launch, options).exit_code
+            spec = LaunchSpec(
+                *(hosts, outcomes, work, settings), addresses=addresses(hosts, outcomes)
+            )
+        else:
+            spec = chosen(hosts, network, work, settings, options)
+        yield spec.with_needs(refuse())
 
 
-def launch_attached(work: Work, options: SshOptions) -> Result:
-    """Launch in the foreground, and return the result."""
-    settings = resolved(options, recorded("ssh", options, work), options.sync)
-    is_the_demo, work = is_demo(work), elastic(work) if options.elastic else work
-    with (
-        connected(options, settings.restarts) as (hosts, network),
-        check_task_options(work, "ssh", str(options.hosts)) as refuse,
-    ):
-        choice = chosen(hosts, network, settings, options)
-        hosts, transports = choice.hosts, choice.transports
-        settings = choice.settings.with_needs(refuse())
-        if is_the_demo and make_demo_data():
-            raise SaveError("the demo's images were not made; the lines above have the reason")
-        with served(work, options.serving, addresses(hosts, transports)) as served_work:
-            code = code_there(hosts, transports, work, options)
-            launch = Launch(hosts, transports, served_work, settings, code, probed=choice.probed)
-            return attached(launch, options)
+def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions) -> int:
+    """Print a table of all checks, and with --deep measure; return the exit code."""
+    code = code_here(options.runs, excluded=[options.hosts])
+    planned = replace(spec.settings, pending=pending_checks)
+    exit_code = check(replace(spec, settings=planned, code=code), options.json)
+    if exit_code or not options.deep:
+        return exit_code
+    return attached(deep_check(spec, options), options).exit_code
+
+
+def _show_plan(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions) -> int:
+    """Print what would run; refuse what --sync would."""
+    code, _ = planned_code(spec, options)
+    planned = replace(spec.settings, pending=pending_checks)
+    return show_plan(replace(spec, settings=planned, code=code), options.json)
+
+
+def _measure_scaling(spec: LaunchSpec, options: SshOptions) -> int:
+    """Launch on several numbers of hosts, each of which asks its hosts anew."""
+    from launcher.search.scaling import counts_of, measure_scaling
+
+    spec.probed.close()
+
+    def launch(count: int, jobs: JobTemplate) -> Result:
+        some = replace(
+            spec,
+            hosts=spec.hosts[:count],
+            transports=spec.transports[:count],
+            settings=replace(spec.settings, jobs=jobs),
+            probed=NO_FACTS,
+        )
+        return attached(Launch(some), options)
+
+    counts = counts_of(options.scaling, len(spec.hosts))
+    return measure_scaling(spec.work, counts, spec.settings.jobs, launch)
 
 
 def attached(launch: Launch, options: SshOptions) -> Result:
     """Run attempts from this terminal; print how to clean hosts that may not be clean yet."""
+    spec = launch.spec
     for attempt in launch.attempts():
         run, names = attempt.plan.run_id, {host.name for host in attempt.plan.hosts}
-        hosts = [host for host in launch.hosts if host.label in names]
         forgotten = remember(
             run,
-            hosts,
+            [host for host in spec.hosts if host.label in names],
             options.runs,
             options.ssh_config,
-            launch.settings.jobs.name,
-            launch.work.name,
+            spec.settings.jobs.name,
+            spec.work.name,
         )
         result = attempt.supervise()
         attempt.note(attempt.fetch_results())

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.commands.settings import SshOptions
 from launcher.files.installed import with_installed, with_wheels
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import WorkingTree, unchecked_notice, why_no_code, with_untracked
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.task_check import is_demo
 from launcher.output.console import say
 from launcher.preflight.checks import ENVIRONMENT
 from launcher.run.hosts import Host
 from launcher.run.job import Command, FunctionCall, TaskWork, Work
-from launcher.transport.base import Transport
 from rackrun.errors import UsageError
 from rackrun.user_code.sources import source_of
 from rackrun.user_code.tasks import find_task
@@ -37,20 +38,18 @@ def pending(work: Work, options: SshOptions) -> dict[str, str]:
     return fixes
 
 
-def code_there(
-    hosts: Sequence[Host], transports: Sequence[Transport], work: Work, options: SshOptions
-) -> WorkingTree | None:
-    """Return the code that hosts must have; with --sync, upload it first."""
-    code, synced = planned_code(hosts, work, options)
+def with_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
+    """Return the launch with the code that hosts must have; with --sync, upload it first."""
+    code, synced = planned_code(spec, options)
     if synced is not None:
-        _sync(synced, hosts, transports, work, options)
+        _sync(synced, spec, options)
     elif code is not None and (remark := unchecked_notice(code)):
         say(f"warning: {remark}")
-    return code
+    return replace(spec, code=code)
 
 
 def planned_code(
-    hosts: Sequence[Host], work: Work, options: SshOptions
+    spec: LaunchSpec, options: SshOptions
 ) -> tuple[WorkingTree | None, WorkingTree | None]:
     """Return the code that hosts must have, and with --sync the files to copy.
 
@@ -59,9 +58,9 @@ def planned_code(
     code = code_here(options.runs, excluded=[options.hosts])
     if not options.sync:
         return code, None
-    synced = _brought(code, hosts, options)
-    own_python = all(host.python or options.python for host in hosts)
-    if (task := _left_behind(work, synced)) and not (own_python and _is_elsewhere(task)):
+    synced = _brought(code, spec.hosts, options)
+    own_python = all(host.python or options.python for host in spec.hosts)
+    if (task := _left_behind(spec.work, synced)) and not (own_python and _is_elsewhere(task)):
         raise UsageError(f"--sync: {_why_left_behind(task, code)}")
     return code, synced
 
@@ -110,13 +109,7 @@ def _why_left_behind(path: str, code: WorkingTree | None) -> str:
     return f"{path} would not be brought, as git ignores it; type: git add -f {shlex.quote(path)}"
 
 
-def _sync(
-    code: WorkingTree,
-    hosts: Sequence[Host],
-    transports: Sequence[Transport],
-    work: Work,
-    options: SshOptions,
-) -> None:
+def _sync(code: WorkingTree, spec: LaunchSpec, options: SshOptions) -> None:
     """Upload the working tree to every host and create the environment there."""
     workdir = options.workdir or str(code.root)
     destinations = [
@@ -125,8 +118,8 @@ def _sync(
             host.workdir or workdir,
             host.python or options.python,
             bool(options.image),
-            isinstance(work, Command),
+            isinstance(spec.work, Command),
         )
-        for host, transport in zip(hosts, transports, strict=True)
+        for host, transport in zip(spec.hosts, spec.reached, strict=True)
     ]
     upload_code(code, destinations, say)

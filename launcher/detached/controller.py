@@ -26,6 +26,7 @@ from launcher.detached.answers import RUN
 from launcher.detached.record import RunRecord
 from launcher.lifecycle.attempts import Launch, RunObserver, run_to_end
 from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import code_here
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork, command_of
@@ -88,14 +89,15 @@ def main() -> int:
 
 def _supervise(record: RunRecord, transports: Sequence[Transport], order: RunOrder) -> int:
     """Run until the end, and record how it ended, whatever the reason."""
-    settings, work = order.settings, order.work
+    jobs, work = order.settings.jobs, order.work
     if isinstance(work, Command):
         work = command_of(work.words)  # a function's command is one of its own kind
     code, error = Problem.exit_code, f"the controller failed; see {record.state / 'controller.err'}"
     try:
         observer = RunObserver(record.note, record.attempt, order.run)
-        code_files = code_here(settings.jobs.runs, observer.say)
-        result = run_to_end(Launch(order.hosts, transports, work, settings, code_files, observer))
+        code_files = code_here(jobs.runs, observer.say)
+        spec = LaunchSpec(order.hosts, transports, work, order.settings, code_files)
+        result = run_to_end(Launch(spec, observer))
         code, error = result.exit_code, ""
     except Problem as failure:
         code, error = failure.exit_code, str(failure)

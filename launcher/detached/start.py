@@ -11,7 +11,7 @@ Nothing is left running when one of these steps fails.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,16 +20,11 @@ from launcher.detached.controller import RunOrder
 from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES
 from launcher.detached.spawn import checked, start_controller, start_relay
-from launcher.files.working_tree import WorkingTree
-from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import preflight, refuse_ranks
-from launcher.lifecycle.restart_policy import RestartState
 from launcher.output.console import say
-from launcher.preflight.facts import NO_FACTS, ClusterFacts
+from launcher.preflight.facts import ClusterFacts
 from launcher.remote import run_manager
-from launcher.run.hosts import Host
-from launcher.run.job import Work
-from launcher.transport.base import Transport
 from launcher.transport.certificate import new_key
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
@@ -38,42 +33,28 @@ _GATHER_SECONDS = 30.0
 
 
 @contextmanager
-def detached(
-    hosts: Sequence[Host],
-    transports: Sequence[Transport],
-    work: Work,
-    settings: LaunchSettings,
-    config: str,
-    code: WorkingTree | None,
-    probed: ClusterFacts = NO_FACTS,
-) -> Iterator[str]:
+def detached(spec: LaunchSpec, config: str) -> Iterator[str]:
     """Start a run and yield its id. `config`: an ssh_config file, empty for the default one.
 
     Until the end of the block it keeps its place in the queue for busy hosts.
     """
-    with preflight(hosts, transports, work, settings, code, earlier=probed) as cluster:
-        active = RestartState(settings.restarts, tuple(hosts)).active()
+    with preflight(spec) as cluster:
+        active = spec.restart_state.active()
         refuse_ranks(replace(cluster, hosts=cluster.hosts[: len(active)]))
         cluster.unlock()  # the controller locks the hosts itself
-        yield _handed_over(hosts, transports, work, settings, config, cluster)
+        yield _handed_over(spec, config, cluster)
 
 
-def _handed_over(
-    hosts: Sequence[Host],
-    transports: Sequence[Transport],
-    work: Work,
-    settings: LaunchSettings,
-    config: str,
-    cluster: ClusterFacts,
-) -> str:
+def _handed_over(spec: LaunchSpec, config: str, cluster: ClusterFacts) -> str:
     """Start the controller and the relays; return the id of the run."""
+    hosts, transports, jobs = spec.hosts, spec.reached, spec.settings.jobs
     basics, address = [facts["look"] for facts in cluster.hosts], cluster.master
     run = secrets.token_hex(RUN_BYTES)
     tokens = [secrets.token_hex(16) for _ in hosts[1:]]
     order = RunOrder(
         run,
-        work,
-        settings,
+        spec.work,
+        spec.settings,
         tuple(hosts),
         address,
         key=new_key(run),
@@ -81,7 +62,7 @@ def _handed_over(
         gather_seconds=_GATHER_SECONDS,
     )
     # with a container image, the Python that was found is in the image and not on the host
-    python = "python3" if settings.needs.image else basics[0]["python"]
+    python = "python3" if spec.settings.needs.image else basics[0]["python"]
     client = RpcClient(transports[0], run_manager, python)
     try:
         port = start_controller(client, order, python, basics[0]["workdir"])
@@ -89,8 +70,8 @@ def _handed_over(
         calls = list(zip(hosts[1:], transports[1:], tokens, basics[1:], strict=True))
         all_or_raise(each(partial(start_relay, call), calls))
         checked(hosts[0].label, client.call("ready"))
-        jobs = settings.jobs
-        about = (jobs.name or work.name, work.name, jobs.resume_command(""), jobs.settings)
+        name = spec.work.name
+        about = (jobs.name or name, name, jobs.resume_command(""), jobs.settings)
         if refusal := remember(run, hosts, jobs.runs, config, *about):
             say(refusal)
         checked(hosts[0].label, client.call("go"))

@@ -1,6 +1,6 @@
 """A run on hosts that are already reached: look at them, plan, run; again after a failure.
 
-    launch = Launch(hosts, transports, work, settings)
+    launch = Launch(spec)
     for attempt in launch.attempts():
         attempt.supervise()
         attempt.note(attempt.fetch_results())
@@ -18,18 +18,17 @@ from dataclasses import dataclass, field, replace
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results, fetch_returned
-from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
 from launcher.lifecycle.remembering import remember
 from launcher.lifecycle.restart_policy import RestartState, after
 from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen, report_end
 from launcher.output.console import last_line, say
 from launcher.output.on_event import EventCommand
-from launcher.preflight.facts import NO_FACTS, ClusterFacts
-from launcher.run.hosts import Host
-from launcher.run.job import FunctionCall, Work
+from launcher.preflight.facts import NO_FACTS
+from launcher.run.job import FunctionCall
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.transport.base import Transport
@@ -55,12 +54,8 @@ TERMINAL = RunObserver()
 class Launch:
     """The attempts of one launch: what they share, and how each ended."""
 
-    hosts: Sequence[Host]
-    transports: Sequence[Transport]
-    work: Work
-    settings: LaunchSettings
-    code: WorkingTree | None
-    """What the code of hosts is compared with in all attempts; None for a folder without git."""
+    spec: LaunchSpec
+    """What all attempts go by; its probes hold the hosts until the first one takes them over."""
     observer: RunObserver = TERMINAL
     runs: list[str] = field(default_factory=list)
     """The run folders of failed attempts, the newest first."""
@@ -68,11 +63,9 @@ class Launch:
     """The result of the newest attempt."""
     began: float = 0.0
     """When the first attempt began."""
-    probed: ClusterFacts = NO_FACTS
-    """With probes that hold the hosts until the first attempt takes them over."""
 
     def __post_init__(self) -> None:
-        self._alerts = EventCommand(self.settings.jobs.on_event)
+        self._alerts = EventCommand(self.spec.settings.jobs.on_event)
 
     @property
     def final(self) -> Result:
@@ -92,7 +85,7 @@ class Launch:
                 report_end(self._alerts, self.result, self.observer.say)
 
     def _until_done(self) -> Iterator[Attempt]:
-        state: RestartState | None = RestartState(self.settings.restarts, tuple(self.hosts))
+        state: RestartState | None = self.spec.restart_state
         while state is not None:
             try:
                 attempt = yield from self._tries(state)
@@ -121,32 +114,30 @@ class Launch:
     def _prepared(self, state: RestartState) -> Iterator[Attempt]:
         """Look at the hosts and open a session on the active ones, when all are fit for it."""
         active = state.active()
-        jobs = self.settings.jobs
+        settings, jobs = self.spec.settings, self.spec.settings.jobs
         reserve = state.reserve() if jobs.elastic else ()
         is_first = not self.runs  # an unfit spare is reported at once, not when it is needed
         hosts = state.hosts if is_first else (*active, *reserve)
         transport_of = {
             host.label: transport
-            for host, transport in zip(self.hosts, self.transports, strict=True)
+            for host, transport in zip(self.spec.hosts, self.spec.reached, strict=True)
         }
         transports = [transport_of[host.label] for host in hosts]
-        work = after(self.work, self.runs)
-        probed, self.probed = self.probed, NO_FACTS
-        with preflight(
-            *(hosts, transports, work, self.settings, self.code, self.observer.say),
-            *(bool(self.runs), probed),
-        ) as all_hosts:
+        work = after(self.spec.work, self.runs)
+        spec = replace(self.spec, hosts=hosts, transports=transports, work=work)
+        self.spec = replace(self.spec, probed=NO_FACTS)
+        with preflight(spec, self.observer.say, is_restart=not is_first) as all_hosts:
             cluster = all_hosts.first(len(active))
             if is_first:
                 refuse_ranks(cluster)
             timed = replace(jobs, time_limit_seconds=self._time_left())
             job = timed.job(work, jobs.new_folder(work), self.observer.mark)
             planned = all_hosts if reserve else cluster
-            plan = plan_for(job, planned, self.settings, len(reserve))
+            plan = plan_for(job, planned, settings, len(reserve))
             containers = [host.container for host in plan.hosts[: len(active)]]
             successors = cluster.successors(transports[: len(active)], containers)
             agents = [*successors, *transports[len(active) : len(plan.hosts)]]
-            screen = self.observer.screens(job, plan, self.settings.plain)
+            screen = self.observer.screens(job, plan, settings.plain)
             with Session(
                 job, plan, agents, screen, versions=cluster.versions, alerts=self._alerts
             ) as session:
@@ -155,7 +146,7 @@ class Launch:
     def _time_left(self) -> float:
         """Return what is left of the time limit, which counts from the first attempt on."""
         self.began = self.began or time.monotonic()
-        limit = self.settings.jobs.time_limit_seconds
+        limit = self.spec.settings.jobs.time_limit_seconds
         return max(1.0, limit - (time.monotonic() - self.began)) if limit else 0.0
 
     def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
@@ -163,18 +154,22 @@ class Launch:
         if attempt.hurried:
             return None
         if self.final.gave_way:
-            self.settings = self.settings.queued_now()
+            self._change(self.spec.settings.queued_now())
             return self._noted(state, "waits to continue")
         following = state.after(self.final)
         if following is None:
             return None
-        self.settings = self.settings.before_all()
-        most = self.settings.restarts.max_restarts
+        self._change(self.spec.settings.before_all())
+        most = self.spec.settings.restarts.max_restarts
         return self._noted(following, f"restart {following.restarts} of {most}")
+
+    def _change(self, settings: LaunchSettings) -> None:
+        """Let the attempts that follow go by other settings."""
+        self.spec = replace(self.spec, settings=settings)
 
     def _noted(self, following: RestartState, line: str) -> RestartState:
         """Return the state for one more attempt, which continues from this one; tell why."""
-        self.runs.insert(0, str(self.settings.jobs.runs / self.final.folder.name))
+        self.runs.insert(0, str(self.spec.settings.jobs.runs / self.final.folder.name))
         self.observer.say(line)
         text = f"{line}; {last_line(self.final)}"
         self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)

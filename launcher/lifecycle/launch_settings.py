@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.restart_policy import RestartPolicy
 from launcher.preflight.checks import check_allowed
 from launcher.preflight.facts import Requirements
 from launcher.remote.locks import POLITE
 from launcher.run.container import container_of
-from launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
+from launcher.run.job import JobTemplate
 from launcher.run.settings import HostOptions
 from rackrun.contract.task_needs import TaskNeeds
 
@@ -25,7 +24,7 @@ class LaunchSettings:
 
     jobs: JobTemplate
     needs: Requirements
-    """What hosts must offer, but for code and data, which `requirements` adds."""
+    """What hosts must offer, but for code and data, which a `LaunchSpec` has."""
     restarts: RestartPolicy = RestartPolicy()
     ignored_checks: tuple[str, ...] = ()
     pending: Mapping[str, str] = field(default_factory=dict)
@@ -48,19 +47,6 @@ class LaunchSettings:
     def with_needs(self, task: TaskNeeds) -> LaunchSettings:
         """Return the same settings for a task that needs this of the hosts."""
         return replace(self, needs=replace(self.needs, task=task))
-
-    def requirements(
-        self, work: Work, code: WorkingTree | None, full: bool = False
-    ) -> Requirements:
-        """Return what the hosts are asked about for this work."""
-        return replace(
-            self.needs,
-            code=code if code and code.files else None,
-            data=data_of(work),
-            full=full,
-            waits=self.wait and not full,
-            on_cpu=is_on_cpu(work),
-        )
 
 
 def resolved(

@@ -9,21 +9,14 @@ from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree, working_tree
 from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
-from launcher.preflight.facts import (
-    NO_FACTS,
-    ClusterFacts,
-    HostFacts,
-    Requirements,
-    gather_facts,
-)
+from launcher.preflight.facts import ClusterFacts, HostFacts, gather_facts
 from launcher.preflight.gpus import gpu_model
-from launcher.run.hosts import Host
-from launcher.run.job import Job, Work
+from launcher.run.job import Job
 from launcher.run.plan import Plan, PlannedHost, make_plan, scratch_folder
-from launcher.transport.base import Transport
-from rackrun.errors import Problem, UsageError
+from rackrun.errors import UsageError
 
 WAIT_SECONDS = 5.0  # between two looks at busy hosts
 _CODE = "code"
@@ -32,23 +25,15 @@ _CODE = "code"
 
 @contextmanager
 def preflight(
-    hosts: Sequence[Host],
-    transports: Sequence[Transport],
-    work: Work,
-    settings: LaunchSettings,
-    code: WorkingTree | None,
-    warn: Callable[[str], object] = say,
-    is_restart: bool = False,
-    earlier: ClusterFacts = NO_FACTS,
+    spec: LaunchSpec, warn: Callable[[str], object] = say, is_restart: bool = False
 ) -> Iterator[ClusterFacts]:
     """Ask the hosts the quick part of the preflight; raise HostError when the run cannot start.
 
     Between attempts, code may change in a folder that all hosts share; a restart accepts that.
     Probes of earlier facts are asked again, with what they hold.
     """
-    needs = settings.requirements(work, code)
-    waited_for = ""
-    with closing(gather_repeatedly(hosts, transports, needs, earlier)) as rounds:
+    settings, waited_for = spec.settings, ""
+    with closing(_gather_repeatedly(spec)) as rounds:
         for cluster in rounds:
             shared = (_CODE,) if is_restart and _changed_alike(cluster) else ()
             rows = examine(cluster, CHECKS, (*settings.ignored_checks, *shared), settings.pending)
@@ -69,20 +54,15 @@ def refuse_ranks(cluster: ClusterFacts) -> None:
         raise UsageError(why)
 
 
-def gather_repeatedly(
-    hosts: Sequence[Host],
-    transports: Sequence[Transport | Problem],
-    requirements: Requirements,
-    last: ClusterFacts = NO_FACTS,
-) -> Generator[ClusterFacts, None, None]:
+def _gather_repeatedly(spec: LaunchSpec) -> Generator[ClusterFacts, None, None]:
     """Yield what is found on the hosts, again and again; the last probes are closed at the end.
 
     The same probes are asked each time, and keep the launch's place in the line.
-    Between two looks the caller may connect again, and put that into `transports`.
     """
+    last = spec.probed
     try:
         while True:
-            cluster = gather_facts(hosts, transports, requirements, last)
+            cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(), last)
             last.close(besides=cluster)
             last = cluster
             yield cluster
