@@ -34,7 +34,7 @@ from convert.folder import FolderOfClasses
 from convert.options import Packing
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
-from nginx.serve import Server, serving
+from nginx.serve import NginxServer, serving
 from nginx.site import Site
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
@@ -157,7 +157,7 @@ def run_epochs(
     cache: Path | None,
     size: str,
     seed: int,
-    server: Server,
+    server: NginxServer,
     total: int,
 ) -> Iterator[Epoch]:
     """Run a host in each namespace; yield what its epochs cost."""
@@ -212,7 +212,7 @@ class Host(NamedTuple):
         os._exit(0)
 
 
-def bytes_sent(server: Server) -> int:
+def bytes_sent(server: NginxServer) -> int:
     """Return all bytes that nginx has sent so far."""
     time.sleep(0.2)  # nginx writes its line when the last byte has left
     return sum(json.loads(line)["bytes"] for line in server.traffic.log.read_text().splitlines())

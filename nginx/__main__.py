@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, NoReturn, TypeVar
 
 from nginx.registry import ServerRecord
-from nginx.serve import Server, servers, serving, start, stop
+from nginx.serve import NginxServer, servers, serving, start, stop
 from nginx.site import Site
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
@@ -100,7 +100,7 @@ def serve(settings: Serve) -> int:
     return 0
 
 
-def watch(server: Server) -> NoReturn:
+def watch(server: NginxServer) -> NoReturn:
     """Draw the traffic until nginx ends, which is an error, or a signal comes."""
     live = sys.stdout.isatty()
     while server.alive:
@@ -114,7 +114,7 @@ def watch(server: Server) -> NoReturn:
     raise Problem(f"nginx at {server.url} has ended unexpectedly; see its last output above")
 
 
-def totals(server: Server) -> str:
+def totals(server: NginxServer) -> str:
     """Return the requests, bytes and clients so far."""
     traffic = server.traffic
     requests, clients = plural(traffic.requests, "request"), plural(len(traffic.clients), "client")

@@ -48,7 +48,7 @@ class Logs:
 
 
 @dataclass(frozen=True)
-class Request:
+class LoggedRequest:
     """A line of the access log, in the format of nginx.conf.template."""
 
     time: str
@@ -61,13 +61,13 @@ class Request:
     seconds: Annotated[float, Between(0, LARGEST_NUMBER)]
 
 
-def request_of(line: bytes) -> Request:
+def request_of(line: bytes) -> LoggedRequest:
     """Parse a line; raise Misshapen for one that is none."""
-    return parsed(line.decode(errors="replace"), Request, LINE_BYTES)
+    return parsed(line.decode(errors="replace"), LoggedRequest, LINE_BYTES)
 
 
 @dataclass
-class Traffic:
+class ServerTraffic:
     """Counts of an access log, read as it grows."""
 
     log: Path
@@ -88,7 +88,7 @@ class Traffic:
                 with suppress(Misshapen):  # a request, of which nothing else is known
                     self._count(request_of(line))
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: LoggedRequest) -> None:
         self.bytes += request.bytes
         if len(self.clients) < MOST_CLIENTS:
             self.clients.add(request.client)

@@ -21,7 +21,7 @@ from typing import TextIO
 from nginx import docker, native, registry
 from nginx.account import Account, account_of
 from nginx.errors import FolderError, PortTaken, ServeRefused
-from nginx.logs import Logs, Traffic
+from nginx.logs import Logs, ServerTraffic
 from nginx.registry import ServerProcess, ServerRecord
 from nginx.site import Site, checked, configuration, free_port, user_and_password
 from rackrun.commands import called
@@ -34,7 +34,7 @@ NAME_FIELD = "X-Served-By"
 
 
 @dataclass
-class Server:
+class NginxServer:
     """A running nginx that has shown that it can read the folder."""
 
     site: Site
@@ -42,11 +42,11 @@ class Server:
     why: str  # why it is a native nginx rather than a container; empty if that was asked for
     child: subprocess.Popen[bytes]
     account: Account
-    traffic: Traffic = field(init=False)
+    traffic: ServerTraffic = field(init=False)
     logs: Logs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.traffic = Traffic(self.record.home / "access.log")
+        self.traffic = ServerTraffic(self.record.home / "access.log")
         self.logs = Logs(self.traffic.log, self.record.home / "error.log")
 
     @property
@@ -74,7 +74,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(site: Site) -> Iterator[Server]:
+def serving(site: Site) -> Iterator[NginxServer]:
     """Serve while the block lasts; the server is gone afterwards, however it ends."""
     server = start(site)
     try:
@@ -83,7 +83,7 @@ def serving(site: Site) -> Iterator[Server]:
         server.stop()
 
 
-def start(site: Site, detach: bool = False) -> Server:
+def start(site: Site, detach: bool = False) -> NginxServer:
     """Start nginx and wait until it has served the manifest and a byte of a shard.
 
     Unless detached, the kernel ends nginx when the *thread* that called this ends: call it from
@@ -98,7 +98,7 @@ def start(site: Site, detach: bool = False) -> Server:
     raise Problem(f"every free port of {site.address} was taken at once; try again")
 
 
-def _start(site: Site, detach: bool) -> Server:
+def _start(site: Site, detach: bool) -> NginxServer:
     site, why = _choose(site)
     with registry.alone():
         _refuse_second(site, _alive())
@@ -170,7 +170,7 @@ def _write(path: Path, text: str, account: Account) -> None:
         path.chmod(0o644)
 
 
-def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) -> Server:
+def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) -> NginxServer:
     if site.native:
         args = native.command(home, account, detach)
     else:
@@ -194,10 +194,10 @@ def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) ->
         home.name, str(site.folder), site.url, process, not site.native, time.time()
     )
     note.write()
-    return Server(site, note, why, child, account)
+    return NginxServer(site, note, why, child, account)
 
 
-def _await_ready(server: Server, log: TextIO) -> None:
+def _await_ready(server: NginxServer, log: TextIO) -> None:
     """Return when the manifest and one byte of a shard have come; raise what keeps them away."""
     deadline = time.monotonic() + READY_SECONDS
     while True:
@@ -210,7 +210,7 @@ def _await_ready(server: Server, log: TextIO) -> None:
         time.sleep(0.02)
 
 
-def _explained(server: Server, log: str) -> Problem:
+def _explained(server: NginxServer, log: str) -> Problem:
     """Return why nginx ended before it was ready, from its log."""
     if server.record.container:
         log += docker.log_of(server.record.name)

@@ -34,7 +34,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 @dataclass(frozen=True)
-class Record:
+class LaunchRecord:
     """What was written down on this machine about a run on hosts that it started."""
 
     hosts: Annotated[tuple[dict[str, Any], ...], AtMost(MOST_HOSTS)]
@@ -62,7 +62,7 @@ class Run:
     """When it was started."""
     folder: Path | None = None
     """Its folder on this machine, if there is one."""
-    record: Record | None = None
+    record: LaunchRecord | None = None
     asked: str = ""
     """What its hosts are asked for: the id, or a name of which only they know which run goes on."""
 
@@ -147,12 +147,12 @@ def unknown_run(text: str, verb: str = "") -> UsageError:
     return UsageError(f"no run {text} is known here; {called('ps')} lists all{elsewhere}")
 
 
-def recorded_runs() -> dict[str, Record]:
+def recorded_runs() -> dict[str, LaunchRecord]:
     """Return what was written down here about runs on hosts, by their ids."""
     records = {}
     for path in RECORDS.expanduser().glob("*.json"):
         with suppress(OSError, Misshapen):
-            record = parsed_file(path, Record, MOST_BYTES)
+            record = parsed_file(path, LaunchRecord, MOST_BYTES)
             records[path.stem] = record if record.at else replace(record, at=path.stat().st_mtime)
     return records
 
@@ -195,7 +195,7 @@ def is_supervised(plan: Path) -> bool:
     return False
 
 
-def _runs_here(runs: Path, records: Mapping[str, Record]) -> Sequence[Run]:
+def _runs_here(runs: Path, records: Mapping[str, LaunchRecord]) -> Sequence[Run]:
     """Return the runs of a folder and those of records, each once: with its newest folder."""
     unique: dict[str, Run] = {}
     for folder in folders_in(runs):
@@ -206,7 +206,7 @@ def _runs_here(runs: Path, records: Mapping[str, Record]) -> Sequence[Run]:
     return list(unique.values())
 
 
-def _in_folder(folder: Path, records: Mapping[str, Record]) -> Run:
+def _in_folder(folder: Path, records: Mapping[str, LaunchRecord]) -> Run:
     """Return the run of a folder; of a link such as `runs/latest`, of what it leads to now."""
     if folder.is_symlink():
         folder = folder.parent / folder.readlink()
@@ -229,7 +229,7 @@ def _id_in(folder: Path) -> str:
     return ""
 
 
-def _with_folder(run: Run, records: Mapping[str, Record]) -> Run:
+def _with_folder(run: Run, records: Mapping[str, LaunchRecord]) -> Run:
     """Return the run with the folder that the results of its record were to go to."""
     if run.folder is None and run.record is not None:
         for candidate in _in_all(Path(run.record.runs), records):
@@ -238,7 +238,7 @@ def _with_folder(run: Run, records: Mapping[str, Record]) -> Run:
     return run
 
 
-def _in_all(runs: Path, records: Mapping[str, Record]) -> Iterator[Run]:
+def _in_all(runs: Path, records: Mapping[str, LaunchRecord]) -> Iterator[Run]:
     return (_in_folder(folder, records) for folder in folders_in(runs))
 
 

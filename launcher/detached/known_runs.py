@@ -15,7 +15,7 @@ from launcher.run.kept_settings import keep_settings
 from rackrun import runs
 from rackrun.atomic import translated_os_errors
 from rackrun.errors import SaveError
-from rackrun.runs import Record
+from rackrun.runs import LaunchRecord
 from rackrun.shapes import Misshapen, shaped
 
 KEPT_SECONDS = 90 * 86400.0  # since the run was last asked for
@@ -32,7 +32,7 @@ def remember(
     settings: str = "",
 ) -> str:
     """Write down where a run is; return why that failed, which costs only this convenience."""
-    record = Record(
+    record = LaunchRecord(
         hosts=tuple(asdict(host) for host in hosts),
         ssh_config=str(Path(config).resolve()) if config else "",
         runs=str(results.resolve()),
@@ -65,7 +65,7 @@ def keep(run: str) -> None:
         os.utime(_path_of(run))  # `_forget_old` goes by this time
 
 
-def hosts_of(record: Record) -> tuple[Host, ...]:
+def hosts_of(record: LaunchRecord) -> tuple[Host, ...]:
     """Return the hosts of a record; none if it is damaged."""
     with suppress(Misshapen):
         hosts: tuple[Host, ...] = shaped(list(record.hosts), tuple[Host, ...], "hosts")

@@ -69,7 +69,7 @@ _OF_TRACKERS = re.compile(
 
 
 @dataclass(frozen=True)
-class Offer:
+class OfferedFiles:
     """The files that a host has for us, and their sizes."""
 
     files: Annotated[dict[Annotated[str, AtMost(LONGEST_PATH)], Size], AtMost(MOST_FILES)]
@@ -176,13 +176,13 @@ def fetch_returned(transport: Transport, plan: HostPlan, run_id: str, folder: Pa
 
 def _offer_of(
     client: RpcClient, plan: HostPlan, run_id: str, kept: Collection[str], say: Say
-) -> Offer:
+) -> OfferedFiles:
     """Ask which files there are, and how big."""
     order = {"folder": plan.folder, "run_id": run_id, "kept": sorted(kept), "most": MOST_FILES}
     client.order("results", **order)
     if not client.has_answer(QUIET_SECONDS):
         say(f"waiting for the results of {plan.name}")
-    return client.parsed(_checked(client.answer(most_bytes=LISTING_BYTES)), Offer)
+    return client.parsed(_checked(client.answer(most_bytes=LISTING_BYTES)), OfferedFiles)
 
 
 def _is_result(path: str) -> bool:

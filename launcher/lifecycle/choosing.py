@@ -63,7 +63,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Offer:
+class HostOffer:
     """What a host has for this launch."""
 
     host: Host
@@ -88,7 +88,7 @@ class Offer:
         return replace(self.host, devices=devices, slots=count)
 
 
-def offers(cluster: ClusterFacts, rows: Sequence[TableRow], for_gpus: bool) -> list[Offer]:
+def offers(cluster: ClusterFacts, rows: Sequence[TableRow], for_gpus: bool) -> list[HostOffer]:
     """Return what the hosts have that pass the checks, in their order."""
     unfit = {
         row.host
@@ -104,7 +104,7 @@ def offers(cluster: ClusterFacts, rows: Sequence[TableRow], for_gpus: bool) -> l
     ]
 
 
-def _offer(facts: HostFacts, is_free: bool, is_doubtful: bool) -> Offer:
+def _offer(facts: HostFacts, is_free: bool, is_doubtful: bool) -> HostOffer:
     host, gpus = facts.host, facts["look"]["gpus"]
     described = facts["gpus"].get("gpus", ())
     sick = {number for number, gpu in enumerate(described) if troubles(gpu)}
@@ -114,16 +114,16 @@ def _offer(facts: HostFacts, is_free: bool, is_doubtful: bool) -> Offer:
     taken = used.union(facts["look"]["taken"])
     free = tuple(number for number in fit if number not in taken)
     most = gpus if host.slots is None else host.slots
-    return Offer(host, is_free, gpus, free[:most], min(len(fit), most), is_doubtful)
+    return HostOffer(host, is_free, gpus, free[:most], min(len(fit), most), is_doubtful)
 
 
-def pick_hosts(offered: Sequence[Offer], count: int) -> list[Host] | None:
+def pick_hosts(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
     """Return the first hosts that are free, those with a past last; None if they are too few."""
     free = sorted((offer for offer in offered if offer.is_free), key=lambda o: o.is_doubtful)
     return [offer.host for offer in free[:count]] if len(free) >= count else None
 
 
-def pick_gpus(offered: Sequence[Offer], count: int) -> list[Host] | None:
+def pick_gpus(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
     """Return hosts with this number of free GPUs together; None if there are fewer.
 
     Whole hosts come first, large ones before small ones; what is left to take comes from the host

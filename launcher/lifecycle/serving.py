@@ -26,7 +26,7 @@ from rackrun.errors import Problem, UsageError
 from rackrun.shard_folder import folder_and_version
 
 if TYPE_CHECKING:
-    from nginx.serve import Server
+    from nginx.serve import NginxServer
     from nginx.site import Site
 
 LOOPBACK = "127.0.0.1"
@@ -132,7 +132,7 @@ def _numeric(host: str) -> str:
 
 
 @contextmanager
-def _running(site: Site) -> Iterator[Server]:
+def _running(site: Site) -> Iterator[NginxServer]:
     """Run nginx over a folder; an error that keeps it from starting names the option."""
     with ExitStack() as stack:
         try:
@@ -152,12 +152,12 @@ class RestartingServer:
     def __init__(self, site: Site) -> None:
         """Run nothing yet."""
         self.site = site
-        self.started: queue.Queue[Server | Problem] = queue.Queue()
+        self.started: queue.Queue[NginxServer | Problem] = queue.Queue()
         self.enough = threading.Event()
         # The kernel ends nginx with the thread that started it: so that is the one that tends it.
         self.thread = threading.Thread(target=self._tend, daemon=True)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> NginxServer:
         self.thread.start()
         first = self.started.get()
         if isinstance(first, Exception):

@@ -91,7 +91,7 @@ class Clock:
 
 
 @shape
-class Note:
+class HostNote:
     """Another account's reason not to use the host."""
 
     uid: Number
@@ -124,7 +124,7 @@ class LookAnswer(Clock):
     queued: bool = False
     """`holder` is a launch that waits, and comes before this one."""
     history: HistoryText = ""
-    notes: Annotated[tuple[Note, ...], AtMost(MOST_NOTES)] = ()
+    notes: Annotated[tuple[HostNote, ...], AtMost(MOST_NOTES)] = ()
     taken: Annotated[tuple[Annotated[int, Between(0, MOST_GPUS)], ...], AtMost(MOST_GPUS)] = ()
     """GPUs that others hold, or wait for in vain before us; told to a launch that chooses."""
 
@@ -254,7 +254,7 @@ class Occupancy(Clock):
     disk_free: Count
     lock_problem: Text
     history: HistoryText
-    notes: Annotated[tuple[Note, ...], AtMost(MOST_NOTES)]
+    notes: Annotated[tuple[HostNote, ...], AtMost(MOST_NOTES)]
 
 
 @shape

@@ -41,7 +41,7 @@ class NodeInfo:
 
 
 @dataclass(frozen=True)
-class Hello:
+class NodeHello:
     """The first words of a node."""
 
     hello: NodeInfo
@@ -101,7 +101,7 @@ class PendingCallers:
                 if not whole:
                     self._drop(connection)
                 return None
-            hello: Hello = shaped(fields, Hello)
+            hello: NodeHello = shaped(fields, NodeHello)
         except (Misshapen, TimeoutError) as error:
             self._note(connection, str(error))
             self._drop(connection)

@@ -178,7 +178,7 @@ def drain(channel: Channel) -> None:
         pass
 
 
-class Heartbeat:
+class HeartbeatSender:
     """Sends a heartbeat to every agent, from a thread that nothing else can delay.
 
     The supervisor's own thread may wait for a slow terminal or disk, and hosts must not end the run
@@ -191,7 +191,7 @@ class Heartbeat:
         self.every_seconds = every_seconds
         self.ended = threading.Event()
 
-    def __enter__(self) -> Heartbeat:
+    def __enter__(self) -> HeartbeatSender:
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 

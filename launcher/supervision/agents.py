@@ -10,7 +10,7 @@ from launcher.run.job import Limits
 from launcher.run.plan import Environment, Plan
 from launcher.run.state import HostState, RunState
 from launcher.supervision import agent_protocol
-from launcher.supervision.agent_client import AgentClient, EventQueue, Heartbeat
+from launcher.supervision.agent_client import AgentClient, EventQueue, HeartbeatSender
 from launcher.transport.base import Transport
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
@@ -51,9 +51,9 @@ class AgentGroup:
         """Return whether all events of the agent on a host, or of its clean-up, were taken."""
         return self.of(node).has_ended and self.events.empty()
 
-    def heartbeat(self, limits: Limits) -> Heartbeat:
+    def heartbeat(self, limits: Limits) -> HeartbeatSender:
         """Return a context in which every agent gets heartbeats, three per timeout."""
-        return Heartbeat(self.clients, limits.lease_seconds / 3)
+        return HeartbeatSender(self.clients, limits.lease_seconds / 3)
 
     def stop(self, order: bytes) -> None:
         """Send every agent the order to stop."""

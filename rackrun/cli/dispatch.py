@@ -12,7 +12,7 @@ from rackrun.commands import LAUNCHES, call_by, called, is_command
 from rackrun.errors import UsageError
 
 
-class Command(NamedTuple):
+class Subcommand(NamedTuple):
     """A command: its group and line in the help, and the module that runs it."""
 
     group: str
@@ -32,34 +32,46 @@ _SSH = "launcher.commands.ssh"
 _MANAGE = "launcher.commands.detached"
 
 COMMANDS = {
-    "local": Command("Train", "Train on this machine.", "launcher.commands.local"),
-    "ssh": Command("Train", "Train on the hosts of a file, over SSH.", _SSH),
-    "ray": Command("Train", "Train on the nodes of a Ray cluster.", "launcher.commands.ray"),
-    "node": Command("Train", "Train on this node of a scheduler's job.", "launcher.commands.node"),
-    "check": Command("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
-    "rack": Command("Runs", "Show all hosts in a table; drain a host.", "launcher.catalog.rack"),
-    "ps": Command("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
-    "rerun": Command("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
-    "board": Command("Runs", "Show a run in a browser on this machine.", "launcher.commands.board"),
-    "report": Command(
+    "local": Subcommand("Train", "Train on this machine.", "launcher.commands.local"),
+    "ssh": Subcommand("Train", "Train on the hosts of a file, over SSH.", _SSH),
+    "ray": Subcommand("Train", "Train on the nodes of a Ray cluster.", "launcher.commands.ray"),
+    "node": Subcommand(
+        "Train", "Train on this node of a scheduler's job.", "launcher.commands.node"
+    ),
+    "check": Subcommand("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
+    "rack": Subcommand("Runs", "Show all hosts in a table; drain a host.", "launcher.catalog.rack"),
+    "ps": Subcommand("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
+    "rerun": Subcommand("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
+    "board": Subcommand(
+        "Runs", "Show a run in a browser on this machine.", "launcher.commands.board"
+    ),
+    "report": Subcommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),
-    "attach": Command("Runs", "Follow a detached run; Ctrl-C detaches.", _MANAGE, ("attach",)),
-    "logs": Command("Runs", "Print the output of a detached run's ranks.", _MANAGE, ("logs",)),
-    "status": Command("Runs", "Show the processes of a run on every host.", _MANAGE, ("status",)),
-    "stop": Command("Runs", "Stop a run as Ctrl-C would; verify every host.", _MANAGE, ("stop",)),
-    "track": Command("Runs", "Send a run to W&B or MLflow.", "training.track.command"),
-    "ledger": Command(
+    "attach": Subcommand("Runs", "Follow a detached run; Ctrl-C detaches.", _MANAGE, ("attach",)),
+    "logs": Subcommand("Runs", "Print the output of a detached run's ranks.", _MANAGE, ("logs",)),
+    "status": Subcommand(
+        "Runs", "Show the processes of a run on every host.", _MANAGE, ("status",)
+    ),
+    "stop": Subcommand(
+        "Runs", "Stop a run as Ctrl-C would; verify every host.", _MANAGE, ("stop",)
+    ),
+    "track": Subcommand("Runs", "Send a run to W&B or MLflow.", "training.track.command"),
+    "ledger": Subcommand(
         "Runs", "Prove that each epoch was exactly the data set.", "training.run.ledger_command"
     ),
-    "evaluate": Command("Models", "Evaluate a model on a split.", "training.judge.command"),
-    "predict": Command("Models", "Classify images with a model.", "training.predict"),
-    "models": Command("Models", "List published models.", "training.models.list_command"),
-    "export": Command("Models", "Export a model to other formats.", "training.export.command"),
-    "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
-    "doctor": Command("Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"),
-    "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
-    "completion": Command("Shell", "Print completion for bash or zsh.", "rackrun.cli.completion"),
+    "evaluate": Subcommand("Models", "Evaluate a model on a split.", "training.judge.command"),
+    "predict": Subcommand("Models", "Classify images with a model.", "training.predict"),
+    "models": Subcommand("Models", "List published models.", "training.models.list_command"),
+    "export": Subcommand("Models", "Export a model to other formats.", "training.export.command"),
+    "convert": Subcommand("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
+    "doctor": Subcommand(
+        "Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"
+    ),
+    "serve": Subcommand("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
+    "completion": Subcommand(
+        "Shell", "Print completion for bash or zsh.", "rackrun.cli.completion"
+    ),
 }
 """The commands, in the order of the help; a module is imported only when its command is called."""
 

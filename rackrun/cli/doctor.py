@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from convert.doctor.command import run
-from rackrun.contract.suspects import Question, Suspect
+from rackrun.contract.suspects import Question, SuspectLabel
 
 
 def main(args: Sequence[str]) -> int:
@@ -11,7 +11,7 @@ def main(args: Sequence[str]) -> int:
     return run(args, _judge)
 
 
-def _judge(question: Question) -> list[Suspect]:
+def _judge(question: Question) -> list[SuspectLabel]:
     from training.judge.labels import suspects
 
     return suspects(question)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Suspect(NamedTuple):
+class SuspectLabel(NamedTuple):
     """An image whose label is probably wrong."""
 
     split: str
@@ -33,4 +33,4 @@ class Question(NamedTuple):
     """Called with the number of images that have been judged since."""
 
 
-Judge = Callable[[Question], list[Suspect]]
+Judge = Callable[[Question], list[SuspectLabel]]

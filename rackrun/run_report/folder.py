@@ -145,7 +145,7 @@ class RunEnd:
 
 
 @dataclass(frozen=True)
-class Part:
+class RunSegment:
     """The lines of a run from its begin, or from where it was resumed, to the next resume."""
 
     step: int
@@ -176,7 +176,7 @@ class Story:
     plan: RunPlan = RunPlan()
     end: RunEnd = RunEnd()
     usage: list[HostUsage] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[RunSegment] = field(default_factory=list)
     """More than one of a run that was resumed."""
     shares: list[Line] = field(default_factory=list)
     """When ranks got other numbers of images of a step (--balance auto)."""
@@ -186,7 +186,7 @@ class Story:
     @property
     def seconds(self) -> float:
         """Return how long all parts together took; of the last one, from start to end."""
-        *earlier, last = self.parts or [Part(0, 0.0, 0.0, [])]
+        *earlier, last = self.parts or [RunSegment(0, 0.0, 0.0, [])]
         return sum(part.seconds for part in earlier) + (self.end.seconds or last.seconds)
 
     @property
@@ -244,7 +244,7 @@ def _begun(lines: Sequence[Line], usage: Sequence[HostUsage]) -> float:
     return min([*times, *(line.time for line in usage)], default=0.0)
 
 
-def _parts(lines: Sequence[Line]) -> Iterator[Part]:
+def _parts(lines: Sequence[Line]) -> Iterator[RunSegment]:
     """Yield the parts of a run in which it took steps; a part ends with its last line."""
     starts = [number for number, line in enumerate(lines) if line["kind"] == "start"]
     for first, after in itertools.pairwise([*starts, len(lines)]):
@@ -252,7 +252,7 @@ def _parts(lines: Sequence[Line]) -> Iterator[Part]:
         if train:
             ended = lines[after - 1].get("time", 0.0)
             seconds = max(0.0, ended - start.get("time", ended))
-            yield Part(start["step"], start["epoch"], seconds, train)
+            yield RunSegment(start["step"], start["epoch"], seconds, train)
 
 
 def _typed(path: Path) -> tuple[str, ...]:

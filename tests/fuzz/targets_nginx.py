@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nginx.errors import RecordError
-from nginx.logs import Traffic, request_of
+from nginx.logs import ServerTraffic, request_of
 from nginx.registry import read
 from rackrun.shapes import Misshapen
 
@@ -24,7 +24,7 @@ def fuzz_nginx_log(data: bytes) -> None:
     """Fuzz a whole access log: its lines are counted, whatever they hold."""
     with server_folder() as home:
         (home / "access.log").write_bytes(data)
-        traffic = Traffic(home / "access.log")
+        traffic = ServerTraffic(home / "access.log")
         traffic.update()
     assert traffic.requests == data.count(b"\n")
 

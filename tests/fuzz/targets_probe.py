@@ -14,7 +14,7 @@ from launcher.preflight import check_table
 from launcher.preflight.answers import SHAPES, believed
 from launcher.preflight.checks import CHECKS, examine, refusal
 from launcher.preflight.facts import ClusterFacts, Host, HostFacts
-from launcher.rendezvous.callers import Hello
+from launcher.rendezvous.callers import NodeHello
 from launcher.rendezvous.gather import Agreement, Rendezvous, RendezvousOutcome
 from launcher.run.job import Command
 from launcher.run.url import check_url
@@ -71,7 +71,7 @@ def shown(question: str, reply: Any) -> str:
 def fuzz_roll_call(data: bytes) -> None:
     """Fuzz a node's greeting, and node 0's answer, which is then compared with the options."""
     with contextlib.suppress(Misshapen):
-        shaped(parsed_json(data, 1 << 16), Hello)
+        shaped(parsed_json(data, 1 << 16), NodeHello)
     with contextlib.suppress(Misshapen, Problem):
         outcome: RendezvousOutcome = shaped(parsed_json(data, 1 << 16), RendezvousOutcome)
         agreement = outcome.agreed or Agreement("0" * 32, "20260101-120000-x", ("a",), (1,))

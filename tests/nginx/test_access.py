@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nginx.serve import Server, serving
+from nginx.serve import NginxServer, serving
 from nginx.site import Site
 
 
@@ -20,7 +20,7 @@ def credentials(tmp_path: Path) -> Path:
     return path
 
 
-def get(server: Server, context: ssl.SSLContext | None = None, secret: str = "") -> int:
+def get(server: NginxServer, context: ssl.SSLContext | None = None, secret: str = "") -> int:
     """Return the status of a request for the manifest."""
     site = server.site
     connection = (
@@ -62,7 +62,7 @@ def test_a_password_is_asked_for_and_never_logged(
         )
 
 
-def tickets(server: Server) -> bool:
+def tickets(server: NginxServer) -> bool:
     """Return whether OpenSSL's client is given a session ticket over TLS 1.2."""
     args = ["openssl", "s_client", "-connect", f"127.0.0.1:{server.site.port}", "-tls1_2"]
     text = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout

@@ -14,17 +14,17 @@ import pytest
 from nginx import docker
 from nginx.account import NUMBERS
 from nginx.errors import ServeRefused
-from nginx.serve import Server, serving, start
+from nginx.serve import NginxServer, serving, start
 from nginx.site import Site
 
 
 @pytest.fixture
-def server(folder: Path, image: str) -> Iterator[Server]:
+def server(folder: Path, image: str) -> Iterator[NginxServer]:
     with serving(Site(folder, port=0, image=image, memory=256)) as server:
         yield server
 
 
-def test_the_daemon_holds_the_container_to_exactly_this_policy(server: Server) -> None:
+def test_the_daemon_holds_the_container_to_exactly_this_policy(server: NginxServer) -> None:
     """Read-only root, no capability, no way to new ones, limits, two read-only mounts, no more."""
     args = ["docker", "container", "inspect", server.record.name]
     observed = json.loads(subprocess.run(args, capture_output=True, check=True).stdout)[0]
@@ -64,7 +64,7 @@ POLICY = {
 }
 
 
-def test_inside_there_is_no_right_and_nothing_to_write_to(server: Server) -> None:
+def test_inside_there_is_no_right_and_nothing_to_write_to(server: NginxServer) -> None:
     """Every process: not root, no capability, no new privilege, filtered calls, read-only files."""
     for pid in inside(server):
         status = dict(
@@ -83,7 +83,7 @@ def test_inside_there_is_no_right_and_nothing_to_write_to(server: Server) -> Non
     assert not list(root.rglob("docker.sock"))
 
 
-def test_the_server_listens_at_the_one_address_and_nowhere_else(server: Server) -> None:
+def test_the_server_listens_at_the_one_address_and_nowhere_else(server: NginxServer) -> None:
     """No other socket of any kind listens, and another address of this machine is refused."""
     table = subprocess.run(["ss", "-Hnlp"], capture_output=True, text=True, check=True).stdout
     pids = {str(pid) for pid in inside(server)}
@@ -111,7 +111,7 @@ def test_a_foreign_container_with_our_name_is_left_alone(folder: Path, image: st
         subprocess.run(["docker", "rm", name], capture_output=True, check=True)
 
 
-def inside(server: Server) -> list[int]:
+def inside(server: NginxServer) -> list[int]:
     """Return the processes of the container, by their ids outside."""
     master = docker.pid(server.record.name)
     children = Path(f"/proc/{master}/task/{master}/children").read_text().split()

@@ -14,7 +14,7 @@ import pytest
 
 from nginx import site as site_module
 from nginx.logs import request_of
-from nginx.serve import Server, serving, start
+from nginx.serve import NginxServer, serving, start
 from nginx.site import TEMPLATE, Site
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
@@ -254,12 +254,12 @@ def test_the_whole_configuration_passes_every_look(folder: Path) -> None:
         assert [state.__name__ for state in LOOKS if not state(server)] == []
 
 
-def statuses_are_right(server: Server) -> bool:
+def statuses_are_right(server: NginxServer) -> bool:
     needed = {name: expected for name, (_, expected) in REQUESTS.items()}
     return statuses(server.site.address, server.site.port) == needed
 
 
-def a_refusal_says_no_more(server: Server) -> bool:
+def a_refusal_says_no_more(server: NginxServer) -> bool:
     """Return whether a refusal is a bare status: no page that names the program."""
     refused = [request for request, expected in REQUESTS.values() if expected in REFUSED]
     replies = [answer(server.site.address, server.site.port, request) for request in refused]
@@ -269,7 +269,7 @@ def a_refusal_says_no_more(server: Server) -> bool:
 REFUSED = ("404", "405", "413", "416")
 
 
-def headers_are_right(server: Server) -> bool:
+def headers_are_right(server: NginxServer) -> bool:
     """Return whether headers hide the version, forbid guessing types and limit pauses."""
     lasting = raw("HEAD /dataset.json HTTP/1.1", connection="keep-alive")
     closing = raw("HEAD /dataset.json HTTP/1.1")
@@ -283,14 +283,14 @@ def headers_are_right(server: Server) -> bool:
     } <= fields
 
 
-def a_connection_lasts(server: Server) -> bool:
+def a_connection_lasts(server: NginxServer) -> bool:
     """Return whether one connection serves more requests than nginx's default of 1,000."""
     many = raw("HEAD /dataset.json HTTP/1.1", connection="keep-alive") * 1100
     reply = answer(server.site.address, server.site.port, many + raw("HEAD /dataset.json HTTP/1.1"))
     return reply.count(b"HTTP/1.1 200") == 1101
 
 
-def requests_are_logged(server: Server) -> bool:
+def requests_are_logged(server: NginxServer) -> bool:
     """Return whether each request is logged with client, path, bytes and duration."""
     only = str(time.monotonic_ns())[-9:]
     answer(
@@ -309,23 +309,23 @@ def requests_are_logged(server: Server) -> bool:
     return False
 
 
-def files_go_straight_to_the_socket(server: Server) -> bool:
+def files_go_straight_to_the_socket(server: NginxServer) -> bool:
     """Return whether the kernel sends files in few large pieces (sendfile)."""
     before = sum(map(reads, workers(server)))
     size = len(answer(server.site.address, server.site.port, raw(f"GET {SHARD} HTTP/1.1")))
     return sum(map(reads, workers(server))) - before < size / 32768 / 2
 
 
-def every_core_has_a_worker(server: Server) -> bool:
+def every_core_has_a_worker(server: NginxServer) -> bool:
     return len(workers(server)) == os.cpu_count()
 
 
-def many_files_may_be_open(server: Server) -> bool:
+def many_files_may_be_open(server: NginxServer) -> bool:
     limits = Path(f"/proc/{workers(server)[0]}/limits").read_text()
     return bool(re.search(r"Max open files +16384 ", limits))
 
 
-def one_host_cannot_take_every_connection(server: Server) -> bool:
+def one_host_cannot_take_every_connection(server: NginxServer) -> bool:
     """Return whether 512 of 1,100 concurrent requests of an address are served, others refused."""
     big = sparse_shard(server, 1 << 30)
     replies = at_once(server, raw(f"GET {big} HTTP/1.1"), 1100)
@@ -345,7 +345,7 @@ LOOKS = [
 ]
 
 
-def workers(server: Server) -> list[int]:
+def workers(server: NginxServer) -> list[int]:
     """Return the process numbers of nginx's workers."""
     master = server.record.process.pid
     children = Path(f"/proc/{master}/task/{master}/children").read_text()
@@ -358,7 +358,7 @@ def reads(pid: int) -> int:
     return int(dict(line.split(": ") for line in lines)["syscr"])
 
 
-def sparse_shard(server: Server, size: int) -> str:
+def sparse_shard(server: NginxServer, size: int) -> str:
     """Make a sparse shard, too large for the buffers of a socket; return its path."""
     name = "cats-train-000005.tar"
     with (server.site.folder / name).open("wb") as file:
@@ -366,7 +366,7 @@ def sparse_shard(server: Server, size: int) -> str:
     return f"/{name}"
 
 
-def at_once(server: Server, request: bytes, number: int) -> Counter[str]:
+def at_once(server: NginxServer, request: bytes, number: int) -> Counter[str]:
     """Count the statuses of concurrent requests of which only the first line is read."""
     with contextlib.ExitStack() as stack:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -379,7 +379,7 @@ def at_once(server: Server, request: bytes, number: int) -> Counter[str]:
         return Counter("a page" if b"<html" in reply else status(reply) for reply in replies)
 
 
-def narrow_connection(server: Server) -> socket.socket:
+def narrow_connection(server: NginxServer) -> socket.socket:
     """Return a connection with a small receive buffer, so that little waits in the kernel."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

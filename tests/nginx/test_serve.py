@@ -161,7 +161,7 @@ def test_a_port_that_is_taken_is_known_also_when_another_start_has_removed_the_l
         monkeypatch.setattr(serve, "free_port", lambda site: ports.pop() if ports else free(site))
         ready = serve._await_ready
 
-        def late(server: serve.Server, log: TextIO) -> None:
+        def late(server: serve.NginxServer, log: TextIO) -> None:
             if server.site.port == other.getsockname()[1]:
                 until(lambda: not server.alive, "nginx has ended", 60)
                 with registry.alone():

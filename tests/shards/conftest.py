@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nginx.serve import Server, serving
+from nginx.serve import NginxServer, serving
 from nginx.site import Site
 from tests.shards.proxy import Proxy
 from tests.shards.tiny import Tiny, write_tiny
@@ -40,32 +40,32 @@ def _tiny(**sizes: int) -> Iterator[Tiny]:
 
 
 @pytest.fixture(scope="session")
-def server(tiny: Tiny) -> Iterator[Server]:
+def server(tiny: Tiny) -> Iterator[NginxServer]:
     """Yield a native nginx over the folder that is only read."""
     with serving(Site(tiny.folder, port=0, native=True)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def large_server(large: Tiny) -> Iterator[Server]:
+def large_server(large: Tiny) -> Iterator[NginxServer]:
     """Yield a native nginx over the large folder."""
     with serving(Site(large.folder, port=0, native=True)) as server:
         yield server
 
 
 @pytest.fixture
-def proxy(server: Server) -> Iterator[Proxy]:
+def proxy(server: NginxServer) -> Iterator[Proxy]:
     """Yield a proxy before the small folder; it passes everything on unless a fault is set."""
     yield from _proxy(server)
 
 
 @pytest.fixture
-def large_proxy(large_server: Server) -> Iterator[Proxy]:
+def large_proxy(large_server: NginxServer) -> Iterator[Proxy]:
     """Yield a proxy before the large folder."""
     yield from _proxy(large_server)
 
 
-def _proxy(server: Server) -> Iterator[Proxy]:
+def _proxy(server: NginxServer) -> Iterator[Proxy]:
     proxy = Proxy((server.site.address, server.site.port))
     yield proxy
     proxy.stop()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nginx.serve import Server, serving, start
+from nginx.serve import NginxServer, serving, start
 from nginx.site import Site
 from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
@@ -53,7 +53,7 @@ def always(fault: Fault) -> Fault:
     return lambda reply: fault(reply) if reply.number > 1 else reply.send()
 
 
-def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: Server) -> None:
+def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: NginxServer) -> None:
     """The manifest, the index, every sample, over a connection or two that are kept."""
     source = open_source(server.url)
     assert everything(source) == tiny.all
@@ -63,7 +63,7 @@ def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: Server
     assert source.read(shard, 5, 0) == b""
 
 
-def test_connections_are_kept(server: Server) -> None:
+def test_connections_are_kept(server: NginxServer) -> None:
     """A hundred ranges, one after the other, need one connection."""
     source = HttpSource(server.url)
     shard = source.manifest.split("train").shards[0]
@@ -166,7 +166,7 @@ def test_a_server_may_close_after_every_answer(large: Tiny, large_proxy: Proxy) 
     assert source.server.troubles == 0
 
 
-def test_a_reader_may_pause_longer_than_a_server_may(tiny: Tiny, server: Server) -> None:
+def test_a_reader_may_pause_longer_than_a_server_may(tiny: Tiny, server: NginxServer) -> None:
     """Only the time that the server takes counts, not what is done between two blocks."""
     source = HttpSource(server.url, replace(SHORT, stall_seconds=0.1, total_seconds=0.3))
     shard = source.manifest.split("train").shards[0]
@@ -437,7 +437,7 @@ def test_other_bytes_at_the_right_place_are_found_by_the_digests(proxy: Proxy) -
         everything(source)
 
 
-def test_a_wrong_address_differs_from_a_server_that_is_down(server: Server) -> None:
+def test_a_wrong_address_differs_from_a_server_that_is_down(server: NginxServer) -> None:
     """The first answer is waited for only briefly."""
     source = HttpSource("http://127.0.0.1:1/", replace(SHORT, first_seconds=0.5))
     with pytest.raises(DataError, match=r"Connection refused; gave up after 0\.5 s"):
@@ -467,7 +467,7 @@ def test_a_server_may_go_away_and_come_back(tiny: Tiny) -> None:
     shard = source.manifest.split("train").shards[0]
     source.read(shard, 0, 512)
     first.stop()
-    back: list[Server] = []
+    back: list[NginxServer] = []
     threading.Timer(0.5, lambda: back.append(start(first.site, detach=True))).start()
     try:
         assert everything(source) == tiny.all
@@ -506,7 +506,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     assert "battery" not in str(observed.value)
 
 
-def test_a_source_travels_to_other_processes(tiny: Tiny, server: Server) -> None:
+def test_a_source_travels_to_other_processes(tiny: Tiny, server: NginxServer) -> None:
     """By pickle, and through a fork: the child never uses the parent's connections."""
     source = HttpSource(server.url, SHORT)
     assert pickle.loads(pickle.dumps(source)).server.timeouts == SHORT

@@ -17,7 +17,7 @@ import torch
 
 from catdog.model import TASK
 from catdog.recipes import RECIPES
-from nginx.serve import Server, serving
+from nginx.serve import NginxServer, serving
 from nginx.site import Site
 from rackrun import npy as npy_file
 from rackrun.errors import DataError, UsageError
@@ -213,7 +213,7 @@ def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> Non
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[tuple[Path, Server]]:
+def served(folder: Path) -> Iterator[tuple[Path, NginxServer]]:
     """Yield a server of a copy of the folder, outside pytest's, which nginx may not enter."""
     with tempfile.TemporaryDirectory(prefix="rackrun-test-") as top:
         Path(top).chmod(0o755)

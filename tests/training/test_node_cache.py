@@ -17,7 +17,7 @@ import torch
 
 from catdog.model import TASK
 from catdog.recipes import CatDog
-from nginx.serve import Server, serving
+from nginx.serve import NginxServer, serving
 from nginx.site import Site
 from shards import metadata
 from shards.index import Manifest, parse_index
@@ -135,7 +135,7 @@ def read_everything(config: CatDog) -> None:
     assert len(list(data.evaluation())) > 1
 
 
-def asked_for(server: Server) -> Counter[str]:
+def asked_for(server: NginxServer) -> Counter[str]:
     """Return how often each file was requested; the two requests of the start are included."""
     lines = map(json.loads, server.traffic.log.read_text().splitlines())
     return Counter(line["path"] for line in lines)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nginx.logs import Traffic
-from nginx.serve import Server, start
+from nginx.logs import ServerTraffic
+from nginx.serve import NginxServer, start
 from nginx.site import Site
 from tests import warm
 from tests.training.conftest import MakeShards, draw
@@ -39,9 +39,9 @@ def two_ranks(url: str, folder: Path) -> list[warm.Python]:
     return warm.ranks(2, *task, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def sent(server: Server) -> int:
+def sent(server: NginxServer) -> int:
     """Return the bytes of all answers so far, by nginx's log."""
-    traffic = Traffic(server.traffic.log)
+    traffic = ServerTraffic(server.traffic.log)
     traffic.update()
     return traffic.bytes
 

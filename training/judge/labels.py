@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from rackrun.contract.suspects import Question, Suspect
+from rackrun.contract.suspects import Question, SuspectLabel
 from rackrun.errors import UsageError
 from training.config import Config
 from training.data.open import TRAIN
@@ -31,7 +31,7 @@ from training.trained import Trained, load_of_any_task
 MOST_FEATURES = 512  # of an image: wider layers are projected, so that 100,000 images take 200 MB
 
 
-def suspects(question: Question) -> list[Suspect]:
+def suspects(question: Question) -> list[SuspectLabel]:
     """Return the images of all splits whose labels the model doubts.
 
     UsageError where the model has other classes than the data, SaveError for no model.
@@ -46,7 +46,7 @@ def suspects(question: Question) -> list[Suspect]:
         bad_samples_limit=2**31,
     )
     config = settings(asked, trained.config)
-    found: list[Suspect] = []
+    found: list[SuspectLabel] = []
     for split in opened(config).manifest.splits:
         if split.samples:
             of_split = replace(config, eval_split=split.name)
@@ -57,7 +57,7 @@ def suspects(question: Question) -> list[Suspect]:
 
 def _suspects_of_split(
     config: Config, ranks: Ranks, trained: Trained, advance: Callable[[int], None]
-) -> Iterator[Suspect]:
+) -> Iterator[SuspectLabel]:
     compute = set_up(config, ranks)
     batches = open_split(config, ranks, trained)
     trained = replace(trained, model=compute.placed(trained.model), device=ranks.device)
@@ -80,7 +80,9 @@ def _suspects_of_split(
         own = held_out_answers(torch.cat(features), own.labels, len(trained.classes))
     for doubt in doubts(own, len(trained.classes)):
         shard, key = names[doubt.image]
-        yield Suspect(config.eval_split, shard, key, trained.classes[doubt.likely], doubt.score)
+        yield SuspectLabel(
+            config.eval_split, shard, key, trained.classes[doubt.likely], doubt.score
+        )
 
 
 def _judged(compute: Compute, trained: Trained, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

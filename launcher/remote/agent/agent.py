@@ -26,14 +26,14 @@ import time
 
 from launcher.remote.agent.cleanup import sweep
 from launcher.remote.agent.frames import Launcher
-from launcher.remote.agent.heartbeat import Heartbeat
+from launcher.remote.agent.heartbeat import HeartbeatMonitor
 from launcher.remote.agent.host_watch import HostWatch
 from launcher.remote.agent.membership import Membership
-from launcher.remote.agent.output import Output
-from launcher.remote.agent.ranks import Ranks
+from launcher.remote.agent.output import RankOutput
+from launcher.remote.agent.ranks import LocalRanks
 from launcher.remote.agent.reachability import Reachability
 from launcher.remote.agent.reports import Reports
-from launcher.remote.agent.shutdown import Shutdown
+from launcher.remote.agent.shutdown import HostShutdown
 from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.files import explained, identities_in, remove_folder, write_new
 from launcher.remote.locks import (
@@ -130,19 +130,19 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.locks: dict[str, int] = {}  # path -> descriptor, held as long as this process lives
         first, processes = order["first_rank"], order["processes"]
-        self.output = Output(self.selector, launcher)
+        self.output = RankOutput(self.selector, launcher)
         self.reports = Reports(launcher, first, processes)
         self.membership = Membership(launcher, first, processes) if order["elastic"] else None
-        self.ranks = Ranks(launcher, first, order["signalled_together"], self.membership)
+        self.ranks = LocalRanks(launcher, first, order["signalled_together"], self.membership)
         self.torchrun = Torchrun(order, launcher)
-        self.heartbeat = Heartbeat(launcher, guard, order["lease_seconds"])
+        self.heartbeat = HeartbeatMonitor(launcher, guard, order["lease_seconds"])
         defaults, lease_seconds = dict(order["defaults"]), order["lease_seconds"]
         self.host = HostWatch(
             *(launcher, self.torchrun, self.ranks, self.reports, lease_seconds, defaults),
             held=order["locks"] if order["polite"] else [],
         )
         self.reachability = Reachability(self.selector, launcher)
-        self.shutdown = Shutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
+        self.shutdown = HostShutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
 
     def run(self, bundle: Bundle) -> list[str]:
         """Start, relay until the stop; return the names of processes that could not be ended."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from launcher.remote.agent.frames import Launcher
 
 
-class Heartbeat:
+class HeartbeatMonitor:
     """Tracks when the launcher last sent something, and how long it may be silent."""
 
     def __init__(self, launcher: Launcher, guard: int, timeout_seconds: float) -> None:

@@ -16,7 +16,7 @@ from launcher.remote.processes import open_null, processor_ticks, spawn, state_o
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
     from launcher.remote.agent.frames import Launcher
-    from launcher.remote.agent.ranks import Ranks
+    from launcher.remote.agent.ranks import LocalRanks
     from launcher.remote.agent.reports import Reports
     from launcher.remote.agent.torchrun import Torchrun
 
@@ -37,7 +37,7 @@ class HostWatch:
         self,
         launcher: Launcher,
         torchrun: Torchrun,
-        ranks: Ranks,
+        ranks: LocalRanks,
         reports: Reports,
         heartbeat_seconds: float,
         defaults: dict[str, str],

@@ -18,7 +18,7 @@ F_SETPIPE_SZ = 1031
 PIPE_BYTES = 1 << 20
 
 
-class Output:
+class RankOutput:
     """Pipes between ranks and agent, so that no orphan holds the launcher's stream."""
 
     def __init__(self, selector: selectors.BaseSelector, launcher: Launcher) -> None:

@@ -41,7 +41,7 @@ class LocalRank:
             send_signal(self.pid, signum)
 
 
-class Ranks:
+class LocalRanks:
     """The socket that shims call, and the ranks whose shims have called."""
 
     def __init__(

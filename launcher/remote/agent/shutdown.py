@@ -11,7 +11,7 @@ from launcher.remote.processes import KILL_SECONDS, descendants, kill, send_sign
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
     from launcher.remote.agent.frames import Launcher
-    from launcher.remote.agent.ranks import Ranks
+    from launcher.remote.agent.ranks import LocalRanks
     from launcher.remote.agent.torchrun import Torchrun
     from launcher.remote.processes import Process
 
@@ -21,11 +21,11 @@ STRAY_GRACE_SECONDS = 1.0  # what ranks left running, between SIGTERM and SIGKIL
 SHIM_GRACE_SECONDS = 1.0  # a shim that is alive reports within milliseconds
 
 
-class Shutdown:
+class HostShutdown:
     """The steps to the end: `stop` or `abandon` begins them, `advance` takes them until done."""
 
     def __init__(
-        self, launcher: Launcher, torchrun: Torchrun, ranks: Ranks, grace_seconds: float
+        self, launcher: Launcher, torchrun: Torchrun, ranks: LocalRanks, grace_seconds: float
     ) -> None:
         """Give ranks `grace_seconds` to save unless the launcher orders otherwise."""
         self.launcher = launcher

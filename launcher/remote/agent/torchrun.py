@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from launcher.remote.agent.frames import Launcher
-    from launcher.remote.agent.output import Output
+    from launcher.remote.agent.output import RankOutput
 
 JOIN_SECONDS = 3.0  # torchrun takes that long to start, and each look at /proc costs time
 ESTABLISHED = "01"  # in /proc/net/tcp
@@ -51,7 +51,7 @@ class Torchrun:
         self.joined = False  # connected to the torchrun of the first host, or past that
         self.look_for_it_at = float("inf")
 
-    def start(self, output: Output) -> None:
+    def start(self, output: RankOutput) -> None:
         """Start torchrun, with its own output on pipes of the agent."""
         with open_null() as null:
             out, err = output.open_pipe(OUT), output.open_pipe(ERR)

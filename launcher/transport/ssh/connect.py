@@ -13,7 +13,7 @@ import paramiko
 
 from launcher.transport.ssh.failures import translated, was_dropped
 from launcher.transport.ssh.protocol import protocol_for
-from launcher.transport.ssh.route import Proxy, Route
+from launcher.transport.ssh.route import Proxy, SshRoute
 
 KEEPALIVE_SECONDS = 5
 UNACKNOWLEDGED_SECONDS = 15
@@ -21,7 +21,7 @@ IDLE_SECONDS = 1.0  # paramiko wakes ten times as often, for each host, to see w
 RETRY_SECONDS = 1.0
 
 
-def open_gateway(gateway: Route) -> None:
+def open_gateway(gateway: SshRoute) -> None:
     """Open a gateway unless it is open; call it before any host that it leads to."""
     with gateway.opening:
         if not gateway.connection.is_connected:
@@ -29,7 +29,7 @@ def open_gateway(gateway: Route) -> None:
                 open_route(gateway)
 
 
-def open_route(route: Route) -> None:
+def open_route(route: SshRoute) -> None:
     """Connect and log in; after a reset or a refusal try once more, as sshd drops at random."""
     try:
         _log_in(route)
@@ -41,7 +41,7 @@ def open_route(route: Route) -> None:
     _log_in(route)
 
 
-def _log_in(route: Route) -> None:
+def _log_in(route: SshRoute) -> None:
     connection, settings = route.connection, route.settings
     if route.gateway is not None:  # Fabric would reuse the socket of its first connection
         open_gateway(replace(route.gateway, settings=settings))
@@ -65,7 +65,7 @@ def _log_in(route: Route) -> None:
     connection.transport.sock.settimeout(IDLE_SECONDS)
 
 
-def _dial(route: Route) -> socket.socket:
+def _dial(route: SshRoute) -> socket.socket:
     sock = _connected(route)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # not on macOS: a heartbeat is missed there
@@ -73,7 +73,7 @@ def _dial(route: Route) -> socket.socket:
     return sock
 
 
-def _connected(route: Route) -> socket.socket:
+def _connected(route: SshRoute) -> socket.socket:
     """Return a connection to the first of the host's addresses that accepts one."""
     address, seconds = (
         (route.connection.host, route.connection.port),
@@ -89,7 +89,7 @@ def _connected(route: Route) -> socket.socket:
     return socket.create_connection(last, timeout=seconds)
 
 
-def _through_command(route: Route) -> socket.socket:
+def _through_command(route: SshRoute) -> socket.socket:
     """Start ssh_config's ProxyCommand; return a socket to its standard input and output."""
     ours, theirs = socket.socketpair()
     complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with the network
@@ -105,7 +105,7 @@ def _through_command(route: Route) -> socket.socket:
     return ours
 
 
-def hang_up(route: Route) -> None:
+def hang_up(route: SshRoute) -> None:
     """Close a connection, and wake its thread, which would otherwise notice only when idle."""
     transport = route.connection.transport
     with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # already broken
@@ -115,7 +115,7 @@ def hang_up(route: Route) -> None:
         route.connection.close()
 
 
-def close_route(route: Route) -> None:
+def close_route(route: SshRoute) -> None:
     """Close a connection and end its ProxyCommands."""
     hang_up(route)
     for proxy in route.proxies:

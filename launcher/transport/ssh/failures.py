@@ -10,7 +10,7 @@ from paramiko.ssh_exception import BadAuthenticationType, ChannelException, Inco
 
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.transport.ssh.identities import CUT_SHORT, PublicKeyLogin
-from launcher.transport.ssh.route import Route
+from launcher.transport.ssh.route import SshRoute
 from rackrun.terminal import clean, one_line
 from rackrun.units import plural
 
@@ -19,7 +19,7 @@ _LONGEST_MESSAGE = 300  # a host may send a banner of any length
 
 
 @contextmanager
-def translated(route: Route) -> Iterator[None]:
+def translated(route: SshRoute) -> Iterator[None]:
     """Translate errors of Fabric and paramiko in this context into ours, which name the host."""
     try:
         yield
@@ -45,7 +45,7 @@ def was_dropped(error: BaseException) -> bool:
     return isinstance(error, dropped) or isinstance(error.__context__, dropped)
 
 
-def _unreachable(route: Route, error: BaseException) -> str:
+def _unreachable(route: SshRoute, error: BaseException) -> str:
     if isinstance(error, socket.gaierror):
         return f"there is no host named {route.connection.host} ({error.strerror})"
     if route.proxies and (ended := route.proxies[-1].exit_message()):
@@ -75,14 +75,14 @@ def _unreachable(route: Route, error: BaseException) -> str:
     return f"no connection to {route.target}: {message_of(error)}"
 
 
-def _slots_hint(route: Route) -> str:
+def _slots_hint(route: SshRoute) -> str:
     """Return what to write for a port that is probably a count, as in other host files."""
     port = route.connection.port
     is_count = port is not None and port != 22 and port < _PRIVILEGED_PORTS
     return f"for {port} processes write slots={port} in place of :{port}" if is_count else ""
 
 
-def no_program_message(route: Route, error: BaseException) -> str:
+def no_program_message(route: SshRoute, error: BaseException) -> str:
     """Return why no program could be started on a host after login."""
     late = isinstance(error, TimeoutError) or "Timeout" in str(error)
     why = f"no answer within {route.settings.channel_seconds:g} s" if late else message_of(error)
@@ -95,12 +95,12 @@ def _no_verdict(error: paramiko.SSHException) -> bool:
     return any(str(attempt.result) == "Authentication timeout." for attempt in tried)
 
 
-def _login_stalled(route: Route) -> str:
+def _login_stalled(route: SshRoute) -> str:
     user, seconds = route.connection.user, route.settings.login_seconds
     return f"{route.target} neither accepted nor refused a key of {user} within {seconds:g} s"
 
 
-def _login_refused(route: Route, error: BaseException) -> str:
+def _login_refused(route: SshRoute, error: BaseException) -> str:
     user = route.connection.user
     strategy = error.result.strategy if isinstance(error, AuthFailure) else None
     if not isinstance(strategy, PublicKeyLogin):

@@ -15,7 +15,7 @@ from launcher.transport.ssh.host_keys.known_hosts import (
     record,
 )
 from launcher.transport.ssh.host_keys.revocation import is_revoked
-from launcher.transport.ssh.route import Route
+from launcher.transport.ssh.route import SshRoute
 
 
 class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
@@ -24,7 +24,7 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
     paramiko itself is given no known keys, so that it asks this policy about each of them.
     """
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: SshRoute) -> None:
         """Check the key of one route."""
         self._route = route
 
@@ -91,7 +91,7 @@ def is_signed(certificate: Certificate) -> bool:
         return False
 
 
-def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:
+def _unknown_key(route: SshRoute, line: str, key: paramiko.PKey) -> str:
     return (
         f"{route.label}: the host key of {route.target} is not known\n"
         f"    shown    {_shown(key)}\n"
@@ -101,7 +101,7 @@ def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:
     )
 
 
-def _wrong_key(route: Route, verdict: KeyVerdict, key: paramiko.PKey) -> str:
+def _wrong_key(route: SshRoute, verdict: KeyVerdict, key: paramiko.PKey) -> str:
     recorded = verdict.lines[0]
     entry = known_hosts_line(route.key_name, route.key_port, "", b"").split()[0]
     if verdict.status == "revoked":

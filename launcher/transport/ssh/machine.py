@@ -15,7 +15,7 @@ from launcher.errors import HostLost, HostUnreachable
 from launcher.run.hosts import Host
 from launcher.transport.ssh.connect import hang_up, open_route
 from launcher.transport.ssh.failures import message_of, no_program_message, translated
-from launcher.transport.ssh.route import COMPLAINT_BYTES, Route
+from launcher.transport.ssh.route import COMPLAINT_BYTES, SshRoute
 from rackrun.terminal import clean_lines
 
 READ_BYTES = 256 * 1024
@@ -28,7 +28,7 @@ BROKEN = (paramiko.SSHException, EOFError, OSError)
 class Machine:
     """A host after login: the transport over SSH."""
 
-    def __init__(self, host: Host, route: Route) -> None:
+    def __init__(self, host: Host, route: SshRoute) -> None:
         """Take over an open connection."""
         self.host = host
         self._route = route
@@ -72,7 +72,7 @@ class Machine:
                 f"{self.name}: {no_program_message(self._short_route, error)}"
             ) from error
 
-    def _start(self, argv: Sequence[str], route: Route) -> "SshChannel":
+    def _start(self, argv: Sequence[str], route: SshRoute) -> "SshChannel":
         seconds = route.settings.channel_seconds
         channel = route.connection.transport.open_session(timeout=seconds)
         channel.settimeout(WAKE_SECONDS)

@@ -25,7 +25,7 @@ from launcher.transport.ssh.lookup import ClientConfig
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.paths import paths
 from launcher.transport.ssh.restrictions import restrictions_of
-from launcher.transport.ssh.route import ConnectSettings, Route
+from launcher.transport.ssh.route import ConnectSettings, SshRoute
 from rackrun.errors import Problem, UsageError
 
 _HOP = re.compile(
@@ -55,9 +55,9 @@ class Network:
         self._settings = settings
         self._directives = Directives(_config_text(settings.config))
         self._configs: dict[str, Config] = {}
-        self._gateways: dict[str, Route | None] = {}
+        self._gateways: dict[str, SshRoute | None] = {}
         self._known_hosts_of: dict[tuple[str, ...], KnownHosts] = {}
-        self._routes: list[Route] = []
+        self._routes: list[SshRoute] = []
 
     def connect(self, hosts: Sequence[Host]) -> tuple[Machine, ...]:
         """Log in to all hosts at once; one error names all hosts that cannot be reached."""
@@ -68,25 +68,25 @@ class Network:
         routes = self.routes_to(hosts)
         return self._log_in(hosts, routes, self._resolve_all(routes))
 
-    def routes_to(self, hosts: Sequence[Host]) -> list[Route]:
+    def routes_to(self, hosts: Sequence[Host]) -> list[SshRoute]:
         """Return the routes to hosts by ssh_config, without contacting any of them."""
         routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
         self._routes += routes
         return routes
 
-    def _resolve_all(self, routes: Sequence[Route]) -> Failures:
+    def _resolve_all(self, routes: Sequence[SshRoute]) -> Failures:
         """Resolve the names of all hosts and gateways."""
         return _failures(_resolve, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
 
     def _log_in(
-        self, hosts: Sequence[Host], routes: Sequence[Route], failed: Failures
+        self, hosts: Sequence[Host], routes: Sequence[SshRoute], failed: Failures
     ) -> list[Machine | Problem]:
         """Open the gateways, then the hosts; hosts behind a failed gateway are not tried."""
         allow_connections(len(self._routes))
         hops = [gateway for gateway in self._hops() if _failure_of(gateway, failed) is None]
         failed = {**failed, **_failures(open_gateway, hops)}
 
-        def machine(host_and_route: tuple[Host, Route]) -> Machine:
+        def machine(host_and_route: tuple[Host, SshRoute]) -> Machine:
             host, route = host_and_route
             if failure := _failure_of(route, failed):
                 raise failure
@@ -96,7 +96,7 @@ class Network:
 
         return each(machine, list(zip(hosts, routes, strict=True)))
 
-    def _hops(self) -> list[Route]:
+    def _hops(self) -> list[SshRoute]:
         return [gateway for gateway in self._gateways.values() if gateway is not None]
 
     def settings(
@@ -120,8 +120,8 @@ class Network:
         user: str | None,
         port: int | None,
         label: str,
-        through: Route | None = None,
-    ) -> Route:
+        through: SshRoute | None = None,
+    ) -> SshRoute:
         config = self._config(name, user, port)
         settings = self.settings(name, user, port)
         gateway = through or self._gateway(name, settings)
@@ -144,7 +144,7 @@ class Network:
         system_files = paths(
             "GlobalKnownHostsFile", settings.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS), {}
         )
-        route = Route(
+        route = SshRoute(
             label=label,
             connection=connection,
             settings=self._settings,
@@ -162,11 +162,11 @@ class Network:
         connection.client.set_missing_host_key_policy(HostKeyPolicy(route))
         return route
 
-    def _gateway(self, name: str, settings: dict[str, Any]) -> Route | None:
+    def _gateway(self, name: str, settings: dict[str, Any]) -> SshRoute | None:
         """Return the last hop of a host's ProxyJump, which all hosts behind it share."""
         jump = settings.get("proxyjump", "none")
         hops = [] if jump.lower() == "none" else jump.split(",")
-        through: Route | None = None
+        through: SshRoute | None = None
         for number, hop in enumerate(hops, start=1):
             user, hop_name, port = _hop(hop, jump)
             if hop_name in (name, settings["hostname"]):
@@ -243,31 +243,31 @@ def _tokens(name: str, connection: Connection, settings: Mapping[str, Any]) -> d
 
 
 def _failures(
-    work: Callable[[Route], None],
-    routes: Sequence[Route],
+    work: Callable[[SshRoute], None],
+    routes: Sequence[SshRoute],
     seconds: float | None = None,
-    late: Callable[[Route], Problem] = lambda route: HostUnreachable(route.label),
+    late: Callable[[SshRoute], Problem] = lambda route: HostUnreachable(route.label),
 ) -> Failures:
     """Do the work for all routes at once; return the errors."""
     outcomes = zip(routes, each(work, routes, seconds, late), strict=True)
     return {id(route): error for route, error in outcomes if error is not None}
 
 
-def _failure_of(route: Route | None, failed: Failures) -> Problem | None:
+def _failure_of(route: SshRoute | None, failed: Failures) -> Problem | None:
     """Return what failed on a route, or on a gateway on its way."""
     if route is None:
         return None
     return failed.get(id(route)) or _failure_of(route.gateway, failed)
 
 
-def _resolve(route: Route) -> None:
+def _resolve(route: SshRoute) -> None:
     """Look the name up where this machine connects to it; a gateway resolves its own targets."""
     if route.gateway is None and not route.command:
         with translated(route):
             socket.getaddrinfo(route.connection.host, route.connection.port, route.family)
 
 
-def _not_resolved(route: Route) -> HostUnreachable:
+def _not_resolved(route: SshRoute) -> HostUnreachable:
     name = route.connection.host
     return HostUnreachable(
         f"{route.label}: no name server answered for {name} within {RESOLVE_SECONDS:g} s"

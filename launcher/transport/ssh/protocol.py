@@ -7,7 +7,7 @@ import paramiko
 
 from launcher.transport.ssh.algorithms import KEYS, signatures
 from launcher.transport.ssh.restrictions import Restrictions
-from launcher.transport.ssh.route import Route
+from launcher.transport.ssh.route import SshRoute
 from rackrun.terminal import one_line
 
 
@@ -54,7 +54,7 @@ class _GatewayChannel:
             self._channel.close()
 
 
-def protocol_for(route: Route, sock: Any, disabled_algorithms: object = None) -> SshProtocol:
+def protocol_for(route: SshRoute, sock: Any, disabled_algorithms: object = None) -> SshProtocol:
     """Return the protocol for a route, which asks for host keys of a known type first.
 
     Otherwise a known host might show another of its keys, and count as unknown.

@@ -73,7 +73,7 @@ class Proxy:
 
 
 @dataclass(frozen=True)
-class Route:
+class SshRoute:
     """A host as ssh_config describes it; its connection may still be closed."""
 
     label: str
@@ -86,7 +86,7 @@ class Route:
     record_in: Path
     accept_new: bool
     hash_names: bool
-    gateway: "Route | None"
+    gateway: "SshRoute | None"
     family: int
     """ssh_config's AddressFamily, as a constant of `socket`."""
     command: str

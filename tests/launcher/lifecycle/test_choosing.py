@@ -4,17 +4,17 @@ import random
 
 import pytest
 
-from launcher.lifecycle.choosing import Offer, pick_gpus, pick_hosts
+from launcher.lifecycle.choosing import HostOffer, pick_gpus, pick_hosts
 from launcher.run.hosts import Host
 
 
-def offer(name: str, free: str, gpus: int = 4, doubtful: bool = False) -> Offer:
+def offer(name: str, free: str, gpus: int = 4, doubtful: bool = False) -> HostOffer:
     """Return an offer of a host with GPUs of these numbers."""
     numbers = tuple(map(int, free))
-    return Offer(Host(name), len(numbers) == gpus, gpus, numbers, gpus, doubtful)
+    return HostOffer(Host(name), len(numbers) == gpus, gpus, numbers, gpus, doubtful)
 
 
-def taken(offers: list[Offer], count: int) -> dict[str, str] | None:
+def taken(offers: list[HostOffer], count: int) -> dict[str, str] | None:
     """Return the numbers of the GPUs by host; "all" for a whole one."""
     hosts = pick_gpus(offers, count)
     if hosts is None:

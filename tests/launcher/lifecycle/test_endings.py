@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote.agent.output import Output as AgentOutput
+from launcher.remote.agent.output import RankOutput as AgentOutput
 from launcher.remote.agent.torchrun import Torchrun
 from tests.launcher.drive import Drive
 from tests.launcher.lab import BUSY
