@@ -25,7 +25,7 @@ def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
     from launcher.run.function_calls import function_call, launched
 
     call = function_call(args)
-    typed = ("--", *call.words) if call else tuple(map(str, args))
+    typed = ("--", *call.args) if call else tuple(map(str, args))
     return launched(_launch(typed, options), args)
 
 

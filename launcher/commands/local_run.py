@@ -105,7 +105,7 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
     """
     is_here, python = not options.image, interpreter(options.python)
     ranks = as_host(options.nproc).slots or 1
-    with check_task_options(work, "local", here=options.jobs if is_here else None) as refuse:
+    with check_task_options(work, "local", local_jobs=options.jobs if is_here else None) as refuse:
         check_gpus(work, ranks, NAME, python, options.image)
         if is_here and not any(name == "PATH" for name, _ in options.environment):
             refuse_absent_program(work)

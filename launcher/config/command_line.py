@@ -1,4 +1,4 @@
-"""Between a command line and a settings file: the words with a file's settings, and back."""
+"""Between a command line and a settings file: the arguments with a file's settings, and back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from launcher.config.settings_file import (
     SettingsFile,
     check_keys,
     check_kind,
+    key_location,
     options_of,
-    place,
     words_of,
 )
 from launcher.config.toml_text import toml_of
@@ -78,9 +78,9 @@ def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
     return [name, *words_of(left), *rest[1:]]
 
 
-def typed_options(words: Sequence[str]) -> set[str]:
-    """Return the options among words, without dashes: `--no-flip` speaks of `flip`."""
-    names = {arg.partition("=")[0].removeprefix("--") for arg in words if arg[:2] == "--"}
+def typed_options(args: Sequence[str]) -> set[str]:
+    """Return the options among arguments, without dashes: `--no-flip` speaks of `flip`."""
+    names = {arg.partition("=")[0].removeprefix("--") for arg in args if arg[:2] == "--"}
     return names | {name.removeprefix("no-") for name in names}
 
 
@@ -101,7 +101,7 @@ def with_place(error: UsageError, file: SettingsFile, args: Sequence[str]) -> Us
     if key and key not in typed_options(args):
         for table, options in {"launcher": file.launcher, **file.tasks}.items():
             if key in options:
-                return UsageError(f"{file.path}: {place(table, key)}: {error}")
+                return UsageError(f"{file.path}: {key_location(table, key)}: {error}")
     return error
 
 
@@ -118,7 +118,7 @@ def settings_text(way: str, settings: Options, work: Work, typed: Sequence[str] 
     if isinstance(work, TaskWork):
         tables[work.task] = options_of(work.options)
     elif isinstance(work, Command):
-        keys["command"] = work.words
+        keys["command"] = work.args
     return HEAD + toml_of(keys, tables)
 
 

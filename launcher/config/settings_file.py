@@ -76,22 +76,24 @@ def read_settings(path: Path) -> SettingsFile:
     return SettingsFile(path, launch, tuple(command), tables.pop("launcher", {}), tables)
 
 
-def check_keys(path: Path, table: str, keys: Collection[str], known: Collection[str]) -> None:
+def check_keys(path: Path, table: str, keys: Collection[str], valid: Collection[str]) -> None:
     """Raise UsageError for a key that is not known, with one that may have been meant."""
     for key in keys:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
+        if key not in valid:
+            close = difflib.get_close_matches(key, valid, n=1)
             meant = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"{path}: {place(table, key)}: no such key{meant}")
+            raise UsageError(f"{path}: {key_location(table, key)}: no such key{meant}")
 
 
 def check_kind(path: Path, key: str, value: object, kind: type) -> None:
     """Raise UsageError for a value of another kind than the option `key` of the launcher has."""
     if not _is_a(value, kind):
-        raise UsageError(f"{path}: {place('launcher', key)}: must be {KINDS.get(kind, 'a text')}")
+        raise UsageError(
+            f"{path}: {key_location('launcher', key)}: must be {KINDS.get(kind, 'a text')}"
+        )
 
 
-def place(table: str, key: str) -> str:
+def key_location(table: str, key: str) -> str:
     """Return a key as messages name it: table.key."""
     return f"{table}.{key}" if table else key
 
@@ -149,7 +151,9 @@ def _table(path: Path, name: str, content: object) -> Table:
         raise UsageError(f"{path}: {name}: must be a table: [{name}]")
     for key, value in content.items():
         if isinstance(value, list) and not _is_a(value, tuple) or not _is_plain(value):
-            raise UsageError(f"{path}: {place(name, key)}: must be one value or a list of texts")
+            raise UsageError(
+                f"{path}: {key_location(name, key)}: must be one value or a list of texts"
+            )
     return {key.replace("_", "-"): value for key, value in content.items()}
 
 

@@ -149,7 +149,7 @@ class StartAnswer:
 
     port: Annotated[int, Between(0, 65535)] = 0
     ready: bool = False
-    gone: bool = False
+    begun: bool = False
     error: str = ""
     code: Code = 0
 

@@ -82,7 +82,7 @@ def main() -> int:
     if sys.stdin.readline() != "go\n":
         return 1  # the launcher of the run is gone
     record = RunRecord(Path(order.state))
-    _report(gone=True)
+    _report(begun=True)
     _detach_streams()
     return _supervise(record, (LocalTransport(order.hosts[0].label), *others), order)
 
@@ -91,7 +91,7 @@ def _supervise(record: RunRecord, transports: Sequence[Transport], order: RunOrd
     """Run until the end, and record how it ended, whatever the reason."""
     jobs, work = order.settings.jobs, order.work
     if isinstance(work, Command):
-        work = command_of(work.words)  # a function's command is one of its own kind
+        work = command_of(work.args)  # a function's command is one of its own kind
     code, error = Problem.exit_code, f"the controller failed; see {record.state / 'controller.err'}"
     try:
         observer = RunObserver(record.note, record.attempt, order.run)

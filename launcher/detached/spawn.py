@@ -47,7 +47,7 @@ def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Ans
     host, transport, token, facts = target
     client = RpcClient(transport, relay, facts["python"])
     try:
-        checked(host.label, client.call("stay", word=token, **call))
+        checked(host.label, client.call("stay", token=token, **call))
     finally:
         client.close()
 

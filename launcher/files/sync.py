@@ -50,14 +50,14 @@ class Differences:
 
     root: str
     paths: Annotated[tuple[str, ...], AtMost(MOST_FILES)]
-    gone: Annotated[int, Between(0, MOST_FILES)]
+    surplus: Annotated[int, Between(0, MOST_FILES)]
 
 
 @dataclass(frozen=True)
 class UploadProgress:
     """Report of a host while it makes the environment, and at the end."""
 
-    said: str | None = None
+    line: str | None = None
     code: int | None = None
 
 
@@ -77,7 +77,7 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
         if unknown := set(differences.paths) - code.files.keys():
             asked = one_line(min(unknown)[:100])
             raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
-        if differences.paths or differences.gone:
+        if differences.paths or differences.surplus:
             _send(client, code, differences, partial(_progress, say, name, differences))
             _checked(name, client.answer())
         if not (destination.python or destination.image):  # which have packages of their own
@@ -152,11 +152,11 @@ def _make_environment(
     last = ""
     for _ in range(MOST_LINES):
         progress = client.parsed(_checked(name, client.answer(INSTALL_SECONDS)), UploadProgress)
-        if progress.said is None:
+        if progress.line is None:
             break
-        last = one_line(progress.said)
+        last = one_line(progress.line)
         say(f"{name}: {last}")
-    if progress.said is not None or progress.code:
+    if progress.line is not None or progress.code:
         where = one_line(root)
         raise PreflightRefused(
             f"{name}: no environment could be made in {where}: {last}; or name an interpreter that"

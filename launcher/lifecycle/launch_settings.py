@@ -38,11 +38,11 @@ class LaunchSettings:
 
     def queued_now(self) -> LaunchSettings:
         """Return the same settings for a launch that gave way: it waits, behind all who do."""
-        return replace(self, wait=True, needs=replace(self.needs, place=_place(self.polite)))
+        return replace(self, wait=True, needs=replace(self.needs, turn=_turn(self.polite)))
 
     def before_all(self) -> LaunchSettings:
         """Return the same settings for a restart, which comes before launches that wait."""
-        return replace(self, needs=replace(self.needs, place=""))
+        return replace(self, needs=replace(self.needs, turn=""))
 
     def with_needs(self, task: TaskNeeds) -> LaunchSettings:
         """Return the same settings for a task that needs this of the hosts."""
@@ -60,7 +60,7 @@ def resolved(
         python=options.python,
         environment=(*jobs.environment, *jobs.secrets),
         port=options.port,
-        place=_place(options.polite),
+        turn=_turn(options.polite),
         image=container_of(options.image, options.volume),
         synced=synced,
     )
@@ -74,6 +74,6 @@ def resolved(
     )
 
 
-def _place(is_polite: bool) -> str:
-    """Return a place in the queue, behind all that were given before."""
+def _turn(is_polite: bool) -> str:
+    """Return a turn in the queue, as text to sort, behind all that were given before."""
     return f"{time.time():.6f}-{secrets.token_hex(4)}{POLITE if is_polite else ''}"

@@ -55,12 +55,12 @@ NO_GPUS = "to run without GPUs type CUDA_VISIBLE_DEVICES= before it; with anothe
 
 @contextmanager
 def check_task_options(
-    work: Work, name: str, *args: str, here: JobTemplate | None = None
+    work: Work, name: str, *args: str, local_jobs: JobTemplate | None = None
 ) -> Iterator[Callable[[], TaskNeeds]]:
     """Ask a task in a process of its own; what is yielded waits, and raises what it complained of.
 
     A quarter of a second, in which the hosts can be reached. It returns what else must be true of
-    them. The command `name`, and `words` of it, precede the task in its messages. `here`: what the
+    them. The command `name`, with `args`, precedes the task in its messages. `local_jobs`: what the
     run is started from if its ranks will be on this machine, where checkpoints can be looked at.
     """
     if not isinstance(work, TaskWork):
@@ -68,9 +68,9 @@ def check_task_options(
         return
     _refuse_hidden_packages(work.task)
     of_run = {}
-    if here:
-        folder = str(here.planned_folder(work).path)
-        name_of_run = file_name(here.name or work.name)
+    if local_jobs:
+        folder = str(local_jobs.planned_folder(work).path)
+        name_of_run = file_name(local_jobs.name or work.name)
         of_run = {variables.RUN_FOLDER: folder, variables.RUN_NAME: name_of_run}
     command = [sys.executable, "-m", "training", work.task, "check", *work.options]
     with subprocess.Popen(

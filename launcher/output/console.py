@@ -64,7 +64,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         """Show nothing yet."""
         self.plan = plan
         self.out = NonBlockingWriter(1)
-        self.own = NonBlockingWriter(2)
+        self.stderr = NonBlockingWriter(2)
         self.merger = LogMerger(fold=plan.world_size > 1)
         self.progress_at = time.monotonic()
 
@@ -85,8 +85,8 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
 
     def note(self, text: str) -> None:
         """Print a line of the launcher's own."""
-        self.own.write(f"rackrun: {clean_lines(text)}\n")
-        self.own.flush()
+        self.stderr.write(f"rackrun: {clean_lines(text)}\n")
+        self.stderr.flush()
 
     def draw(self, run: RunState, now: float) -> None:
         """Print new lines, and now and then one of progress."""
@@ -106,11 +106,11 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
             self.note(f"{dropped} came too fast for the reader; the logs have all")
         if result.traceback:
             lines = result.traceback.splitlines()
-            self.own.write("".join(f"{clean(line)}\n" for line in lines))
+            self.stderr.write("".join(f"{clean(line)}\n" for line in lines))
         for name, value in (*summary(result), *next_commands(result, self.plan)):
             self.note(f"{name}: {value}")
         self.note(last_line(result))
-        self.own.flush_within(STALL_SECONDS)
+        self.stderr.flush_within(STALL_SECONDS)
 
     def let_out(self) -> None:
         """Print what still waits for its equals, or for the end of its line."""

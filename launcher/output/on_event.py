@@ -36,9 +36,9 @@ _POLL_SECONDS = 0.2  # between two looks for a signal, while the end is waited f
 class EventCommand:
     """The command of `--on-event`, and the events that it has not been run for yet."""
 
-    def __init__(self, words: Sequence[str], limit_seconds: float = LIMIT_SECONDS) -> None:
-        """Start nothing yet; without words, events go nowhere."""
-        self._words = list(words)
+    def __init__(self, args: Sequence[str], limit_seconds: float = LIMIT_SECONDS) -> None:
+        """Start nothing yet; without arguments, events go nowhere."""
+        self._args = list(args)
         self._limit_seconds = limit_seconds
         self._waiting: queue.Queue[tuple[EventName, bytes]] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run_all, daemon=True)
@@ -55,7 +55,7 @@ class EventCommand:
         result: Result | None = None,
     ) -> None:
         """Run the command for an event of the run in this folder, soon; return at once."""
-        if not self._words:
+        if not self._args:
             return
         content = {
             "event": event,
@@ -93,7 +93,7 @@ class EventCommand:
             _end(process)
 
     def _add_problem(self, event: EventName, what: str) -> None:
-        self._problems.append(f"--on-event {self._words[0]}, {event}: {what}")
+        self._problems.append(f"--on-event {self._args[0]}, {event}: {what}")
 
     def _run_all(self) -> None:
         while True:
@@ -107,7 +107,7 @@ class EventCommand:
         with tempfile.TemporaryFile() as output:
             try:
                 self._process = subprocess.Popen(
-                    self._words,
+                    self._args,
                     stdin=subprocess.PIPE,
                     stdout=output,  # a terminal may show the dashboard
                     stderr=output,

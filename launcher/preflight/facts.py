@@ -65,7 +65,7 @@ class Requirements:
     full: bool = False
     on_cpu: bool = False
     """The task trains on the CPU, so GPUs do not matter."""
-    place: str = ""
+    turn: str = ""
     """The launch's place in the queue, as text to sort; empty: before all."""
     waits: bool = False
     """It queues when hosts are busy."""
@@ -331,7 +331,7 @@ class HostProbe:
             python=python,
             parts=parts_of(host),
             contained=requirements.image is not None,
-            place=requirements.place,
+            turn=requirements.turn,
             waits=requirements.waits,
             packages=requirements.task.imports,
             weights=requirements.task.weights,

@@ -111,14 +111,14 @@ def described(pid: int, path: str) -> dict[str, Any]:
 def _in_words(pid: int, path: str) -> dict[str, Any]:
     """Return the same in a line, and the run if it is one of this account."""
     facts = described(pid, path)
-    words = f"process {pid}"
+    process = f"process {pid}"
     if facts["user"] and facts["since"]:
         since = time.strftime("%H:%M:%S", time.localtime(facts["since"]))
-        words = f"{facts['user']}'s process {pid}, since {since}"
+        process = f"{facts['user']}'s process {pid}, since {since}"
     if not facts["run"]:
-        return {"holder": words}
+        return {"holder": process}
     run = facts["run"] if facts["is_ours"] else ""
-    return {"holder": f"run {facts['run'][:8]} ({facts['name']}), {words}", "run": run}
+    return {"holder": f"run {facts['run'][:8]} ({facts['name']}), {process}", "run": run}
 
 
 def user_name(uid: int) -> str:

@@ -129,7 +129,7 @@ def look(
     python: str,
     parts: list[str],
     contained: bool = False,
-    place: str = "",
+    turn: str = "",
     waits: bool = False,
     packages: Sequence[str] = (),
     weights: str = "",
@@ -139,7 +139,7 @@ def look(
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
     `parts` are the endings of the lock files that the run would hold alone. `contained`: the
-    interpreter is that of a container image, which `image` describes. `place`: the place of the
+    interpreter is that of a container image, which `image` describes. `turn`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
     `name`: what hosts.txt calls the host. `chooses`: tell which GPUs are taken.
@@ -147,7 +147,7 @@ def look(
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = _connection()
     lock, planted = _lock_path(connection)
-    queue(lock, parts if waits else [], place)
+    queue(lock, parts if waits else [], turn)
     try:
         facts = within(FOLDER_SECONDS, lambda: _look_into(workdir, python, weights, contained))
     except TimeoutError:
@@ -163,14 +163,14 @@ def look(
         "lock_problem": _lock_problem(planted),
         "history": _history_of(name),
         "notes": notes(lock),
-        **in_the_way(lock, parts, place),
+        **in_the_way(lock, parts, turn),
         "workdir": workdir,
         "python": interpreter,
         "interpreter": {} if contained else _described(interpreter, packages, workdir, chooses),
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "cores": len(os.sched_getaffinity(0)),
         "gpus": count,
-        "taken": taken_gpus(lock, count, place) if chooses else [],
+        "taken": taken_gpus(lock, count, turn) if chooses else [],
         "open_files": os.sysconf("SC_OPEN_MAX"),
     }
 

@@ -36,7 +36,7 @@ def serve(bundle: object) -> None:
         return
     try:
         context = tls(order["key"], server=False)
-        control = call(context, order["address"], order["port"], order["word"])
+        control = call(context, order["address"], order["port"], order["token"])
     except OSError as error:
         service.reply({"error": str(error.strerror or error)})
         return
@@ -76,7 +76,7 @@ def stay(context: ssl.SSLContext, address: str, control: ssl.SSLSocket) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(control.detach())  # the parent's: a TLS close would end it for both
                 with contextlib.suppress(OSError):
-                    carry(call(context, address, order["port"], order["word"]), order["argv"])
+                    carry(call(context, address, order["port"], order["token"]), order["argv"])
                 os._exit(0)
 
 

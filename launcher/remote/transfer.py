@@ -127,7 +127,7 @@ def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict
         for path, digest in files.items()
         if differs(os.path.join(root, path), digest, modes.get(path, COMMON_MODE))
     ]
-    return {"root": root, "paths": differing, "gone": len(brought(root) - set(files))}
+    return {"root": root, "paths": differing, "surplus": len(brought(root) - set(files))}
 
 
 def differs(path: str, digest: str, mode: int) -> bool:
@@ -303,7 +303,7 @@ def environment(root: str, chosen: dict[str, str]) -> dict[str, Any]:
         start_new_session=True,
     ) as made:
         for line in lines_of(made):
-            reply({"said": line.decode(errors="replace").rstrip()[:LONGEST_LINE]})
+            reply({"line": line.decode(errors="replace").rstrip()[:LONGEST_LINE]})
     return {"code": made.returncode}
 
 

@@ -84,9 +84,9 @@ class PeerConnection:
         self.theirs = greeting.nonce
         return True
 
-    def send(self, **words: Any) -> None:
+    def send(self, **fields: Any) -> None:
         """Send one object; a lost connection is noticed by the receiver."""
-        self._write(words, self.key)
+        self._write(fields, self.key)
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
         """Return the next object, None at the end; raise TimeoutError, or Misshapen for nonsense.
@@ -120,8 +120,8 @@ class PeerConnection:
             self.stream.shutdown(socket.SHUT_RDWR)
         self.stream.close()
 
-    def _write(self, words: dict[str, Any], key: bytes) -> None:
-        text = json.dumps(words).encode()
+    def _write(self, fields: dict[str, Any], key: bytes) -> None:
+        text = json.dumps(fields).encode()
         if key:
             text = self._seal(self.theirs, self.calls, text) + b" " + text
         with contextlib.suppress(OSError):

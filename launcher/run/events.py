@@ -67,7 +67,7 @@ class RankEnded:
     signal: Signal = 0
     oom: bool = False
     """The kernel killed it for lack of memory on that host."""
-    told: bool = False
+    ordered: bool = False
     """Its agent had ordered it to end before it did."""
 
     @property
@@ -94,7 +94,7 @@ class TorchrunEnded:
     signal: Signal = 0
     oom: bool = False
     """The kernel killed it for lack of memory on that host."""
-    told: bool = False
+    ordered: bool = False
     """Its agent had begun to end the run before it did."""
 
 

@@ -51,19 +51,19 @@ PYTHONS = ("python", "python3")
 class Command:
     """A user's own command, run by every rank; `python` means the interpreter of the host."""
 
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that every rank imports: not known."""
 
     @property
     def name(self) -> str:
         """A short name for the run folder: the script if there is one, else the program."""
-        scripts = [arg for arg in self.words if arg.endswith((".py", ".sh"))]
-        return Path((scripts or list(self.words))[0]).stem
+        scripts = [arg for arg in self.args if arg.endswith((".py", ".sh"))]
+        return Path((scripts or list(self.args))[0]).stem
 
     def argv(self, python: str) -> tuple[str, ...]:
         """Return the command line of one rank."""
-        return (python, *self.words[1:]) if self.words[0] in PYTHONS else self.words
+        return (python, *self.args[1:]) if self.args[0] in PYTHONS else self.args
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class FunctionCall(Command):
     @property
     def target(self) -> str:
         """Return the import path of the function."""
-        return self.words[-2]
+        return self.args[-2]
 
     @property
     def name(self) -> str:
@@ -232,7 +232,7 @@ def device_of(work: Work) -> str:
 
 
 def data_of(work: Work) -> str:
-    """Return the shards in a task's options; empty for a command, whose words are its own."""
+    """Return the shards in a task's options; empty for a command, whose arguments are its own."""
     return _last_of(work, "--data")
 
 
@@ -298,7 +298,7 @@ def _given(work: Work, option: str) -> list[str]:
 
 
 def _positions_of(work: Work, option: str) -> list[int]:
-    """Return the positions of the words of a task that hold an option's values."""
+    """Return the positions of the arguments of a task that hold an option's values."""
     options = work.options if isinstance(work, TaskWork) else ()
     return [
         position

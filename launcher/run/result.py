@@ -63,8 +63,8 @@ class Result:
 def with_incident(result: Result, host: str, kind: Kind, text: str) -> Result:
     """Return the result of a run in which this happened to a host as well."""
     incident = Incident(time.time(), kind, text[:LETTERS], result.folder.name)
-    known = result.incidents.get(host, ())
-    return replace(result, incidents={**result.incidents, host: (*known, incident)})
+    earlier = result.incidents.get(host, ())
+    return replace(result, incidents={**result.incidents, host: (*earlier, incident)})
 
 
 def as_plain(result: Result) -> dict[str, Any]:

@@ -112,9 +112,9 @@ def part_of(variables: Variables, suffix: str) -> list[Host]:
     return [Host(name, slots=count) for name, count in zip(names, slots, strict=True)]
 
 
-def slots_of(word: str, origin: Sourced[str]) -> int:
+def slots_of(text: str, origin: Sourced[str]) -> int:
     """Return the number of ranks for one node."""
-    count = whole_number(word, MOST_SLOTS)
+    count = whole_number(text, MOST_SLOTS)
     if not count:
         message = f"{origin.origin}={one_line(origin.value)[:60]}"
         raise UsageError(f"{message}: a node has 1 to {MOST_SLOTS} processes")

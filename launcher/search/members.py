@@ -32,7 +32,7 @@ class Combination:
         """Return what the sweep is about with these settings."""
         options = [f"--{key}={value}" for key, value in self.settings]
         if isinstance(work, Command):
-            return replace(work, words=(*work.words, *options))
+            return replace(work, args=(*work.args, *options))
         kept = tuple(work.options)
         for key, _ in self.settings:
             kept = without_option(kept, f"--{key}")
@@ -87,5 +87,5 @@ def command(launcher_args: Sequence[str], member: Combination, group: str, work:
         kept = without_option(kept, option)
     hosts = [f"--include={group}"] if group else []
     what = member.work(work)
-    work_args = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.words]
+    work_args = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.args]
     return ["--plain", f"--name={member.name}", *hosts, *kept, *work_args]

@@ -34,7 +34,7 @@ def fitting_fields(report: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _no_number(word: str) -> None:
+def _no_number(text: str) -> None:
     """Return None instead of NaN and Infinity, so that such a loss counts as unknown."""
 
 

@@ -92,11 +92,11 @@ def is_independent(failure: Failure, tail: Tail) -> bool:
     match failure:
         case RankEnded():
             text = tail(failure.node, failure.rank, "err")
-            if not failure.told:
+            if not failure.ordered:
                 return not is_secondary(failure, tail)
             return bool(_exception_of(text)) and not _blames_connection(text)
         case TorchrunEnded():
-            return not failure.told
+            return not failure.ordered
         case PeerFailed():
             return not failure.secondary
         case _:
@@ -117,7 +117,7 @@ def as_raised(ended: RankEnded, tail: str) -> RankEnded:
 
 def _without_signal(failure: Failure) -> Failure:
     """Return a late failure as it would have ended without our signals: with code 1."""
-    if isinstance(failure, RankEnded) and failure.signal and failure.told:
+    if isinstance(failure, RankEnded) and failure.signal and failure.ordered:
         return replace(failure, code=1, signal=0)
     return failure
 

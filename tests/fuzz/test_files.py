@@ -60,7 +60,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 OFFERS = st.builds(lambda files: {"files": files}, st.dictionaries(NAMES, NUMBERS, max_size=3))
 WANTS = st.builds(
-    lambda paths, gone: {"root": "/x", "paths": paths, "gone": gone},
+    lambda paths, surplus: {"root": "/x", "paths": paths, "surplus": surplus},
     st.lists(NAMES, max_size=3),
     NUMBERS,
 )

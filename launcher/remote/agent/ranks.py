@@ -139,7 +139,7 @@ class LocalRanks:
             self.by_local[local].ask_to_end(self.last_signal)
         if message["event"] == "ended":
             self._close_membership(local)
-            message["told"] = self._by_us(self.by_local[local])
+            message["ordered"] = self._by_us(self.by_local[local])
             self.by_local[local].ended = True
             message["oom"] = message["signal"] == signal.SIGKILL and oom_kills() > self.oom_kills
         self.launcher.send_event(local, **message)
@@ -150,7 +150,7 @@ class LocalRanks:
             if rank.connection is connection and not rank.ended:
                 rank.ended = True
                 self._close_membership(local)
-                killed = {"code": 0, "signal": int(signal.SIGKILL), "told": self._by_us(rank)}
+                killed = {"code": 0, "signal": int(signal.SIGKILL), "ordered": self._by_us(rank)}
                 self.launcher.send_event(local, event="ended", **killed)
 
     def _close_membership(self, local: int) -> None:

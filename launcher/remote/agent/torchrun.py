@@ -68,7 +68,7 @@ class Torchrun:
             if pid == self.pid:
                 self.alive = False
                 code, by = exit_status(status)
-                end = {"code": code, "signal": by, "told": asked_to_end}
+                end = {"code": code, "signal": by, "ordered": asked_to_end}
                 oom = by == signal.SIGKILL and oom_kills() > self.oom_kills
                 self.launcher.send_event(event="torchrun-ended", oom=oom, **end)
 

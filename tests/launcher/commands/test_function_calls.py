@@ -101,7 +101,7 @@ def test_what_ranks_cannot_import_is_refused() -> None:
     """A function of a notebook, a lambda, one with arguments bound; arguments that are no JSON."""
     local = function_call([top_level, 1, "two"])
     assert local
-    assert (local.name, local.words[-1]) == ("top_level", '[1, "two"]')
+    assert (local.name, local.args[-1]) == ("top_level", '[1, "two"]')
     assert local.target.endswith("test_function_calls:top_level")
     assert function_call(["catdog", "--epochs", "2"]) is None
     unknown = [lambda: 1, partial(print, 1), Answer(True, 1.0).__eq__]

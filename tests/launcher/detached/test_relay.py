@@ -91,7 +91,7 @@ def test_strangers_make_no_host_lost() -> None:
             began = time.monotonic()
             context = tls(KEY, server=False)
             call(context, "127.0.0.1", order["port"], "another word").close()
-            carrier = call(context, "127.0.0.1", order["port"], order["word"])
+            carrier = call(context, "127.0.0.1", order["port"], order["token"])
             channel = opened.result(20)
             assert time.monotonic() - began < relay.HANDSHAKE_SECONDS
         carrier.sendall(b"through")

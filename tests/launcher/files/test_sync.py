@@ -409,7 +409,7 @@ def test_links_of_a_host_are_not_written_through(tmp_path: Path, trap: str) -> N
     assert not list(remote.glob(".rackrun-incoming-*"))
 
 
-ROOTED = {"root": "/x", "paths": [], "gone": 0}
+ROOTED = {"root": "/x", "paths": [], "surplus": 0}
 
 
 @pytest.mark.parametrize(
@@ -420,8 +420,8 @@ ROOTED = {"root": "/x", "paths": [], "gone": 0}
         {**ROOTED, "paths": ["\x1b]0;PWNED\x07"]},
         {**ROOTED, "paths": 5},
         {**ROOTED, "paths": [5]},
-        {**ROOTED, "gone": "x"},
-        {**ROOTED, "gone": 10**300},
+        {**ROOTED, "surplus": "x"},
+        {**ROOTED, "surplus": 10**300},
         {**ROOTED, "root": ["/x"]},
         {"root": "/x"},
         {"error": "\x1b]0;PWNED\x07"},
@@ -442,7 +442,7 @@ def test_a_host_is_sent_nothing_but_code(tmp_path: Path, value: object) -> None:
 
 def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     """Its lines are clean; one that is no line ends it."""
-    lines = [{"said": "\x1b]0;PWNED\x07 1 of 2"}, {"said": 5}]
+    lines = [{"line": "\x1b]0;PWNED\x07 1 of 2"}, {"line": 5}]
     data = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
     host, heard = FakeHost(service.MARKER + replies(*data)), list[str]()
     code = with_files(WorkingTree(tmp_path, {}), [], print)

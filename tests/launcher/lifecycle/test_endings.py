@@ -172,7 +172,7 @@ def test_a_torchrun_that_the_kernel_kills_for_memory_is_named_so(
     with selectors.DefaultSelector() as selector:
         torchrun.start(AgentOutput(selector, launcher))
         until(lambda: torchrun.reap(asked_to_end=False) or not torchrun.alive)
-    end = {"event": "torchrun-ended", "code": 0, "signal": 9, "oom": True, "told": False}
+    end = {"event": "torchrun-ended", "code": 0, "signal": 9, "oom": True, "ordered": False}
     assert launcher == [end]
 
 

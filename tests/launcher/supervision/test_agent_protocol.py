@@ -96,7 +96,7 @@ def test_what_an_agent_says_arrives() -> None:
     message = heard(
         frame(b"hello", frames.OUT, 1),
         frame(b"torchrun", frames.ERR),
-        event("ended", 1, code=7, signal=0, oom=False, told=True, node=0, rank=0),
+        event("ended", 1, code=7, signal=0, oom=False, ordered=True, node=0, rank=0),
         frame(b'{"step": 5, "secret": 1}', frames.REPORT, 0),
         event("usage", **{**USAGE, "gpus": [GPU]}),
         event("refused", reason="no", exit_code=0),
@@ -106,7 +106,7 @@ def test_what_an_agent_says_arrives() -> None:
     assert message == [
         Output(1, 3, "out", b"hello"),
         Output(1, None, "err", b"torchrun"),
-        RankEnded(1, 3, 7, told=True),
+        RankEnded(1, 3, 7, ordered=True),
         Report(1, 2, {"step": 5}),
         Usage(1, 0.5, 1, 2, (Gpu(90, 3, 8),)),
         Lost(1, "no", 78),

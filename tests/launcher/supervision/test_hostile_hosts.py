@@ -18,7 +18,7 @@ def event(name: str, local: int = frames.NO_RANK, **fields: Any) -> bytes:
     return frames.HEADER.pack(frames.EVENT, local, len(payload)) + payload
 
 
-ENDED = {"code": 0, "signal": 0, "oom": False, "told": False}
+ENDED = {"code": 0, "signal": 0, "oom": False, "ordered": False}
 USAGE = {"cpu": 0.5, "memory": 1, "memory_total": 2, "gpus": []}
 NONSENSE = "sent data that is not the agent protocol"
 SAID = {  # what the second host says: why it is lost

@@ -94,7 +94,7 @@ def test_a_host_that_is_lost_explains_its_peers() -> None:
 
 def test_a_rank_that_was_slow_to_die_is_the_cause() -> None:
     """It printed its exception, then took its time, and got our SIGTERM: code 1, its exception."""
-    late = RankEnded(1, 5, 0, 15, told=True)
+    late = RankEnded(1, 5, 0, 15, ordered=True)
     cause = find_root_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO, rank5=OWN))
     assert (cause.rank, cause.exit_code, cause.text) == (5, 1, "ValueError: no such class")
 
@@ -102,14 +102,16 @@ def test_a_rank_that_was_slow_to_die_is_the_cause() -> None:
 @pytest.mark.parametrize("end", [(0, 9), (0, 11), (7, 0)])
 def test_late_news_names_the_rank_that_had_no_order_to_end(end: tuple[int, int]) -> None:
     """Rank 2 died first, without a word; peers, and then our order to stop, were sooner."""
-    late = [RankEnded(0, 1, 0, 15, told=True), RankEnded(1, 2, *end)]
+    late = [RankEnded(0, 1, 0, 15, ordered=True), RankEnded(1, 2, *end)]
     cause = find_root_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO))
     assert (cause.rank, cause.exit_code) == (2, late[1].exit_code)
 
 
 def test_a_rank_with_an_order_to_end_is_not_the_cause() -> None:
     """However it ends then: by our signal, a code of its own, or with its connection gone."""
-    late = [RankEnded(1, n, *end, told=True) for n, end in ((1, (0, 15)), (2, (3, 0)), (3, (1, 0)))]
+    late = [
+        RankEnded(1, n, *end, ordered=True) for n, end in ((1, (0, 15)), (2, (3, 0)), (3, (1, 0)))
+    ]
     cause = find_root_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO, rank3=GLOO))
     assert (cause.rank, cause.exit_code) == (0, 1)
 
@@ -117,7 +119,7 @@ def test_a_rank_with_an_order_to_end_is_not_the_cause() -> None:
 @pytest.mark.parametrize(("report", "node"), [(False, 1), (True, 0)])
 def test_torchrun_killed_on_a_slow_host(report: bool, node: int) -> None:
     """It was gone before any order to end, or ended with the rest."""
-    late = TorchrunEnded(1, 0, 9, told=report)
+    late = TorchrunEnded(1, 0, 9, ordered=report)
     assert find_root_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO)).node == node
 
 

@@ -386,10 +386,10 @@ def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -
     while data := channel.receive():
         channel.send(agent_protocol.BEAT)
         events += decoder.feed(data)
-        if RankEnded(0, 1, 0, 15, told=True) in events:
+        if RankEnded(0, 1, 0, 15, ordered=True) in events:
             (tmp_path / "done").touch()
-    assert RankEnded(0, 1, 0, 15, told=True) in events
-    assert RankEnded(0, 0, 0, 0, told=True) in events
+    assert RankEnded(0, 1, 0, 15, ordered=True) in events
+    assert RankEnded(0, 0, 0, 0, ordered=True) in events
 
 
 def test_a_signal_reaches_a_program_that_is_only_just_being_started() -> None:
