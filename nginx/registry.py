@@ -45,7 +45,7 @@ class ServerProcess:
 
     pid: Annotated[int, Between(0, 1 << 22)]
     ticks: Annotated[int, Between(0, LARGEST_NUMBER)]  # when it was started, since boot
-    boot: Annotated[str, Matches(r"[0-9a-f-]{36}|")] = ""  # older records do not name it
+    boot: Annotated[str, Matches(r"[0-9a-f-]{36}|")]  # empty where the kernel names none
 
     @classmethod
     def of(cls, pid: int) -> "ServerProcess":

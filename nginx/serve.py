@@ -137,7 +137,7 @@ def _choose(site: Site) -> tuple[Site, str]:
 
 
 def _refuse_second(site: Site, alive: list[ServerRecord]) -> None:
-    if registry.name_of(site) in [note.name for note in alive]:
+    if registry.name_of(site) in [record.name for record in alive]:
         raise ServeRefused(
             f"{site.folder} is already served at {site.url}; to end that, type:"
             f" {called('serve')} stop {shlex.quote(str(site.folder))} --port {site.port}"
@@ -190,11 +190,11 @@ def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) ->
     if detach and not site.native:
         child.wait()
         process = ServerProcess.of(docker.pid(home.name))
-    note = ServerRecord(
+    record = ServerRecord(
         home.name, str(site.folder), site.url, process, not site.native, time.time()
     )
-    note.write()
-    return NginxServer(site, note, why, child, account)
+    record.write()
+    return NginxServer(site, record, why, child, account)
 
 
 def _await_ready(server: NginxServer, log: TextIO) -> None:
@@ -271,13 +271,13 @@ def _connect(site: Site) -> http.client.HTTPConnection:
     )
 
 
-def stop(note: ServerRecord) -> None:
+def stop(record: ServerRecord) -> None:
     """End the server of this record and remove its files."""
-    if note.container:
-        docker.remove(note.name)
+    if record.container:
+        docker.remove(record.name)
     else:
-        note.process.end()
-    note.forget()
+        record.process.end()
+    record.forget()
 
 
 def servers() -> list[ServerRecord]:
@@ -289,9 +289,9 @@ def servers() -> list[ServerRecord]:
 def _alive() -> list[ServerRecord]:
     registry.clear()
     alive = []
-    for note in registry.records():
-        if note.process.alive:
-            alive.append(note)
+    for record in registry.records():
+        if record.process.alive:
+            alive.append(record)
         else:
-            stop(note)
+            stop(record)
     return alive

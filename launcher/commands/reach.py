@@ -76,10 +76,9 @@ def chosen(
     pack_ahead((probe,), PROGRAM)
     need = Need(options.hosts_needed, options.gpus_needed, options.spares)
     if not any(vars(need).values()):
-        connections = network.connect(hosts)
-        return LaunchSpec(
-            *(hosts, connections, work, settings), addresses=addresses(hosts, connections)
-        )
+        machines = network.connect(hosts)
+        reachable = addresses(hosts, machines)
+        return LaunchSpec(hosts, machines, work, settings, addresses=reachable)
     transports = network.try_each(hosts)
     taken = _taken(hosts, transports, need, settings, network)
     machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}

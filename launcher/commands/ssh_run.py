@@ -74,9 +74,8 @@ def reached(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> Ite
     ):
         if options.check:
             outcomes = network.try_each(hosts)
-            spec = LaunchSpec(
-                *(hosts, outcomes, work, settings), addresses=addresses(hosts, outcomes)
-            )
+            reachable = addresses(hosts, outcomes)
+            spec = LaunchSpec(hosts, outcomes, work, settings, addresses=reachable)
         else:
             spec = chosen(hosts, network, work, settings, options)
         yield spec.with_needs(refuse())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from launcher.run import events
 from launcher.run.events import Event, Report
@@ -165,14 +165,10 @@ KINDS: dict[str, Any] = {
 }
 EVENTS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (
-        *(events.Opened, events.RankStarted, events.RankEnded, events.AskedToStop),
-        *(events.TorchrunEnded, events.Usage, events.Frozen, events.Joined, events.Unreached),
-        *(events.Awaited, events.Stopping, events.Closed, events.Lost, events.Swept, Report),
-        *(events.Ready, events.Formed, events.Broken, events.Left, events.Regrouped),
-    )
+    for kind in get_args(Event)
+    if kind not in (events.Output, *get_args(events.PeerEvent))
 }
-"""The events that a record may have."""
+"""The events that a record may have; of outputs it has the sizes, and a controller has no peers."""
 
 
 class EntryReader:

@@ -103,8 +103,11 @@ class Launch:
                 yield attempt
             self.result = attempt.result
             remember(
-                *(attempt.plan, attempt.transports, self.final),
-                *(attempt.doubtful, self.observer.say),
+                attempt.plan,
+                attempt.transports,
+                self.final,
+                attempt.doubtful,
+                self.observer.say,
             )
             if not self.final.port_was_taken:
                 break

@@ -67,7 +67,10 @@ def resolved(
     min_hosts = options.min_hosts or int(options.elastic)
     restarts = RestartPolicy(options.max_restarts, options.spares, min_hosts)
     return LaunchSettings(
-        *(jobs, needs, restarts, options.ignore_check),
+        jobs,
+        needs,
+        restarts,
+        options.ignore_check,
         plain=options.plain,
         wait=options.wait,
         polite=options.polite,

@@ -164,8 +164,10 @@ def heat(host: HostView) -> Text:
     gpus = host.usage.gpus if host.usage else ()
     hottest = max((gpu.temperature for gpu in gpus), default=0)
     strongest = max((gpu.power for gpu in gpus), default=0)
-    texts = [f"{hottest} °C"] * bool(hottest) + [f"{strongest:,} W"] * bool(strongest)
-    return Text(" ".join(texts), style="bold red" if any(gpu.slowed for gpu in gpus) else "")
+    texts = (f"{hottest} °C" if hottest else "", f"{strongest:,} W" if strongest else "")
+    return Text(
+        " ".join(filter(None, texts)), style="bold red" if any(gpu.slowed for gpu in gpus) else ""
+    )
 
 
 def _split_odd(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[Gpu]]:

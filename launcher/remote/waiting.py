@@ -71,7 +71,9 @@ def output_of(command: list[str], seconds: float) -> tuple[bytes, bytes]:
     with open(out, "rb", 0), open(err, "rb", 0):
         try:
             pid = os.posix_spawnp(
-                *(command[0], command, os.environ),
+                command[0],
+                command,
+                os.environ,
                 file_actions=actions,
                 setsigdef=[signal.SIGPIPE],
             )

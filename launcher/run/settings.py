@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -115,7 +116,7 @@ class Options:
                 raise UsageError(f"--secret takes a name only: {hint}")
         return tuple((name, _from_here(name, secret=True)) for name in self.secret)
 
-    @property
+    @cached_property  # it asks git for the commit
     def jobs(self) -> JobTemplate:
         """Return the template of this launch's jobs, with variables as they are set here."""
         return JobTemplate(

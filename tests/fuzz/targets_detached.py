@@ -32,7 +32,7 @@ class Quiet(PlainOutput):
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.out = self.own = discarding()
+        self.out = self.stderr = discarding()
         self.merger = LogMerger(fold=plan.world_size > 1)
         self.progress_at = 0.0
 

@@ -21,6 +21,7 @@ from launcher.run.events import (
     Awaited,
     Broken,
     Closed,
+    Computing,
     Event,
     Formed,
     Frozen,
@@ -56,6 +57,7 @@ HAPPENED: tuple[Event, ...] = (
     RankStarted(0, 1, 7),
     Report(0, 0, {"phase": "train", "step": 3, "steps": 9, "loss": 0.5, "epoch": 1, "epochs": 2}),
     Report(1, 2, {"phase": "train", "slow_rank": 1, "slow_why": "data", "slow": "rank 1"}),
+    Computing(0, 1),
     Usage(0, 0.5, 1, 2, (Gpu(1, 2, 3),)),
     Frozen(0, ("rank 0",)),
     Unreached(1, ("127.0.0.2",)),
@@ -106,6 +108,13 @@ def said() -> list[dict[str, Any]]:
 
 
 SAID = said()
+
+
+def test_every_kind_of_event_comes_back_from_a_record() -> None:
+    """`attach` accepts all that a controller writes: no kind is forgotten when one is added."""
+    assert {type(event) for event in HAPPENED} == set(EVENTS.values())
+
+
 FOUND = {
     "summary": {
         "run": "0123abcd",

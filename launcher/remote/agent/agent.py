@@ -136,9 +136,13 @@ class Agent:
         self.ranks = LocalRanks(launcher, first, order["signalled_together"], self.membership)
         self.torchrun = Torchrun(order, launcher)
         self.heartbeat = HeartbeatMonitor(launcher, guard, order["lease_seconds"])
-        defaults, lease_seconds = dict(order["defaults"]), order["lease_seconds"]
         self.host = HostWatch(
-            *(launcher, self.torchrun, self.ranks, self.reports, lease_seconds, defaults),
+            launcher,
+            self.torchrun,
+            self.ranks,
+            self.reports,
+            order["lease_seconds"],
+            dict(order["defaults"]),
             held=order["locks"] if order["polite"] else [],
         )
         self.reachability = Reachability(self.selector, launcher)
