@@ -23,7 +23,7 @@ from launcher.commands.detached import VERBS
 from launcher.detached import known_runs, results
 from launcher.detached.controller import RunOrder
 from launcher.detached.locate import DetachedRun
-from launcher.detached.spawn import sources, start_controller
+from launcher.detached.start import sources, start_controller
 from launcher.detached.status import _status_of
 from launcher.detached.stop import _clean_up
 from launcher.errors import HostUnreachable, PreflightRefused
