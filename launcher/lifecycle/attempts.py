@@ -98,7 +98,7 @@ class Launch:
 
     def _tries(self, state: RestartState) -> Generator[Attempt, None, Attempt]:
         """Yield an attempt, and another one when the master's port was taken in between."""
-        for _ in range(PORT_TRIES):
+        for _ in range(PORT_TRIES):  # until torchrun binds it, the master's port can be taken
             with self._prepared(state) as attempt:
                 yield attempt
             self.result = attempt.result

@@ -54,7 +54,7 @@ def wants_lines(environment: Mapping[str, str]) -> bool:
 class Session:
     """One run of a plan, from its first agent to its last line.
 
-    with Session(job, plan, places, screen) as session:
+    with Session(job, plan, transports, screen) as session:
         session.supervise()
         session.note(...)       shown before the last line, which comes at the end of the block
     """
@@ -78,8 +78,8 @@ class Session:
         self.result: Result | None = None
         self._plan = plan
         self._transports = transports
-        self._opened = screen
-        self._screen: Display | None = None
+        self._screen_context = screen
+        self._screen: Display | None = None  # none before the start, nothing to show without one
         self._peers = peers
         self._versions = versions
         self._alerts = alerts or EventCommand(())
@@ -88,6 +88,7 @@ class Session:
         return self
 
     def __exit__(self, *reason: object) -> None:
+        # Only now: between the end of a run and its last line, results are fetched, notes shown.
         if self.result is not None and self._screen is not None:
             self._screen.finish(self.result)
             self.note(write_run_page(self.job.folder.path, self._plan.task))
@@ -100,15 +101,16 @@ class Session:
         with signals.installed():  # before there is a plan: a run with a plan gets a result
             logs = LogFiles(job.folder, self._plan)
             settings = job.template.settings
-            if settings and not job.folder.node:
+            if settings and not job.folder.node:  # of several nodes, the first one writes them
                 write_whole(job.folder.settings, settings.encode(), mode=0o600)  # has --env values
                 keep_settings(settings)
-            with self._opened as self._screen:
+            with self._screen_context as self._screen:
                 self.note(unfinished)
                 if not self._plan.task and self._peers is None:  # a task's rank 0 tells more
                     self.note(start_line(self._plan, self._versions, job.folder.path))
                 self.result = self._supervised(logs, self._screen, signals)
         self.note(logs.close(self.result))
+        # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
         for host, problems in sick_gpus(self._plan, self._transports, self.result):
             self.note(f"{host}: probable cause: {problems}")
             self.result = with_incident(self.result, host, "gpu", problems)

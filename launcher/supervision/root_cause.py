@@ -69,6 +69,7 @@ def find_root_failure(before: Sequence[Failure], after: Sequence[Failure], tail:
     `after` are the failures after the order to end: the root cause may arrive over a slower
     connection, or from a rank that is slow to fail.
     """
+    # "Connection reset" in the first log to arrive says only that another rank was faster to die.
     primary = [failure for failure in before if not is_secondary(failure, tail)]
     late = [_without_signal(failure) for failure in after if is_independent(failure, tail)]
     return (primary or late or list(before))[0]
@@ -195,6 +196,7 @@ def _cause_of_hang(hang: Hang, tail: Tail) -> Cause:
         _is_in_a_collective(stack) if stack else _blames_connection(text)
         for stack, text in zip(stacks, tails, strict=True)
     ]
+    # Those in a collective wait for the one that is not: it has not come, and holds them all up.
     named = idle.index(False) if False in idle else 0
     one, stack = hang.suspects[named], stacks[named]
     text = f"{one.text},{_location_of(stack)}" if stack else one.text

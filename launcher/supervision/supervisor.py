@@ -104,6 +104,7 @@ class Supervisor:
         with self.agents.heartbeat(self.limits):
             self.agents.start(self.limits, self.job.template.secrets)
             self.peers.listen(self.agents.events)
+            # Our failure may only follow from another node's, whose report is on its way.
             while not self.shutdown.is_complete(self.now) or self.peers.may_explain(self.now):
                 self._turn()
             self.agents.join(self.run.hosts, LAST_EVENT_SECONDS)
@@ -115,7 +116,7 @@ class Supervisor:
     def _turn(self) -> None:
         """Handle the events of a turn: record, decide, draw."""
         for event in self._arrivals():
-            self._take(event)
+            self._take(event)  # before anything is decided: it may explain why a host is silent
         if refusal := self.log_files.write():
             self.display.note(refusal)
         for problem in self.alerts.problems():
@@ -178,6 +179,7 @@ class Supervisor:
         """End what is left on a host."""
         if self._is_news(lost):
             self._alert("lost", lost.reason, lost.node)
+        # An agent that had started nothing needs no second one to clean up after it.
         if swept := self.agents.clean_up(lost.node):
             self.run.take(swept, self.now)
 

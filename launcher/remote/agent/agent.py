@@ -67,10 +67,10 @@ def serve(bundle: Bundle) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda number, frame: None)  # they arrive through the wakeup pipe
     launcher = Launcher()
-    launcher.announce()
+    launcher.announce()  # a login shell may have printed something before
     order = launcher.first_order()
     if order is None:
-        return
+        return  # the launcher gave the host up while we started
     if order["do"] == "sweep":
         survivors = sweep(order["scratch"])
         remove_free_locks(order.get("locks", []))
@@ -168,6 +168,7 @@ class Agent:
             self._start()
             while not self.shutdown.done:
                 self._turn()
+            # No rank lives, but the last lines of one that failed may still be in its pipes.
             self.reports.drain()
             self.output.drain()
         finally:
@@ -187,7 +188,7 @@ class Agent:
             self.heartbeat.show(now, self.scratch, self.locks)
         self.reachability.report(now)
         self.shutdown.advance(now)
-        self.output.balance()
+        self.output.balance()  # ranks wait rather than the agent's memory grows
         self.reports.catch_up()
 
     # -- the beginning
@@ -227,7 +228,7 @@ class Agent:
         write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
 
     def _start(self) -> None:
-        """Open all inputs, then start torchrun."""
+        """Open all inputs, then start torchrun: its shims call as soon as they are started."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         if self.order["signalled_together"]:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # here, and in all children

@@ -42,15 +42,15 @@ def serve(bundle: object) -> None:
 
 def run(scratch: str) -> int:
     """Run one rank's command; return 0 for torchrun, and never if the command has failed."""
-    parent = os.getppid()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    parent = os.getppid()  # torchrun; another number later on means that it was killed
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons of the rank become ours, to be ended with it
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # wakes `watch` when torchrun is killed
     shim = Shim(scratch, int(os.environ["LOCAL_RANK"]))
     while True:
         pid, signals = shim.start_command()
         shim.report(event="started", shims=shim.pids, pid=pid)
         code, by = shim.watch(pid, parent, signals)
-        kill_descendants()
+        kill_descendants()  # what the rank left in the background holds its pipes and GPUs
         shim.report(event="ended", code=code, signal=by)
         if not code and not by:
             return 0
@@ -111,6 +111,7 @@ class Shim:
         """Open one of the agent's pipes for writing; do not block if the agent is gone."""
         path = f"{self.scratch}/{self.local}.{name}"
         try:
+            # Without a reader this fails at once; else it would wait for one for ever.
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
             self.abandon()
@@ -128,10 +129,11 @@ class Shim:
                 for child, status in reaped():
                     if child == pid:
                         return exit_status(status)
-                if os.getppid() != parent:
+                if os.getppid() != parent:  # torchrun is gone, and can end no rank any more
                     self.abandon()
                 for key, _ in selector.select():
                     if key.fileobj is self.parent:
+                        # Its parent reports the end of the rank; killed, it took the rank along.
                         ended = receive(self.parent)
                         return tuple(json.loads(ended)) if ended else (0, int(signal.SIGKILL))
                     if key.fd != signals:
