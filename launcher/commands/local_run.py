@@ -124,12 +124,12 @@ def _launch_contained(
     work: Work, options: LocalOptions, jobs: JobTemplate, needs: TaskNeeds
 ) -> Result:
     """Launch in a container on this machine."""
-    from launcher.lifecycle.attempts import Launch, run_to_end
+    from launcher.lifecycle.attempts import Launch
 
     host_options = _host_options(options)
     jobs = replace(jobs, environment=host_options.environment)
     spec = _contained(work, options, resolved(host_options, jobs))
-    return run_to_end(Launch(spec.with_needs(needs)))
+    return Launch(spec.with_needs(needs)).run()
 
 
 def _show_container(work: Work, options: LocalOptions) -> int:

@@ -20,7 +20,7 @@ from launcher.commands.parse import (
     work_of,
 )
 from launcher.commands.show import show_plan
-from launcher.lifecycle.attempts import Launch, run_to_end
+from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.launch_settings import LaunchSettings, resolved
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import code_here
@@ -69,14 +69,14 @@ def main(args: Sequence[str]) -> int:
     with prepared(work, options, settings) as spec:
         if options.dry_run:
             return show_plan(spec, options.json)
-        return run_to_end(Launch(spec)).exit_code
+        return Launch(spec).run().exit_code
 
 
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the options, and the options by name."""
     work, chosen = work_of(args) or DEFAULT, from_names(RayOptions, options)
     with prepared(work, chosen, resolved(chosen, recorded("ray", chosen, work))) as spec:
-        return run_to_end(Launch(spec))
+        return Launch(spec).run()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from launcher.commands.settings import SshOptions
 from launcher.commands.show import check, deep_check, show_plan
 from launcher.commands.upload import pending, planned_code, with_code
 from launcher.detached.known_runs import forget, remember
-from launcher.lifecycle.attempts import Launch
+from launcher.lifecycle.attempts import Attempt, Launch
 from launcher.lifecycle.launch_settings import resolved
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import code_here
@@ -121,7 +121,8 @@ def _measure_scaling(spec: LaunchSpec, options: SshOptions) -> int:
 def attached(launch: Launch, options: SshOptions) -> Result:
     """Run attempts from this terminal; print how to clean hosts that may not be clean yet."""
     spec = launch.spec
-    for attempt in launch.attempts():
+
+    def attend(attempt: Attempt) -> None:
         run, names = attempt.plan.run_id, {host.name for host in attempt.plan.hosts}
         forgotten = remember(
             run,
@@ -134,7 +135,8 @@ def attached(launch: Launch, options: SshOptions) -> Result:
         result = attempt.supervise()
         attempt.note(attempt.fetch_results())
         attempt.note(advice(options, run, result, forgotten))
-    return launch.final
+
+    return launch.run(attend)
 
 
 def advice(options: SshOptions, run: str, result: Result, forgotten: str) -> str:

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 from launcher.detached.answers import RUN
 from launcher.detached.record import RunRecord
-from launcher.lifecycle.attempts import Launch, RunObserver, run_to_end
+from launcher.lifecycle.attempts import Launch, RunObserver
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import code_here
@@ -97,7 +97,7 @@ def _supervise(record: RunRecord, transports: Sequence[Transport], order: RunOrd
         observer = RunObserver(record.note, record.attempt, order.run)
         code_files = code_here(jobs.runs, observer.say)
         spec = LaunchSpec(order.hosts, transports, work, order.settings, code_files)
-        result = run_to_end(Launch(spec, observer))
+        result = Launch(spec, observer).run()
         code, error = result.exit_code, ""
     except Problem as failure:
         code, error = failure.exit_code, str(failure)

@@ -1,10 +1,6 @@
 """A run on hosts that are already reached: look at them, plan, run; again after a failure.
 
-    launch = Launch(spec)
-    for attempt in launch.attempts():
-        attempt.supervise()
-        attempt.note(attempt.fetch_results())
-    result = launch.final
+    result = Launch(spec).run()
 
 The transports lead over SSH for a launcher, over relays for the controller of a detached run.
 """
@@ -12,7 +8,7 @@ The transports lead over SSH for a launcher, over relays for the controller of a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -69,38 +65,42 @@ class Launch:
 
     @property
     def final(self) -> Result:
-        """The result, after the last attempt."""
+        """The result of the newest attempt, once there is one."""
         assert self.result is not None
         return self.result
 
-    def attempts(self) -> Iterator[Attempt]:
-        """Yield attempts, each to be supervised, until one succeeds or no further one is allowed.
+    def run(self, attend: Callable[[Attempt], object] | None = None) -> Result:
+        """Make attempts until one succeeds or no further one is allowed; return the last result.
 
+        `attend` takes each attempt to its end; without it, results are fetched and that is all.
         Raises HostError when the hosts are not fit for the first attempt.
         """
+        state: RestartState | None = self.spec.restart_state
         try:
-            yield from self._until_done()
+            while state is not None:
+                state = self._after_attempt(state, attend or Attempt.complete)
         finally:
             if self.result is not None:
                 report_end(self._alerts, self.result, self.observer.say)
+        return self.final
 
-    def _until_done(self) -> Iterator[Attempt]:
-        state: RestartState | None = self.spec.restart_state
-        while state is not None:
-            try:
-                attempt = yield from self._tries(state)
-            except HostError as error:
-                if self.result is None or not error.hosts:
-                    raise
-                state = self._without(state, error)
-            else:
-                state = self._following(state, attempt)
+    def _after_attempt(
+        self, state: RestartState, attend: Callable[[Attempt], object]
+    ) -> RestartState | None:
+        """Make an attempt; return the state for the next one, None when there is to be none."""
+        try:
+            attempt = self._attended(state, attend)
+        except HostError as error:
+            if self.result is None or not error.hosts:
+                raise
+            return self._without(state, error)
+        return self._following(state, attempt)
 
-    def _tries(self, state: RestartState) -> Generator[Attempt, None, Attempt]:
-        """Yield an attempt, and another one when the master's port was taken in between."""
-        for _ in range(PORT_TRIES):  # until torchrun binds it, the master's port can be taken
+    def _attended(self, state: RestartState, attend: Callable[[Attempt], object]) -> Attempt:
+        """Return an attempt that has ended; another one when the master's port was taken."""
+        for _ in range(PORT_TRIES):  # until torchrun binds it, any program can take the port
             with self._prepared(state) as attempt:
-                yield attempt
+                attend(attempt)
             self.result = attempt.result
             remember(
                 attempt.plan,
@@ -207,6 +207,11 @@ class Attempt:
         assert self.session.result is not None
         return self.session.result
 
+    def complete(self) -> None:
+        """Run until the end, and fetch the results."""
+        self.supervise()
+        self.note(self.fetch_results())
+
     def supervise(self) -> Result:
         """Run until the end."""
         return self.session.supervise()
@@ -241,11 +246,3 @@ class Attempt:
             for transport, host in zip(self.transports, self.plan.hosts, strict=False):
                 if self.result.hosts[host.name] == "clean":
                     fetch_returned(transport, host, self.plan.run_id, job.folder.returned)
-
-
-def run_to_end(launch: Launch) -> Result:
-    """Make the attempts of a launch, fetch the results of each, and return the last result."""
-    for attempt in launch.attempts():
-        attempt.supervise()
-        attempt.note(attempt.fetch_results())
-    return launch.final
