@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import recorded
+from launcher.commands.parse import job_template
 from launcher.lifecycle.launch_settings import resolved
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import (
@@ -89,7 +89,7 @@ def show(work: Work, options: LocalOptions) -> int:
 
 def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
     """Launch on this machine, and return the result; `again` is the typed command."""
-    jobs = recorded("local", options, work, again)
+    jobs = job_template("local", options, work, again)
     work = elastic(work) if options.elastic else work
     needs = _refuse_invalid(work, options)
     with served(work, options.serving, [ADDRESS]) as served_work:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from launcher.commands.parse import recorded
+from launcher.commands.parse import job_template
 from launcher.commands.settings import NodeOptions
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.lifecycle.restart_policy import resumed
@@ -169,7 +169,7 @@ def job_for(
     typed: tuple[str, ...] = (),
 ) -> Job:
     """Return the job that all nodes have agreed on."""
-    jobs = recorded("node", options, work, typed)
+    jobs = job_template("node", options, work, typed)
     if agreement.data:
         work = with_data(work, agreement.data)
     if agreement.resume:

@@ -161,7 +161,9 @@ def with_settings(
     return [*file_args, *without_file(launcher_args), *hosts, *work_words(file, rest)]
 
 
-def recorded(way: str, options: Options, work: Work, again: tuple[str, ...] = ()) -> JobTemplate:
+def job_template(
+    way: str, options: Options, work: Work, again: tuple[str, ...] = ()
+) -> JobTemplate:
     """Return the template of a launch's jobs, with the command `again` and its settings file."""
     resume = ("--resume", resume_of(work)) if again and resume_of(work) else ()
     text = settings_text(way, options, work, (*again, *resume))

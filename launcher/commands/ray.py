@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from launcher.commands.parse import (
     from_names,
+    job_template,
     parse,
     read_work,
-    recorded,
     split,
     takes_settings_file,
     typed,
@@ -65,7 +65,9 @@ def main(args: Sequence[str]) -> int:
     launcher_args, rest = split(args, RayOptions)
     options = parse(RayOptions, "ray", launcher_args, HEAD)
     work = read_work("ray", RayOptions, launcher_args, rest) or DEFAULT
-    settings = resolved(options, recorded("ray", options, work, typed("ray", launcher_args, work)))
+    settings = resolved(
+        options, job_template("ray", options, work, typed("ray", launcher_args, work))
+    )
     with prepared(work, options, settings) as spec:
         if options.dry_run:
             return show_plan(spec, options.json)
@@ -75,7 +77,7 @@ def main(args: Sequence[str]) -> int:
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the options, and the options by name."""
     work, chosen = work_of(args) or DEFAULT, from_names(RayOptions, options)
-    with prepared(work, chosen, resolved(chosen, recorded("ray", chosen, work))) as spec:
+    with prepared(work, chosen, resolved(chosen, job_template("ray", chosen, work))) as spec:
         return Launch(spec).run()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from launcher.commands.parse import recorded
+from launcher.commands.parse import job_template
 from launcher.commands.reach import addresses, chosen, connected
 from launcher.commands.settings import SshOptions
 from launcher.commands.show import check, deep_check, show_plan
@@ -28,7 +28,7 @@ from rackrun.runs import SHORT_ID
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
-    with reached(work, options, typed) as spec:
+    with prepared(work, options, typed) as spec:
         if options.detach and not options.check:
             from launcher.commands.ssh_detach import refuse_what_stays, start_detached
 
@@ -53,7 +53,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
 
 def launch_attached(work: Work, options: SshOptions) -> Result:
     """Launch in the foreground, and return the result."""
-    with reached(work, options) as spec:
+    with prepared(work, options) as spec:
         if is_demo(work) and make_demo_data():
             raise SaveError("the demo's images were not made; the lines above have the reason")
         with served(spec.work, options.serving, spec.addresses) as served_work:
@@ -61,12 +61,12 @@ def launch_attached(work: Work, options: SshOptions) -> Result:
 
 
 @contextmanager
-def reached(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> Iterator[LaunchSpec]:
+def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> Iterator[LaunchSpec]:
     """Yield the launch on the hosts that the options name; the task's options are checked.
 
     Only with --check, some of them may not be reached.
     """
-    settings = resolved(options, recorded("ssh", options, work, typed), options.sync)
+    settings = resolved(options, job_template("ssh", options, work, typed), options.sync)
     work = elastic(work) if options.elastic else work
     with (
         connected(options, settings.restarts) as (hosts, network),

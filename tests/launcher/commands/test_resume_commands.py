@@ -8,7 +8,7 @@ import pytest
 
 from catdog.recipes import RECIPES
 from launcher.commands import local_run, ray, ssh_run
-from launcher.commands.parse import recorded
+from launcher.commands.parse import job_template
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import SshOptions
 from launcher.detached.entries import Ending
@@ -37,10 +37,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
 
     def here(work: Work | None, options: LocalOptions, again: tuple[str, ...]) -> NoReturn:
         work = work or DEMO
-        raise Asked(work, options, recorded("local", options, work, again))
+        raise Asked(work, options, job_template("local", options, work, again))
 
     def there(work: Work, options: SshOptions, again: tuple[str, ...]) -> NoReturn:
-        raise Asked(work, options, recorded("ssh", options, work, again))
+        raise Asked(work, options, job_template("ssh", options, work, again))
 
     def on_ray(work: Work, options: RayOptions, settings: LaunchSettings) -> NoReturn:
         raise Asked(work, options, settings.jobs)
