@@ -61,27 +61,30 @@ def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]
 def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path | None:
     """Return the folder of this machine to serve; None when there is none, or no need."""
     data = data_of(work)
+    if not data or "://" in data:
+        _refuse_settings_of_no_server(serving, data)
+        return None
     folder = Path(folder_and_version(data)[0]).expanduser()
-    if serving.serve and (not data or "://" in data):
-        raise UsageError("--serve: serves the folder of a task; type: --serve TASK --data FOLDER")
     if serving.serve:
         return folder
-    needed = any(not is_here(host) for host in hosts)
-    is_ours = data != "" and (folder / MANIFEST_NAME).is_file()
-    if needed and is_ours and not serving.no_serve:
+    is_needed = any(not is_here(host) for host in hosts)
+    is_ours = (folder / MANIFEST_NAME).is_file()
+    if is_needed and is_ours and not serving.no_serve:
         return folder
-    _refuse_settings_of_no_server(serving, data, needed)
+    _refuse_settings_of_no_server(serving, data, is_needed)
     return None
 
 
-def _refuse_settings_of_no_server(serving: Serving, data: str, needed: bool) -> None:
+def _refuse_settings_of_no_server(serving: Serving, data: str, is_needed: bool = True) -> None:
     """Raise UsageError for --serve-port and the like, if it is certain that nothing is served."""
+    if serving.serve and (not data or "://" in data):
+        raise UsageError("--serve: serves the folder of a task; type: --serve TASK --data FOLDER")
     reason, remedy = "", ""
     if not data:
         reason, remedy = "nothing is served to what has no --data", "TASK --data FOLDER"
     elif "://" in data:
         reason, remedy = "a URL in --data is read as it is", "--data FOLDER"
-    elif not needed:
+    elif not is_needed:
         reason, remedy = "this machine reads the folder of --data itself", "--serve too"
     condition = Condition(SERVER, lambda _: not reason, reason, remedy)
     refuse_without_effect(serving, changed_settings(serving), [condition])

@@ -149,6 +149,8 @@ def run(
 
 def report_end(alerts: EventCommand, result: Result, say: Callable[[str], object]) -> None:
     """Run the user's command for the end of a run and wait for it; report what fails with it."""
+    if not alerts.is_given:
+        return
     alerts.send("end", result.folder, last_line(result), result.host, result.rank, result)
     try:
         with ended_by_a_signal():

@@ -45,6 +45,11 @@ class EventCommand:
         self._process: subprocess.Popen[bytes] | None = None
         self._problems: deque[str] = deque()
 
+    @property
+    def is_given(self) -> bool:
+        """Return True where the user has given a command."""
+        return bool(self._args)
+
     def send(
         self,
         event: EventName,
