@@ -39,7 +39,7 @@ class RunObserver:
     """Takes lines between attempts."""
     screens: OpenScreen = open_screen
     """Opens the screen of an attempt."""
-    mark: str = ""
+    id_prefix: str = ""
     """Prefix of the ids of all attempts."""
 
 
@@ -134,7 +134,7 @@ class Launch:
             if is_first:
                 refuse_ranks(cluster)
             timed = replace(jobs, time_limit_seconds=self._time_left())
-            job = timed.job(work, jobs.new_folder(work), self.observer.mark)
+            job = timed.job(work, jobs.new_folder(work), self.observer.id_prefix)
             planned = all_hosts if reserve else cluster
             plan = plan_for(job, planned, settings, len(reserve))
             containers = [host.container for host in plan.hosts[: len(active)]]

@@ -31,7 +31,7 @@ class RestartPolicy:
 class RestartState:
     """State of the attempts so far."""
 
-    rules: RestartPolicy
+    policy: RestartPolicy
     hosts: tuple[Host, ...]
     """All of them, spares included."""
     restarts: int = 0
@@ -40,22 +40,22 @@ class RestartState:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be kept."""
-        least = max(1, self.rules.min_hosts)
+        least = max(1, self.policy.min_hosts)
         if least > len(self.hosts):
             raise UsageError(f"--min-hosts {least}: there are only {len(self.hosts)} hosts")
-        if (most := len(self.hosts) - least) < self.rules.spares:
-            given = f"--spares {self.rules.spares} of {len(self.hosts)} hosts"
+        if (most := len(self.hosts) - least) < self.policy.spares:
+            given = f"--spares {self.policy.spares} of {len(self.hosts)} hosts"
             raise UsageError(f"{given} leaves fewer than {least} to train; type --spares {most}")
 
     def active(self) -> tuple[Host, ...]:
         """Return the hosts of the next attempt, in file order; none when they are too few."""
-        count = len(self.hosts) - self.rules.spares
+        count = len(self.hosts) - self.policy.spares
         fit = self._fit()
-        return fit[:count] if len(fit) >= (self.rules.min_hosts or count) else ()
+        return fit[:count] if len(fit) >= (self.policy.min_hosts or count) else ()
 
     def reserve(self) -> tuple[Host, ...]:
         """Return the spares of the next attempt, in file order."""
-        return self._fit()[len(self.hosts) - self.rules.spares :]
+        return self._fit()[len(self.hosts) - self.policy.spares :]
 
     def after(self, result: Result) -> RestartState | None:
         """Return the state after one more failure; None when there is to be no other attempt."""
@@ -63,19 +63,19 @@ class RestartState:
             return None
         lost = {name for name, state in result.hosts.items() if state != "clean"}
         failed = Counter({result.host} if result.host else ())
-        next_course = replace(
+        following = replace(
             self,
             restarts=self.restarts + 1,
             failures=self.failures + failed,
             lost=self.lost | lost,
         )
-        possible = next_course.restarts <= self.rules.max_restarts and next_course.active()
-        return next_course if possible else None
+        possible = following.restarts <= self.policy.max_restarts and following.active()
+        return following if possible else None
 
     def without(self, hosts: Collection[str]) -> RestartState | None:
         """Return the state without hosts found unfit; None when too few are left."""
-        next_course = replace(self, lost=self.lost.union(hosts))
-        return next_course if next_course.active() else None
+        following = replace(self, lost=self.lost.union(hosts))
+        return following if following.active() else None
 
     def _fit(self) -> tuple[Host, ...]:
         return tuple(host for host in self.hosts if self._fits(host.label))

@@ -176,9 +176,9 @@ class JobTemplate:
         """Return a run folder that is not made, for a plan that is only shown."""
         return RunFolder((self.runs / folder_name(self.name or work.name)).resolve())
 
-    def job(self, work: Work, folder: RunFolder, mark: str = "") -> Job:
-        """Return the job of one attempt; `mark` is the prefix of its id."""
-        return Job(work, folder, _new_run_id(mark), self)
+    def job(self, work: Work, folder: RunFolder, id_prefix: str = "") -> Job:
+        """Return the job of one attempt; `id_prefix` is the prefix of its id."""
+        return Job(work, folder, _new_run_id(id_prefix), self)
 
     def resume_command(self, run: str) -> tuple[str, ...]:
         """Return the command that continues the run in this folder, if one was typed."""
@@ -206,9 +206,9 @@ class Job:
         return self.template.resume_command(self.folder.path.name)
 
 
-def _new_run_id(mark: str = "") -> str:
-    """Return a random id of 32 hexadecimal digits that begins with `mark`."""
-    return mark + secrets.token_hex(RUN_ID_BYTES)[len(mark) :]
+def _new_run_id(id_prefix: str = "") -> str:
+    """Return a random id of 32 hexadecimal digits that begins with `id_prefix`."""
+    return id_prefix + secrets.token_hex(RUN_ID_BYTES)[len(id_prefix) :]
 
 
 def elastic(work: Work) -> TaskWork:
