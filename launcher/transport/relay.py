@@ -171,7 +171,7 @@ class RelayTransport:
         token = secrets.token_hex(16)
         try:
             with _Listener(self._address, self._context) as callers:
-                order = {"port": callers.port, "word": token, "argv": list(argv)}
+                order = {"port": callers.port, "token": token, "argv": list(argv)}
                 self._control.sendall(json.dumps(order).encode() + b"\n")
                 secure = _accept(callers, token)
         except OSError as error:

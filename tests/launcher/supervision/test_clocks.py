@@ -123,7 +123,7 @@ DATES = {
     "on_event.send",  # of an event, for the command of the user
     "record.begin",
     "results.is_same",
-    "spawn.start_controller",
+    "start.start_controller",
     "facts._compared",
     "console.time_of_day",  # of a line of progress, for people who read it later
     "folders.run_in",
@@ -135,7 +135,7 @@ DATES = {
     "journal.live",  # when a line of usage.jsonl was measured
     "journal.show",
     "metrics._write",  # when a line of metrics.jsonl was written
-    "launch_settings._place",  # who of two waiting launches came first
+    "launch_settings._turn",  # who of two waiting launches came first
     # When something happened to a host, who has used it since when, and how long ago that was:
     *(
         "facts.doubtful",
