@@ -162,7 +162,7 @@ def refuse_absent_program(work: Work) -> None:
     """Raise UsageError for a command whose program, or Python file, is not on this machine."""
     if not isinstance(work, Command):
         return
-    program, file, *_ = *work.words, ""
+    program, file, *_ = *work.args, ""
     if program in PYTHONS:
         if file.endswith(".py") and not Path(file).is_file():
             raise UsageError(why_no_task(file))
