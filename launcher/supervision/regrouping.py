@@ -216,7 +216,7 @@ class Regrouping:
         One host at a time: who waits for some GPUs asks for all hosts that have them.
         """
         others = self._membership.hosts - {node}
-        if self._membership.current is None or len(others) < max(1, self._job.min_hosts):
+        if self._membership.current is None or len(others) < max(1, self._min_hosts):
             return False
         is_one_asked = any(now < at for at in self._left_until.values())
         if node in self._membership.hosts and not is_one_asked:
@@ -238,7 +238,7 @@ class Regrouping:
         """Train without a host, until it can be had again."""
         self._membership.lose(self._ranks_of(node))
         self._drop(node)
-        self._left_until[node] = now + self._job.limits.lease_seconds
+        self._left_until[node] = now + self._limits.lease_seconds
 
     # -- what is due
 
