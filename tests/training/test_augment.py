@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import AugMix, ColorJitter, RandAugment, TrivialAugmentWide
 
 from imagenet.model import TASK, transforms
 from imagenet.recipes import ImageNet, TorchvisionV2
@@ -45,6 +47,19 @@ def test_each_policy_changes_an_image_by_chance_alone(
     torch.manual_seed(99)  # what torch drew before does not matter
     again = [changed(picture, change, np.random.default_rng(seed)) for seed in range(40)]
     assert all(map(np.array_equal, made, again))
+
+
+def test_policies_are_torchvisions_with_the_strength_that_was_asked_for() -> None:
+    """In this order, all of them with bilinear interpolation; what is 0 is left out."""
+    jitter, trivial, rand, augmix = changes(0.4, True, 9, 5)
+    assert isinstance(jitter, ColorJitter) and jitter.hue is None
+    assert jitter.brightness == jitter.contrast == jitter.saturation == (0.6, 1.4)
+    assert isinstance(trivial, TrivialAugmentWide) and trivial.num_magnitude_bins == 31
+    assert isinstance(rand, RandAugment) and (rand.num_ops, rand.magnitude) == (2, 9)
+    assert isinstance(augmix, AugMix) and (augmix.severity, augmix.mixture_width) == (5, 3)
+    for policy in (trivial, rand, augmix):
+        assert policy.interpolation == InterpolationMode.BILINEAR
+    assert changes(0.0, False, 0, 0) == ()
 
 
 def test_options_reach_the_images_of_every_task() -> None:

@@ -17,11 +17,13 @@ import torch
 from torch import nn
 
 from catdog.recipes import CatDog, DemoRecipe
+from rackrun.atomic import partial_path
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RunFolder
 from tests import warm
 from training import checkpoint
 from training.config import Config, as_plain
+from training.recorded import table_differences
 from training.run import compatibility, resume
 
 ROOT = Path(__file__).parents[2]
@@ -371,3 +373,90 @@ def test_nodes_may_share_the_folder(
     names = sorted(path.name for path in folder.checkpoints.iterdir())
     assert names == ["best.pt", "step-00000007.pt"]
     assert checkpoint.read(folder.best)["state"]["step"] == 7
+
+
+def test_a_save_in_the_background_is_reported_once(folder: RunFolder) -> None:
+    """By its step, when it has ended; the state may go on changing meanwhile."""
+    saves, state = checkpoint.BackgroundSaves(folder, keep=2), content(5)
+    assert (saves.ended(), saves.wait()) == (0, 0)
+    saves.begin(state, best=True)
+    state["state"]["weight"].zero_()
+    assert (saves.wait(), saves.wait(), saves.ended()) == (5, 0, 0)
+    for path in (folder.checkpoint(5), folder.best):
+        assert checkpoint.read(path)["state"]["weight"].tolist() == [5.0] * 100
+    saves.begin(content(6), best=False)
+    saves.end(RuntimeError)
+    assert checkpoint.read(folder.best)["state"]["step"] == 5
+    assert checkpoint.steps_in(folder.checkpoints) == [folder.checkpoint(5), folder.checkpoint(6)]
+
+
+def test_a_save_that_fails_is_an_error_of_the_next_call(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; where the run has failed before, its own failure is the one that counts."""
+    saves = checkpoint.BackgroundSaves(folder, keep=2)
+
+    def full(path: Path, content: checkpoint.Content) -> None:
+        raise SaveError("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    saves.begin(content(5), best=False)
+    with pytest.raises(SaveError, match="the disk is full"):
+        saves.wait()
+    assert saves.wait() == 0
+    saves.begin(content(6), best=False)
+    saves.end(RuntimeError)
+    assert not list(folder.checkpoints.iterdir())
+
+
+def test_a_second_ctrl_c_leaves_nothing_of_a_save(folder: RunFolder) -> None:
+    """Whole files stay; what is being written goes, and is not waited for."""
+    checkpoint.save(folder, content(4), keep=2, best=False)
+    partial = partial_path(folder.checkpoint(5))
+    partial.write_bytes(b"half of it")
+    checkpoint.BackgroundSaves(folder, keep=2).end(KeyboardInterrupt)
+    assert list(folder.checkpoints.iterdir()) == [folder.checkpoint(4)]
+
+
+def test_the_best_one_of_an_earlier_run_is_taken_over(folder: RunFolder, tmp_path: Path) -> None:
+    """Unless this run has a best one already; where files have no second names, by a copy."""
+    later = RunFolder(tmp_path / "20260102-000000-catdog")
+    later.make()
+    checkpoint.keep_best(folder, later)
+    assert not later.best.exists()
+    checkpoint.save(folder, content(3), keep=2, best=True)
+    checkpoint.keep_best(folder, later)
+    assert checkpoint.read(later.best)["state"]["step"] == 3
+    checkpoint.save(folder, content(4), keep=2, best=True)
+    checkpoint.keep_best(folder, later)
+    assert checkpoint.read(later.best)["state"]["step"] == 3
+
+
+def test_a_disk_without_links_has_a_copy_of_the_best_one(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FAT and some network file systems."""
+
+    def refused(source: Path, name: Path) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    checkpoint.save(folder, content(3), keep=1, best=True)
+    checkpoint.save(folder, content(4), keep=1, best=False)
+    assert checkpoint.read(folder.best)["state"]["step"] == 3
+    assert len(list(folder.checkpoints.iterdir())) == 2
+
+
+def test_differences_are_told_in_a_few_words() -> None:
+    """Each name on either side, six of them at most, and no more of a value than fits a line."""
+    here = {"lr": 0.1, "same": 1, "only": 2, "long": "x" * 300}
+    there = {"lr": 0.2, "same": 1, "else": "a\nb"}
+    assert table_differences(here, there) == [
+        "lr is 0.2 there and 0.1 here",
+        "only is missing there and 2 here",
+        f"long is missing there and {'x' * 200} here",
+        "else is a␊b there and missing here",
+    ]
+    many = {str(number): number for number in range(7)}
+    assert len(table_differences(dict(list(many.items())[:6]), {})) == 6
+    assert table_differences(many, {})[6:] == ["and 1 more"]

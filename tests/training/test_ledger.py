@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import numpy as np
@@ -157,6 +158,101 @@ def test_pages_of_two_runs_are_not_one_ledger(tmp_path: Path) -> None:
     ledger.save(tmp_path, replace(page(3, EPOCH), epoch_steps=4))
     with pytest.raises(DataError, match="pages of different runs"):
         ledger.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "other", [{"samples": 11}, {"epoch_steps": 4}, {"data": "1" * 64}, {"begun": 3}]
+)
+def test_pages_must_agree_on_the_data_set(tmp_path: Path, other: dict[str, Any]) -> None:
+    """On its size, its version, and when the run began with that."""
+    for first, more in ((0, {}), (3, other)):
+        ledger.save(tmp_path, replace(page(first, EPOCH), **more))
+    with pytest.raises(DataError, match="pages of different runs"):
+        ledger.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"first": 10**9 - 3, "last": 10**9}, True),
+        ({"first": 10**9 - 2, "last": 10**9 + 1}, False),
+        ({"first": 7, "last": 10, "begun": 7}, True),
+        ({"first": 7, "last": 10, "begun": 8}, False),
+        ({"begun": -1}, False),
+        ({"last": 4}, False),
+        ({"last": 2}, False),
+        ({"samples": 2**31 - 1}, True),
+        ({"samples": 2**31}, False),
+        ({"samples": 9}, False),
+        ({"epoch_steps": 10**9}, True),
+        ({"epoch_steps": 10**9 + 1}, False),
+        ({"epoch_steps": 0}, False),
+        ({"generation": -1}, False),
+        ({"data": "1" * 63}, False),
+        ({"rows": np.arange(9, dtype=np.int32)}, False),
+        ({"rows": np.arange(-1, 9, dtype=np.int32)}, False),
+        ({"counts": np.zeros((0, 3), np.int32), "rows": np.zeros(0, np.int32)}, False),
+        ({"counts": np.array([[-1, 5, 2], [2, 1, 1]], np.int32)}, False),
+    ],
+)
+def test_numbers_of_a_page_are_those_of_a_run(fields: dict[str, Any], fits: bool) -> None:
+    """Up to the last one that can be, and not one further."""
+    assert replace(page(0, EPOCH), **fields).fits is fits
+
+
+def noted(writes: bool, folder: Path) -> ledger.Ledger:
+    """Return a ledger after two steps of a group of two ranks, and one of a rank alone."""
+    groups = [Ranks(0, world, 0, world, torch.device("cpu")) for world in (2, 1)]
+    groups = [replace(group, generation=number) for number, group in enumerate(groups, start=1)]
+    notes = ledger.Ledger(folder, groups[0], writes, SAMPLES, STEPS, "7" * 64)
+    notes.begin(3)
+    for step, group, batch in ((3, 0, EPOCH[0]), (4, 0, EPOCH[1]), (5, 1, LAST_ALONE)):
+        notes.enter(groups[group], writes)
+        counts = np.array([len(rows) for rows in batch], np.int32)
+        rows = np.array([row for of_rank in batch for row in of_rank], np.int32)
+        notes.note(step, counts, rows)
+    return notes
+
+
+def test_each_group_of_ranks_has_pages_of_its_own(tmp_path: Path) -> None:
+    """Rank by rank in each; what another rank missed is handed to it, and it writes the same."""
+    notes, newcomer = noted(True, tmp_path / "one"), noted(True, tmp_path / "other")
+    newcomer.write(0)
+    newcomer.load_state_dict(notes.state_dict())
+    for each in (notes, newcomer):
+        each.write(6)
+        first, second = ledger.read(each.folder)
+        assert (first.first, first.last, first.generation) == (3, 5, 1)
+        assert first.counts.tolist() == [[2, 2], [2, 2]]
+        assert first.rows.tolist() == [3, 1, 5, 9, 4, 0, 2, 6]
+        assert (second.first, second.last, second.generation) == (5, 6, 2)
+        assert (second.counts.tolist(), second.rows.tolist()) == ([[2]], [8, 7])
+        assert {(page.data, page.begun, page.samples) for page in (first, second)} == {
+            ("7" * 64, 3, SAMPLES)
+        }
+        (verdict,) = ledger.verdicts([first, second])
+        assert str(verdict).startswith("epoch 2: 10 samples on 2, then 1 rank (groups 1, 2)")
+
+
+def test_a_page_ends_where_the_checkpoint_does(tmp_path: Path) -> None:
+    """What a lost step noted is in no page, and neither is what a rank without a disk noted."""
+    notes = noted(True, tmp_path)
+    notes.write(5)
+    (page,) = ledger.read(tmp_path)
+    assert page.last == 5
+    assert all(part.size == 0 for part in notes.state_dict().values())
+    silent = noted(False, tmp_path / "none")
+    silent.write(6)
+    assert not (tmp_path / "none").exists() and not silent.state_dict()["notes"].size
+
+
+def test_a_complaint_names_five_rows() -> None:
+    """And says how many there are."""
+    few: list[list[list[int]]] = [[[3, 1], [4, 0]], [[5], []], [[], []]]
+    (verdict,) = ledger.verdicts([page(0, few)])
+    assert str(verdict).endswith("; 5 missing: rows 2, 6, 7, 8, 9")
+    (verdict,) = ledger.verdicts([page(0, [few[0], few[2], few[2]])])
+    assert str(verdict).endswith("; 6 missing: rows 2, 5, 6, 7, 8, …")
 
 
 MakeShards = Callable[..., Path]

@@ -291,7 +291,11 @@ def test_the_digest_is_of_all_that_ranks_share() -> None:
 def test_a_snapshot_stays_as_it_was_and_the_next_one_takes_over_its_memory() -> None:
     """Tensors in dictionaries and lists are copied; what torch keeps beside them is kept."""
     model, snapshot = net(), Snapshot()
-    content = {"model": model.state_dict(), "rest": [torch.ones(2), 3], "name": "net"}
+    content: dict[str, Any] = {
+        "model": model.state_dict(),
+        "rest": [torch.ones(2), 3],
+        "name": "net",
+    }
     taken = snapshot.take(content)
     first, rest = taken["model"]["3.weight"], taken["rest"][0]
     expected = first.clone()

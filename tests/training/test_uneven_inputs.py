@@ -50,6 +50,19 @@ def test_a_norm_with_one_value_per_channel_uses_its_running_statistics() -> None
         assert [norm for norm, one in before.items() if (statistics(norm) != one).any()] == changed
 
 
+def test_statistics_are_shared_before_a_rank_has_a_single_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or none. Norms that exchange theirs need nothing, and neither does a model without any."""
+    shared: list[nn.Module] = []
+    monkeypatch.setattr(Ranks, "share_statistics", lambda ranks, model: shared.append(model))
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    for other in (nn.Linear(2, 2), nn.Sequential(nn.SyncBatchNorm(2)), model):
+        for fewest in (0, 1, 2):
+            BatchNorms(other, ALONE).share(fewest)
+    assert shared == [model] * 2
+
+
 def test_a_rank_alone_and_full_steps_need_nothing() -> None:
     """Join comes in only where some ranks have no samples."""
     model = nn.Linear(2, 2)
