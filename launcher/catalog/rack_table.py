@@ -17,27 +17,28 @@ from rackrun.runs import name_of
 from rackrun.terminal import one_line
 from rackrun.units import age, gibibytes, plural
 
-HEAD = ("", "host", "gpus", "free", "used by", "queue", "load", "°C", "disk", "health")
-WRAPPED = ("gpus", "used by", "queue", "health")
+HEAD = ("", "host", "gpus", "free", "used by", "queue", "load", "°C", "disk")
+WRAPPED = ("gpus", "used by", "queue")
 NUMBERS = ("load", "°C", "disk")
 XID_SECONDS = 86400  # errors in the kernel's log that are older say little of today
 DRAINED, DOUBTFUL = "X", "!"
 
 
 def table(rack: Sequence[HostFacts]) -> str:
-    """Return the table for people: a row for each host, and what there is in all."""
+    """Return the table for people: a row for each host, what is wrong, and what there is in all."""
     now = time.time()
-    drawn = tables.table(HEAD, [_row(facts, now) for facts in rack], WRAPPED, NUMBERS)
-    return f"{drawn}\n{_summary(rack)}\n"
+    health = {facts.host.label: one_line("; ".join(_health(facts, now))) for facts in rack}
+    rows = [_row(facts, health[facts.host.label], now) for facts in rack]
+    wrong = "".join(f"{host}: {text}\n" for host, text in health.items() if text)
+    parts = (tables.table(HEAD, rows, WRAPPED, NUMBERS), wrong, f"{_summary(rack)}\n")
+    return "\n".join(filter(None, parts))
 
 
-def _row(facts: HostFacts, now: float) -> tuple[str, ...]:
-    health = "; ".join(_health(facts, now))
+def _row(facts: HostFacts, health: str, now: float) -> tuple[str, ...]:
     is_out = facts.error is not None or facts.drained(now)
     mark = DRAINED if is_out else DOUBTFUL if health else ""
     if facts.error is not None:
-        why = str(facts.error).removeprefix(f"{facts.host.label}: ")
-        return (mark, facts.host.label, *[""] * 7, "; ".join(filter(None, (one_line(why), health))))
+        return (mark, facts.host.label, *[""] * 7)
     state = facts["occupancy"]
     hottest = max((gpu["temperature"] for gpu in facts["gpus"].get("gpus", ())), default=0)
     cells = (
@@ -49,7 +50,6 @@ def _row(facts: HostFacts, now: float) -> tuple[str, ...]:
         f"{state['load']:.1f}/{state['cores']}",
         str(hottest or ""),
         gibibytes(state["disk_free"]),
-        health or "ok",
     )
     return (mark, *map(one_line, cells))
 
@@ -110,7 +110,9 @@ def _pid(use: Answer) -> int:
 
 
 def _health(facts: HostFacts, now: float) -> Iterator[str]:
-    """Yield what is wrong with a host: drained, sick GPUs, and what happened to it before."""
+    """Yield what is wrong with a host: no answer, a drain, sick GPUs, what happened before."""
+    if facts.error is not None:
+        yield str(facts.error).removeprefix(f"{facts.host.label}: ")
     sick = suspects(facts["gpus"], XID_SECONDS)
     yield from filter(None, (facts.drained(now), sick, facts.past(now)))
     if problem := facts["occupancy"].get("lock_problem"):

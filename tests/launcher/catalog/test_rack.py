@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,13 @@ from typing import get_type_hints
 
 import pytest
 
+from launcher.catalog.rack_table import table
+from launcher.errors import HostUnreachable
 from launcher.preflight.answers import LookAnswer
+from launcher.preflight.facts import HostFacts
 from launcher.remote import notes as remote
-from launcher.run.incidents import Incident, lines_of
+from launcher.run.hosts import Host
+from launcher.run.incidents import History, Incident, lines_of
 from rackrun.shapes import shaped
 from tests.launcher.lab import ROOT, Lab
 from tests.launcher.planted_rack import SLEEP, PlantedRack
@@ -52,7 +57,8 @@ def test_the_table_has_runs_queue_and_health(rack: PlantedRack) -> None:
     rows = {line[3:8]: line for line in out.splitlines() if line[3:6] == "gpu"}
     assert rows["gpu01"].split()[1:7] == ["2", "H100", "80GB", "HBM3", "1:", "0"]
     assert f"GPU 1: {use['user']}, night, " in rows["gpu01"]
-    assert rows["gpu02"].startswith("!") and "2 uncorrected ECC errors" in rows["gpu02"]
+    assert rows["gpu02"].startswith("!")
+    assert "\ngpu02: " in out and "2 uncorrected ECC errors" in out
     assert rows["gpu03"].split()[1:3] == ["-", "yes"]
     assert "3 hosts, 2 of 4 GPUs free, 1 launch in the queue" in out
     for process in (waiting, night):
@@ -293,6 +299,31 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) 
     assert process.wait(30) == 0
     assert b"Traceback" not in seen
     os.close(leading)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_a_terminal_whatever_has_happened(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """A row takes few lines; what is wrong with a host has the whole width, below the table."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    reason = "fan is broken, ask facilities in room 12 before Friday"
+    past = History((Incident(time.time() - 7200, "drained", reason, by="alice@desk"),))
+    busy = {"part": "", "pid": 7, "user": "bob", "run": "b" * 32, "name": "20261122-093000-night"}
+    state = {"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": [], "notes": []}
+    uses = {"occupancy": {**state, "uses": [{**busy, "since": time.time() - 60}]}}
+    rack = [
+        HostFacts(Host("gpu01"), None, uses),
+        HostFacts(Host("gpu02"), None, {"occupancy": {**state, "uses": []}}, past),
+        HostFacts(Host("gpu03"), HostUnreachable("gpu03: Connection refused")),
+    ]
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", table(rack)).splitlines()
+    assert [line[:8].rstrip() for line in lines[1:4]] == ["   gpu01", "X  gpu02", "X  gpu03"]
+    assert max(map(len, lines[:4])) <= width
+    assert lines[4:7] == [
+        *("", f"gpu02: drained by alice@desk 2h00m ago: {reason}", "gpu03: Connection refused"),
+    ]
 
 
 @pytest.mark.parametrize(
