@@ -12,7 +12,7 @@ from rackrun.commands import LAUNCHES, call_by, called, is_command
 from rackrun.errors import UsageError
 
 
-class Subcommand(NamedTuple):
+class ModuleCommand(NamedTuple):
     """A command: its group and line in the help, and the module that runs it."""
 
     group: str
@@ -32,44 +32,54 @@ _SSH = "launcher.commands.ssh"
 _MANAGE = "launcher.commands.detached"
 
 COMMANDS = {
-    "local": Subcommand("Train", "Train on this machine.", "launcher.commands.local"),
-    "ssh": Subcommand("Train", "Train on the hosts of a file, over SSH.", _SSH),
-    "ray": Subcommand("Train", "Train on the nodes of a Ray cluster.", "launcher.commands.ray"),
-    "node": Subcommand(
+    "local": ModuleCommand("Train", "Train on this machine.", "launcher.commands.local"),
+    "ssh": ModuleCommand("Train", "Train on the hosts of a file, over SSH.", _SSH),
+    "ray": ModuleCommand("Train", "Train on the nodes of a Ray cluster.", "launcher.commands.ray"),
+    "node": ModuleCommand(
         "Train", "Train on this node of a scheduler's job.", "launcher.commands.node"
     ),
-    "check": Subcommand("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
-    "rack": Subcommand("Runs", "Show all hosts in a table; drain a host.", "launcher.catalog.rack"),
-    "ps": Subcommand("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
-    "rerun": Subcommand("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
-    "board": Subcommand(
+    "check": ModuleCommand("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
+    "rack": ModuleCommand(
+        "Runs", "Show all hosts in a table; drain a host.", "launcher.catalog.rack"
+    ),
+    "ps": ModuleCommand("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
+    "rerun": ModuleCommand("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
+    "board": ModuleCommand(
         "Runs", "Show a run in a browser on this machine.", "launcher.commands.board"
     ),
-    "report": Subcommand(
+    "report": ModuleCommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),
-    "attach": Subcommand("Runs", "Follow a detached run; Ctrl-C detaches.", _MANAGE, ("attach",)),
-    "logs": Subcommand("Runs", "Print the output of a detached run's ranks.", _MANAGE, ("logs",)),
-    "status": Subcommand(
+    "attach": ModuleCommand(
+        "Runs", "Follow a detached run; Ctrl-C detaches.", _MANAGE, ("attach",)
+    ),
+    "logs": ModuleCommand(
+        "Runs", "Print the output of a detached run's ranks.", _MANAGE, ("logs",)
+    ),
+    "status": ModuleCommand(
         "Runs", "Show the processes of a run on every host.", _MANAGE, ("status",)
     ),
-    "stop": Subcommand(
+    "stop": ModuleCommand(
         "Runs", "Stop a run as Ctrl-C would; verify every host.", _MANAGE, ("stop",)
     ),
-    "track": Subcommand("Runs", "Send a run to W&B or MLflow.", "training.track.command"),
-    "ledger": Subcommand(
+    "track": ModuleCommand("Runs", "Send a run to W&B or MLflow.", "training.track.command"),
+    "ledger": ModuleCommand(
         "Runs", "Prove that each epoch was exactly the data set.", "training.run.ledger_command"
     ),
-    "evaluate": Subcommand("Models", "Evaluate a model on a split.", "training.judge.command"),
-    "predict": Subcommand("Models", "Classify images with a model.", "training.predict"),
-    "models": Subcommand("Models", "List published models.", "training.models.list_command"),
-    "export": Subcommand("Models", "Export a model to other formats.", "training.export.command"),
-    "convert": Subcommand("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
-    "doctor": Subcommand(
+    "evaluate": ModuleCommand("Models", "Evaluate a model on a split.", "training.judge.command"),
+    "predict": ModuleCommand("Models", "Classify images with a model.", "training.predict"),
+    "models": ModuleCommand("Models", "List published models.", "training.models.list_command"),
+    "export": ModuleCommand(
+        "Models", "Export a model to other formats.", "training.export.command"
+    ),
+    "convert": ModuleCommand(
+        "Data", "Convert images to tar shards; verify them.", "convert.__main__"
+    ),
+    "doctor": ModuleCommand(
         "Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"
     ),
-    "serve": Subcommand("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
-    "completion": Subcommand(
+    "serve": ModuleCommand("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
+    "completion": ModuleCommand(
         "Shell", "Print completion for bash or zsh.", "rackrun.cli.completion"
     ),
 }

@@ -4,7 +4,8 @@ import contextlib
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,13 +32,17 @@ class Message:
     pair: tuple[int, str] = (0, "")
     facts: dict[str, int] | None = None
     words: Annotated[str, AtMost(100_000)] = ""
+    folder: Path = Path("runs")
+    pending: Mapping[str, int] = field(default_factory=dict)
 
 
 def test_what_fits_is_built() -> None:
-    """Lists become tuples, whole numbers floats, and nested objects their dataclasses."""
+    """Lists become tuples, whole numbers floats, text a path, nested objects their dataclasses."""
     text = '{"local": 3, "gpus": [{"used": 5}], "pair": [1, "x"], "facts": {"a": 1}, "code": null}'
     expected = Message(3, gpus=(Gpu(5.0),), pair=(1, "x"), facts={"a": 1})
     assert parsed(text, Message, 1000) == expected
+    expected = Message(3, folder=Path("/a"), pending={"code": 1})
+    assert parsed('{"local": 3, "folder": "/a", "pending": {"code": 1}}', Message, 99) == expected
     assert (
         len(parsed(json.dumps({"local": 1, "words": "x" * 99_999}), Message, 10**6).words) > 2**16
     )
@@ -64,6 +69,8 @@ def test_what_fits_is_built() -> None:
         ({"local": 1, "facts": {"a": "b"}}, "it.facts.a: str in place of int"),
         ({"local": 1, "hosts": ["\ud800"]}, "it.hosts[0]: text with a lone surrogate"),
         ({"local": 1, "words": "x" * 100_001}, "it.words: longer than 100000"),
+        ({"local": 1, "folder": 5}, "it.folder: int in place of str"),
+        ({"local": 1, "pending": []}, "it.pending: not an object"),
         ({"local": 1, "more": 1}, "unknown field 'more'"),
     ],
 )

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from launcher.remote import processes, run_manager
 from launcher.remote.relay import call
 from launcher.remote.sockets import tls
 from launcher.run.hosts import Host
-from launcher.run.job import Command
+from launcher.run.job import Command, TaskWork
 from launcher.run.settings import HostOptions
 from launcher.supervision.agent_client import drain
 from launcher.transport.certificate import new_key
@@ -41,6 +42,7 @@ from launcher.transport.relay import RelayListener
 from launcher.transport.rpc import RpcClient
 from rackrun import runs as runs_here
 from rackrun.runs import find_run
+from rackrun.shapes import Misshapen, parsed
 from tests import warm
 from tests.launcher.detached_lab import RANK, SHORT, WAIT, DetachedLab
 from tests.launcher.drive import Terminal
@@ -362,6 +364,19 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(
     until(lambda: not detached.processes(), "nothing is left", 20)
     if not out:
         assert not list((detached.one.hosts[0].folder / ".rackrun").iterdir())
+
+
+def test_an_order_comes_back_from_json_as_it_was() -> None:
+    """A controller gets task, GPUs, variables and image of a run as the launcher had them."""
+    options = HostOptions(image="torch:1", volume=("/data",), env=("A=b",), runs=Path("my runs"))
+    hosts = (Host("a"), Host("b", devices=(1, 2), env=(("X", "y"),)))
+    task = TaskWork("catdog", ("--epochs", "2"))
+    order = RunOrder("0a1b2c3d", task, resolved(options), hosts, "10.0.0.1", "PEM", ("t",), 3.0)
+    for work in (task, Command(("sh", "-c", "true"))):
+        plain = json.dumps({**replace(order, work=work).plain, "state": "/home/me/state"})
+        assert parsed(plain, RunOrder, 10**5) == replace(order, work=work, state="/home/me/state")
+    with pytest.raises(Misshapen, match="settings.jobs.limits"):
+        parsed(plain.replace("lease_seconds", "least_seconds"), RunOrder, 10**5)
 
 
 def test_an_orphaned_controller_awaits_no_host(
