@@ -157,7 +157,6 @@ class CachedSource(DescribedSource):
         return data
 
     def _fetch(self, shard: Shard, block: Block, part: slice) -> Stored:
-        """Return a part of a block from the source."""
         first, stop, _ = part.indices(block.bytes)
         return self._counted(self.source.read(shard, block.start + first, stop - first))
 

@@ -91,7 +91,6 @@ def _energon_path(tar: Path) -> Path:
 
 
 def _index(tar: Path, report: Callable[[IndexedShard], None]) -> None:
-    """Write the indexes of a tar."""
     working_on(str(tar))
     with os.fdopen(open_archive(tar), "rb") as file:
         samples = samples_of(Tar(tar, file.fileno()))
