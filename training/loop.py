@@ -50,7 +50,8 @@ def train(run: TrainingRun) -> int:
             # are not the run's.
             if is_of_exchange(error) and not run.config.local_sgd_steps:
                 state.drop_step()
-                log.keep_step(state)  # another rank has failed: a restart goes on from here
+                # Another rank has failed: a restart goes on from here.
+                log.checkpoints.keep_step(state)
             raise
 
 
@@ -75,7 +76,7 @@ def train_elastically(run: TrainingRun, state: TrainingState, log: RunRecorder) 
 
 def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
     """Train the remaining stages; return 0, REGROUP, or 128 + the number of a signal."""
-    log.save_if_owed(state)
+    log.checkpoints.save_if_owed(state)
     with (
         closing(StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)) as trace,
         # Closed, so that loader workers end here, and not when the garbage collector comes by.
@@ -94,7 +95,7 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
                 request = train_stage(run, state, log, stage, batches, stragglers)
             # Otherwise a save may go on in the background while the next group forms.
             if request != REGROUP:
-                log.wait_for_save()
+                log.checkpoints.wait()
             if request:
                 return request
         trace.close()
@@ -216,7 +217,7 @@ def save_or_stop(
 ) -> int:
     """Save a checkpoint if due; return the request that ends the stage early, or 0."""
     if saves:
-        log.save(state, is_best)
+        log.checkpoints.save(state, is_best)
         run.requests.acknowledge()
         request = run.agreed_request()  # a save takes long, and a signal may have arrived during it
     return 0 if request == SAVE else request

@@ -112,7 +112,7 @@ class _Reader:
         return number
 
     def _first(self, matrix: memoryview, count: int) -> list[tuple[int, memoryview]]:
-            elements = list(islice(self.elements(matrix), count))
+        elements = list(islice(self.elements(matrix), count))
         if len(elements) < count:
             raise NotMatlab("cut off in a matrix")
         return elements

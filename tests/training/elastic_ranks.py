@@ -20,6 +20,7 @@ from training.data.transforms import Transforms
 from training.data.worker_server import start_worker_server
 from training.entry import enter
 from training.phases import evaluate, regroup, step
+from training.run.checkpoints import RunCheckpoints
 from training.state import TrainingState
 from training.task import Task
 
@@ -107,7 +108,7 @@ def patch(die: dict[str, Any], pause: float) -> None:
     wrap(regroup, "_agree", lambda: end_at("agree", COUNT["agree"]))
     wrap(regroup, "pack", lambda: end_at("hand over"))
     wrap(loop, "finish", lambda: end_at("finish"))
-    wrap(loop.RunRecorder, "save", lambda: end_at("save"))
+    wrap(RunCheckpoints, "save", lambda: end_at("save"))
     wrap(TrainingState, "finish_epoch", lambda: end_at("evaluated"))
 
 

@@ -11,7 +11,6 @@ from torch.nn.functional import interpolate
 from rackrun.commands import called
 from rackrun.contract import phases
 from rackrun.units import plural
-from training.checkpoint import BackgroundSaves
 from training.conditions import adapted_defaults
 from training.config import as_plain
 from training.data.order.cut import Cut
@@ -110,8 +109,7 @@ def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Non
     config, changed = run.config, ""
     if run.ranks.first:
         check_trackers(config.trackers)
-    writes = writes_to(log.folder, run.ranks)
-    log.enter(run.ranks, BackgroundSaves(log.folder, config.keep_checkpoints) if writes else None)
+    log.enter(run.ranks, writes_to(log.folder, run.ranks))
     if log.resolved:  # in an elastic run: by another group
         log.open(state.step, log.resolved)
         return

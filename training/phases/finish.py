@@ -20,7 +20,7 @@ def finish(
     run: TrainingRun, state: TrainingState, log: RunRecorder, batches: Iterator[Batch]
 ) -> None:
     """Write final.pt and the report; with --synthetic, first print the parts of a step's time."""
-    log.wait_for_save()
+    log.checkpoints.wait()
     speed = None
     if run.config.synthetic:
         log.progress.phase(phases.MEASURE)
@@ -35,7 +35,7 @@ def finish(
             " without a better one (--patience)"
         )
     if run.config.final == "best":
-        log.restore_best(state)
+        log.checkpoints.restore_best(state)
     grid = predictions(run, state) if run.ranks.first else None
     hardest = predictions(run, state, log.hardest) if run.ranks.first and log.hardest else None
     log.finish(state, grid, hardest, speed)

@@ -104,7 +104,7 @@ def _agree(ranks: Ranks, state: TrainingState, log: RunRecorder) -> str:
     positions = [tuple(each[:4].tolist()) for each in offers]
     source = positions.index(max(positions))
     if not all(is_in_run for is_in_run, *_ in positions):
-        log.wait_for_save()  # newcomers get the host's files, or write them from now on
+        log.checkpoints.wait()  # newcomers get the host's files, or write them from now on
         ranks.all_reduce_max(0)
     behind = [
         rank

@@ -1,8 +1,7 @@
-"""The record of a run: its folder, its checkpoints, and the lines it prints."""
+"""The record of a run: its folder, its metrics, and the lines it prints."""
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ from numpy.typing import NDArray
 
 from rackrun.atomic import write_whole
 from rackrun.contract import phases
-from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
 from training import checkpoint
-from training.checkpoint import BackgroundSaves
 from training.config import Config, as_plain
 from training.counts import (
     TOP5_CLASSES,
@@ -25,10 +22,10 @@ from training.counts import (
     Counts,
     Scaling,
     check_finite,
-    check_weights,
 )
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks, Rows
+from training.run.checkpoints import RunCheckpoints
 from training.run.folder import run_name
 from training.run.ledger import Ledger, page_paths
 from training.run.metrics import MetricsWriter, lines_until
@@ -40,7 +37,6 @@ from training.schedule import Schedule
 from training.state import TrainingState
 
 Content = dict[str, Any]
-NOTHING, DUE, BEST = 0, 1, 2
 
 
 class RunRecorder:
@@ -63,7 +59,9 @@ class RunRecorder:
         self._classes = len(described["classes"])
         self._identity = identity
         self._ledger = ledger
-        self._saves: BackgroundSaves | None = None  # on the rank that writes to its disk
+        self.checkpoints = RunCheckpoints(
+            folder, ranks, ledger, self.progress, {"identity": identity, **described}
+        )
         self._judges = judges and not config.synthetic  # predictions of noise mean nothing
         self.shows_next_batch = False
         self._config = config
@@ -75,9 +73,7 @@ class RunRecorder:
         self._finished = False
         self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step
         self.logged = 0  # the last step of which the sums are in the metrics
-        self._images_by_rank: list[int] = []  # of a full step, with --balance auto
         self._handed_over: dict[str, torch.Tensor] = {}  # files of another host
-        self._owed = NOTHING  # a save that is due and not finished
         self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
         self.hardest: list[int] = []  # likewise: rows of the highest loss
         self._pace = Pace()
@@ -86,8 +82,8 @@ class RunRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._saves and kind:
-            self._saves.end(kind)
+        if kind:
+            self.checkpoints.end(kind)
         if self._journal:
             self._journal.end("failed" if kind else "finished" if self._finished else "stopped")
 
@@ -102,23 +98,21 @@ class RunRecorder:
             self._journal = MetricsWriter(self.folder.metrics, lines)
             self._journal.start(step, self._schedule.epoch(step))
 
-    def enter(self, ranks: Ranks, saves: BackgroundSaves | None) -> None:
+    def enter(self, ranks: Ranks, writes: bool) -> None:
         """Go on in a group: as its first rank, as one that writes to a disk, or as another one."""
         self._ranks = ranks
         self.shows_next_batch = ranks.first and not (
             self._config.synthetic or self.folder.first_batch.exists()
         )
         self.progress.enter(ranks)
-        self._ledger.enter(ranks, saves is not None)
-        if saves and not self._saves:
-            checkpoint.remove_partials(self.folder)
-        self._saves = saves and (self._saves or saves)
+        self._ledger.enter(ranks, writes)
+        self.checkpoints.enter(ranks, writes, self._config.keep_checkpoints)
         self._keep_files()
 
     def _keep_files(self) -> None:
         """Write the files that another host has handed over, in place of what was here."""
         files, self._handed_over = self._handed_over, {}
-        if not files or not self._saves:
+        if not files or not self.checkpoints.writes:
             return
         if (best := files.pop(self.folder.best.name, None)) is not None:
             write_whole(self.folder.best, best.numpy().tobytes())
@@ -165,14 +159,14 @@ class RunRecorder:
             self._ledger.begin(step)
             earlier.release()
             return
-        if self._saves:
+        if self.checkpoints.writes:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:
             self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
         path = self.folder.checkpoint(step)
-        if self._saves and not path.exists():
+        if self.checkpoints.writes and not path.exists():
             write_whole(path, earlier.data)
-        if self._saves:
+        if self.checkpoints.writes:
             self.progress.phase(phases.START, checkpoint=step)
         earlier.release()
 
@@ -182,8 +176,7 @@ class RunRecorder:
 
     def step(self, step: int) -> None:
         """Report that a step is done."""
-        if self._saves:
-            self._saved(self._saves.ended())
+        self.checkpoints.report_ended()
         self.progress.step(step)
 
     @property
@@ -207,7 +200,7 @@ class RunRecorder:
             "ledger": ledger,
             "resolved": json.dumps(self._resolved),
             "pace": self._pace.state_dict(),
-            "steps": [self.logged, self._owed],
+            "steps": [self.logged, self.checkpoints.owed],
             "files": {path.name: _content(path) for path in paths if path.exists()},
         }
 
@@ -222,13 +215,13 @@ class RunRecorder:
         logged, owed = record["steps"]
         if logged != self.logged:
             self.sums.clear()
-        self.logged, self._owed = logged, owed
+        self.logged, self.checkpoints.owed = logged, owed
         self._handed_over = record["files"]
 
     def shares(self, step: int, counts: list[int]) -> None:
         """Record the images that each rank gets of a full step after this one (--balance auto)."""
         ranks = self._ranks
-        self._images_by_rank = counts
+        self.checkpoints.images_by_rank = counts
         self.progress.share(counts[ranks.rank] / sum(counts))
         if self._journal:
             by_member = dict(zip(ranks.members or range(ranks.world), counts, strict=True))
@@ -328,92 +321,6 @@ class RunRecorder:
         """Store the counts of validation images by label and prediction, for the report."""
         if classes:
             self._confusion = counts.long().reshape(classes, classes).cpu().numpy()
-
-    def save(self, state: TrainingState, best: bool = False) -> None:
-        """Begin to write a checkpoint, which gets a second name if it is the best so far.
-
-        Raise Diverged if no run could continue from it, before the next line of the log does.
-        """
-        self._owed = BEST if best else max(self._owed, DUE)
-        self.progress.phase(phases.SAVE)
-        check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
-        self.wait_for_save()
-        self._ledger.write(state.step)
-        statistics = self._ranks.gather_statistics(state.model)
-        try:
-            for model in state.models:
-                self._ranks.share_statistics(model)
-            if self._saves:
-                self._begin_save(state, statistics, self._owed == BEST)
-        finally:
-            self._ranks.restore_statistics(state.model, statistics)
-        self._owed = NOTHING
-        self.progress.phase(phases.TRAIN)
-
-    def keep_step(self, state: TrainingState) -> None:
-        """Save the last whole step without the other ranks, of which one is lost.
-
-        Batch norms keep the statistics of this rank, as nobody can take the mean any more.
-        """
-        if not self._saves or not state.is_finite:
-            return
-        self.wait_for_save()
-        if not self.folder.checkpoint(state.step).exists():
-            self._ledger.write(state.step)
-            self._begin_save(state, None, best=False)
-            self.wait_for_save()
-
-    def _begin_save(
-        self, state: TrainingState, statistics: torch.Tensor | None, best: bool
-    ) -> None:
-        assert self._saves
-        content: Content = {"identity": self._identity, "state": state.state_dict()}
-        content["images_by_rank"] = self._images_by_rank
-        self._saves.begin({**content, **self._described, "statistics": statistics}, best)
-
-    def save_if_owed(self, state: TrainingState) -> None:
-        """Save what a rank of the group could not finish in the group before."""
-        if owed := self._ranks.all_reduce_max(self._owed):
-            self.save(state, owed == BEST)
-
-    def wait_for_save(self) -> None:
-        """Wait until the last checkpoint is written; raise SaveError if that fails."""
-        if self._saves:
-            self.progress.phase(phases.SAVE)
-            self._saved(self._saves.wait())
-
-    def _saved(self, step: int) -> None:
-        """Report that the checkpoint of a step is written, unless the step is 0."""
-        if step:
-            self.progress.phase(self.progress.current_phase, checkpoint=step)
-
-    def restore_best(self, state: TrainingState) -> None:
-        """Give the first rank, which writes final.pt, the weights with the best evaluation.
-
-        Its own host may lack them: one that has joined later, or has lost a rank in a save.
-        """
-        epoch = state.improvement.epoch
-        best = self._best_state(epoch) if self._saves else None
-        offers = self._ranks.all_gather(np.array([int(best is not None)]))
-        if not any(offers):
-            if epoch:
-                self.say(f"no host has the best checkpoint (epoch {epoch}): final.pt is the last")
-            return
-        source = [bool(offer) for offer in offers].index(True)
-        if source and best and self._ranks.rank == source:
-            self._ranks.send_bytes(checkpoint.pack(best), 0)
-        if self._ranks.first:
-            best = checkpoint.unpack(self._ranks.receive_bytes(source)) if source else best
-            assert best
-            state.evaluated.load_state_dict(best["average"] or best["model"])
-            state.accuracy = best["accuracy"]
-
-    def _best_state(self, epoch: int) -> Content | None:
-        """Return the state in this host's best checkpoint, if it is whole and of that epoch."""
-        with suppress(SaveError):
-            state: Content = checkpoint.read(self.folder.best)["state"]
-            return state if state["epoch"] == epoch else None
-        return None
 
     def finish(
         self,

@@ -1,0 +1,163 @@
+"""The checkpoints of a run: ranks save together, and one on each host writes in the background."""
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from rackrun.contract import phases
+from rackrun.errors import SaveError
+from rackrun.run_folder import RunFolder
+from training import checkpoint
+from training.checkpoint import BackgroundSaves
+from training.counts import check_weights
+from training.ranks import Ranks
+from training.run.ledger import Ledger
+from training.run.progress import ProgressReporter
+from training.state import TrainingState
+
+Content = dict[str, Any]
+NOTHING, DUE, BEST = 0, 1, 2
+
+
+class RunCheckpoints:
+    """Saves the state of a run, and the pages of its ledger with it."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        ranks: Ranks,
+        ledger: Ledger,
+        progress: ProgressReporter,
+        content: Content,
+    ) -> None:
+        """Take what is in every checkpoint beside the state: what the run is, its identity."""
+        self._folder = folder
+        self._ranks = ranks
+        self._ledger = ledger
+        self._progress = progress
+        self._content = content
+        self._saves: BackgroundSaves | None = None  # on the rank that writes to its disk
+        self.owed = NOTHING
+        """A save that is due and not finished: none, one, or one of the best state."""
+        self.images_by_rank: list[int] = []
+        """Of a full step, with --balance auto."""
+
+    @property
+    def writes(self) -> bool:
+        """Return whether this rank writes those of its host."""
+        return self._saves is not None
+
+    def enter(self, ranks: Ranks, writes: bool, keep: int) -> None:
+        """Go on in a group, and keep so many of the last checkpoints."""
+        self._ranks = ranks
+        if not writes:
+            self._saves = None
+        elif not self._saves:
+            checkpoint.remove_partials(self._folder)
+            self._saves = BackgroundSaves(self._folder, keep)
+
+    def end(self, failure: type[BaseException]) -> None:
+        """End with a run that has failed."""
+        if self._saves:
+            self._saves.end(failure)
+
+    def save(self, state: TrainingState, best: bool = False) -> None:
+        """Begin to write a checkpoint, which gets a second name if it is the best so far.
+
+        Raise Diverged if no run could continue from it, before the next line of the log does.
+        """
+        self.owed = BEST if best else max(self.owed, DUE)
+        self._progress.phase(phases.SAVE)
+        check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
+        self.wait()
+        self._ledger.write(state.step)
+        # The file has the mean of all ranks' statistics, for whoever loads it, and those of each
+        # rank: a run that resumes goes on with the same numbers as one that was not interrupted.
+        statistics = self._ranks.gather_statistics(state.model)
+        try:
+            for model in state.models:
+                self._ranks.share_statistics(model)
+            if self._saves:
+                self._begin(self._saves, state, statistics, self.owed == BEST)
+        finally:
+            self._ranks.restore_statistics(state.model, statistics)
+        self.owed = NOTHING
+        self._progress.phase(phases.TRAIN)
+
+    def save_if_owed(self, state: TrainingState) -> None:
+        """Save what a rank of the group could not finish in the group before."""
+        if owed := self._ranks.all_reduce_max(self.owed):
+            self.save(state, owed == BEST)
+
+    def keep_step(self, state: TrainingState) -> None:
+        """Save the last whole step without the other ranks, of which one is lost.
+
+        Batch norms keep the statistics of this rank, as nobody can take the mean any more.
+        """
+        if not self._saves or not state.is_finite:
+            return
+        self.wait()
+        if not self._folder.checkpoint(state.step).exists():
+            self._ledger.write(state.step)
+            self._begin(self._saves, state, None, best=False)
+            self.wait()
+
+    def _begin(
+        self,
+        saves: BackgroundSaves,
+        state: TrainingState,
+        statistics: torch.Tensor | None,
+        best: bool,
+    ) -> None:
+        content: Content = {**self._content, "state": state.state_dict(), "statistics": statistics}
+        saves.begin({**content, "images_by_rank": self.images_by_rank}, best)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written; raise SaveError if that fails."""
+        if self._saves:
+            self._progress.phase(phases.SAVE)
+            self._report(self._saves.wait())
+
+    def report_ended(self) -> None:
+        """Report a checkpoint that has been written since the last call; raise SaveError as `wait`.
+
+        It costs next to nothing, so that every step may ask.
+        """
+        if self._saves:
+            self._report(self._saves.ended())
+
+    def _report(self, step: int) -> None:
+        if step:  # 0: of no checkpoint
+            self._progress.phase(self._progress.current_phase, checkpoint=step)
+
+    def restore_best(self, state: TrainingState) -> None:
+        """Give the first rank, which writes final.pt, the weights with the best evaluation.
+
+        Its own host may lack them: one that has joined later, or has lost a rank in a save.
+        """
+        epoch = state.improvement.epoch
+        best = self._best_state(epoch) if self._saves else None
+        offers = self._ranks.all_gather(np.array([int(best is not None)]))
+        if not any(offers):
+            if epoch:
+                self._progress.line(
+                    f"no host has the best checkpoint (epoch {epoch}): final.pt is the last"
+                )
+            return
+        source = [bool(offer) for offer in offers].index(True)
+        if source and best and self._ranks.rank == source:
+            self._ranks.send_bytes(checkpoint.pack(best), 0)
+        if self._ranks.first:
+            best = checkpoint.unpack(self._ranks.receive_bytes(source)) if source else best
+            assert best
+            state.evaluated.load_state_dict(best["average"] or best["model"])
+            state.accuracy = best["accuracy"]
+
+    def _best_state(self, epoch: int) -> Content | None:
+        """Return the state in this host's best checkpoint, if it is whole and of that epoch."""
+        with suppress(SaveError):
+            state: Content = checkpoint.read(self._folder.best)["state"]
+            return state if state["epoch"] == epoch else None
+        return None
