@@ -100,6 +100,17 @@ class Ranks:
         return self.local_rank == self.first_local_rank
 
     @property
+    def share_a_host(self) -> bool:
+        """Return True where all ranks are on this host; all ranks get the same result.
+
+        In a group of an elastic run there may be as many as a host has, though on several hosts.
+        """
+        if not self.members:
+            return self.world == self.local_world
+        first = self.member - self.local_rank
+        return all(0 <= member - first < self.local_world for member in self.members)
+
+    @property
     def connected(self) -> bool:
         """Return True where there are other ranks, and this one has joined them."""
         return self.world > 1 and dist.is_initialized()

@@ -50,6 +50,7 @@ class MembershipServer:
         self.formed: dict[int, dict[int, dict[str, Any]]] = {}
         self.broken: list[dict[str, Any]] = []
         self.left: set[int] = set()
+        self.loses_hosts = True  # with a rank, all others of its host
         self.with_state: set[int] = set()  # members that have been in a group
         self.codes: dict[int, list[int]] = {}
         self.number = 0
@@ -204,9 +205,10 @@ class MembershipServer:
                     self.codes.setdefault(member, []).append(process.returncode)
                     self.ports.pop(member, None)
                     if member in self.members and member not in self.left:
-                        # torchrun would end the other ranks of the host, too
-                        self.kill(self.hosts.index(host))
-                        gone = range(host.first, host.first + host.ranks)
+                        gone = [member]
+                        if self.loses_hosts:
+                            self.kill(self.hosts.index(host))
+                            gone = [*range(host.first, host.first + host.ranks)]
                         self._order([m for m in self.members if m not in gone], "lost")
 
     def _order(self, members: list[int], reason: str, abort: bool = True) -> None:

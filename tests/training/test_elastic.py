@@ -103,7 +103,8 @@ def evaluations(folder: Path) -> list[float]:
 def check(server: MembershipServer, undisturbed: Path) -> Path:
     """Assert that a run ended as if nothing had happened; return its folder."""
     first = server.members[0]
-    folder = next(host.folder / "run" for host in server.hosts if host.first == first)
+    hosts = (host for host in server.hosts if first - host.first in range(host.ranks))
+    folder = next(hosts).folder / "run"
     check_weights(folder, undisturbed)
     assert evaluations(folder) == pytest.approx(evaluations(undisturbed), abs=1e-5)
     verdicts = ledger.verdicts(ledger.read(RunFolder(folder).ledger))
@@ -308,6 +309,16 @@ def test_hosts_of_several_ranks_and_loader_workers(start: Start, undisturbed: An
     assert helpers <= below(pids), "workers were started again"
     server.run_to_the_end()
     assert server.codes == {0: [-9, 0], 1: [-9, 0], 2: [0], 3: [0]}, server.outputs()
+    check(server, undisturbed)
+
+
+def test_as_many_ranks_as_a_host_has_are_on_two_hosts(start: Start, undisturbed: Any) -> None:
+    """They do the same exchanges, though one of them has as many neighbours as there are ranks."""
+    server = start({0: {"at": "loss", "step": 3}}, hosts=(2, 1))
+    server.loses_hosts = False
+    server.run_to_the_end()
+    assert server.codes == {0: [-9], 1: [0], 2: [0]}, server.outputs()
+    assert server.orders[1]["members"] == [1, 2]
     check(server, undisturbed)
 
 

@@ -35,7 +35,7 @@ def writes_to(folder: RunFolder, ranks: "Ranks") -> bool:
     """
     if ranks.writes:
         folder.make()
-    if ranks.world == ranks.local_world:
+    if ranks.share_a_host:
         return ranks.writes
     token = ranks.broadcast_bytes(secrets.token_hex(4).encode()).decode()
     mark = folder.checkpoints / f".{token}-{ranks.rank:08d}{PARTIAL}"
