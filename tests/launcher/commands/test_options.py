@@ -5,7 +5,7 @@ import os
 import re
 import time
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_o
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.commands.ssh_detach import refuse_what_stays
+from launcher.lifecycle.launch_settings import resolved
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.lifecycle.this_machine import plan_alone
 from launcher.preflight.checks import CHECKS, check_allowed
@@ -327,6 +329,7 @@ def test_settings_of_a_server_that_is_not_started_are_refused(data: str, refusal
 def test_the_seconds_of_a_command_are_refused_for_a_detached_task() -> None:
     """The launcher waits for a task's first step, however long that takes."""
     options = SshOptions(detach=True, detach_seconds=5)
+    task = LaunchSpec((), (), TaskWork("catdog"), resolved(options), addresses=["127.0.0.1"])
     with pytest.raises(UsageError, match="--detach-seconds 5 has no effect"):
-        refuse_what_stays(TaskWork("catdog"), options, ["127.0.0.1"])
-    refuse_what_stays(Command(("true",)), options, ["127.0.0.1"])
+        refuse_what_stays(task, options)
+    refuse_what_stays(replace(task, work=Command(("true",))), options)
