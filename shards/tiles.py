@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shards.jpeg import END, TILES_MAGIC, Frame
 
-TILE = 64  # pixels: about the width of a tile
+TILE, NARROWEST = 32, 16  # pixels: about the width of a tile, and the least
 CHROMA = 2  # pixels around a crop that chroma upsampling between MCUs needs
 DIGEST_BYTES = 32
 HEAD_BYTES = len(TILES_MAGIC) + DIGEST_BYTES
@@ -73,13 +73,16 @@ def mcu_size(data: bytes, frame: Frame) -> tuple[int, int] | None:
 def tile_interval(width: int, height: int, mcu: tuple[int, int]) -> int:
     """Return the number of MCUs in a tile about TILE pixels wide whose list fits the segment.
 
-    A divisor of the MCUs in a row: if that is a prime number, a tile is one MCU or all.
+    A divisor of the MCUs in a row: if that is a prime number, a tile is one MCU or all. Tiles of 8
+    pixels would make a file too long.
     """
     across, down = -(-width // mcu[0]), -(-height // mcu[1])
     possible = [
         number
         for number in range(1, across + 1)
-        if not across % number and across // number * down <= MOST_TILES
+        if not across % number
+        and across // number * down <= MOST_TILES
+        and (number * mcu[0] >= NARROWEST or number == across)
     ]
     return min(possible, key=lambda mcus: abs(math.log(mcus * mcu[0] / TILE)))
 

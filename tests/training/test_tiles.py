@@ -99,7 +99,7 @@ def test_only_tiles_under_the_box_reach_the_decoder() -> None:
     """A box in a corner costs the tiles that it touches, of whatever size the file is."""
     _, data = pair("4:2:0", 3)
     frame = frame_of(data)
-    assert grid_of(data, frame) == (4, 16, 64, 16)
+    assert grid_of(data, frame) == (8, 16, 32, 16)
     part = window(data, frame, 130, 100, 180, 150)
     assert part is not None
     assert (part.left, part.top, part.width, part.height) == (128, 96, 64, 54)
