@@ -27,6 +27,7 @@ from rackrun.terminal import clean
 LIBRARY = "pillow.libs/libjpeg-*.so.62.*"  # beside the package
 VERSION = 62
 MESSAGE_BYTES = 200
+MOST_GROWTH = 16  # times the bytes of a JPEG: no child that is sound answers with more
 REQUEST = struct.Struct("=III")  # restart interval, whether to optimise tables, bytes
 ANSWER = struct.Struct("=?I")  # whether it is a JPEG or a message, bytes
 CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
@@ -93,6 +94,8 @@ def rewritten(data: bytes, restart_interval: int = 0, optimised: bool = False) -
     try:
         child.socket.sendall(REQUEST.pack(restart_interval, optimised, len(data)) + data)
         is_jpeg, size = ANSWER.unpack(_received(child.socket, ANSWER.size))
+        if size > MOST_GROWTH * len(data) + MESSAGE_BYTES:
+            raise ConnectionAbortedError
         answer = _received(child.socket, size)
     except OSError:
         raise _failure(child.end()) from None
