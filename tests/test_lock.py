@@ -29,7 +29,7 @@ def locked(name: str) -> dict[str, list[tuple[str, str]]]:
     return result
 
 
-def here(packages: dict[str, list[tuple[str, str]]], python: str) -> dict[str, str]:
+def installed(packages: dict[str, list[tuple[str, str]]], python: str) -> dict[str, str]:
     """Return the packages that a lock installs on Linux on a Python of that version."""
     position = {
         "python_full_version": f"{python}.0",
@@ -59,13 +59,13 @@ def test_every_package_of_a_lock_has_a_version_and_hashes_and_nothing_else(name:
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 def test_a_lock_has_one_version_of_all_that_pyproject_asks_for(python: str) -> None:
     """On each supported Python, for the project, its build and each extra; extras agree with it."""
-    base = here(locked("base"), python)
+    base = installed(locked("base"), python)
     expected = {"base": [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]}
     extras = PROJECT["project"]["optional-dependencies"]
     assert set(LOCKS) <= {"base", *extras}
     for name, needs in {**expected, **extras}.items():
         name = name if name in LOCKS else "dev"  # what users add is tested at dev's versions
-        whole = base | here(locked(name), python)
+        whole = base | installed(locked(name), python)
         assert base.items() <= whole.items(), f"{name}.txt changes base.txt"
         for need in map(Requirement, needs):
             assert need.specifier.contains(whole[canonical(need.name)]), f"{need} in {name}.txt"
@@ -75,7 +75,7 @@ def test_a_lock_has_one_version_of_all_that_pyproject_asks_for(python: str) -> N
 def test_the_lock_for_old_gpus_has_another_torch_and_nothing_else(python: str) -> None:
     """Both agree on all but torch, torchvision and the libraries of the build, and on no torch that
     the project refuses."""
-    base, old = here(locked("base"), python), here(locked("cuda12"), python)
+    base, old = installed(locked("base"), python), installed(locked("cuda12"), python)
     differ = {name for name, _ in base.items() ^ old.items()}
     assert differ > {"torch", "torchvision", "triton"}
     assert all(OF_A_BUILD.match(name) for name in differ - {"torch", "torchvision"})
@@ -88,7 +88,7 @@ def test_the_lock_for_old_gpus_has_another_torch_and_nothing_else(python: str) -
 
 def test_every_need_is_pinned() -> None:
     """What packages say of themselves, followed from the project on, where they are installed."""
-    pins = here(locked("base"), ".".join(platform.python_version_tuple()[:2]))
+    pins = installed(locked("base"), ".".join(platform.python_version_tuple()[:2]))
     project = PROJECT["project"]
     needed = [*project["dependencies"], *project["optional-dependencies"]["train"]]
     waiting = [Requirement(text) for text in needed]

@@ -55,7 +55,7 @@ ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.na
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[tuple[str, ...], set[str]]:
+def options_by_command() -> dict[tuple[str, ...], set[str]]:
     """Return the options in the help of each command, by the words that a page prints."""
     options = {command: options_of(args) for command, args in ASKED.items()}
     for verb in VERBS:
@@ -64,11 +64,11 @@ def known() -> dict[tuple[str, ...], set[str]]:
     return options
 
 
-def options_of(words: list[str]) -> set[str]:
+def options_of(command: list[str]) -> set[str]:
     output = (
-        warm.run(*words, "--help", start=warm.Launcher, cwd=ROOT)
-        if words[0] == "-m"
-        else subprocess.run([*words, "--help"], cwd=ROOT, capture_output=True, text=True)
+        warm.run(*command, "--help", start=warm.Launcher, cwd=ROOT)
+        if command[0] == "-m"
+        else subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True)
     )
     assert output.returncode == 0, output.stderr
     return set(OPTION.findall(output.stdout))
@@ -117,18 +117,22 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_printed_commands_are_understood(
-    page: Path, known: dict[tuple[str, ...], set[str]]
+    page: Path, options_by_command: dict[tuple[str, ...], set[str]]
 ) -> None:
     """Every command of ours in a code block exists, and has the options that follow it."""
     for line in printed(page.read_text()):
         args = shlex.split(line, comments=True)
         ours = args[: args.index("--")] if "--" in args else args
-        commands = [known[start] for n in range(1, 5) if (start := tuple(ours[:n])) in known]
+        commands = [
+            options_by_command[start]
+            for n in range(1, 5)
+            if (start := tuple(ours[:n])) in options_by_command
+        ]
         assert commands, f"{page.name}: no such command: {line}"
         options = {"--help"}.union(*commands)
         if line.startswith(LAUNCHERS):
             for task in TASKS if "rerun" in ours else set(TASKS) & set(ours):
-                options |= known[task,]
+                options |= options_by_command[task,]
         unknown = [arg for arg in ours if OPTION.match(arg) and arg not in options]
         assert not unknown, f"{page.name}: {line}: no {unknown}"
 
@@ -151,9 +155,11 @@ def printed(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_options_in_the_text_exist(page: Path, known: dict[tuple[str, ...], set[str]]) -> None:
+def test_options_in_the_text_exist(
+    page: Path, options_by_command: dict[tuple[str, ...], set[str]]
+) -> None:
     """Every option in backticks is one of our commands', or stands in the list of others'."""
-    options = set().union(*known.values()) | FOREIGN
+    options = set().union(*options_by_command.values()) | FOREIGN
     for span in re.findall(r"`(--[^`]+)`", page.read_text()):
         unknown = {
             option

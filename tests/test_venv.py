@@ -383,12 +383,12 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
     again = run_local(tmp_path / "bin", BASE, environment)  # called through a link, and current
     assert (again.stdout, again.stderr) == (used.stdout, "")
     (link,) = clone.glob(f".venv/lib/*/site-packages/{found_torch.LINK}")
-    assert answer(clone, "RACKRUN_OWN_TORCH=1; venv_torch_is_there") == 1
+    assert exit_code_of(clone, "RACKRUN_OWN_TORCH=1; venv_torch_is_there") == 1
     link.write_text("/gone\n")
-    assert answer(clone, "venv_torch_is_there") == 1
-    assert answer(clone, f"python=.venv/bin/python; locks=(); venv_finds_torch {BASE}") == 1
+    assert exit_code_of(clone, "venv_torch_is_there") == 1
+    assert exit_code_of(clone, f"python=.venv/bin/python; locks=(); venv_finds_torch {BASE}") == 1
     assert not link.exists()
-    assert answer(clone, "venv_torch_is_there") == 0
+    assert exit_code_of(clone, "venv_torch_is_there") == 0
 
 
 def test_a_command_of_ones_own_needs_no_more_than_a_torch(clone: Path, tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_a_command_of_ones_own_needs_no_more_than_a_torch(clone: Path, tmp_path:
     assert not (clone / ".venv" / "bin").exists()  # the ranks use python3
 
 
-def answer(clone: Path, asked: str) -> int:
+def exit_code_of(clone: Path, asked: str) -> int:
     """Run functions of venv.sh; return the exit code."""
     args = ["bash", "-c", f"set -euo pipefail; . launcher/venv.sh; {asked}"]
     return subprocess.run(args, cwd=clone, check=False).returncode

@@ -186,28 +186,28 @@ def forget_another_tree() -> None:
             del sys.modules[name]
 
 
-def run(words: list[str], project: str | None) -> None:
+def run(args: list[str], project: str | None) -> None:
     """Do what `python WORDS` does, of which -m, -c and a script are known, in a project's .venv."""
     if project:
         sys.path.insert(0, project)
         sys.executable = f"{project}/.venv/bin/python"
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
-    if words[0] == "-m":
+    if args[0] == "-m":
         sys.path.insert(0, str(Path.cwd()))
         forget_another_tree()
-        sys.argv = words[1:]
-        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
-    elif words[0] == "-c":
+        sys.argv = args[1:]
+        runpy._run_module_as_main(args[1])  # type: ignore[attr-defined]
+    elif args[0] == "-c":
         sys.path.insert(0, "")
         forget_another_tree()
-        sys.argv = ["-c", *words[2:]]
-        exec(words[1], {"__name__": "__main__"})
+        sys.argv = ["-c", *args[2:]]
+        exec(args[1], {"__name__": "__main__"})
     else:
-        is_door = words[0].endswith("rackrun/__main__.py")  # which is called with -P
-        sys.path.insert(0, str(Path(words[0]).parents[is_door]))
+        is_door = args[0].endswith("rackrun/__main__.py")  # which is called with -P
+        sys.path.insert(0, str(Path(args[0]).parents[is_door]))
         forget_another_tree()
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+        sys.argv = args
+        runpy.run_path(args[0], run_name="__main__")
 
 
 def leave(code: object) -> NoReturn:

@@ -130,7 +130,7 @@ def test_a_killed_loader_worker_ends_the_run_by_name(shards: Path, tmp_path: Pat
         threading.Thread(target=rank.stdout.read).start()
         complaint = rank.stderr.read()
         assert rank.wait() == 70
-        gone(rank.pid)
+        wait_for_end(rank.pid)
     assert complaint.startswith(f"error: a loader worker (pid {worker}) was killed by SIGKILL;")
     assert len(complaint.splitlines()) == 1
     assert not list((tmp_path / "tmp").glob("pymp-*"))
@@ -143,7 +143,7 @@ def test_nothing_outlives_a_killed_rank(shards: Path, tmp_path: Path) -> None:
         assert len(session(rank.pid)) > 2
         rank.kill()
         rank.wait()
-        gone(rank.pid)
+        wait_for_end(rank.pid)
         assert rank.stderr.read() == ""
 
 
@@ -187,7 +187,7 @@ def stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
 
 
-def gone(leader: int) -> None:
+def wait_for_end(leader: int) -> None:
     """Wait until a session has no process."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while left := session(leader):

@@ -33,19 +33,19 @@ def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_o
     """A mount that vanishes after the first shard: 74 and one line; back again: the same bytes."""
     large = {kind: drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
     files = {name: large[kind] for name, kind in names("cat", "dog", count=60).items()}
-    source, away = write_files(tmp_path / "set", files), tmp_path / "away"
+    source, unmounted = write_files(tmp_path / "set", files), tmp_path / "away"
     args = ("folder", source, tmp_path / "out", "--shards", 10, "--size", 64, "--workers", 2)
     args += ("--allow", "leaks")
     running = command(*args)
     wait_for_a_shard(tmp_path / "out")
     running.signal_all(signal.SIGSTOP)
-    source.rename(away)
+    source.rename(unmounted)
     running.signal_all(signal.SIGCONT)
     code, errors = running.end()
     (line,) = (line for line in errors.splitlines() if line.startswith("error: "))
     assert code == 74 and "No such file" in line and "the same command goes on" in line
     assert not (tmp_path / "out" / "dataset.json").exists()
-    shutil.copytree(away, source)
+    shutil.copytree(unmounted, source)
     code, errors = command(*args).end()
     assert code == 0 and "shards are there already" in errors
     assert command(args[0], source, tmp_path / "whole", *args[3:]).end()[0] == 0

@@ -202,9 +202,9 @@ def test_presets_need_no_library(folder: Path, convert: Convert) -> None:
     plain = everything(convert("folder", folder, *options, out="plain"))
     marked = everything(convert("folder", folder, *options, "--tiles"))
     assert [each.key for each in marked] == [each.key for each in plain]
-    for one, other in zip(marked, plain, strict=True):
-        assert has_tiles(one.image) == (one.key != "bb_turned")
-        assert np.array_equal(pixels(one.image), pixels(other.image))
+    for sample, original in zip(marked, plain, strict=True):
+        assert has_tiles(sample.image) == (sample.key != "bb_turned")
+        assert np.array_equal(pixels(sample.image), pixels(original.image))
 
 
 @pytest.mark.usefixtures("other_pillow")

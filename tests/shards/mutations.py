@@ -115,8 +115,8 @@ def zero(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Pa
 
 
 def swap(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
-    one, two = dice.sample(sorted(shards), 2)
-    return {one: shards[two], two: shards[one]}
+    first, second = dice.sample(sorted(shards), 2)
+    return {first: shards[second], second: shards[first]}
 
 
 def garbage_behind(

@@ -69,12 +69,12 @@ def meeting_after_every_step_is_exchanging_gradients(
         )[1]
         for every, both in ((0, (ranks, Halves(ranks))), (1, (ranks, Halves(ranks))))
     ]
-    for one, other in zip(*(state.model.parameters() for state in states), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for weight, other in zip(*(state.model.parameters() for state in states), strict=True):
+        torch.testing.assert_close(weight, other, rtol=1e-4, atol=1e-6)
     assert states[0].average and states[1].average
     averages = (state.average.model.parameters() for state in states if state.average)
-    for one, other in zip(*averages, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for weight, other in zip(*averages, strict=True):
+        torch.testing.assert_close(weight, other, rtol=1e-4, atol=1e-6)
 
 
 def in_between_ranks_go_ways_of_their_own(config: Config, ranks: Ranks, folder: Path) -> None:

@@ -15,7 +15,9 @@ def test_each_two_hosts_meet_once_and_none_is_in_two_pairs(hosts: int) -> None:
     """In as few rounds as there can be, so that many hosts take little longer than few."""
     every = list(rounds(hosts))
     met = [pair for pairs in every for pair in pairs]
-    assert sorted(met) == [(one, two) for one in range(hosts) for two in range(one + 1, hosts)]
+    assert sorted(met) == [
+        (first, second) for first in range(hosts) for second in range(first + 1, hosts)
+    ]
     for pairs in every:
         busy = [host for pair in pairs for host in pair]
         assert len(busy) == len(set(busy))

@@ -175,8 +175,8 @@ def options(name: str, **changed: Any) -> str:
 
 
 def far(run: Path, other: Path) -> float:
-    one, two = (checkpoint.read(RunFolder(path).final)["model"] for path in (run, other))
-    return max(float((one[name] - two[name]).abs().max()) for name in one)
+    first, second = (checkpoint.read(RunFolder(path).final)["model"] for path in (run, other))
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
 @pytest.mark.long  # test_restarts.py: three restarts in an epoch
@@ -268,8 +268,8 @@ def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
     return weights
 
 
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(one[name], two[name]) for name in one)
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_any_step_and_any_number_of_workers_give_the_same_bits(

@@ -29,13 +29,15 @@ def net() -> nn.Sequential:
 
 def stepped(state: TrainingState) -> set[str]:
     """Return the names of the tensors that a step changes."""
-    before = {name: one.clone() for name, one in state.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     state.set_lr(0.1)
     torch.manual_seed(1)
     state.model(torch.randn(8, 1, 3, 3)).square().mean().backward()
     state.advance()
     return {
-        name for name, one in state.model.state_dict().items() if not torch.equal(one, before[name])
+        name
+        for name, tensor in state.model.state_dict().items()
+        if not torch.equal(tensor, before[name])
     }
 
 

@@ -57,9 +57,9 @@ def settings(data: Path, folder: Path, **options: Any) -> CatDog:
     return CatDog(**{**defaults, **options})
 
 
-def same_weights(one: Path, other: Path) -> bool:
+def same_weights(run: Path, other: Path) -> bool:
     """Return whether the final weights of two runs are the same, bit for bit."""
-    first, second = (checkpoint.read(folder / "final.pt")["model"] for folder in (one, other))
+    first, second = (checkpoint.read(folder / "final.pt")["model"] for folder in (run, other))
     assert first.keys() == second.keys()
     return all(torch.equal(first[name], second[name]) for name in first)
 
@@ -452,9 +452,9 @@ def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> No
     for parts in (1, 4):
         folder = tmp_path / str(parts)
         assert loop.run(tiny, settings(shapes, folder, grad_accum_steps=parts, lr=1e-3)) == 0
-    one, four = (checkpoint.read(tmp_path / n / "final.pt")["model"] for n in ("1", "4"))
-    for name in one:
-        torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
+    by_one, by_four = (checkpoint.read(tmp_path / n / "final.pt")["model"] for n in ("1", "4"))
+    for name in by_one:
+        torch.testing.assert_close(by_one[name], by_four[name], rtol=1e-4, atol=1e-6)
 
 
 def test_a_trace_of_chosen_steps_is_written(

@@ -123,6 +123,6 @@ def test_the_example_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     for more in (("whole",), ("resumed", "--resume", "whole/checkpoints/step-00000002.pt")):
         ended = warm.run(*arguments, "--run-folder", *more, cwd=tmp_path, env=env)
         assert ended.returncode == 0, ended.stderr
-    one, other = (checkpoint.read(tmp_path / run / "final.pt") for run in ("whole", "resumed"))
-    assert one["model"].keys() == other["model"].keys()
-    assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
+    whole, resumed = (checkpoint.read(tmp_path / run / "final.pt") for run in ("whole", "resumed"))
+    assert whole["model"].keys() == resumed["model"].keys()
+    assert all(torch.equal(whole["model"][key], resumed["model"][key]) for key in whole["model"])

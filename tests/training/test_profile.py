@@ -127,10 +127,10 @@ def test_a_rare_exchange_costs_its_share_of_a_step(monkeypatch: pytest.MonkeyPat
 
 def test_memory_traffic_is_what_operations_read_and_write() -> None:
     """A sum of two tensors moves three of them, a view none."""
-    one = torch.zeros(250)
+    tensor = torch.zeros(250)
     with MemoryTraffic() as traffic:
-        (one + one).view(5, 50)
-    assert traffic.moved == 3 * one.nbytes
+        (tensor + tensor).view(5, 50)
+    assert traffic.moved == 3 * tensor.nbytes
 
 
 def test_a_gpu_is_known_by_the_words_of_its_name() -> None:

@@ -89,7 +89,7 @@ def test_no_batch_that_is_held_is_overwritten() -> None:
         until(lambda limit=furthest: int(begun.max()) >= limit)  # type: ignore[misc]
         assert int(begun.max()) == furthest
         held = range(max(number - HELD + 1, 0), number + 1)
-        assert [int(slots.images(one, 1, ONE_BYTE)) for one in held] == list(held)
+        assert [int(slots.images(batch, 1, ONE_BYTE)) for batch in held] == list(held)
     with pytest.raises(DataError, match="no more"):
         list(made)
 
@@ -98,12 +98,12 @@ class Cudart:
     """Stands for the CUDA runtime of a machine without one; notes what it is asked for."""
 
     def __init__(self, reply: int) -> None:
-        self.answer = reply
+        self.reply = reply
         self.asked: list[tuple[str, int]] = []
 
     def cudaHostRegister(self, address: int, length: int, flags: int) -> int:  # noqa: N802
         self.asked.append(("pin", length))
-        return self.answer
+        return self.reply
 
     def cudaHostUnregister(self, address: int) -> None:  # noqa: N802
         self.asked.append(("release", 0))
@@ -123,7 +123,7 @@ def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch: pytest.MonkeyPatch) ->
     assert runtime.asked == [("pin", 4 * 616)]
     del slots, images, labels
     assert runtime.asked == [("pin", 4 * 616), ("release", 0)]
-    runtime.answer = 2
+    runtime.reply = 2
     with pytest.raises(UsageError, match="--workers: .*cannot be pinned .*smaller number"):
         Slots(4, 600, torch.device("cuda"))
 

@@ -135,7 +135,7 @@ def test_lamb_takes_a_step_as_long_as_the_weights() -> None:
         state, result = lamb(weight, weight_decay=decay)
         result.grad = torch.tensor([[2.0, -7.0]], dtype=torch.float64)
         state.advance()
-        moved = [one - 0.1 * trust * by for one, by in zip(weight, update, strict=True)]
+        moved = [value - 0.1 * trust * by for value, by in zip(weight, update, strict=True)]
         assert result[0].tolist() == pytest.approx(moved, abs=1e-6)
 
 
@@ -174,8 +174,8 @@ def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(
     stepped(fused, 2)
     state.load_state_dict(fused.state_dict())
     assert [group["fused"] for group in state.optimizer.param_groups] == [None, None]
-    for one, other in zip(fused.model.parameters(), state.model.parameters(), strict=True):
-        local, remote = state.optimizer.state[other], fused.optimizer.state[one]
+    for weight, other in zip(fused.model.parameters(), state.model.parameters(), strict=True):
+        local, remote = state.optimizer.state[other], fused.optimizer.state[weight]
         assert all(torch.equal(local[name], remote[name]) for name in remote)
     stepped(state, 1)
 
@@ -205,8 +205,8 @@ def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
     assert 0 < followed < moved
     assert torch.equal(state.evaluated[1].running_mean, state.model[1].running_mean)  # type: ignore[index]
     state.start_average()
-    for name, one in state.model.state_dict().items():
-        assert torch.equal(one, state.evaluated.state_dict()[name])
+    for name, tensor in state.model.state_dict().items():
+        assert torch.equal(tensor, state.evaluated.state_dict()[name])
     assert TrainingState(net(), Config()).evaluated is not None
     assert TrainingState(net(), Config()).average is None
 

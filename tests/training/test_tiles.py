@@ -70,13 +70,13 @@ def frame_of(data: bytes) -> Frame:
     st.sampled_from([2, 8, 16, 32, 1000]),
 )
 def test_any_box_has_the_pixels_of_the_whole_file(
-    kind: str, number: int, place: tuple[float, float, float, float], side: int
+    kind: str, number: int, crop: tuple[float, float, float, float], side: int
 ) -> None:
     """To the last bit, wherever it lies and at any resolution it is decoded at."""
     data, with_tiles = pair(kind, number)
     height, width = SIZES[number]
-    across, down = 1 + int(place[0] * (width - 1)), 1 + int(place[1] * (height - 1))
-    box = Box(int(place[2] * (width - across)), int(place[3] * (height - down)), across, down)
+    across, down = 1 + int(crop[0] * (width - 1)), 1 + int(crop[1] * (height - 1))
+    box = Box(int(crop[2] * (width - across)), int(crop[3] * (height - down)), across, down)
     expected = decoder.crop(data, lambda *_: box, side)
     result = decoder.crop(with_tiles, lambda *_: box, side)
     assert result.shrink == expected.shrink

@@ -52,10 +52,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     start = tracker.Tracker._started
 
-    def started(one: tracker.Tracker) -> subprocess.Popen[bytes]:
-        sent = one._log.with_suffix(".json")
+    def started(tracked: tracker.Tracker) -> subprocess.Popen[bytes]:
+        sent = tracked._log.with_suffix(".json")
         before = inode(sent)  # of the run that this one continues
-        process = start(one)
+        process = start(tracked)
         until(lambda: inode(sent) != before or process.poll() is not None)
         return process
 
@@ -342,8 +342,8 @@ def test_ctrl_c_is_as_quick_beside_a_tracker_that_hangs(
     folder, started = tmp_path / "run", []
     begin = tracker.Tracker._started
 
-    def noted(one: tracker.Tracker) -> Any:
-        started.append(begin(one))
+    def noted(tracked: tracker.Tracker) -> Any:
+        started.append(begin(tracked))
         signal.raise_signal(signal.SIGINT)
         return started[-1]
 
