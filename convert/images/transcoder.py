@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import struct
+import weakref
 from ctypes import CFUNCTYPE, Structure, byref, c_char_p, c_int, c_ulong, c_void_p
 from functools import cache, lru_cache
 from pathlib import Path
@@ -138,6 +139,7 @@ class _Child:
             self.socket.close()
             _serve(path, other_end, parent)
         other_end.close()
+        weakref.finalize(self, self.socket.close)
 
     def end(self) -> int:
         """Wait for its end; return its exit code, or the negative number of a signal."""
