@@ -3,6 +3,10 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +22,10 @@ from shards.index import LARGEST_MANIFEST, Manifest, index_name, manifest_name
 from shards.open import open_source
 from shards.samples import samples
 from shards.versions import MissingVersion
-from tests.convert.drawn import drawn, write_files
+from tests.convert.drawn import drawn, textured, write_files
+from tests.convert.test_version_histories import numbered
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +224,88 @@ def test_indexes_keep_their_names_while_they_stay_the_same(data: Path) -> None:
     for split in untouched:
         assert split.index == index_name(newest.dataset, split.name)
     assert newest.split("train").index == index_name(newest.dataset, "train", 3)
+
+
+def check_served(folder: Path, count: int) -> None:
+    """Read version 1 of so many served images while version 2 is appended; print rates."""
+    names = [f"{('cat', 'dog')[n % 2]}/{n}.jpg" for n in range(count + count // 100)]
+    files = {name: numbered(textured(1), number) for number, name in enumerate(names)}
+    photos = write_files(folder / "photos", dict(list(files.items())[:count]))
+    data = folder / "data"
+    main(["folder", str(photos), str(data)])
+    plain = Path(shutil.copytree(data, folder / "plain"))
+    first = keys(str(data))
+    write_files(photos, files)
+    with (
+        serving(Site(data, port=0, native=True)) as server,
+        serving(Site(plain, port=0, native=True)) as plain_server,
+    ):
+        append = [sys.executable, "-m", "convert", "append", str(photos), str(data)]
+        reads = 0
+        with subprocess.Popen(append, cwd=ROOT) as process:
+            while process.poll() is None or not reads:
+                cache = str(folder / "cache") if reads % 2 else ""
+                assert keys(f"{server.url}@1", cache) == first
+                reads += 1
+        assert process.returncode == 0
+        assert keys(f"{server.url}@2") == keys(server.url, str(folder / "cache"))
+        assert len(keys(f"{server.url}@2") - first) == count // 100
+        seconds = defaultdict[str, list[float]](list)
+        for location in (plain_server.url, f"{server.url}@1", str(plain), f"{data}@1") * 3:
+            began = time.monotonic()
+            assert keys(location) == first
+            seconds[location].append(time.monotonic() - began)
+    rates = ", ".join(f"{count / min(each):,.0f}" for each in seconds.values())
+    sys.stdout.write(
+        f"version 1 read {reads} times during the append; images/s plain and @1 over HTTP, plain "
+        f"and @1 from the folder: {rates}\n"
+    )
+
+
+def check_chain(folder: Path, count: int, versions: int) -> None:
+    """Make a chain of versions, verify it, and open it; print times beside a plain folder's."""
+    files = {f"{'ab'[n % 2]}/{n}.jpg": numbered(textured(1), n) for n in range(count)}
+    data = folder / "data"
+    main(["folder", str(write_files(folder / "photos", files)), str(data)])
+    plain = Path(shutil.copytree(data, folder / "plain"))
+    for number in range(versions - 1):
+        main(["drop", str(data), f"{'ab'[number % 2]}_{number}"])
+    newest = open_source(str(data)).manifest
+    assert newest.number == versions and len(keys(str(data))) == count - versions + 1
+    seconds = defaultdict[str, list[float]](list)
+    for location in (str(plain), str(data), f"{data}@1") * 5:
+        began = time.monotonic()
+        source = open_source(location)
+        for split in source.manifest.splits:
+            source.index(split.name)
+        seconds[location].append(time.monotonic() - began)
+    opened = ", ".join(f"{1000 * min(each):.1f}" for each in seconds.values())
+    verified = []
+    for location in (plain, data):
+        began = time.monotonic()
+        main(["verify", str(location)])
+        verified.append(f"{time.monotonic() - began:.1f}")
+    sys.stdout.write(
+        f"{versions} versions of {count:,} images: opened in {opened} ms (plain, newest, @1), "
+        f"verified in {' and '.join(verified)} s (plain, all versions)\n"
+    )
+
+
+def test_a_chain_of_versions_is_verified_and_opened(tmp_path: Path) -> None:
+    """Six versions, each of which has written one shard anew."""
+    check_chain(tmp_path, 60, 6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ten_thousand_served_images_are_read_while_a_version_comes(tmp_path: Path) -> None:
+    """Readers of version 1, over HTTP and through a cache, get the samples that they had, each
+    verified, and those that come later get version 2."""
+    check_served(tmp_path, 10_000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_chain_of_twenty_versions_of_ten_thousand_images(tmp_path: Path) -> None:
+    """Twenty versions: verified and opened, with times."""
+    check_chain(tmp_path, 10_000, 20)

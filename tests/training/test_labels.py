@@ -23,30 +23,56 @@ WRONG = 42  # labels
 
 
 def test_the_rule_is_that_of_the_paper() -> None:
-    """Held against a loop over its definition: thresholds are a class's mean probability of its
-    own images; the likeliest class that reaches its threshold counts; a class without images has
-    none that is reached."""
+    """Held against a loop over its definition: thresholds are a class's mean probability of its own
+    images; the likeliest class that reaches its threshold counts, and a class without images has
+    none; the share of a label's images that count for others says how many are doubted, and those
+    are whose label has the least of its mean."""
     random = np.random.default_rng(4)
     logits = torch.from_numpy(random.normal(0, 2, (400, 6)))
     labels = torch.from_numpy(random.integers(0, 5, 400))  # none of class 5
     logits[torch.arange(400), labels] += 2
-    shares = logits.float().softmax(1)
-    thresholds = [
-        ENOUGH * float(shares[labels == each, each].double().mean()) if each < 5 else 2.0
-        for each in range(6)
-    ]
-    expected = {}
-    for image, row in enumerate(shares.tolist()):
-        reached = [each for each in range(6) if row[each] >= thresholds[each]]
-        likely = max(reached, key=lambda each: row[each], default=int(labels[image]))
-        if likely != labels[image]:
-            score = max(0.0, row[likely] - row[int(labels[image])])
-            expected[image] = (likely, pytest.approx(score, abs=1e-6))
-    doubtful = {
-        each.image: (each.likely, each.score) for each in doubts(Answers.of(logits, labels), 6)
+    shares = logits.float().softmax(1).tolist()
+    means = {
+        each: np.mean(
+            [row[each] for row, label in zip(shares, labels, strict=True) if label == each]
+        )
+        for each in range(5)
     }
-    assert doubtful == expected
-    assert 10 < len(doubtful) < 200
+    estimate = 0.0
+    for name in range(5):
+        rows = [row for row, label in zip(shares, labels, strict=True) if label == name]
+        counted = [
+            max(reached, key=lambda each: row[each])
+            for row in rows
+            if (reached := [each for each in means if row[each] >= ENOUGH * means[each]])
+        ]
+        estimate += len(rows) * sum(each != name for each in counted) / len(counted)
+    expected = {}
+    for image, (row, label) in enumerate(zip(shares, labels.tolist(), strict=True)):
+        likely = max(range(6), key=lambda each: row[each])
+        if likely != label:
+            relative = row[label] / means[label]
+            expected[image] = (relative, likely, pytest.approx(row[likely] - row[label], abs=1e-6))
+    doubted = sorted(expected, key=lambda image: expected[image][0])[: round(estimate)]
+    found = [
+        (each.image, each.likely, each.score) for each in doubts(Answers.of(logits, labels), 6)
+    ]
+    assert found == [(image, *expected[image][1:]) for image in doubted]
+    assert 10 < len(found) < len(expected)
+
+
+def test_a_label_that_is_impossible_is_doubted_though_no_other_class_stands_out() -> None:
+    """Ten images that might be any of three other classes, but not their own; a model that is sure
+    of all labels doubts none of them."""
+    sure = torch.eye(4)[torch.arange(200) % 4] * 8
+    labels = torch.arange(200) % 4
+    assert not list(doubts(Answers.of(sure, labels), 4))
+    torn = torch.tensor([[-8.0, 1.0, 0.9, 0.8]]).expand(10, 4)
+    plain = torch.tensor([[-8.0, 8.0, 0.0, 0.0]]).expand(10, 4)
+    logits = torch.cat([sure, torn, plain])
+    labels = torch.cat([labels, torch.zeros(20, dtype=torch.long)])
+    found = {doubt.image for doubt in doubts(Answers.of(logits, labels), 4)}
+    assert set(range(210, 220)) <= found <= set(range(200, 220)) and len(found) > 10
 
 
 def test_no_image_is_judged_by_what_was_fitted_to_it() -> None:

@@ -1,11 +1,16 @@
 """The rule that finds probable wrong labels, and the classifier whose answers it is given.
 
-The rule is that of confident learning: Northcutt, Jiang and Chuang, "Confident Learning: Estimating
-Uncertainty in Dataset Labels", JAIR 70, 2021. An image counts for a class if its probability
-reaches what images with that label have on average; where that is another class than its label's,
-the label is doubted. Here four fifths of that average are enough: among real digits with 5 % of
-wrong labels, that finds nine tenths of them instead of three quarters (bench/doctor.py). cleanlab,
-the authors' own program, is under the AGPL; the rule is ten lines.
+The rule follows confident learning: Northcutt, Jiang and Chuang, "Confident Learning: Estimating
+Uncertainty in Dataset Labels", JAIR 70, 2021, and its "prune by noise rate". An image counts for a
+class if its probability reaches what images with that label have on average. How many images of a
+label count for another class estimates how many of its labels are wrong; images that count for no
+class are taken to be divided likewise. That many are doubted, those first whose label has the
+smallest part of the probability that it has on average.
+
+Doubting just the images that count for another class, as the paper's simplest form does, misses
+those whose label is impossible while no other class stands out: a sixth of the wrong labels of real
+digits (docs/internals/doctor.md). An image counts here from four fifths of the average on.
+cleanlab, the authors' own program, is under the AGPL; the rule is twenty lines.
 """
 
 from __future__ import annotations
@@ -59,17 +64,32 @@ class Doubt(NamedTuple):
 
 
 def doubts(answers: Answers, classes: int) -> Iterator[Doubt]:
-    """Yield the images that count for another class than their label's."""
-    counts = torch.bincount(answers.labels, minlength=classes)
-    sums = torch.bincount(answers.labels, answers.of_label.double(), classes)
-    thresholds = torch.where(counts > 0, ENOUGH * sums / counts, torch.inf).float()
-    reached = answers.shares >= thresholds[answers.classes]
+    """Yield the images whose labels are the least likely, as many as are estimated to be wrong."""
+    labels, likeliest = answers.labels, answers.classes[:, 0]
+    counts = torch.bincount(labels, minlength=classes)
+    sums = torch.bincount(labels, answers.of_label.double(), classes)
+    usual = torch.where(counts > 0, sums / counts, torch.inf).float()
+    relative = answers.of_label / usual[labels]
+    candidates = torch.nonzero(likeliest != labels)[:, 0]
+    order = relative[candidates].argsort(stable=True)[: _wrong(answers, usual, counts)]
+    for image in candidates[order].tolist():
+        score = answers.shares[image, 0] - answers.of_label[image]
+        yield Doubt(image, int(likeliest[image]), float(score.clamp(0, 1)))
+
+
+def _wrong(answers: Answers, usual: torch.Tensor, counts: torch.Tensor) -> int:
+    """Return how many labels are estimated to be wrong.
+
+    usual: float (classes,), what images with a label give it on average; counts: int (classes,).
+    """
+    reached = answers.shares >= ENOUGH * usual[answers.classes]
     first = reached.int().argmax(1)  # of the classes that are reached, the likeliest
-    likely = answers.classes.gather(1, first[:, None])[:, 0]
-    share = answers.shares.gather(1, first[:, None])[:, 0]
-    score = share - answers.of_label
-    for image in torch.nonzero(reached.any(1) & (likely != answers.labels))[:, 0].tolist():
-        yield Doubt(image, int(likely[image]), float(score[image].clamp(0, 1)))
+    counted = answers.classes.gather(1, first[:, None])[:, 0]
+    sure = reached.any(1)
+    of_label = torch.bincount(answers.labels[sure], minlength=len(counts))
+    is_other = sure & (counted != answers.labels)
+    of_others = torch.bincount(answers.labels[is_other], minlength=len(counts))
+    return round(float((counts * of_others / of_label.clamp(min=1)).sum()))
 
 
 def held_out_answers(features: torch.Tensor, labels: torch.Tensor, classes: int) -> Answers:
