@@ -275,11 +275,13 @@ def weighted(make_shards: MakeShards, tmp_path: Path) -> Path:
 def test_a_mixture_is_held_against_its_weights(
     weighted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Classes and folders with weights: each epoch has each sample as often as they say."""
+    """Classes and folders with weights: each epoch has each sample as often as they say, of the
+    versions that come first."""
     capsys.readouterr()
     main(["ledger", str(weighted)])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and all("each as often as planned" in line for line in lines)
+    assert len(lines) == 2 + 3 and all("@1: SHA-256 " in line for line in lines[:2])
+    assert all("each as often as planned" in line for line in lines[2:])
     times = chosen(settings_of(weighted), 2)
     assert times is not None
     labels = np.r_[np.arange(13) % 2, np.arange(7) % 2]

@@ -12,7 +12,6 @@ from rackrun.errors import DataError, Problem, Unavailable, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed_file, shaped
-from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import clean
 from training.config import Config
 
@@ -50,8 +49,7 @@ class LedgerCommand:
         settings = settings_of(self.run_folder, self.data)
         results = verdicts(intervals, chosen(settings, epochs))
         for location, digest in settings.versions.items():
-            if folder_and_version(location)[1]:
-                print(f"{clean(location)}: SHA-256 {clean(digest)[:16]}…")
+            print(f"{clean(location)}: SHA-256 {clean(digest)[:16]}…")
         for verdict in results:
             print(verdict, *keys(settings, verdict), sep="\n  ")
         wrong = sum(not verdict.exact for verdict in results)
