@@ -1,7 +1,8 @@
 """Run by torchrun for test_balance and bench.balance: ranks that take a known time for an image.
 
     balance_ranks.py FOLDER RUNS    RUNS: a JSON list of settings of training, and beside them
-                                    name, delays (seconds an image, by rank), noise, norm
+                                    name, delays (seconds an image, by rank), noise, norm,
+                                    looks (exchanges after which the cut is judged)
 
 Every rank leaves FOLDER/<name>-<rank>.json: when each step ended, the most images that it computed
 at once, the digest of its state, and the seconds that it spent on --balance.
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from tests.training import exact_ranks
+from training import balance
 from training.balance import Balance
 from training.config import Config
 from training.data.worker_server import start_worker_server
@@ -81,6 +83,7 @@ def main(runs: list[dict[str, Any]]) -> None:
 
 def ran(ranks: Ranks, run: dict[str, Any]) -> None:
     name, delays, noise, norm = (run.pop(key) for key in ("name", "delays", "noise", "norm"))
+    looks = run.pop("looks", balance.LOOKS)
     seconds = [0.0]
     Slow.largest, Timed.ends = 0, []
 
@@ -91,6 +94,7 @@ def ran(ranks: Ranks, run: dict[str, Any]) -> None:
     task = Task("slow", model, exact_ranks.transforms)
     config = exact_ranks.settings(run.pop("samples"), name, **run)
     with (
+        patch.object(balance, "LOOKS", looks),
         patch.object(Balance, "sent", spent(seconds, Balance.sent)),
         patch.object(Balance, "next_cut", spent(seconds, Balance.next_cut)),
     ):

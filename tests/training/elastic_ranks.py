@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import checkpoint, loop
+from training import balance, checkpoint, loop
 from training.config import Config
 from training.data.transforms import Transforms
 from training.data.worker_server import start_worker_server
@@ -62,6 +62,7 @@ def main(args: list[str]) -> int:
     if die.pop("rank", os.environ.get("RANK")) != os.environ.get("RANK"):
         die = {}
     norm, pause = options.pop("norm", False), options.pop("pause", 0.0)
+    balance.LOOKS = options.pop("looks", balance.LOOKS)
     delays, member = options.pop("delays", []), int(os.environ.get("RACKRUN_FIRST_RANK", 0))
     released = options.pop("saves_wait_for", "")
     config = Config(elastic="RACKRUN_MEMBERSHIP" in os.environ, **options)

@@ -31,6 +31,7 @@ from training.run import ledger
 BATCH = 28
 SAMPLES = 30 * BATCH + 1  # an epoch ends with a step of one sample
 DELAYS = (8e-3, 4e-3, 2e-3)
+LOOKS = (10, 20, 40, 80)  # sooner: where cores are busy, an exchange may take some steps
 FASTEST = [4, 8, 16]
 AUTO = Config(balance="auto", data="shards", exact_epochs=True)
 
@@ -228,7 +229,7 @@ def folder(make_shards: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     common = {
         "samples": SAMPLES, "delays": DELAYS, "noise": 0.0, "norm": False, "global_batch": BATCH,
         "batch_size": 10, "balance": "auto", "straggler_steps": 20, "log_every_steps": 10,
-        "save_steps": 45, "keep_checkpoints": 9,
+        "save_steps": 45, "keep_checkpoints": 9, "looks": LOOKS,
     }  # fmt: skip
     saved = RunFolder(folder / "runs" / "auto").checkpoint(45)
     still = {"delays": (0, 0, 0)}
@@ -273,7 +274,7 @@ def test_real_ranks_compute_by_their_speed(folder: Path) -> None:
     assert by_step[59].tolist() == pytest.approx(FASTEST, abs=2)
     assert efficiency([9, 9, 10], DELAYS) < 0.45 < 0.75 < efficiency(by_step[59].tolist(), DELAYS)
     shares = lines(folder, "auto", "shares")
-    assert shares[0]["step"] == 0 and 28 < shares[1]["step"] < 60
+    assert shares[0]["step"] == 0 and 18 < shares[1]["step"] < 60
     assert images_after(shares, 59) == by_step[59].tolist()
 
 
@@ -305,15 +306,15 @@ def test_a_lost_rank_leaves_an_even_cut_and_then_one_by_speed(
     """In an elastic run the fastest of three ranks is killed: the others go on evenly in the step
     that it interrupted, find the cut by their speeds, and the ledger is exact."""
     options = {
-        "data": str(make_shards(train=(500, 12 * 90 - 499), val=(3, 2))), "epochs": 1,
+        "data": str(make_shards(train=(500, 12 * 110 - 499), val=(3, 2))), "epochs": 1,
         "exact_epochs": True, "global_batch": 12, "batch_size": 4, "workers": 0, "lr": 0.01,
         "image_size": 8, "ledger": True, "tensorboard": False, "log_every_steps": 10,
-        "balance": "auto", "delays": [8e-3, 4e-3, 2e-3],
+        "balance": "auto", "delays": DELAYS, "looks": LOOKS,
     }  # fmt: skip
     server = MembershipServer(tmp_path, (1, 1, 1), **options)
     try:
         for host in range(3):
-            server.start(host, **({"at": "begin", "step": 45} if host == 2 else {}))
+            server.start(host, **({"at": "begin", "step": 55} if host == 2 else {}))
         server.run_to_the_end()
     finally:
         server.close()
@@ -324,7 +325,7 @@ def test_a_lost_rank_leaves_an_even_cut_and_then_one_by_speed(
         np.concatenate([one.counts for one in intervals if len(one.counts) == ranks], axis=1).T
         for ranks in (3, 2)
     )
-    assert len(before) == 45 and before[-1][2] >= 6 > 3 >= before[-1][0]
+    assert len(before) == 55 and before[-1][2] >= 6 > 3 >= before[-1][0]
     assert after[0].tolist() == [6, 6] and after[-2].tolist() == pytest.approx([4, 8], abs=1)
 
 
