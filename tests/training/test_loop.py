@@ -155,7 +155,7 @@ def test_the_highest_losses_are_those_of_all_ranks() -> None:
             batch = Batch(
                 torch.empty(0), torch.tensor([0]), rows=torch.tensor([10 * rank + number])
             )
-            result.add(logits, batch)
+            result.add(logits, batch.labels, batch.rows)
         rows = result.rows_of_all(cast(Ranks, Rank(rank)), 3)
     assert rows == [32, 30, 1]
 
