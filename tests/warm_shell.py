@@ -26,6 +26,7 @@ connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect({socket!r})
 for number in (getattr(signal, "SIG" + name) for name in "INT TERM HUP USR1 ABRT".split()):
     signal.signal(number, lambda number, frame: connection.send(str(int(number)).encode()))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # ./run-* start Python with it blocked
 about = dict(words=words, folder=os.getcwd(), environment=dict(os.environ), session=False)
 about["project"] = {project!r}
 socket.send_fds(connection, [json.dumps(about).encode()], [0, 1, 2])

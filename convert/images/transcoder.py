@@ -16,10 +16,9 @@ import struct
 import weakref
 from ctypes import CFUNCTYPE, Structure, byref, c_char_p, c_int, c_ulong, c_void_p
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
-
-import PIL
 
 from rackrun.errors import MissingProgram, Problem
 from rackrun.signals import end_with
@@ -75,13 +74,15 @@ class _Compressor(Structure):
 @cache
 def library() -> Path:
     """Return the path of the library; MissingProgram if this Pillow is none of PyPI's wheels."""
-    found = sorted(Path(PIL.__file__).parents[1].glob(LIBRARY))
-    if not found:
+    pillow = find_spec("PIL")  # importing it would cost each conversion 50 ms
+    origin = pillow.origin if pillow else None
+    libraries = sorted(Path(origin).parents[1].glob(LIBRARY)) if origin else []
+    if not libraries:
         raise MissingProgram(
             "--tiles needs the libjpeg-turbo of Pillow's wheels for Linux, and this Pillow is"
             " another one; type: python -m pip install --force-reinstall --only-binary :all: pillow"
         )
-    return found[0]
+    return libraries[0]
 
 
 def rewritten(data: bytes, restart_interval: int = 0, optimised: bool = False) -> bytes:

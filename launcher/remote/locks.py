@@ -211,10 +211,13 @@ def _lies_at(descriptor: int, path: str) -> bool:
 
 
 def remove_lock(path: str, descriptor: int) -> None:
-    """Remove the file of a lock, unless others hold it too, and close it."""
+    """Remove the file of a lock, unless others hold it too, and close it.
+
+    Root could also remove a pipe that another account has put there, which is no lock of a run.
+    """
     with contextlib.suppress(OSError):  # others share it, or it is another user's file
         flock(descriptor, shared=False)
-        if _lies_at(descriptor, path):
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and _lies_at(descriptor, path):
             os.unlink(path)
     os.close(descriptor)
 

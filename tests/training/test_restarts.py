@@ -73,5 +73,7 @@ def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
     total += sent(server)
     server.stop()
     output = warm.run("-m", "training", "ledger", tmp_path / "run", cwd=ROOT)
-    assert output.stdout == (f"epoch 1: {PICTURES} samples on 2 ranks; each as often as planned\n")
+    assert output.stdout.endswith(
+        f"epoch 1: {PICTURES} samples on 2 ranks; each as often as planned\n"
+    )
     assert 0.97 * planned < total < 1.03 * planned

@@ -1,6 +1,7 @@
 """A run of MLflow: at MLFLOW_TRACKING_URI, or in files below the run's folder."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,4 +69,5 @@ def flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]
         if isinstance(value, dict):
             yield from flat(value, f"{above}{name}.")
         else:
-            yield f"{above}{name}", str(value)
+            # A version is under the name of its folder, `data@2`, and MLflow refuses an @.
+            yield re.sub(r"[^\w\-. :/]", "_", f"{above}{name}"), str(value)
