@@ -71,7 +71,7 @@ class Clocks:
         environment = {**self.set("launcher", 0), "HOME": str(self.one.folder)}
         args = (*["--detach"] * detach, hosts, *args)
         process = self.one.run_ssh(*args, env=environment, before=("env",))  # with its clock
-        until(lambda: all(map(Path.exists, self.halfway)), "both are halfway", 60)
+        until(lambda: all(p.exists() and p.read_text() for p in self.halfway), "both halfway", 60)
         observed = [float(path.read_text()) - time.time() for path in self.halfway]
         assert all(abs(one - skew) < 60 for one, skew in zip(observed, skews, strict=True))
         for number, skew in enumerate(then):
