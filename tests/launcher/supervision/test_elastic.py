@@ -259,10 +259,13 @@ def test_a_run_below_its_least_number_of_hosts_ends(tmp_path: Path) -> None:
 
 
 def test_a_broken_exchange_without_a_loss(tmp_path: Path) -> None:
-    """An exchange that fails without a loss is tried again, once; then its error ends the run."""
+    """An exchange that fails without a loss is tried again, once; then its error ends the run.
+
+    It fails on all ranks at once: which of them says so first, is named.
+    """
     run = Elastic(tmp_path, 200, "broken", 1, 20)
     assert run.wait() == 75
-    assert "by peer" in run.result["cause"] and run.result["rank"] == 1
+    assert "by peer" in run.result["cause"] and run.result["rank"] in range(4)
     assert [one["ranks"] for one in run.result["generations"]] == [4, 4]
 
 
