@@ -56,7 +56,7 @@ class MembershipServer:
         self.number = 0
         self.orders: list[dict[str, Any]] = []
         self.selector = selectors.DefaultSelector()
-        self.silent: set[int] = set()  # members that are stopped, and taken for lost
+        self.lost: set[int] = set()  # members of which a word may still come, but no more
 
     def start(self, host: int, **die: Any) -> None:
         """Start the ranks of a host; `die`: where one of them ends itself."""
@@ -65,7 +65,7 @@ class MembershipServer:
         self.run(lambda: all(process.returncode is not None for process in this.processes))
         this.starts += 1
         this.connections = {}
-        self.silent -= set(range(this.first, this.first + this.ranks))
+        self.lost -= set(range(this.first, this.first + this.ranks))
         self.with_state -= set(range(this.first, this.first + this.ranks))
         path = this.folder / f"agent{this.starts}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,7 +136,7 @@ class MembershipServer:
         """Take a silent host for lost, as at the end of its lease."""
         this = self.hosts[host]
         gone = set(range(this.first, this.first + this.ranks))
-        self.silent |= gone
+        self.lost |= gone
         for local in this.connections:
             self._send(this.first + local, {"end": "silent for too long"})
         self._order([m for m in self.members if m not in gone], "silent")
@@ -193,7 +193,7 @@ class MembershipServer:
                 self._order(sorted(self.ports), "start", abort=False)
             return
         is_formed = len(self.formed.get(self.number, ())) == len(self.members)
-        newcomers = sorted(set(self.ports) - set(self.members) - self.left - self.silent)
+        newcomers = sorted(set(self.ports) - set(self.members) - self.left - self.lost)
         if is_formed and newcomers:
             self._order([*self.members, *newcomers], "joined", abort=False)
 
@@ -209,6 +209,7 @@ class MembershipServer:
                         if self.loses_hosts:
                             self.kill(self.hosts.index(host))
                             gone = [*range(host.first, host.first + host.ranks)]
+                        self.lost |= {*gone}
                         self._order([m for m in self.members if m not in gone], "lost")
 
     def _order(self, members: list[int], reason: str, abort: bool = True) -> None:
