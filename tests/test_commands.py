@@ -75,7 +75,7 @@ TESTED_ELSEWHERE = (
         "index 'https",
         "index tars/",
         "append tars",
-        "append /data",
+        r"append \S*/data/more",
         "--task-",
         "convert imagenet",
         "convert hf",
