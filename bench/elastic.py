@@ -373,11 +373,10 @@ def recovered(job: Job, loss: Loss, before: int) -> bool:
         return False
 
     def of_newcomer() -> bool:
-        """Return whether nobody has missed what was lost: it had not joined yet."""
-        is_noticed = any(at > loss.at and ": lost " in line for at, line in [*job.lines])
-        return not is_noticed and time.time() - loss.at > 4 * LEASE_SECONDS and not only_restarts
+        """Return whether nobody misses what was lost, as it had not joined yet."""
+        waited = time.time() - loss.at
+        return job.is_elastic and waited > 4 * LEASE_SECONDS and job.step() > before + 10
 
-    only_restarts = not job.is_elastic
     seconds = until(lambda: new_step() or of_newcomer(), f"a step after {loss.kind}", 600)
     if job.is_over:
         return False
