@@ -3,7 +3,6 @@
 import csv
 import io
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -26,8 +25,6 @@ CPU_PERIOD = 100_000  # microseconds
 
 def missing() -> str:
     """Return why no container can be run here; empty if one can."""
-    if not shutil.which("docker"):
-        return "no docker on this machine"
     try:
         completed = _docker("version", "--format", "{{.Server.Version}}")
     except Problem as error:
@@ -108,7 +105,7 @@ def pid(name: str) -> int:
 
 
 def remove(name: str) -> None:
-    """End and remove the container, if this package started it."""
+    """End and remove the container, if this package started it; Problem if Docker cannot tell."""
     if _label(name) == name:
         _docker("rm", "--force", name)
 
@@ -124,9 +121,11 @@ def refuse_foreign(name: str) -> None:
 
 def _label(name: str) -> str | None:
     """Return the label that marks our containers; None without a container of this name."""
-    args = ["container", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name]
-    completed = _docker(*args)
-    return completed.stdout.strip() if completed.returncode == 0 else None
+    named = ("--filter", f"name=^{name}$", "--format", f'{{{{.Label "{LABEL}"}}}}')
+    completed = _docker("ps", "--all", *named)
+    if completed.returncode:
+        raise Problem(f"docker does not answer ({_last_line(completed.stderr)})")
+    return completed.stdout.strip() if completed.stdout else None
 
 
 def log_of(name: str) -> str:
@@ -136,7 +135,7 @@ def log_of(name: str) -> str:
 
 
 def _docker(*args: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run docker to its end; raise Problem when that does not come within ANSWER_SECONDS.
+    """Run docker to its end; raise Problem if it is missing, or takes over ANSWER_SECONDS.
 
     `seconds` is another limit.
     """
@@ -151,6 +150,8 @@ def _docker(*args: str, seconds: float | None = None) -> subprocess.CompletedPro
             timeout=limit,
             check=False,
         )
+    except OSError:
+        raise Problem("no docker on this machine") from None
     except subprocess.TimeoutExpired:
         raise Problem(f"docker {args[0]} does not answer within {limit:g} s") from None
 

@@ -46,20 +46,30 @@ class ServerProcess:
     pid: Annotated[int, Between(0, 1 << 22)]
     ticks: Annotated[int, Between(0, LARGEST_NUMBER)]  # when it was started, since boot
     boot: Annotated[str, Matches(r"[0-9a-f-]{36}|")]  # empty where the kernel names none
+    namespace: Annotated[str, Matches(r"pid:\[[0-9]{1,20}\]|")]  # in which it has this number
 
     @classmethod
     def of(cls, pid: int) -> "ServerProcess":
         """Return the process that has this number now; ticks are 0 if there is none."""
-        return cls(pid, _ticks(pid), boot_id())
+        return cls(pid, _ticks(pid), boot_id(), pid_namespace())
 
     @property
     def alive(self) -> bool:
         """Return True while it runs; a zombie does not."""
-        return self.ticks > 0 and self._is_of_this_boot and _ticks(self.pid) == self.ticks
+        return self.ticks > 0 and self._is_visible and _ticks(self.pid) == self.ticks
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return True if it may run in another container, which has process numbers of its own."""
+        return self._is_of_this_boot and not self._is_visible
 
     @property
     def _is_of_this_boot(self) -> bool:
         return self.boot in ("", boot_id())
+
+    @property
+    def _is_visible(self) -> bool:
+        return self._is_of_this_boot and self.namespace == pid_namespace()
 
     def end(self) -> None:
         """End the process and its group: TERM, a grace, KILL; returns when all are gone.
@@ -67,13 +77,21 @@ class ServerProcess:
         The group is its own (it was started in a new session), so nothing else is in it. It
         outlives a leader that was killed, as nginx's workers do.
         """
-        if self.pid <= 1 or not self._is_of_this_boot or _ticks(self.pid) not in (0, self.ticks):
+        if self.pid <= 1 or not self._is_visible or _ticks(self.pid) not in (0, self.ticks):
             return
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal_number)
             if _group_ended(self.pid, GRACE_SECONDS):
                 return
+
+
+def pid_namespace() -> str:
+    """Return the kernel's name of the list of processes that this one is in; empty for none."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _ticks(pid: int) -> int:
@@ -164,7 +182,8 @@ class ServerRecord:
 
 def name_of(site: Site) -> str:
     """Return the unique name of a server's folder and container."""
-    digest = hashlib.sha256(f"{site.folder}\0{site.address}\0{os.getuid()}".encode()).hexdigest()
+    parts = (site.folder, site.address, os.getuid(), pid_namespace())
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
     return f"rackrun-nginx-{digest[:8]}-{site.port}"
 
 

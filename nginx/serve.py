@@ -273,11 +273,18 @@ def _connect(site: Site) -> http.client.HTTPConnection:
 
 def stop(record: ServerRecord) -> None:
     """End the server of this record and remove its files."""
-    if record.container:
-        docker.remove(record.name)
-    else:
+    with registry.alone():
+        _stop(record)
+
+
+def _stop(record: ServerRecord) -> None:
+    """End a server; its name and files are left to another that has taken them over since."""
+    if not record.container:
         record.process.end()
-    record.forget()
+    if registry.read(record.home) in (None, record):
+        if record.container:
+            docker.remove(record.name)
+        record.forget()
 
 
 def servers() -> list[ServerRecord]:
@@ -292,6 +299,7 @@ def _alive() -> list[ServerRecord]:
     for record in registry.records():
         if record.process.alive:
             alive.append(record)
-        else:
-            stop(record)
+        elif not record.process.is_elsewhere:
+            with contextlib.suppress(Problem):  # who cannot ask Docker leaves a container its files
+                _stop(record)
     return alive

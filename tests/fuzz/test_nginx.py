@@ -34,7 +34,12 @@ RECORD: dict[str, Any] = {
     "name": NAME,
     "folder": "/data/shards",
     "url": "http://10.0.0.1:8080/",
-    "process": {"pid": 1234, "ticks": 5678, "boot": f"{0:08}-0000-0000-0000-{0:012}"},
+    "process": {
+        "pid": 1234,
+        "ticks": 5678,
+        "boot": f"{0:08}-0000-0000-0000-{0:012}",
+        "namespace": "pid:[4026531836]",
+    },
     "container": False,
     "since": 1.8e9,
 }

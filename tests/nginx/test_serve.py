@@ -8,7 +8,6 @@ import select
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from nginx import docker, native, registry, serve
 from nginx.docker import IMAGE
 from nginx.errors import FolderError, PortTaken
 from nginx.logs import LINE_BYTES
+from nginx.registry import ServerProcess, ServerRecord
 from nginx.serve import servers, serving, start
 from nginx.site import Site
 from rackrun.errors import Problem, UsageError
@@ -184,6 +184,63 @@ def test_a_free_port_and_its_own_name_for_each_server(folder: Path) -> None:
         assert not open_port(two.site.port)
 
 
+def test_a_server_that_was_killed_takes_nothing_from_the_one_that_has_its_name_now(
+    folder: Path,
+) -> None:
+    """The same folder at the same port again: who stops the first one leaves the second its
+    files."""
+    first = start(Site(folder, port=0, native=True))
+    first.record.process.end()
+    with serving(Site(folder, port=first.site.port, native=True)) as second:
+        assert second.record.home == first.record.home
+        first.stop()
+        serve.check(second.site)
+        second.traffic.update()
+        assert second.traffic.requests
+
+
+def test_files_of_a_container_stay_while_docker_cannot_tell_whether_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `docker run` may have been killed alone, and Docker be restarting: nginx goes on."""
+    record = recorded(tmp_path, monkeypatch, ServerProcess.of(0), container=True)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    assert servers() == [] and record.home.exists()
+    with pytest.raises(Problem, match="docker does not answer"):
+        serve.stop(record)
+    assert record.home.exists()
+    monkeypatch.setattr(docker, "_label", lambda name: None)  # Docker is there, the container gone
+    assert servers() == [] and not record.home.exists()
+
+
+def test_a_server_in_another_container_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where /tmp is shared, its process number is that of a stranger here, or of nobody."""
+    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        elsewhere = replace(ServerProcess.of(bystander.pid), namespace="pid:[1]")
+        record = recorded(tmp_path, monkeypatch, elsewhere, container=False)
+        assert servers() == [] and record.home.exists()
+        elsewhere.end()
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, process: ServerProcess, container: bool
+) -> ServerRecord:
+    """Record a server in a folder that stands for that of all servers."""
+    monkeypatch.setattr(registry, "base", lambda: folder)
+    name, url = "rackrun-nginx-0badcafe-1", "http://127.0.0.1:1/"
+    record = ServerRecord(name, "/data", url, process, container, since=0.0)
+    record.home.mkdir()
+    record.write()
+    return record
+
+
 def test_a_server_at_an_ipv6_address(folder: Path) -> None:
     """Brackets in the URL, in the configuration and in the Host header."""
     with serving(Site(folder, address="::1", port=0, native=True)) as server:
@@ -327,7 +384,7 @@ def test_a_docker_daemon_that_hangs_is_a_line_and_no_traceback(
         silent.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
         assert docker.missing() == "docker version does not answer within 1 s"
-        with pytest.raises(Problem, match="docker container does not answer within 1 s"):
+        with pytest.raises(Problem, match="docker ps does not answer within 1 s"):
             docker.remove("rackrun-nginx-00000000-80")
 
 
@@ -347,14 +404,17 @@ def test_a_planted_folder_for_records_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Secrets are not written into a folder that another account may change."""
-    planted = serve.registry.base()
-    mode = stat.S_IMODE(planted.stat().st_mode)
-    planted.chmod(0o777)
-    try:
-        with pytest.raises(serve.Problem, match="not a folder of this user alone"):
-            serve.registry.base()
-    finally:
+    monkeypatch.setattr(os, "getuid", lambda: 4711)  # root's folder has its place in /run
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    planted = tmp_path / "rackrun-nginx-4711"
+    planted.mkdir()
+    for owner, mode in ((4711, 0o777), (4712, 0o711)):
+        os.chown(planted, owner, owner)
         planted.chmod(mode)
+        with pytest.raises(Problem, match="not a folder of this user alone"):
+            registry.base()
+    os.chown(planted, 4711, 4711)
+    assert registry.base() == planted
 
 
 def test_the_log_is_counted_as_it_grows(folder: Path) -> None:
