@@ -118,7 +118,7 @@ def run(args: Sequence[str]) -> int:
 
         return print_version()
     if name not in COMMANDS:
-        raise UsageError(_unknown(args[0]))
+        raise UsageError(_unknown(*args))
     if name in LAUNCHES:
         rest[:1] = map(_meant, rest[:1])
         options, behind = _options_of_launch(name, rest)
@@ -160,11 +160,14 @@ def help_text() -> str:
     return "".join([*lines, "\nrackrun COMMAND --help shows the options of a command.\n"])
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, *rest: str) -> str:
     """Return the message for an unknown command."""
     from rackrun.commandline.parser import unknown_command
     from rackrun.user_code.tasks import find_task
 
+    if name.startswith("-"):
+        command = next((arg for arg in rest if arg in COMMANDS), "COMMAND")
+        return f"{name}: options follow the command; type: rackrun {command} --help"
     if name == "train":
         return "train: no such command; type: rackrun local TASK, or rackrun ssh HOSTS TASK"
     if find_task(name):

@@ -88,6 +88,8 @@ def test_a_command_is_understood_behind_options(
         (["./run-ssh", "hosts.txt", "ps"], "comes first: ./run-ssh ps hosts.txt"),
         (["./run-local", "--nproc", "2", "convert", "folder"], "--nproc: convert has no such op"),
         (["./run-ssh", "--nproc", "2", "ps"], "--nproc: no such option.*./run-ssh ps --help"),
+        (["--dry-run", "rerun", "latest"], "follow the command; type: rackrun rerun --help"),
+        (["--plain"], "--plain: options follow the command; type: rackrun COMMAND --help"),
     ):
         with pytest.raises(errors.UsageError, match=says):
             dispatch.run(args)

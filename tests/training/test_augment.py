@@ -1,5 +1,6 @@
 """Images changed by chance: what changes, how often, and the same again for the same chances."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -110,6 +111,28 @@ def test_a_rectangle_of_the_mean_colour_covers_some_images() -> None:
         touched |= mask
     assert 150 < covered < 250
     assert touched.mean() > 0.95
+
+
+class Last(np.random.Generator):
+    """Random numbers that are always the largest."""
+
+    def random(self) -> float:  # type: ignore[override]
+        return 0.0
+
+    def uniform(self, low: float, high: float) -> float:  # type: ignore[override]
+        return high if high < 1 else 0.0
+
+    def integers(self, high: tuple[int, int]) -> list[int]:  # type: ignore[override]
+        return [end - 1 for end in high]
+
+
+def test_a_rectangle_may_end_in_the_corner_and_not_beyond() -> None:
+    """A square of a third of the image, as far down and to the right as it goes."""
+    made = erased(PICTURE, 0.1, (0.5, 0.5, 0.5), Last(np.random.PCG64()))
+    mask = (made == 128).all(axis=2)
+    side = round(math.sqrt(ERASED_AREA[1] * SIDE**2))
+    assert mask[-side:, -side:].all()
+    assert mask.sum() == side**2
 
 
 def test_evaluation_sees_images_as_they_are() -> None:

@@ -12,6 +12,7 @@ from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
 from tests.training.conftest import MakeShards
 from training.data.open import open_data
+from training.data.pool import training_mixture, training_pool
 from training.phases.class_weights import class_weights
 from training.ranks import Ranks
 
@@ -74,3 +75,27 @@ def test_balanced_classes_are_drawn_equally_often(
         drawn.update(batch.labels.tolist())
     result = [drawn[label] / epochs for label in range(3)]
     assert result == (list(shares) if exact else pytest.approx(shares, rel=0.15))
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({}, (10, 20)),
+        ({"only_classes": "0"}, (4, 8)),
+        ({"class_weights": "disc=0.5"}, (8, 16)),
+    ],
+    ids=str,
+)
+def test_a_further_folder_comes_as_often_as_its_weight(
+    make_shards: MakeShards, options: dict[str, str], shares: tuple[int, int]
+) -> None:
+    """--extra-data FOLDER=0.5 draws half of its 40 samples, beside all 10 of the first folder."""
+    labels = (0, 1, 1, 0, 1)
+    first, further = (make_shards(train=(size,), val=(), labels=labels) for size in (10, 40))
+    config = ImageNet(data=str(first), extra_data=f"{further}=0.5", **options)  # type: ignore[arg-type]
+    pool = training_pool(config)
+    chosen = training_mixture(config, pool)
+    assert chosen.samples == sum(shares)
+    for epoch in range(3):
+        folders = pool.folder_of_row[chosen.rows(epoch)]
+        assert np.bincount(folders).tolist() == list(shares)

@@ -52,6 +52,11 @@ def test_the_reference_recipe_is_the_published_one() -> None:
         (["--ema-decay", "1"], "--ema-decay 1 is not between 0 and"),
         (["--epochs", "many"], "--epochs"),
         (["--epocs", "3"], "did you mean --epochs?"),
+        (["--local-sgd-steps", "8", "--grad-compression", "powersgd"], "exclude each other"),
+        (["--gradient-checkpointing", "--compile"], "exclude each other"),
+        (["--track", "wanb"], "no such tracker; did you mean wandb?"),
+        (["--profile-steps", "50"], "type FIRST,LAST"),
+        (["--global-batch", "64"], "--global-batch needs --exact-epochs"),
     ],
 )
 def test_an_impossible_option_is_refused_in_a_sentence(args: list[str], sentence: str) -> None:
@@ -60,6 +65,24 @@ def test_an_impossible_option_is_refused_in_a_sentence(args: list[str], sentence
         catdog(*args)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--local-sgd-steps 8",
+        "--grad-compression powersgd",
+        "--gradient-checkpointing",
+        "--compile",
+        "--track wandb,mlflow --profile-steps 50,60",
+        "--balance auto --global-batch 64",
+        "--elastic --global-batch 64",
+        "--exact-epochs --global-batch 64",
+    ],
+)
+def test_what_goes_together_is_accepted(line: str) -> None:
+    """Half of a pair that excludes the other, and what only another option allows."""
+    assert catdog(*line.split()) != CatDog()
 
 
 @pytest.mark.parametrize("settings", [CatDog, ImageNet, Classify])

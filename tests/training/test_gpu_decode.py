@@ -92,6 +92,12 @@ def adobe(data: bytes) -> bytes:
     return data[:20] + b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x01" + data[20:]
 
 
+def unmarked(data: bytes) -> bytes:
+    """Return a JPEG without Adobe's marker: only the names of its components tell its colours."""
+    start = data.index(b"\xff\xee")
+    return data[:start] + data[start + 2 + int.from_bytes(data[start + 2 : start + 4]) :]
+
+
 SMALL = photograph(1, 60, 80)
 FOR_WORKERS: dict[str, Callable[[], bytes]] = {
     "progressive": lambda: encoded(SMALL, quality=80, progressive=True),
@@ -99,6 +105,7 @@ FOR_WORKERS: dict[str, Callable[[], bytes]] = {
     "CMYK": lambda: encoded(SMALL.convert("CMYK"), quality=80),
     "of Adobe": lambda: adobe(encoded(SMALL, quality=80)),
     "red, green and blue": lambda: encoded(SMALL, quality=80, keep_rgb=True),
+    "named R, G and B": lambda: unmarked(encoded(SMALL, quality=80, keep_rgb=True)),
     "longer than its pixels": lambda: encoded(photograph(1, 150, 150), quality=98),
     "large": lambda: encoded(Image.new("RGB", (192, 5600)), quality=50),
     "decoded at a half": lambda: encoded(Image.new("RGB", (192, 192)), quality=80),

@@ -5,7 +5,7 @@ import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -328,6 +328,26 @@ def test_an_order_is_planned_once_for_a_rank() -> None:
         pass
     with shared.of(0, plan) as order:
         assert order.samples == 3000
+
+
+def test_an_order_that_was_not_written_to_its_end_is_not_believed() -> None:
+    """Nor is the one that was there before: a worker that plans again finds neither."""
+    index = index_of(np.full(3000, 4096), np.arange(3000) // 100)
+    whole_order, planned = orders.shuffled(index, range(3000), 7, 0, 16), list[int]()
+    cut_short = replace(whole_order, epoch=1, ends=np.array(["no numbers"]))
+
+    def plan(epoch: int) -> Order:
+        planned.append(epoch)
+        return cut_short if epoch else whole_order
+
+    shared = SharedOrder()
+    with shared.of(0, plan) as order:
+        assert order.samples == 3000
+    with pytest.raises(ValueError, match="no numbers"), shared.of(1, plan):
+        pass
+    with shared.of(0, plan) as order:
+        assert order.rows.tolist() == whole_order.rows.tolist()
+    assert planned == [0, 1, 0]
 
 
 def test_subsets_and_first_samples() -> None:

@@ -65,9 +65,11 @@ class Tokens(nn.Module):
         self.relative_position_bias_table = nn.Parameter(torch.zeros(9, 2))
         self.layer_scale = nn.Parameter(torch.zeros(2, 1, 1))
         self.special = nn.Parameter(torch.zeros(2, 2))
+        self.inner = nn.Linear(2, 2)
+        self.outer = nn.Sequential(nn.Linear(2, 2))
 
     def no_weight_decay(self) -> list[str]:
-        return ["special"]
+        return ["special", "inner.weight", "outer"]
 
 
 def test_weight_decay_leaves_tokens_embeddings_tables_and_scales_alone() -> None:
@@ -75,7 +77,7 @@ def test_weight_decay_leaves_tokens_embeddings_tables_and_scales_alone() -> None
     model = Tokens()
     decayed, spared = make_optimizer(model, Config(weight_decay=0.1)).param_groups
     assert decayed["params"] == [model.embed.weight]
-    assert len(spared["params"]) == 6 and spared["weight_decay"] == 0
+    assert len(spared["params"]) == 10 and spared["weight_decay"] == 0
 
 
 def test_layers_nearer_to_the_image_learn_more_slowly() -> None:
@@ -198,6 +200,7 @@ def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
     """Between where it was and where the model is; buffers are the model's own."""
     state = TrainingState(net(), Config(lr=0.01, ema_decay=0.99))
     assert state.average is not None
+    assert not any(weight.requires_grad for weight in state.average.model.parameters())
     start = state.average.model[3].weight.clone()  # type: ignore[index]
     stepped(state, 30)
     moved = (state.model[3].weight - start).abs().sum()  # type: ignore[index]

@@ -16,7 +16,7 @@ from torch import nn
 class Average:
     """A copy of the model whose weights follow the model's slowly."""
 
-    def __init__(self, model: nn.Module, decay: float, every: int = 1) -> None:
+    def __init__(self, model: nn.Module, decay: float, every: int) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.decay = decay
         self.every = every
