@@ -51,10 +51,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "__init__": "commands run",
         "commands": "catalog config detached errors files lifecycle output preflight remote "
         "rendezvous run schedulers search supervision transport transport/ssh web",
-        "catalog": "config detached errors output preflight remote run transport",
+        "catalog": "detached errors output preflight remote run transport",
         "config": "run",
-        "detached": "errors files lifecycle output preflight remote run supervision transport "
-        "transport/ssh",
+        "detached": "config errors files lifecycle output preflight remote run supervision "
+        "transport transport/ssh",
         "lifecycle": "errors files output preflight remote run supervision transport",
         "preflight": "errors files output remote run transport",
         "files": "errors remote run transport",

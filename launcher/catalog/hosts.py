@@ -43,7 +43,6 @@ def _detached(host: str, reply: RunsAnswer) -> Iterator[ListedRun]:
     for run in reply.runs:
         summary = run.summary
         if summary is not None and summary.hosts[:1] == (host,):  # homes may be shared
-            steps = [step for reported in run.state.hosts for step in reported.steps.values()]
             yield ListedRun(
                 run=summary.run,
                 name=summary.name,
@@ -51,9 +50,9 @@ def _detached(host: str, reply: RunsAnswer) -> Iterator[ListedRun]:
                 hosts=summary.hosts,
                 state=_state_of(run),
                 exit_code=run.end,
-                step=min(steps, default=None),
+                step=run.step,
                 age_seconds=round(max(0.0, time.time() - summary.at), 1),
-                folder=f"{host}:{run.state.folder}" if run.state.folder else "",
+                folder=f"{host}:{run.folder}" if run.folder else "",
                 detached=True,
             )
 

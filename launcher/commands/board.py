@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from launcher.commands.parse import parse
 from launcher.detached.attach import interruptible, watch
-from launcher.detached.locate import RunOptions, reached
+from launcher.detached.locate import RunOptions, is_controlled, reached
 from launcher.detached.replay import Replay
 from launcher.output.console import say
 from launcher.run.job import Job
@@ -47,7 +47,7 @@ def main(args: Sequence[str]) -> int:
     if run.id and not options.run.startswith(run.id):
         say(str(run))
     with suppress(KeyboardInterrupt), interruptible():
-        if run.folder and (run.is_over or not run.record):
+        if run.folder and (run.is_over or not is_controlled(run, options)):
             _show_folder(run.folder)
         else:
             _show_detached(run, options)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.catalog.attached import show_attached, stop_attached
 from launcher.catalog.ps import PsOptions, ps
 from launcher.commands.parse import parse
 from launcher.detached.attach import AttachOptions, attach
-from launcher.detached.locate import HOSTS_FILE, RunOptions, is_attached
+from launcher.detached.locate import HOSTS_FILE, RunOptions, is_attached, is_controlled
 from launcher.detached.logs import LogsOptions, logs
 from launcher.detached.status import StatusOptions, status
 from launcher.detached.stop import StopOptions, stop
@@ -36,22 +35,14 @@ def main(args: Sequence[str]) -> int:
     run = find_run(options.run) or _run_elsewhere(verb, options)
     if run.id == run.asked and not options.run.startswith(run.id):
         say(str(run))
-    is_at_hosts = run.folder is None if run.record is None else run.is_detached
-    hosts_typed = bool(options.hosts or options.host_list)
     is_short = run.name == options.run or (
         run.is_called(options.run) and not is_attached(options.run)
     )
-    if hosts_typed and is_short and run.record is None and verb != "stop":
+    if options.name_hosts and is_short and run.record is None and verb != "stop":
         # its folder, which the hosts may share, does not show whether a controller looks after it
         run = Run("", run.name, asked=options.run)
-    if (is_at_hosts or hosts_typed) and not is_attached(run.id):
+    if verb != "attach" or is_controlled(run, options):
         return work(run, options)
-    if verb == "stop":
-        return stop_attached(run, options)
-    if verb == "status":
-        return show_attached(run, options.json)
-    if verb == "logs":
-        return logs(run, options)
     text = run.id[:SHORT_ID] or run.folder
     if run.is_over:
         raise UsageError(f"{run} was attached and is over; type: {called('logs')} {text}")
@@ -64,7 +55,7 @@ def _run_elsewhere(verb: str, options: RunOptions) -> Run:
     if not NAME.fullmatch(options.run):
         hint = f"type its id or its name; {called('ps')} lists all"
         raise UsageError(f"{options.run!r} cannot be a run: {hint}")
-    if not (options.hosts or options.host_list or HOSTS_FILE.exists()):
+    if not (options.name_hosts or HOSTS_FILE.exists()):
         raise unknown_run(options.run, verb)
     return Run(options.run if is_attached(options.run) else "", "", asked=options.run)
 

@@ -6,12 +6,14 @@ id that was typed, which the first host may only complete.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.detached.entries import Code, Ending, Name, Seconds
 from launcher.errors import HostUnreachable
 from launcher.remote.run_manager import MOST_LISTED
+from launcher.run.events import Count, Node
+from launcher.run.state import RESERVE
 from launcher.transport.rpc import RpcClient
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
@@ -34,32 +36,36 @@ class RunSummary:
 
 
 @dataclass(frozen=True)
-class ReportedHost:
-    """State of a host as the controller reports it."""
+class LiveHost:
+    """State of a host, as the dashboard has it."""
 
     name: str = ""
+    node: Node = 0
     state: str = ""
-    steps: dict[Annotated[str, Matches("[0-9]{1,9}")], int] = field(default_factory=dict)
-    phases: tuple[str, ...] = ()
+    step: Count = 0
+    """Of its slowest rank; 0: none yet."""
 
 
 @dataclass(frozen=True)
-class ReportedRun:
-    """State of the run as the controller reports it; empty before its first report."""
+class LiveRun:
+    """State of a run, from its live.json; empty before its first attempt, and after its end."""
 
     run_id: Annotated[str, Matches("[0-9a-f]{32}|")] = ""
-    folder: str = ""
     seconds: Seconds | None = None
-    at: float = 0.0
-    hosts: tuple[ReportedHost, ...] = ()
+    hosts: tuple[LiveHost, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """Answer of the first host about a run; without a summary it knows nothing."""
+    """What is known of a run: by its first host, or by its folder on this machine.
+
+    A first host that answers without a summary knows nothing of it.
+    """
 
     summary: RunSummary | None = None
-    state: ReportedRun = ReportedRun()
+    folder: str = ""
+    """The run folder of its newest attempt, where that is."""
+    live: LiveRun = LiveRun()
     alive: bool = False
     stopped: Pid = 0
     """The controller, if a signal has suspended it."""
@@ -67,6 +73,15 @@ class RunAnswer:
     end: Code | None = None
     error: str = ""
     """Of the run, or why it cannot be said which run is meant."""
+
+    @property
+    def step(self) -> int | None:
+        """The step of the slowest host; once it has ended, that of the first rank."""
+        if self.finish is None:
+            steps = (host.step for host in self.live.hosts if host.state != RESERVE)
+            return min(steps, default=None)
+        step = self.finish.report.get("step")
+        return step if isinstance(step, int) else None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import ClassVar
 
 from launcher.detached.entries import Beat, Entry, EntryReader, Failed, Last, Wrote
-from launcher.detached.locate import DetachedRun, RunOptions, reached
+from launcher.detached.locate import ReachedRun, RunOptions, reached
 from launcher.detached.replay import Replay
 from launcher.detached.results import bring_here
 from launcher.errors import HostLost
@@ -64,7 +64,7 @@ def attach(run: Run, options: AttachOptions) -> int:
         return _exit_code(reached_run, replay)
 
 
-def _exit_code(run: DetachedRun, replay: Replay) -> int:
+def _exit_code(run: ReachedRun, replay: Replay) -> int:
     """Return the exit code of a run that was watched to its end."""
     if replay.closed:
         return 128 + signal.SIGPIPE
@@ -77,7 +77,7 @@ def _exit_code(run: DetachedRun, replay: Replay) -> int:
     return replay.code
 
 
-def watch(run: DetachedRun, replay: Replay, on: bool) -> None:
+def watch(run: ReachedRun, replay: Replay, on: bool) -> None:
     """Feed all entries to a replay, until there are no more, or the reader has gone."""
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
     reader = partial(_read_entries, run, on, entries)
@@ -104,19 +104,19 @@ def watch(run: DetachedRun, replay: Replay, on: bool) -> None:
         replay.take(entry, data)
 
 
-def _lost(run: DetachedRun, why: str) -> HostLost:
+def _lost(run: ReachedRun, why: str) -> HostLost:
     """Return the error for a host that we have lost; its run is not affected."""
     hint = f"the run continues; to see it: {called('attach')} {run.id}"
     return HostLost(f"{run.host.label}: {why}; {hint}")
 
 
-def _stopped(run: DetachedRun, controller: int) -> str:
+def _stopped(run: ReachedRun, controller: int) -> str:
     """Return the error for a controller that was stopped, with what to type."""
     hint = f"resume it there: kill -CONT {controller}; or end the run: {called('stop')} {run.id}"
     return f"{run.host.label}: its controller (process {controller}) was stopped; {hint}"
 
 
-def _read_entries(run: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
+def _read_entries(run: ReachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
     """Queue the entries of a record and the bytes of outputs as they come, on a thread."""
     reader = EntryReader()
     try:

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.detached.answers import ReportedRun, RunAnswer, call
+from launcher.detached.answers import LiveRun, RunAnswer, call
 from launcher.detached.entries import result_of
 from launcher.detached.locate import run_manager_on
 from launcher.errors import HostLost
@@ -16,7 +16,7 @@ from launcher.transport.base import Transport
 from rackrun.terminal import clean_lines
 
 _POLL_SECONDS = 0.5
-_RUNNING = ("running", "done")
+_NOT_RUNNING = ("connecting", "starting", "stopping", "lost", "failed")
 
 
 def wait_for_first_step(
@@ -34,11 +34,11 @@ def wait_for_first_step(
                 return reply
             if not reply.alive:
                 raise HostLost(f"{host.label}: the controller of run {run} has died")
-            if not _all_running(reply.state):
+            if not _all_running(reply.live):
                 running_since = None
             elif running_since is None:
                 running_since = time.monotonic()
-            if _all_stepped(reply.state) or _is_past(running_since, seconds):
+            if reply.step or _is_past(running_since, seconds):
                 return reply
             time.sleep(_POLL_SECONDS)
 
@@ -55,10 +55,5 @@ def _is_past(since: float | None, seconds: float | None) -> bool:
     return since is not None and seconds is not None and time.monotonic() - since >= seconds
 
 
-def _all_running(state: ReportedRun) -> bool:
-    return bool(state.hosts) and all(host.state in _RUNNING for host in state.hosts)
-
-
-def _all_stepped(state: ReportedRun) -> bool:
-    steps = [step for host in state.hosts for step in host.steps.values()]
-    return bool(steps) and all(steps)
+def _all_running(run: LiveRun) -> bool:
+    return bool(run.hosts) and all(host.state not in _NOT_RUNNING for host in run.hosts)

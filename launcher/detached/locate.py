@@ -1,17 +1,19 @@
-"""Find a detached run: the hosts that may know it, and the one that controls it."""
+"""Reach the hosts of a run: of a detached one, that which controls it, among those that may."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from launcher.config.settings_file import read_settings
 from launcher.detached.answers import RunAnswer, call
 from launcher.detached.known_runs import hosts_of, keep
+from launcher.detached.launcher_here import answer_in, plan_in
 from launcher.detached.reach_options import ReachOptions
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.output.console import say
@@ -19,10 +21,12 @@ from launcher.remote import run_manager
 from launcher.run.hosts import Host, hosts_named
 from launcher.run.job import RUN_ID
 from launcher.transport.base import Transport
+from launcher.transport.local import LocalTransport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
 from rackrun.commandline.options import Positional
 from rackrun.errors import Problem, UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import Run
 from rackrun.terminal import one_line
 
@@ -49,22 +53,29 @@ class RunOptions(ReachOptions):
     host_list: str = ""
     """Hosts of the run instead of a host file (also: -H): gpu01,gpu[02-04]."""
 
+    @property
+    def name_hosts(self) -> bool:
+        """Return True where the hosts were typed."""
+        return bool(self.hosts or self.host_list)
+
 
 @dataclass
-class DetachedRun:
-    """A run, and the first host of it."""
+class ReachedRun:
+    """A run, its hosts, and what is known of it."""
 
     id: str
     network: Network
     hosts: Sequence[Host]
     host: Host
+    """The first one, which has the controller of a detached run."""
     runs: str
+    """The folder on this machine for its results."""
+    name: str = ""
     resume: tuple[str, ...] = ()
     """The command that continues it, but for the name of its folder; empty where not known."""
     transport: Any = None
     client: Any = None
     answer: RunAnswer = RunAnswer()
-    """What its first host knows of the run; nothing of one that was attached."""
     error: str = ""
     """Why the first host does not answer."""
     transports: Sequence[Transport | Problem] = ()
@@ -79,27 +90,59 @@ class DetachedRun:
 
 
 @contextmanager
-def reached(run: Run, options: RunOptions, need_controller: bool = True) -> Iterator[DetachedRun]:
-    """Reach the hosts of a run, and its controller if it is a detached one."""
-    record = run.record
-    hosts = _hosts_of(run, options)
+def reached(
+    run: Run, options: RunOptions, need_controller: bool = True, need_hosts: bool = True
+) -> Iterator[ReachedRun]:
+    """Reach the hosts of a run, and its controller if it is a detached one.
+
+    Of an attached run, `answer` is what its folder on this machine has; that is enough where no
+    hosts are needed and none are known.
+    """
+    record, hosts = run.record, _hosts_of(run, options, need_hosts)
     network = open_network(options.ssh_config or (record.ssh_config if record else ""), options)
     with ExitStack() as stack:
         stack.callback(network.close)
-        reached_run = DetachedRun(
-            run.asked, network, hosts, hosts[0], record.runs if record else "runs"
+        reached_run = ReachedRun(
+            run.asked,
+            network,
+            hosts,
+            hosts[0] if hosts else Host(""),
+            record.runs if record else "runs",
+            run.name,
         )
         reached_run.resume = record.resume if record else ()
-        if not is_attached(run.id):
+        if is_controlled(run, options):
             _find(reached_run, record is not None, need_controller)
+        elif run.folder:
+            reached_run.answer = answer_in(RunFolder(run.folder))
+        if is_of_this_machine(run, options):
+            reached_run.transports = [LocalTransport(host.label) for host in hosts]
         if reached_run.client is not None:
             stack.callback(reached_run.client.close)
         yield reached_run
 
 
+def is_controlled(run: Run, options: RunOptions) -> bool:
+    """Return True for a run that its hosts know: a controller there looks after it.
+
+    An attached run has a launcher, and a folder on its machine, which shows how the run goes.
+    """
+    is_at_hosts = run.folder is None or run.record is not None or options.name_hosts
+    return is_at_hosts and not is_attached(run.id)
+
+
 def is_attached(run: str) -> bool:
     """Return True for the id of an attached run: --detach gives shorter ones."""
     return bool(re.fullmatch(RUN_ID, run))
+
+
+def is_of_this_machine(run: Run, options: RunOptions) -> bool:
+    """Return True for a run of `./run-local`."""
+    if run.folder is None or options.name_hosts:
+        return False
+    with suppress(UsageError):
+        return read_settings(RunFolder(run.folder).settings).launch == "local"
+    return False
 
 
 def open_network(config: str, options: ReachOptions) -> Network:
@@ -114,7 +157,7 @@ def open_network(config: str, options: ReachOptions) -> Network:
     )
 
 
-def _find(run: DetachedRun, is_remembered: bool, need_controller: bool) -> None:
+def _find(run: ReachedRun, is_remembered: bool, need_controller: bool) -> None:
     """Ask the first host for the run; ask all hosts where nothing was written down here."""
     candidates = run.hosts[:1] if is_remembered else run.hosts
     pairs = list(zip(candidates, run.network.try_each(candidates), strict=True))
@@ -185,13 +228,13 @@ class TooLate(HostUnreachable):
     """A host that can be logged in to, and then does not answer."""
 
 
-def call_in_time(run: DetachedRun, work: Callable[[], T]) -> T:
+def call_in_time(run: ReachedRun, work: Callable[[], T]) -> T:
     """Return the answer of the controller's host; raise TooLate after the time limit."""
     outcomes = each_in_time(lambda _: work(), [(run.host, run.transport)])
     return all_or_raise(outcomes)[0]
 
 
-def _not_found(run: DetachedRun, candidates: Sequence[Host], errors: Sequence[Problem]) -> Problem:
+def _not_found(run: ReachedRun, candidates: Sequence[Host], errors: Sequence[Problem]) -> Problem:
     """Return the message for a run that no host knows."""
     names = ", ".join(host.label for host in candidates)
     if not errors:
@@ -202,17 +245,26 @@ def _not_found(run: DetachedRun, candidates: Sequence[Host], errors: Sequence[Pr
     return kind("\n".join(lines))
 
 
-def _hosts_of(run: Run, options: RunOptions) -> tuple[Host, ...]:
-    """Return the hosts to ask: those that are typed, recorded, or in the host file here."""
-    if options.host_list or options.hosts:
+def _hosts_of(run: Run, options: RunOptions, need_hosts: bool) -> tuple[Host, ...]:
+    """Return the hosts to ask: those that are typed, recorded, or in the host file here.
+
+    Raises UsageError if none are known; of an attached run only where hosts are needed.
+    """
+    if options.name_hosts:
         return hosts_named(Path(options.hosts), options.host_list)
+    if run.folder and is_of_this_machine(run, options):
+        return tuple(Host(host.name) for host in plan_in(RunFolder(run.folder)).hosts)
     if run.record and (hosts := hosts_of(run.record)):
         keep(run.id)
         return hosts
     if not is_attached(run.id) and HOSTS_FILE.exists():
         return hosts_named(HOSTS_FILE, "")
     hint = "type: --hosts FILE, with the host file that it was started with"
-    raise UsageError(f"the hosts of run {run.asked} are not known here; {hint}")
+    unknown = f"the hosts of run {run.asked} are not known here; {hint}"
+    if need_hosts or run.folder is None or is_controlled(run, options):
+        raise UsageError(unknown)
+    say(unknown)
+    return ()
 
 
 @contextmanager

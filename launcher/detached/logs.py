@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from launcher.detached.attach import interruptible, watch
 from launcher.detached.entries import AttemptRecord, Wrote
-from launcher.detached.locate import RunOptions, reached
+from launcher.detached.launcher_here import plan_in
+from launcher.detached.locate import RunOptions, is_controlled, reached
 from launcher.detached.replay import LogScreen, Replay
 from launcher.output.console import Display
 from launcher.run.job import Job
@@ -20,8 +21,7 @@ from launcher.run.plan import Plan
 from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
-from rackrun.runs import MOST_BYTES, Run, is_supervised, name_of
-from rackrun.shapes import Misshapen, parsed_file
+from rackrun.runs import Run, is_supervised, name_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -66,11 +66,13 @@ def logs(run: Run, options: LogsOptions) -> int:
         try:
             replay = Replay(screens, True, lambda attempt: Path(attempt.folder))
             stack.enter_context(replay)
-            if run.record is None and run.folder and not (options.hosts or options.host_list):
-                read_files(RunFolder(run.folder), replay, options.follow)
-            else:
+            if is_controlled(run, options):
                 reached_run = stack.enter_context(reached(run, options))
                 watch(reached_run, replay, on=options.follow)
+            elif run.folder:
+                read_files(RunFolder(run.folder), replay, options.follow)
+            else:
+                raise UsageError(f"{run} has no folder here; its logs are where it was started")
             if isinstance(replay.screen, LogScreen):
                 replay.screen.let_out()
                 replay.draw()
@@ -81,10 +83,7 @@ def logs(run: Run, options: LogsOptions) -> int:
 
 def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
     """Feed the logs of a run folder to a replay, rank by rank; `follow`: until the run ends."""
-    try:
-        plan = parsed_file(folder.plan, Plan, MOST_BYTES)
-    except (OSError, Misshapen) as error:
-        raise UsageError(f"{folder.path}: no run that a launcher started: {error}") from None
+    plan = plan_in(folder)
     name, now = name_of(folder.path.name), time.time()
     attempt = AttemptRecord(name, str(folder.path), (), now, plan)
     replay.begin(attempt, age_seconds=0.0)

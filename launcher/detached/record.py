@@ -27,10 +27,8 @@ from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
-from rackrun.run_folder import RunFolder
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
-STATE_SECONDS = 1.0
 MOST_WORDS = 4096
 SPARE_BYTES = 1 << 18  # for the last two entries of a run whose disk is full
 LAST_BYTES = 1 << 12  # of it, for the very last one
@@ -56,8 +54,16 @@ class RunRecord:
         del plain
         with suppress(OSError):
             self.spare.write_bytes(os.urandom(SPARE_BYTES))  # what disks cannot make smaller
+        self._link(job.folder.path)
         self.write([begin(job, plan)])
-        return Recorder(self, plan, job.folder)
+        return Recorder(self, plan)
+
+    def _link(self, folder: Path) -> None:
+        """Let the run manager find the folder of this attempt, with its live.json."""
+        partial = self.state / ".folder.partial"
+        with suppress(OSError):
+            partial.symlink_to(folder)
+            partial.replace(self.state / "folder")
 
     def note(self, text: str) -> None:
         """Write a line that is printed between attempts."""
@@ -97,14 +103,12 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     closed = False
 
-    def __init__(self, record: RunRecord, plan: Plan, folder: RunFolder) -> None:
+    def __init__(self, record: RunRecord, plan: Plan) -> None:
         """Write to the record, under the time of each turn."""
         self.record = record
-        self.folder = folder
         self.waiting: list[Entry] = []
         self.rare: dict[tuple[str, int], ThrottledEvents] = {}
         self.every_seconds = max(1.0, (plan.world_size + len(plan.hosts)) / REPORTS_PER_SECOND)
-        self.state_at = 0.0
 
     def __exit__(self, *reason: object) -> None:
         self._write()
@@ -135,9 +139,6 @@ class Recorder(AbstractContextManager["Recorder"]):
         if self.waiting:
             self.waiting.insert(0, {"turn": round(now - run.started_at, 3)})
             self._write()
-        if now > self.state_at:
-            self.state_at = now + STATE_SECONDS
-            self._write_state(run, now)
 
     def finish(self, result: Result) -> None:
         """Write how the attempt ended."""
@@ -157,29 +158,6 @@ class Recorder(AbstractContextManager["Recorder"]):
         if self.waiting:
             self.record.write(self.waiting)
             self.waiting = []
-
-    def _write_state(self, run: RunState, now: float) -> None:
-        """Write the state of every host, for `status`: whole or not at all."""
-        hosts = [
-            {
-                "name": host.plan.name,
-                "state": host.state,
-                "steps": {str(rank.rank): rank.step for rank in run.ranks_of(host.plan.node)},
-                "phases": sorted({rank.phase for rank in run.ranks_of(host.plan.node)} - {""}),
-            }
-            for host in run.hosts
-        ]
-        state = {
-            "run_id": run.plan.run_id,
-            "folder": str(self.folder.path),
-            "seconds": round(now - run.started_at, 1),
-            "at": time.time(),
-            "hosts": hosts,
-        }
-        with suppress(OSError):
-            partial = self.record.state / ".state.partial"
-            partial.write_text(json.dumps(state))
-            partial.replace(self.record.state / "state.json")
 
 
 class ThrottledEvents:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from launcher.detached.answers import Exists, call
 from launcher.detached.entries import AttemptRecord
-from launcher.detached.locate import DetachedRun, run_manager_on
+from launcher.detached.locate import ReachedRun, run_manager_on
 from launcher.files.download import fetch_results
 from launcher.output.console import say
 from launcher.output.run_page import write_run_page
@@ -32,7 +32,7 @@ from rackrun.runs import recorded_runs
 from rackrun.terminal import one_line
 
 
-def bring_here(run: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
+def bring_here(run: ReachedRun, runs: Path, attempt: AttemptRecord) -> Path:
     """Copy the run folder of an attempt here, but for checkpoints; return the folder's path."""
     source = Path(attempt.folder)
     target = runs.resolve() / source.name
@@ -90,7 +90,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_same(run: DetachedRun, source: Path, target: Path) -> bool:
+def is_same(run: ReachedRun, source: Path, target: Path) -> bool:
     """Return True when the host sees a file that is put into this folder here."""
     mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
     mark.touch()

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from launcher.detached.answers import ReportedHost, RunListing, RunProcess, call
+from launcher.detached.answers import LiveHost, RunListing, RunProcess, call
 from launcher.detached.locate import (
     Asked,
-    DetachedRun,
+    ReachedRun,
     RunOptions,
     TooLate,
     each_in_time,
@@ -22,6 +22,7 @@ from launcher.detached.locate import (
     short_message,
 )
 from launcher.errors import HostUnreachable
+from launcher.remote.files import SCRATCH
 from launcher.run.host_names import grouped
 from launcher.transport.base import Transport
 from rackrun.commandline.options import Examples
@@ -50,8 +51,8 @@ class StatusOptions(RunOptions):
 
 
 def status(run: Run, options: StatusOptions) -> int:
-    """Print which processes of the run exist on every host."""
-    with reached(run, options, need_controller=False) as reached_run:
+    """Print how the run goes, and which of its processes exist on every host."""
+    with reached(run, options, need_controller=False, need_hosts=False) as reached_run:
         hosts = status_of_all(reached_run)
     report = report_of(reached_run, hosts)
     sys.stdout.write(f"{json.dumps(report, indent=2)}\n" if options.json else describe(report))
@@ -74,7 +75,7 @@ class HostStatus:
     error: str = ""
 
 
-def status_of_all(run: DetachedRun) -> list[HostStatus]:
+def status_of_all(run: ReachedRun) -> list[HostStatus]:
     """Ask every host of the run what runs there."""
     hosts = [host for host in run.hosts if host.label in (run.labels or (host.label,))]
     if not run.transports:
@@ -105,12 +106,11 @@ def _status_of(run_id: str, pair: Asked) -> HostStatus:
     return HostStatus(host.label, transport, listing.python, listing.processes)
 
 
-def _without_duplicates(run: DetachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
+def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
     """Return the hosts, with each process at one of them: several may be the same machine."""
-    state = run.answer.state
-    names = [host.name for host in state.hosts]
-    scratch = f"/tmp/rackrun-{state.run_id}"
-    owners: dict[str, str] = {f"{scratch}-{node}": name for node, name in enumerate(names)}
+    live = run.answer.live
+    scratch = f"{SCRATCH}{live.run_id}"
+    owners = {f"{scratch}-{host.node}": host.name for host in live.hosts}
 
     def owner(process: RunProcess, default: str) -> str:
         if process.role == "controller":
@@ -128,48 +128,47 @@ def _without_duplicates(run: DetachedRun, hosts: Sequence[HostStatus]) -> list[H
 # -- the report
 
 
-def report_of(run: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
+def report_of(run: ReachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
     reply, finish = run.answer, run.answer.finish
-    reported = {host.name: host for host in reply.state.hosts}
-    controller = {"host": run.host.label, "alive": reply.alive, "error": run.error}
+    live = {host.name: host for host in reply.live.hosts}
+    host = run.host.label if reply.summary or run.error else ""
+    controller = {"host": host, "alive": reply.alive, "error": run.error}
     return {
         "run": run.id,
-        "name": reply.summary.name if reply.summary else "",
+        "name": reply.summary.name if reply.summary else run.name,
         "controller": {**controller, "stopped": reply.stopped},
         "exit_code": reply.end,
         "error": reply.error,
         "verdict": finish.verdict if finish else "",
         "cause": finish.cause if finish else "",
-        "folder": reply.state.folder,
-        "seconds": reply.state.seconds,
-        "hosts": [_host_report(host, reported.get(host.name, ReportedHost())) for host in hosts],
+        "folder": reply.folder,
+        "seconds": finish.seconds if finish else reply.live.seconds,
+        "hosts": [_host_report(host, live.get(host.name, LiveHost())) for host in hosts],
     }
 
 
-def _host_report(host: HostStatus, reported: ReportedHost) -> dict[str, Any]:
-    """Return what runs on one host, and the last reports of its ranks."""
-    steps = list(reported.steps.values()) or [0]
+def _host_report(host: HostStatus, live: LiveHost) -> dict[str, Any]:
+    """Return what runs on one host, and what its ranks have reported."""
     agents = [process.facts for process in host.processes if process.role == "agent"]
     ranks = [process for process in host.processes if process.role == "rank"]
     return {
         "name": host.name,
         "error": host.error,
-        "state": _state_of(host, bool(ranks), reported),
-        "step": min(steps) if ranks and reported.phases else None,
-        "phases": reported.phases if ranks else (),
+        "state": _state_of(host, bool(ranks), live),
+        "step": live.step or None if ranks else None,
         "seconds": max((process.seconds for process in ranks), default=None),
         "heartbeat": {name: agents[0].get(name, 0.0) for name in HEARTBEAT} if agents else None,
         "processes": [process.facts for process in host.processes],
     }
 
 
-def _state_of(host: HostStatus, has_ranks: bool, reported: ReportedHost) -> str:
+def _state_of(host: HostStatus, has_ranks: bool, live: LiveHost) -> str:
     """Return the state of a host: by its processes first, by its controller second."""
     if host.error:
         return "not reached"
     if has_ranks:
-        return reported.state if reported.state not in EARLIER else "running"
+        return live.state if live.state not in EARLIER else "running"
     busy = [process for process in host.processes if process.role != "controller"]
     return "starting or stopping" if busy else "stopped"
 
@@ -179,7 +178,10 @@ def describe(report: dict[str, Any]) -> str:
     controller = report["controller"]
     lines = [f"run {report['run']} {one_line(report['name'])}: {_headline(report)}"]
     if report["folder"]:
-        lines.append(f"folder {one_line(report['folder'])} on {controller['host']}")
+        where = controller["host"] and f" on {controller['host']}"
+        lines.append(f"folder {one_line(report['folder'])}{where}")
+    if not report["hosts"]:
+        return "\n".join([*lines, ""])
     alike: dict[tuple[str, ...], list[str]] = {}
     for host in report["hosts"]:
         alike.setdefault(_cells(host), []).append(one_line(host["name"]))
@@ -200,17 +202,18 @@ def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
 def _headline(report: dict[str, Any]) -> str:
     """Return the state of the run, in words."""
     controller = report["controller"]
+    supervisor = f"its controller on {controller['host']}" if controller["host"] else "its launcher"
     if controller["error"]:
         return f"its controller's host does not answer: {controller['error']}"
     if controller["stopped"]:
         number = controller["stopped"]
-        return f"suspended: its controller on {controller['host']} (process {number}) was stopped"
+        return f"suspended: {supervisor} (process {number}) was stopped"
     if controller["alive"]:
         seconds = report["seconds"]
         since = "" if seconds is None else f" for {duration(seconds)}"
-        return f"running{since}, supervised from {controller['host']}"
+        return f"running{since}, supervised by {supervisor}"
     if report["exit_code"] is None:
-        return f"its controller on {controller['host']} is gone; its hosts end it on their own"
+        return f"{supervisor} is gone; its hosts end it on their own"
     why = report["error"] or report["cause"]
     return f"ended with {report['exit_code']}: {one_line(why)}"
 

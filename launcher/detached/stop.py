@@ -6,16 +6,18 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from launcher.detached.answers import ControllerAlive, EmptyAnswer, RunAnswer, StopAnswer, call
-from launcher.detached.entries import result_of
+from launcher.detached.entries import Ending, result_of
+from launcher.detached.launcher_here import LauncherHere
 from launcher.detached.locate import (
     RUN_BYTES,
-    DetachedRun,
+    ReachedRun,
     RunOptions,
     TooLate,
     call_in_time,
+    is_controlled,
     reached,
     run_manager_on,
 )
@@ -29,13 +31,14 @@ from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
-from rackrun.errors import Problem
+from rackrun.errors import Problem, UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import Run
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
 LOOK_SECONDS = 0.5
-CONTROLLER_SECONDS = 60.0  # for a controller to end a run, besides the time for a checkpoint
+SUPERVISOR_SECONDS = 60.0  # to end a run, besides the time for a checkpoint
 NOW_SECONDS = 20.0  # for one that is told to end it at once
 KILLED_SECONDS = 10.0  # for one that was killed
 LINGER_SECONDS = 20.0  # for agents without a controller: heartbeat timeout, grace, a busy host
@@ -59,13 +62,18 @@ class StopOptions(RunOptions):
 
 def stop(run: Run, options: StopOptions) -> int:
     """Stop the run as Ctrl-C would, and verify every host; return the exit code."""
+    if run.folder and not is_controlled(run, options):
+        launcher = LauncherHere(RunFolder(run.folder))
+        was_running = _interrupt(launcher, run.id, options.force)
+        if not (was_running or options.name_hosts) and _was_clean(launcher.ending()):
+            return 0
     linger_seconds = LINGER_SECONDS
     with reached(run, options, need_controller=False) as reached_run:
         try:
             if reached_run.error:
                 _reach_controller(reached_run)
             if reached_run.client is not None:
-                _interrupt(reached_run, options.force)
+                _interrupt(Controller(reached_run), reached_run.id, options.force)
         except Problem as error:
             if not options.force:
                 raise HostUnreachable(f"{error}; {_hint_for(reached_run.id)}") from error
@@ -75,12 +83,74 @@ def stop(run: Run, options: StopOptions) -> int:
     return HostLost.exit_code if left else 0
 
 
+def _was_clean(ending: Ending | None) -> bool:
+    """Return True for a run whose launcher has seen every host clean at its end."""
+    return ending is not None and set(ending.hosts.values()) == {"clean"}
+
+
 def _hint_for(run: str) -> str:
-    """Return the command that ends a run whose controller cannot be reached."""
+    """Return the command that ends a run without what looks after it."""
     return f"without its controller, so without a checkpoint: {called('stop')} --force {run}"
 
 
-def _reach_controller(run: DetachedRun) -> None:
+class Supervisor(Protocol):
+    """What looks after a run: a controller on its first host, or a launcher on this machine."""
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """How long the ranks have for a checkpoint."""
+
+    def is_alive(self) -> bool:
+        """Return False once it has ended."""
+
+    def interrupt(self, kill: bool = False) -> bool:
+        """Interrupt it as Ctrl-C does, or kill it; return False where it cannot be reached."""
+
+    def ending(self) -> Ending | None:
+        """Return how the newest attempt ended, once it has."""
+
+
+class Controller:
+    """The controller of a detached run, by the run manager on its host."""
+
+    def __init__(self, run: ReachedRun) -> None:
+        """Take a run whose controller's host is reached."""
+        self.run = run
+        self.title = f"the controller on {run.host.label}"
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """As its launcher was told; 0 where the record of the run cannot be read."""
+        summary = self.run.answer.summary
+        return summary.checkpoint_seconds if summary else 0.0
+
+    def is_alive(self) -> bool:
+        """Return whether there is such a process."""
+        return self._call(ControllerAlive, "alive").alive
+
+    def interrupt(self, kill: bool = False) -> bool:
+        """Send it the signal; return False where there is none."""
+        return self._call(StopAnswer, "interrupt", kill=kill).done
+
+    def ending(self) -> Ending | None:
+        """Return what its record ends with."""
+        return self._call(RunAnswer, "find").finish
+
+    def _call(self, shape: type[T], question: str, **arguments: object) -> T:
+        """Return the run manager's answer, within the time limit."""
+        run = self.run
+
+        def ask() -> T:
+            return call(run.host.label, run.client, shape, question, run=run.id, **arguments)
+
+        return call_in_time(run, ask)
+
+
+def _reach_controller(run: ReachedRun) -> None:
     """Connect to the controller's host, which has not found the record of the run in time.
 
     Ending a controller needs nothing from the home directory, whose disk may be down. But only the
@@ -96,49 +166,47 @@ def _reach_controller(run: DetachedRun) -> None:
     )
 
 
-def _interrupt(run: DetachedRun, now: bool) -> None:
-    """End a detached run, and print how it has ended."""
-    if _call(run, StopAnswer, "interrupt").done:
+def _interrupt(supervisor: Supervisor, run: str, now: bool) -> bool:
+    """End a run and print how it has ended; return False if it was over, or cannot be ended so."""
+    was_running = supervisor.interrupt()
+    if was_running:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
-    else:
+    elif not supervisor.is_alive():
         say("the run has already ended")
-    _wait_for_end(run, now)
+    elif now:
+        return False
+    else:
+        raise UsageError(
+            f"{supervisor.title} of run {run} is not a process of yours on this machine; press"
+            f" Ctrl-C there, or, without a checkpoint, type: {called('stop')} --force {run}"
+        )
+    _wait_for_end(supervisor, now)
     try:
-        finish = _call(run, RunAnswer, "find").finish
+        ending = supervisor.ending()
     except TooLate as error:
         say(str(error))
-        return
-    if finish:
-        say(last_line(result_of(finish, Path(finish.folder))))
+        return was_running
+    if ending:
+        say(last_line(result_of(ending, Path(ending.folder))))
+    return was_running
 
 
-def _wait_for_end(run: DetachedRun, now: bool) -> None:
-    """Wait until the controller has ended; `now`: repeat the order meanwhile."""
-    seconds = NOW_SECONDS if now else CONTROLLER_SECONDS
-    if not now and run.answer.summary:
-        seconds += run.answer.summary.checkpoint_seconds
+def _wait_for_end(supervisor: Supervisor, now: bool) -> None:
+    """Wait until the supervisor has ended; `now`: repeat the order meanwhile."""
+    seconds = NOW_SECONDS if now else SUPERVISOR_SECONDS + supervisor.checkpoint_seconds
     deadline = time.monotonic() + seconds
-    while _call(run, ControllerAlive, "alive").alive:
+    while supervisor.is_alive():
         time.sleep(LOOK_SECONDS)
         is_late = time.monotonic() > deadline
         if is_late:
-            say("the controller does not answer: killing it")
+            say(f"{supervisor.title} does not answer: killing it")
         if now or is_late:  # two signals at once may arrive as one
-            _call(run, StopAnswer, "interrupt", kill=is_late)
+            supervisor.interrupt(kill=is_late)
         if is_late and time.monotonic() > deadline + KILLED_SECONDS:
-            raise HostLost(f"{run.host.label}: the controller cannot be killed: its disk is down")
+            raise HostLost(f"{supervisor.title} cannot be killed: its disk is down")
 
 
-def _call(run: DetachedRun, shape: type[T], question: str, **arguments: object) -> T:
-    """Return the run manager's answer, within the time limit."""
-
-    def ask() -> T:
-        return call(run.host.label, run.client, shape, question, run=run.id, **arguments)
-
-    return call_in_time(run, ask)
-
-
-def is_left(run: DetachedRun, linger_seconds: float) -> bool:
+def is_left(run: ReachedRun, linger_seconds: float) -> bool:
     """End what is left on any host; return True while something may still be there."""
     deadline = time.monotonic() + linger_seconds
     hosts = status_of_all(run)

@@ -21,7 +21,7 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
 
-LIVE_SECONDS = 2.0
+LIVE_SECONDS = 1.0
 LIVE_SHARE = 20  # at most this fraction (1/20) of the launcher's time
 MOST_POINTS = 512  # of a curve, before every other one is left out
 CURVES = ("step", "loss", "accuracy", "images_per_second")

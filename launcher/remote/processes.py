@@ -128,7 +128,7 @@ def command_line(pid: int) -> str:
 
 
 def link_target(path: str) -> str:
-    """Return the target of a link in /proc; empty when it is gone."""
+    """Return the target of a link; empty when it is gone, as one in /proc may be."""
     with contextlib.suppress(OSError):
         return os.readlink(path)
     return ""

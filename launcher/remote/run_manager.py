@@ -4,7 +4,7 @@ A controller writes into ~/.rackrun/RUN-ID. The folder is removed a month after 
 or at once if the run never began:
 
     summary.json   what runs where      record           all that happened (see record.py)
-    state.json     the state now        controller.err   errors of the controller itself
+    controller.err errors of its own    folder           a link to the newest attempt's run folder
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ from rackrun.contract import variables
 
 STATES = os.path.expanduser("~/.rackrun")
 SUMMARY = "summary.json"
+FOLDER = "folder"
+LIVE_HOST = ("name", "node", "state", "step")
 PIECE_BYTES = 1 << 18
 LOOK_SECONDS = 0.1
 KEPT_SECONDS = 30 * 86400.0
 BEAT_SECONDS = 5.0  # a follower gets an answer at least this often
-JSON_BYTES = 1 << 22
+JSON_BYTES = 1 << 24
 LAST_LINES = 20
 MOST_LISTED = 200  # runs in one list
 PROGRAM = "launcher.detached.controller"
@@ -234,17 +236,27 @@ def _living_agents() -> Iterator[dict[str, Any]]:
 
 
 def _facts_of(path: str) -> dict[str, Any]:
-    """Return the facts about the run in a folder: summary, state, controller, ending."""
+    """Return the facts about the run in a folder: summary, live state, controller, ending."""
     record = os.path.join(path, "record")
     alive = _is_controlled(record)
     controller = controller_of(os.path.basename(path)) if alive else 0
     return {
         "summary": _read_json(os.path.join(path, SUMMARY)),
-        "state": _read_json(os.path.join(path, "state.json")),
+        "folder": link_target(os.path.join(path, FOLDER)),
+        "live": live_in(os.path.join(path, FOLDER)),
         "alive": alive,
         "stopped": controller if _is_stopped(controller) else 0,
         **last_words(record),
     }
+
+
+def live_in(folder: str) -> dict[str, Any]:
+    """Return the state of a run that goes on, from its folder; of hosts only `LIVE_HOST`."""
+    live = _read_json(os.path.join(folder, "live.json"))
+    with contextlib.suppress(KeyError, TypeError):  # no run goes on there, or the file is damaged
+        hosts = [{name: host[name] for name in LIVE_HOST} for host in live["hosts"]]
+        return {"run_id": live["run_id"], "seconds": live["seconds"], "hosts": hosts}
+    return {}
 
 
 def _is_run(path: str) -> bool:

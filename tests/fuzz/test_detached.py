@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,12 +122,11 @@ FOUND = {
         "checkpoint_seconds": 5,
         "at": 1,
     },
-    "state": {
+    "folder": str(FOLDER),
+    "live": {
         "run_id": "ab" * 16,
-        "folder": str(FOLDER),
         "seconds": 5.0,
-        "at": time.time(),
-        "hosts": [{"name": "node1", "state": "running", "steps": {"0": 3}, "phases": ["train"]}],
+        "hosts": [{"name": "node1", "node": 0, "state": "training", "step": 3}],
     },
     "alive": True,
     "stopped": 0,

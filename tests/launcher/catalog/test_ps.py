@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.catalog.attached import stop_attached
 from launcher.catalog.folders import runs_in
 from launcher.catalog.listed import ListedRun, table, task_of
 from launcher.catalog.ps import main, merged
 from launcher.commands.detached import main as look_after
 from launcher.commands.parse import work_of
 from launcher.detached import known_runs
-from launcher.detached.stop import StopOptions
+from launcher.detached.stop import StopOptions, stop
 from launcher.lifecycle.task_check import refuse_absent_run
 from launcher.output.log_files import LogFiles
 from launcher.remote import processes
@@ -107,7 +106,10 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
     Path("hosts.txt").write_text("gpu99\n")
     job, files = written(tmp_path / "runs", "live")
     assert look_after(["status", job.run_id[:8], "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["run"] == job.run_id
+    status, messages = capfd.readouterr()
+    report = json.loads(status)
+    assert (report["run"], report["controller"]["alive"]) == (job.run_id, True)
+    assert "are not known here; type: --hosts FILE" in messages
     log = job.folder.log("gpu01", 0, "out")
     log.write_text("step 1\n")
     assert look_after(["logs", job.run_id[:8]]) == 0
@@ -127,7 +129,7 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
     assert (output.returncode, "1 of 1 host clean" in output.stderr) == (0, True), output.stderr
     job.folder.plan.unlink()  # meanwhile: the folder was found by it
     with pytest.raises(UsageError, match="-live: no run that a launcher started"):
-        stop_attached(Run(job.run_id, "live", folder=job.folder.path), StopOptions())
+        stop(Run(job.run_id, "live", folder=job.folder.path), StopOptions())
 
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> None:
@@ -141,6 +143,12 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> N
         (detached.home / "hosts.txt").write_text("127.0.0.99\n")
         plan = json.loads((detached.home / "runs" / "latest" / "plan.json").read_text())
         detached.run = plan["run_id"][:8]
+        code, out, err = detached.result_of("logs")
+        assert (code, {line.split()[-1] for line in out.splitlines()}) == (0, {*ranks}), err
+        hosts = detached.status()["hosts"]
+        assert [host["state"] for host in hosts] == ["running"] * 3
+        running = [process for host in hosts for process in host["processes"]]
+        assert {str(each["pid"]) for each in running if each["role"] == "rank"} == {*ranks}
         if how == "its launcher was killed":
             launcher.kill()
             launcher.communicate()
@@ -149,7 +157,7 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> N
         assert not [rank for rank in ranks if processes.look_up(int(rank))], how
         if how == "its launcher lives":
             assert launcher.wait(30) == 130
-            assert "interrupted (130)" in err
+            assert "interrupted: stopped by Ctrl-C" in err
             assert not list((detached.home / ".rackrun" / "known").iterdir())  # all were clean
             launcher.communicate()
 

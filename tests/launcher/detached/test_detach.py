@@ -23,7 +23,7 @@ import pytest
 from launcher.commands.detached import VERBS
 from launcher.detached import known_runs, results
 from launcher.detached.controller import RunOrder
-from launcher.detached.locate import DetachedRun
+from launcher.detached.locate import ReachedRun
 from launcher.detached.start import sources, start_controller
 from launcher.detached.status import _status_of
 from launcher.detached.stop import _clean_up
@@ -452,14 +452,14 @@ def test_status_shows_what_really_runs(detached: DetachedLab) -> None:
     code, out, _ = detached.result_of("status")
     assert code == 0
     assert "agent, torchrun, shim, rank" in out
-    assert re.search(r"127\.0\.0\.4 +running +7 ", out)
+    assert re.search(r"127\.0\.0\.4 +training +7 ", out)
     (detached.one.hosts[2].folder / ".bashrc").write_text("exit 3\n")
     lines = Path(detached.hosts).read_text().splitlines(keepends=True)
     Path(detached.hosts).write_text("".join(reversed(lines)))  # it is asked for the run first
     code, out, err = detached.result_of("status", home=second)
     assert code == 0, err
     assert re.search(r"127\.0\.0\.4 +not reached: Python could not be started", out), out
-    assert re.search(r"127\.0\.0\.2 +running +7 ", out), out
+    assert re.search(r"127\.0\.0\.2 +training +7 ", out), out
     (detached.one.hosts[2].folder / ".bashrc").unlink()
     assert detached.result_of("stop", "--force")[0] == 0
 
@@ -663,7 +663,7 @@ def test_a_mark_that_cannot_be_looked_for_is_removed(
 ) -> None:
     """Whether two folders are one is asked with a file in them, which never stays."""
     monkeypatch.setenv("PATH", "/nowhere")
-    hosts = DetachedRun("", None, (), Host("127.0.0.1"), "", transport=LocalTransport("localhost"))
+    hosts = ReachedRun("", None, (), Host("127.0.0.1"), "", transport=LocalTransport("localhost"))
     with pytest.raises(HostUnreachable):
         results.is_same(hosts, tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -34,7 +34,7 @@ def starting(detached: DetachedLab, seconds: str, *command: str) -> "subprocess.
 def test_it_waits_for_the_first_step_of_the_last_rank(detached: DetachedLab) -> None:
     """Two ranks have taken one and the third has not: it waits; then it returns 0."""
     process = starting(detached, "999", sys.executable, "-c", STEP)
-    until(lambda: steps(detached) == [{"0": 1}, {"1": 1}, {"2": 0}], "two have taken a step", 60)
+    until(lambda: steps(detached) == [1, 1, 0], "two have taken a step", 60)
     assert process.poll() is None
     (detached.folder / "go").touch()
     _, err = process.communicate(timeout=60)
@@ -45,11 +45,11 @@ def test_it_waits_for_the_first_step_of_the_last_rank(detached: DetachedLab) -> 
     )
 
 
-def steps(detached: DetachedLab) -> list[dict[str, int]]:
-    """Return the newest step of every rank, by host, as the controller has recorded it."""
-    state = detached.state / "state.json"
-    report = json.loads(state.read_text()) if state.exists() else {"hosts": []}
-    return [host["steps"] for host in report["hosts"]]
+def steps(detached: DetachedLab) -> list[int]:
+    """Return the newest step of every host, as the controller shows it."""
+    live = detached.state / "folder" / "live.json"
+    hosts = json.loads(live.read_text())["hosts"] if live.exists() else []
+    return [host["step"] for host in sorted(hosts, key=lambda host: host["node"])]
 
 
 def test_what_ends_the_run_before_is_shown_with_its_code(detached: DetachedLab) -> None:

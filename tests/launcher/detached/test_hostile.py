@@ -203,11 +203,11 @@ WORDS = f"""
 ESCAPE = {ESCAPE!r}
 def change_found(found):
     found["summary"]["name"] += ESCAPE
-    found["state"]["folder"] += ESCAPE
+    found["folder"] += ESCAPE
     found["error"] = ESCAPE
     found["finish"].update(verdict="failed", cause=ESCAPE, advice=ESCAPE, traceback=ESCAPE)
     found["finish"].update(log=ESCAPE)
-    for host in found["state"]["hosts"]:
+    for host in found["live"].get("hosts", ()):
         host["state"] += ESCAPE
 def change_entry(entry):
     for name in ("note", "error"):
@@ -218,7 +218,7 @@ def change_entry(entry):
         service.write(json.dumps(entry | {{"age": 0}}).encode())
         service.write(json.dumps({{"note": ESCAPE}}).encode())
     if "finish" in entry:
-        change_found({{"summary": {{"name": ""}}, "state": {{"folder": "", "hosts": []}}, **entry}})
+        change_found({{"summary": {{"name": ""}}, "folder": "", "live": {{}}, **entry}})
 """
 
 
