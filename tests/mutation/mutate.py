@@ -28,7 +28,9 @@ class Target(NamedTuple):
 
 TARGETS = {
     "training/schedule.py": Target(("training/test_schedule.py",), 7),
-    "training/phases/loss.py": Target(("training/test_loss.py",), 0),
+    "training/phases/loss.py": Target(
+        ("training/test_loss.py", "training/test_class_weights.py"), 0
+    ),
     "training/optim/loss_scale.py": Target(("training/test_loss_scale.py",), 5),
     "convert/packing/copies.py": Target(("convert/test_copies.py",), 21),
     "convert/readers/names.py": Target(("convert/test_names.py",), 8),

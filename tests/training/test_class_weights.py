@@ -13,7 +13,7 @@ from rackrun.errors import UsageError
 from tests.training.conftest import MakeShards
 from training.data.open import open_data
 from training.data.pool import training_mixture, training_pool
-from training.phases.class_weights import class_weights
+from training.phases.loss import class_weights
 from training.ranks import Ranks
 
 CLASSES = ("cat", "dog", "bird")

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from shards.index import INDEX_FIELDS
 from training.data.mixture import mixture
 from training.data.order import blocks as orders
-from training.data.order import evening, reading
-from training.data.order.cut import Cut, Lanes
+from training.data.order import cut as cuts
+from training.data.order import reading
+from training.data.order.cut import Cut, Lanes, moves
 from training.data.order.epoch import Order, mixed
 from training.data.order.reading import Part, Reader, Reading
 from training.data.order.shared import SharedOrder
@@ -192,9 +193,9 @@ def test_no_byte_is_read_twice(data: st.DataObject, most: int) -> None:
 def test_evening_out_goes_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long epoch is evened out in portions, and these leave no trace in the result."""
     cut = Cut.even(7)
-    whole = list(evening.moves(5, 20_000, 13, Lanes(cut, 960), cut))
-    monkeypatch.setattr(evening, "AT_ONCE", 100)
-    portions = list(evening.moves(5, 20_000, 13, Lanes(cut, 960), cut))
+    whole = list(moves(5, 20_000, 13, Lanes(cut, 960), cut))
+    monkeypatch.setattr(cuts, "MOVES_AT_ONCE", 100)
+    portions = list(moves(5, 20_000, 13, Lanes(cut, 960), cut))
     assert len(whole) == 1 < len(portions)
     for column in range(3):
         assert (np.concatenate([each[column] for each in portions]) == whole[0][column]).all()

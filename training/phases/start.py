@@ -20,7 +20,7 @@ from training.data.transforms import TransformsOfEpoch
 from training.data.waiting import after_first_batch, waits_reported
 from training.device import Compute, set_up
 from training.membership import Membership, membership_here
-from training.phases.class_weights import class_weights
+from training.phases.loss import class_weights
 from training.ranks import Ranks, alone, joined, planned_world
 from training.run.data_version import pinned
 from training.run.progress import ProgressReporter, report_start

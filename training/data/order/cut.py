@@ -1,19 +1,25 @@
 """How steps are cut among ranks: evenly, or with more samples for some of them.
 
 A rank owns lanes in proportion to its samples of a full step, spread evenly over the round of the
-lanes. What a step then gives it too many or too few of changes ranks (`evening`), so that counts
-follow from the cut alone.
+lanes. What a step then gives it too many or too few of changes ranks (`moves`), so that counts
+follow from the cut alone. Those are a rank's last samples in the step, and their positions follow
+from counts, too: this costs a few operations per rank and step, and none per sample.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from training.data.order.epoch import Numbers
+from training.data.order.epoch import Numbers, ranges
 
 MOST_SHARE = 3
 """Times of its even part that a rank gets at most: loader workers have room for so many images."""
+MOVES_AT_ONCE = 100_000  # steps times ranks: bounds the memory of a long epoch
+NEVER = np.iinfo(np.int64).min // 2
+
+Moves = tuple[Numbers, Numbers, Numbers]  # positions in ascending order, givers, receivers
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Cut:
 
 
 class Lanes:
-    """Which lanes belong to which rank, by their places in a round of all lanes."""
+    """Which lanes belong to which rank; a lane's number is its position in a round of all lanes."""
 
     def __init__(self, cut: Cut, lanes: int) -> None:
         self.lanes = lanes
@@ -81,27 +87,26 @@ class Lanes:
         """By rank, its lanes."""
         ranks = np.arange(cut.world).repeat(self.counts)
         ordinals = np.arange(lanes) - (np.cumsum(self.counts) - self.counts).repeat(self.counts)
-        # The nth of k lanes belongs at (n + 1/2) / k of the round: compared as whole numbers.
+        # The nth of k lanes belongs at (n + 1/2) / k of the round; here twice that.
         turns = np.argsort((2 * ordinals + 1) / self.counts.repeat(self.counts), kind="stable")
         self.owners = ranks[turns]
-        """By place, the rank."""
+        """By lane, the rank."""
         self.ordinals = ordinals[turns]
-        """By place, which of its rank's lanes it is."""
-        self.places = np.argsort(turns)
-        """The places of the first rank's lanes, then of the next one's."""
+        """By lane, which of its rank's lanes it is."""
+        self._by_rank = np.argsort(turns)  # the first rank's lanes, then the next one's
         self._firsts = np.cumsum(self.counts) - self.counts
 
-    def place(self, rank: Numbers, ordinal: Numbers) -> Numbers:
-        """Return the places of these lanes of ranks."""
-        place: Numbers = self.places[self._firsts[rank] + ordinal]
-        return place
+    def numbers(self, ranks: Numbers, ordinals: Numbers) -> Numbers:
+        """Return the numbers of the lanes that have these ordinals among those of their ranks."""
+        numbers: Numbers = self._by_rank[self._firsts[ranks] + ordinals]
+        return numbers
 
     def before(self, positions: Numbers, rank: int) -> Numbers:
         """Count the positions before each of these in lanes of a rank."""
         first, count = self._firsts[rank], self.counts[rank]
-        rounds, places = np.divmod(positions, self.lanes)
-        owned = self.places[first : first + count]
-        before: Numbers = rounds * count + np.searchsorted(owned, places)
+        rounds, lane_numbers = np.divmod(positions, self.lanes)
+        owned = self._by_rank[first : first + count]
+        before: Numbers = rounds * count + np.searchsorted(owned, lane_numbers)
         return before
 
 
@@ -111,3 +116,38 @@ def _lane_counts(cut: Cut, lanes: int) -> Numbers:
     counts, rests = np.divmod(lanes * samples, samples.sum())
     counts[np.flatnonzero(rests)[: lanes - int(counts.sum())]] += 1
     return counts
+
+
+def moves(start: int, stop: int, batch: int, lanes: Lanes, cut: Cut) -> Iterator[Moves]:
+    """Yield the samples that go to another rank than that of their lane, in steps from `start`.
+
+    Each rank then has what the cut gives it, or one sample more.
+    """
+    if cut.is_even and lanes.lanes % cut.world == 0:
+        return
+    portion = max(1, MOVES_AT_ONCE // cut.world) * batch
+    for first in range(start, stop, portion):
+        last = min(first + portion, stop)
+        yield _moves(np.append(np.arange(first, last, batch), last), lanes, cut)
+
+
+def _moves(edges: Numbers, lanes: Lanes, cut: Cut) -> Moves:
+    ranks = range(cut.world)
+    before = np.stack([lanes.before(edges, rank) for rank in ranks], axis=1)  # (steps + 1, ranks)
+    counts, totals = np.diff(before, axis=0), np.diff(edges)
+    fair = cut.fewest(totals)
+    # One more for those whose lanes have the most beyond it: so the fewest samples change ranks.
+    beyond = np.where(cut.most(totals) > fair, counts - fair, NEVER)
+    most_first = np.argsort(np.argsort(-beyond, axis=1, kind="stable"), axis=1)
+    fair += most_first < (totals - fair.sum(axis=1))[:, None]
+    spare = np.maximum(counts - fair, 0)
+    missing = np.maximum(fair - counts, 0)
+    steps, givers = np.nonzero(spare)
+    leaving = spare[steps, givers]
+    turns = ranges((before[:-1] + fair)[steps, givers], leaving)
+    givers = np.repeat(givers, leaving)
+    rounds, ordinals = np.divmod(turns, lanes.counts[givers])
+    positions = rounds * lanes.lanes + lanes.numbers(givers, ordinals)
+    receivers: Numbers = np.repeat(np.tile(ranks, len(totals)), missing.ravel())
+    by_position = np.argsort(positions)
+    return positions[by_position], givers[by_position], receivers
