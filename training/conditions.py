@@ -1,7 +1,7 @@
 """When an option of training has an effect, as a table; what is typed without one is refused.
 
 Defaults are not refused but adapted, and a line of the run's beginning says so
-(training/phases/begin.py). Nothing here imports torch.
+(training/phases/resolved.py). Nothing here imports torch.
 """
 
 import re

@@ -13,9 +13,10 @@ from training.config import Config
 from training.data.samples import Batch
 from training.monitor.stragglers import StragglerMonitor
 from training.monitor.trace import StepTrace
-from training.phases.begin import begin, new_state, pictured
+from training.phases.begin import begin, new_state
 from training.phases.evaluate import evaluate
 from training.phases.finish import finish
+from training.phases.pictures import training_pictures
 from training.phases.prefetch import prefetch
 from training.phases.regroup import regrouped, wait_for_order
 from training.phases.start import TrainingRun, started
@@ -130,7 +131,7 @@ def train_stage(
             run.begin_exchange(exchange, log, state.step, batch)
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
-                log.first_batch(pictured(run, state.step, batch))
+                log.first_batch(training_pictures(run, state.step, batch))
             # Only a step that others take part in can be cut short, and then has to be undone.
             if run.ranks.world > 1 or run.membership:
                 state.begin_step()

@@ -1,29 +1,18 @@
 """The last phase before the first step: build the model, load weights, open the run folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
 
-import torch
-from torch.nn.functional import interpolate
-
-from rackrun.commands import called
 from rackrun.contract import phases
-from rackrun.units import plural
-from training.conditions import adapted_defaults
 from training.config import as_plain
 from training.data.order.cut import Cut
-from training.data.samples import Batch
-from training.device import seed_step
 from training.layers import heads_of
 from training.models.extended import extended
-from training.models.named import is_own
 from training.models.published import weights_file
 from training.models.weights import load_weights
 from training.phases import resolved
 from training.phases.start import TrainingRun
-from training.phases.step import parts_of
 from training.run import compatibility
 from training.run.compilation import compilation_reported
 from training.run.data_version import move
@@ -33,34 +22,6 @@ from training.run.recorder import RunRecorder
 from training.run.tracker import check_trackers
 from training.schedule import check_scaled_lr
 from training.state import TrainingState
-
-SHOWN_IMAGES, SHOWN_SIDE = 16, 224  # of the first batch in the report: at most 2.4 MB
-LONGEST_NAME = 100
-
-
-def pictured(run: TrainingRun, step: int, batch: Batch) -> dict[str, Any]:
-    """Return images of a step's first part as the model sees them, augmented and mixed."""
-    images, labels = (tensor.clone() for tensor in next(parts_of(run, step, batch)))
-    seed_step(run.config, run.ranks, step)  # as the step itself does: the same images meet
-    mixed, targets = run.task.mix(run.config, images, labels, len(run.data.classes))
-    shown = mixed[:SHOWN_IMAGES].float()
-    if max(shown.shape[2:]) > SHOWN_SIDE:
-        shown = interpolate(shown, (SHOWN_SIDE, SHOWN_SIDE), mode="area")
-    return {
-        "images": shown.round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy(),
-        "captions": [_caption(target, run.data.classes) for target in targets[:SHOWN_IMAGES]],
-    }
-
-
-def _caption(target: torch.Tensor, classes: Sequence[str]) -> str:
-    """Return the class of a training image, or the classes of a mixed one with their shares."""
-    if target.ndim == 0:
-        return classes[int(target)][:LONGEST_NAME]
-    shares, numbers = target.topk(min(2, len(target)))
-    pairs = [
-        (share, classes[n]) for share, n in zip(shares.tolist(), numbers.tolist(), strict=True)
-    ]
-    return ", ".join(f"{name[:LONGEST_NAME]} {share:.0%}" for share, name in pairs if share > 0.005)
 
 
 def new_state(run: TrainingRun) -> TrainingState:
@@ -106,33 +67,27 @@ def _restore_cut(run: TrainingRun, counts: object) -> None:
 
 def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
     """Write and print what the settings were resolved to, once a group is there; go on in it."""
-    config, changed = run.config, ""
+    config = run.config
     if run.ranks.first:
         check_trackers(config.trackers)
     log.enter(run.ranks, writes_to(log.folder, run.ranks))
     if log.resolved:  # in an elastic run: by another group
         log.open(state.step, log.resolved)
         return
+    facts = resolved.resolved(config, run.ranks, run.data, state.model, run.compute.precision)
+    for line in resolved.first_lines(run, state, facts, log.folder.path):
+        log.say(line)
+    log.progress.reads(", ".join(resolved.images(facts)))
+    changed = order = ""
     if run.earlier:
         changed = compatibility.changes(as_plain(config), run.earlier.content)
-    facts = resolved.resolved(config, run.ranks, run.data, state.model, run.compute.precision)
-    stages = run.schedule.stages_from(state.epoch)
-    head = next(reversed(heads_of(state.model, len(run.data.classes))), "")
-    for line in (
-        *resolved.lines(facts, log.folder.path),
-        *resolved.stage_lines(config, stages, head, _first_weights(run)),
-    ):
-        log.say(line)
-    if run.ranks.first and not config.synthetic:
-        log.say(resolved.class_line(config, run.data.classes, run.data.class_sizes()))
-    log.progress.reads(", ".join(resolved.images(facts)))
-    order = compatibility.order(run.data.lanes, run.earlier.content) if run.earlier else ""
-    log.open(state.step, facts)
+        order = compatibility.order(run.data.lanes, run.earlier.content)
+    log.open(state.step, facts)  # from here on the checkpoint's content is freed
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
     log.remark(order)
     if config.earlier_attempts and not run.earlier:
         log.say("no checkpoint from earlier attempts; starting from scratch")
-    for remark in _remarks(run):
+    for remark in resolved.remarks(run):
         log.say(remark)
 
 
@@ -147,19 +102,6 @@ def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> s
     line = load_weights(state.model, path, run.data.classes)
     state.start_average()
     return line
-
-
-def _first_weights(run: TrainingRun) -> str:
-    """Return what the first stage starts from."""
-    config = run.config
-    if run.earlier:
-        return "the checkpoint"
-    if config.weights and not config.synthetic:
-        return f"weights {config.weights}"
-    if is_own(config.model):
-        return f"weights as {config.model} makes them"
-    all_at_once = config.head_epochs == 0 < type(config).head_epochs
-    return "random weights" + (" (hence no --head-epochs)" if all_at_once else "")
 
 
 def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
@@ -195,20 +137,3 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
         ledger,
         data.has_evaluation,
     )
-
-
-def _remarks(run: TrainingRun) -> list[str]:
-    config, remarks = run.config, list(run.version_remarks)
-    if not run.data.has_evaluation:
-        adapted = adapted_defaults(config)
-        remarks.append(
-            f"{config.data} has no split {config.eval_split!r}: trains without evaluation"
-            f"{adapted and f', with {adapted}'}; {called('convert')} can hold one out"
-        )
-    remarks += filter(None, (run.compute.remark(config), run.data.remark))
-    if config.scale_lr:
-        remarks.append(
-            f"lr {config.lr:g} for {plural(config.batch_size, 'image')}, {run.schedule.peak:g}"
-            f" for {run.data.batch} (--scale-lr)"
-        )
-    return remarks

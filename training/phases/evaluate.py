@@ -4,12 +4,10 @@ import torch
 
 from rackrun.contract import phases
 from training.counts import Confusion, Counter, Counts, HighestLosses, evaluation_sums
+from training.phases.pictures import GRID_IMAGES
 from training.phases.start import TrainingRun
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
-
-GRID_IMAGES = 24
-"""Images in each grid of the report."""
 
 
 @torch.no_grad()

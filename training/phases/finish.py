@@ -1,15 +1,12 @@
 """The end of a run: its measurements, final.pt, and the report with images and predictions."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Iterator
 
 from rackrun.contract import phases
 from rackrun.units import plural
 from training.data.samples import Batch
-from training.phases.evaluate import GRID_IMAGES
 from training.phases.measure import measure
+from training.phases.pictures import predictions
 from training.phases.start import TrainingRun
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
@@ -42,25 +39,3 @@ def finish(
     if run.membership:
         run.ranks.all_reduce_max(0)  # if rank 0 is lost before, another writes the results
         run.membership.leave()
-
-
-@torch.no_grad()
-def predictions(
-    run: TrainingRun, state: TrainingState, rows: Sequence[int] = ()
-) -> dict[str, Any] | None:
-    """Return validation images with the model's predictions, for the report: of rows, or some."""
-    batch = run.data.grid(GRID_IMAGES, rows)
-    if batch is None:
-        return None
-    transforms = run.task.transforms(run.config, run.config.epochs - 1)
-    images = batch.images.to(run.ranks.device)
-    logits = run.compute.logits(state.evaluated.eval(), transforms.normalised, images)
-    probability, predicted = logits.softmax(1).max(1)
-    return {
-        "images": batch.images.permute(0, 2, 3, 1).numpy(),  # uint8 (N, size, size, channels)
-        "labels": batch.labels.numpy(),
-        "predicted": predicted.cpu().numpy(),
-        "keys": [key for _, key in batch.keys],
-        "probability": probability.cpu().numpy(),
-        "classes": list(run.data.classes),
-    }

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.cuda import driver_here
 from rackrun.machine import core_count
@@ -23,13 +24,18 @@ from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import one_line
 from rackrun.units import plural
 from rackrun.user_code.revision import git_commit
+from training.conditions import adapted_defaults
 from training.config import Config
 from training.data.loader import worker_count
 from training.data.open import Data
+from training.layers import heads_of
+from training.models.named import is_own
+from training.phases.start import TrainingRun
 from training.ranks import Numbers, Ranks
 from training.recorded import short
 from training.schedule import Stage
 from training.settings.optim import BODY
+from training.state import TrainingState
 
 WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
 Resolved = dict[str, Any]
@@ -87,6 +93,18 @@ def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
     return [hosts[node] for node in sorted(hosts)]
 
 
+def first_lines(
+    run: TrainingRun, state: TrainingState, facts: Resolved, folder: Path
+) -> Iterator[str]:
+    """Yield the first lines of a run: its facts, its stages, how even its classes are."""
+    yield from lines(facts, folder)
+    stages, classes = run.schedule.stages_from(state.epoch), run.data.classes
+    head = next(reversed(heads_of(state.model, len(classes))), "")
+    yield from stage_lines(run.config, stages, head, _first_weights(run))
+    if run.ranks.first and not run.config.synthetic:  # it reads the labels of all rows
+        yield class_line(run.config, classes, run.data.class_sizes())
+
+
 def lines(facts: Resolved, folder: Path) -> list[str]:
     """Return the facts as the first lines of a run, broken between facts only."""
     run_id = os.environ.get(variables.RUN_ID, "")[:8]
@@ -123,6 +141,19 @@ def stage_lines(config: Config, stages: Sequence[Stage], head: str, weights: str
         start = ""
 
 
+def _first_weights(run: TrainingRun) -> str:
+    """Return what the first stage starts from."""
+    config = run.config
+    if run.earlier:
+        return "the checkpoint"
+    if config.weights and not config.synthetic:
+        return f"weights {config.weights}"
+    if is_own(config.model):
+        return f"weights as {config.model} makes them"
+    all_at_once = config.head_epochs == 0 < type(config).head_epochs
+    return "random weights" + (" (hence no --head-epochs)" if all_at_once else "")
+
+
 def class_line(config: Config, classes: Sequence[str], sizes: Numbers) -> str:
     """Return how many training images the classes have, and which have none."""
     chosen = [number for number, size in enumerate(sizes) if size]
@@ -140,6 +171,24 @@ def class_line(config: Config, classes: Sequence[str], sizes: Numbers) -> str:
             f"; none of {plural(len(empty), 'class', 'classes')}, which cannot be learnt: {names}"
         )
     return one_line(line)
+
+
+def remarks(run: TrainingRun) -> list[str]:
+    """Return what is unusual about a run, a line each: what was adapted, scaled, left out."""
+    config, texts = run.config, list(run.version_remarks)
+    if not run.data.has_evaluation:
+        adapted = adapted_defaults(config)
+        texts.append(
+            f"{config.data} has no split {config.eval_split!r}: trains without evaluation"
+            f"{adapted and f', with {adapted}'}; {called('convert')} can hold one out"
+        )
+    texts += filter(None, (run.compute.remark(config), run.data.remark))
+    if config.scale_lr:
+        texts.append(
+            f"lr {config.lr:g} for {plural(config.batch_size, 'image')}, {run.schedule.peak:g}"
+            f" for {run.data.batch} (--scale-lr)"
+        )
+    return texts
 
 
 def images(facts: Resolved) -> list[str]:
