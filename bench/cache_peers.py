@@ -40,7 +40,7 @@ from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from tests.launcher.netlab import Cables
 from training.data.open import open_data
-from training.ranks import joined
+from training.world import joined
 
 CLONE_NEWNET = 0x40000000
 TICKS = os.sysconf("SC_CLK_TCK")

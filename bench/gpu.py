@@ -59,9 +59,10 @@ from training.data.samples import Batch
 from training.device import set_up
 from training.loop import run as train
 from training.phases.measure import forward_flops, measure, memory_traffic, peak
-from training.ranks import Ranks, joined
+from training.ranks import Ranks
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
+from training.world import joined
 
 PRECISIONS = ("bf16", "fp16")
 LISTED = 12  # operations

@@ -31,10 +31,11 @@ from training.device import Compute, set_up
 from training.loop import train
 from training.optim.optimizer import make_optimizer
 from training.phases.start import TrainingRun
-from training.ranks import Ranks, joined
+from training.ranks import Ranks
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.task import Task
+from training.world import joined
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ COMMANDS = {
     "predict": "training.predict",
     "export": "training.export.command",
     "track": "training.track.command",
-    "deep-check": "training.monitor.deep_check",
+    "deep-check": "training.deep_check",
 }
 """Commands that belong to no task -> the module with their `main`."""
 

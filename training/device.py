@@ -1,4 +1,4 @@
-"""Computation on a device: precision, memory layout, compilation, random seeds."""
+"""The device of a rank, and computation on it: precision, layout, compilation, random seeds."""
 
 import os
 import socket
@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from rackrun.errors import UsageError
-from rackrun.machine import bind_near, core_count, why_no_compiler
+from rackrun.contract import variables
+from rackrun.cuda import driver_here, gpu_problem
+from rackrun.errors import Problem, UsageError
+from rackrun.machine import bind_near, why_no_compiler
+from rackrun.terminal import one_line
+from rackrun.units import plural
 from training.config import Config
-from training.ranks import Ranks
+from training.ranks import Ranks, usual_workers
 from training.settings.ranks import Precision
 from training.settings.slice import Switch
 
@@ -24,6 +28,12 @@ CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 Normalise = Callable[[torch.Tensor], torch.Tensor]
 """uint8 (B, channels, size, size) -> the inputs of a model, float."""
 THREADS = torch.get_num_threads()  # by OMP_NUM_THREADS or the number of cores
+
+
+class DeviceError(Problem):
+    """The GPUs of this host cannot be used."""
+
+    exit_code = 78
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,52 @@ class Compute:
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def rank_device(device_option: str, local_rank: int) -> torch.device:
+    """Return the device of a rank of this host; DeviceError for a GPU that torch cannot use."""
+    if device_option == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if device_option == "auto" and not _has_been_given_a_gpu():
+            return torch.device("cpu")
+        if device_option == "auto":
+            raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"{socket.gethostname()}: local rank {local_rank} needs its own GPU, found"
+            f" {plural(torch.cuda.device_count(), 'GPU')}; type --device cpu, or start fewer ranks"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    if why := _problem_with([capability]):
+        raise DeviceError(f"{socket.gethostname()}: {why}")
+    return device
+
+
+def _has_been_given_a_gpu() -> bool:
+    """Return True if the launcher counted ranks by GPUs, and these are not hidden."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    return bool(os.environ.get(variables.GPUS)) and not hidden
+
+
+def _why_no_gpu() -> str:
+    """Return why torch cannot use the GPUs that the launcher has counted."""
+    why = _problem_with([])
+    if not why:
+        try:
+            torch.zeros(1, device="cuda")
+        except (RuntimeError, AssertionError) as error:
+            why = f"torch cannot use the GPUs here: {one_line(str(error))}"
+    return f"{why or 'torch finds no GPU'}; to train on the CPU type --device cpu"
+
+
+def _problem_with(capabilities: list[str]) -> str:
+    archs = " ".join(torch.cuda.get_arch_list())
+    return gpu_problem(
+        torch.__version__, torch.version.cuda or "", archs, driver_here(), capabilities
+    )
+
+
 def set_up(config: Config, ranks: Ranks) -> Compute:
     """Resolve what is left to the device, and set up torch."""
     if config.compile:
@@ -127,12 +183,6 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
         channels_last=_on(config.channels_last, True),
         compile=config.compile,
     )
-
-
-def usual_workers(ranks: Ranks) -> int:
-    """Return the loader workers for a rank's cores; a model on the CPU needs most of them."""
-    cores = core_count() // ranks.local_world
-    return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
 
 
 def seed_step(config: Config, ranks: Ranks, step: int) -> None:

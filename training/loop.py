@@ -8,11 +8,11 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 
-from training.balance import Balance
 from training.config import Config
 from training.data.samples import Batch
 from training.monitor.stragglers import StragglerMonitor
 from training.monitor.trace import StepTrace
+from training.phases.balance import Balance, begin_balance, recut_if_better
 from training.phases.begin import begin, new_state
 from training.phases.evaluate import evaluate
 from training.phases.finish import finish
@@ -151,31 +151,6 @@ def train_stage(
         if request := end_epoch(run, state, log):
             return request
     return 0
-
-
-def begin_balance(
-    run: TrainingRun, state: TrainingState, log: RunRecorder, stragglers: StragglerMonitor
-) -> Balance:
-    """Begin to look for a faster cut of the steps, where that is asked for."""
-    compute_nanoseconds = stragglers.recent_compute_nanoseconds
-    balance = Balance(run.config, run.ranks, run.data, state, compute_nanoseconds)
-    log.remark(balance.remark)
-    if balance.is_active:
-        log.shares(state.step, balance.counts)
-    return balance
-
-
-def recut_if_better(
-    run: TrainingRun,
-    state: TrainingState,
-    log: RunRecorder,
-    balance: Balance,
-    exchange: StepExchange,
-) -> None:
-    """Cut the steps that nobody has begun as all ranks find best from what they exchanged."""
-    if cut := balance.next_cut(state.step, exchange.largest):
-        run.data.recut(cut)
-        log.shares(cut.step, balance.counts)
 
 
 def log_interval(

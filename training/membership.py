@@ -1,7 +1,7 @@
 """This rank's line to the launcher, which alone decides who is in the group of an elastic run.
 
     rank -> launcher    ready PORT · formed G · broken G · left G
-    launcher -> rank    a generation: who is in the group from now on, and where it meets · the end
+    launcher -> rank    an order: who is in the group from now on, and where it meets · the end
 
 Packets are JSON on a socket of the host's agent. A thread takes them while the rank computes, or is
 blocked in an exchange with a peer that is silent: it shuts down the TCP connections of a group that
@@ -48,7 +48,7 @@ class Fenced(Problem):
 
 
 @dataclass(frozen=True)
-class Generation:
+class GroupOrder:
     """A group that the launcher has ordered; its number grows with each."""
 
     generation: Number
@@ -85,7 +85,7 @@ class End:
     end: Annotated[str, AtMost(1000)]
 
 
-class Membership:
+class RankMembership:
     """What the launcher has ordered, and the connections of the group that this rank is in."""
 
     def __init__(self, path: str, member: int, local_rank: int) -> None:
@@ -95,7 +95,7 @@ class Membership:
         self._listener: socket.socket | None = None
         self._local_rank = local_rank
         self._changed = threading.Condition()
-        self._newest: Generation | None = None
+        self._newest: GroupOrder | None = None
         self._others = frozenset[str]()  # connections that were there before the group
         self._group: frozenset[str] | None = frozenset()  # its connections; None while it forms
         self._deadline = float("inf")
@@ -129,7 +129,7 @@ class Membership:
             self._listener.settimeout(POLL_SECONDS)
         self._send(ready=self._listener.getsockname()[1])
 
-    def tell_members(self, order: Generation, port: int) -> None:
+    def tell_members(self, order: GroupOrder, port: int) -> None:
         """Tell the other members of a group, as they come, the port of the store that rank 0 keeps.
 
         Raise ConnectionAbortedError when the group is not wanted any more.
@@ -145,7 +145,7 @@ class Membership:
                     connection.sendall(port.to_bytes(2, "big"))
                     missing.discard(hello.member)
 
-    def store_port(self, order: Generation) -> int:
+    def store_port(self, order: GroupOrder) -> int:
         """Return the port of a group's store, which rank 0 tells the others once it has it.
 
         Raise ConnectionAbortedError when the group is not wanted any more.
@@ -155,12 +155,12 @@ class Membership:
             with suppress(OSError), socket.create_connection(order.master, HELLO_SECONDS) as rank_0:
                 rank_0.sendall(hello)
                 rank_0.settimeout(POLL_SECONDS)
-                if port := self._answer(rank_0):
+                if port := self._port_from(rank_0):
                     return port
             self.check_order()
             time.sleep(POLL_SECONDS / 4)
 
-    def _answer(self, rank_0: socket.socket) -> int:
+    def _port_from(self, rank_0: socket.socket) -> int:
         """Return the port that rank 0 answers when it comes to form the group; 0 if it leaves."""
         while True:
             self.check_order()
@@ -174,7 +174,7 @@ class Membership:
         if time.monotonic() > self._deadline:
             raise ConnectionAbortedError(f"not formed within {FORMING_SECONDS:g} s")
 
-    def awaited(self, seconds: float = float("inf")) -> Generation | None:
+    def awaited(self, seconds: float = float("inf")) -> GroupOrder | None:
         """Wait for a newer group than the current one; return None if none is ordered in time."""
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -185,15 +185,14 @@ class Membership:
             return self._newest
 
     @contextmanager
-    def forming(self, generation: Generation) -> Iterator[None]:
-        """Take the connections that come into being in this block for those of a group.
+    def forming(self, order: GroupOrder) -> Iterator[None]:
+        """Count the connections that are opened in this block as those of a group.
 
-        They end as soon as another group is ordered.
-        Those of the group before end first.
+        Those of the group before end first. These end as soon as another group is ordered.
         """
         with self._changed:
             self._shut_down()
-            self.current, self._group = generation.generation, None
+            self.current, self._group = order.generation, None
             self._others = frozenset(_connections())
             self._deadline = time.monotonic() + FORMING_SECONDS
         try:
@@ -243,24 +242,24 @@ class Membership:
                 self._agent.close()
                 return
             try:
-                self._take(packet)
+                self._follow(packet)
             except Misshapen as error:
                 _end(f"an order of the launcher cannot be read: {error}")
 
-    def _take(self, packet: bytes) -> None:
+    def _follow(self, packet: bytes) -> None:
         if not packet:
             _end("the agent of this host has ended")
-        order = parsed_json(packet, MOST_BYTES)
-        if isinstance(order, dict) and "end" in order:
-            _end(shaped(order, End).end)
-        generation: Generation = shaped(order, Generation)
-        generation.check(self.member)
+        message = parsed_json(packet, MOST_BYTES)
+        if isinstance(message, dict) and "end" in message:
+            _end(shaped(message, End).end)
+        order: GroupOrder = shaped(message, GroupOrder)
+        order.check(self.member)
         with self._changed:
-            if self._newest and generation.generation <= self._newest.generation:
+            if self._newest and order.generation <= self._newest.generation:
                 return
-            self._newest = generation
+            self._newest = order
             self._changed.notify_all()
-            if generation.abort:
+            if order.abort:
                 self._shut_down()
             self._end_attempt()
 
@@ -317,10 +316,10 @@ def _end(text: str) -> None:
     os._exit(Fenced.exit_code)
 
 
-def membership_here() -> Membership:
+def membership_here() -> RankMembership:
     """Return this rank's line to the launcher; UsageError where there is none."""
     path = os.environ.get(variables.MEMBERSHIP)
     if not path:
         raise UsageError("--elastic is an option of run-ssh and run-local: type it before the task")
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    return Membership(path, int(os.environ[variables.FIRST_RANK]) + local_rank, local_rank)
+    return RankMembership(path, int(os.environ[variables.FIRST_RANK]) + local_rank, local_rank)

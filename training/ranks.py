@@ -4,26 +4,14 @@ Ranks exchange three things outside of DDP's gradients: counts that are summed, 
 strongest decides (see training.run.stop_requests), and buffers. All live on the CPU
 or are rare, so no step waits for a GPU.
 
-All ranks must have the same world size, run and code. A host that finds no others trains alone and
-succeeds, a rank that calls a port which two launches share joins the wrong ones, and a host with
-yesterday's code computes other gradients. None of them fails by itself, so every rank looks before
-its first step.
-
 In an elastic run (--elastic) the world changes: a rank sets itself up alone, and is then in one
 group after another, each with `Ranks` of its own (docs/concepts/elastic.md).
 """
 
-import hashlib
-import os
-import socket
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import cache
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,38 +19,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from rackrun.contract import variables
-from rackrun.cuda import driver_here, gpu_problem
-from rackrun.errors import Problem, UsageError
-from rackrun.terminal import one_line
-from rackrun.units import plural
-from training.membership import FORMING_SECONDS, Generation, Membership
-from training.settings.ranks import DeviceSettings
-
-
-class DeviceError(Problem):
-    """The GPUs of this host cannot be used."""
-
-    exit_code = 78
-
-
-class WorldError(Problem):
-    """The ranks that came together are not those that were promised."""
-
-    exit_code = 75
-
-
-class CodeError(Problem):
-    """The ranks do not run the same code."""
-
-    exit_code = 78
-
-
-ROOT = Path(__file__).parents[1]
+from rackrun.machine import core_count
 
 Numbers = npt.NDArray[np.integer[Any]]
 Rows = npt.NDArray[np.int32]
@@ -304,92 +264,15 @@ def part_of(ranks: Ranks, count: int) -> range:
     return range(count * ranks.rank // ranks.world, count * (ranks.rank + 1) // ranks.world)
 
 
+def usual_workers(ranks: Ranks) -> int:
+    """Return the loader workers for a rank's cores; a model on the CPU needs most of them."""
+    cores = core_count() // ranks.local_world
+    return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
+
+
 def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
     """Keep gradients local: for all but the last part of an accumulated step."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
-
-
-@contextmanager
-def joined(config: DeviceSettings) -> Iterator[Ranks]:
-    """Join, as a rank, the world that torchrun describes, or a world of its own."""
-    ranks = Ranks(
-        rank=_number("RANK", 0),
-        world=_number("WORLD_SIZE", 1),
-        local_rank=(local_rank := _number("LOCAL_RANK", 0)),
-        local_world=_number("LOCAL_WORLD_SIZE", 1),
-        device=_device(config.device, local_rank),
-    )
-    _check_world(ranks.world)
-    if ranks.world == 1:
-        yield ranks
-        return
-    dist.init_process_group(**_backend(config, ranks))
-    _check_marks(ranks.all_gather(_fingerprint()))
-    yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
-    dist.destroy_process_group()
-
-
-def _backend(config: DeviceSettings, ranks: Ranks) -> dict[str, Any]:
-    on_gpu = ranks.device.type == "cuda"
-    return {
-        "backend": "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        "timeout": timedelta(seconds=config.collective_timeout_seconds),
-        "device_id": ranks.device if on_gpu else None,
-    }
-
-
-def alone(config: DeviceSettings) -> Ranks:
-    """Return this rank of an elastic run before it is in a group: none that writes for others."""
-    # Else NCCL's watchdog would end this process when it sees that another one is lost.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    local_rank = _number("LOCAL_RANK", 0)
-    return Ranks(
-        rank=-1,
-        world=1,
-        local_rank=local_rank,
-        local_world=_number("LOCAL_WORLD_SIZE", 1),
-        device=_device(config.device, local_rank),
-        first_local_rank=local_rank,
-    )
-
-
-def in_group(
-    ranks: Ranks, order: Generation, membership: Membership, config: DeviceSettings
-) -> Ranks:
-    """Leave the group of these ranks for the one that was ordered; return the ranks there.
-
-    Raise RuntimeError or OSError if that fails, as when another member is lost meanwhile.
-    """
-    _leave_group(ranks)
-    first = order.members[order.rank] - ranks.local_rank
-    local_ranks = [member - first for member in order.members]
-    among = replace(
-        ranks,
-        rank=order.rank,
-        world=order.world,
-        members=order.members,
-        generation=order.generation,
-        first_local_rank=min(n for n in local_ranks if 0 <= n < ranks.local_world),
-    )
-    if among.world > 1:
-        backend = _backend(config, ranks)
-        store = _store(order, membership)
-        dist.init_process_group(**backend, store=store, rank=among.rank, world_size=among.world)
-        if ranks.device.type == "cuda":
-            group = dist.distributed_c10d._get_default_group()
-            membership.abort = group._get_backend(ranks.device).abort
-        _check_marks(among.all_gather(_fingerprint()))
-    return among
-
-
-def _leave_group(ranks: Ranks) -> None:
-    """End the group that this rank was in; its connections are shut down already."""
-    if not dist.is_initialized():
-        return
-    if ranks.device.type == "cuda":  # NCCL would wait for ranks that are lost
-        dist.distributed_c10d._abort_process_group()
-    else:
-        dist.destroy_process_group()
 
 
 def is_of_exchange(error: Exception) -> bool:
@@ -403,111 +286,3 @@ def is_of_exchange(error: Exception) -> bool:
 
 
 EXCHANGES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-
-
-def _store(order: Generation, membership: Membership) -> TCPStore:
-    """Return the store of a group, which rank 0 keeps; each group has one of its own."""
-    seconds = timedelta(seconds=FORMING_SECONDS)
-    if order.rank == 0:
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=seconds)
-        membership.tell_members(order, store.port)
-        return store
-    port = membership.store_port(order)
-    return TCPStore(order.master[0], port, wait_for_workers=False, timeout=seconds)
-
-
-def _number(name: str, default: int) -> int:
-    return int(os.environ.get(name, default))
-
-
-def _device(device_option: str, local_rank: int) -> torch.device:
-    if device_option == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        if device_option == "auto" and not _has_been_given_a_gpu():
-            return torch.device("cpu")
-        if device_option == "auto":
-            raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
-    if local_rank >= torch.cuda.device_count():
-        raise UsageError(
-            f"{socket.gethostname()}: local rank {local_rank} needs its own GPU, found"
-            f" {plural(torch.cuda.device_count(), 'GPU')}; type --device cpu, or start fewer ranks"
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    if why := _problem_with([capability]):
-        raise DeviceError(f"{socket.gethostname()}: {why}")
-    return device
-
-
-def _has_been_given_a_gpu() -> bool:
-    """Return True if the launcher counted ranks by GPUs, and these are not hidden."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    return bool(os.environ.get(variables.GPUS)) and not hidden
-
-
-def _why_no_gpu() -> str:
-    """Return why torch cannot use the GPUs that the launcher has counted."""
-    why = _problem_with([])
-    if not why:
-        try:
-            torch.zeros(1, device="cuda")
-        except (RuntimeError, AssertionError) as error:
-            why = f"torch cannot use the GPUs here: {one_line(str(error))}"
-    return f"{why or 'torch finds no GPU'}; to train on the CPU type --device cpu"
-
-
-def _problem_with(capabilities: list[str]) -> str:
-    archs = " ".join(torch.cuda.get_arch_list())
-    return gpu_problem(
-        torch.__version__, torch.version.cuda or "", archs, driver_here(), capabilities
-    )
-
-
-def planned_world() -> int:
-    """Return the number of ranks that the launcher planned; without one, torchrun's."""
-    return _number(variables.WORLD_SIZE, _number("WORLD_SIZE", 1))
-
-
-def _check_world(world: int) -> None:
-    """Refuse to train in a world that is not as large as the launcher planned."""
-    if (promised := planned_world()) != world:
-        raise WorldError(
-            f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
-            f" {world}: the hosts did not find each other"
-        )
-
-
-def _fingerprint() -> Numbers:
-    """Return what this rank compares with the others."""
-    run = hashlib.sha256(os.environ.get(variables.RUN_ID, "").encode()).digest()
-    return np.frombuffer(run + _code_digest(), dtype=np.uint8)
-
-
-def _check_marks(marks: Sequence[Numbers]) -> None:
-    """Refuse to train with ranks of another run, or of other code; `marks` is in rank order."""
-    for rank, its in enumerate(marks):
-        if not np.array_equal(its[:32], marks[0][:32]):
-            raise WorldError(
-                f"rank {rank} belongs to another run than rank 0: two launches share a port;"
-                " type the same command again"
-            )
-        if not np.array_equal(its[32:], marks[0][32:]):
-            raise CodeError(
-                f"the code of rank {rank} is not that of rank 0: bring the same to every host,"
-                " as --sync does"
-            )
-
-
-@cache
-def _code_digest() -> bytes:
-    """Return the SHA-256 of the program: training, shards, and the package that was started."""
-    started = sys.modules["__main__"].__spec__
-    names = {"training", "shards", started.name.partition(".")[0] if started else "training"}
-    digest = hashlib.sha256()
-    for path in sorted(path for name in names for path in (ROOT / name).rglob("*.py")):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(ROOT)}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.digest()

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from tests.training import exact_ranks
-from training import balance
-from training.balance import Balance
 from training.config import Config
 from training.data.worker_server import start_worker_server
-from training.phases import begin
-from training.ranks import Ranks, joined
+from training.phases import balance, begin
+from training.phases.balance import Balance
+from training.ranks import Ranks
 from training.task import Task
+from training.world import joined
 
 FOLDER = exact_ranks.FOLDER
 
@@ -83,7 +83,7 @@ def main(runs: list[dict[str, Any]]) -> None:
 
 def ran(ranks: Ranks, run: dict[str, Any]) -> None:
     name, delays, noise, norm = (run.pop(key) for key in ("name", "delays", "noise", "norm"))
-    looks = run.pop("looks", balance.LOOKS)
+    looks = run.pop("looks", balance.JUDGED_AT)
     seconds = [0.0]
     Slow.largest, Timed.ends = 0, []
 
@@ -94,7 +94,7 @@ def ran(ranks: Ranks, run: dict[str, Any]) -> None:
     task = Task("slow", model, exact_ranks.transforms)
     config = exact_ranks.settings(run.pop("samples"), name, **run)
     with (
-        patch.object(balance, "LOOKS", looks),
+        patch.object(balance, "JUDGED_AT", looks),
         patch.object(Balance, "sent", spent(seconds, Balance.sent)),
         patch.object(Balance, "next_cut", spent(seconds, Balance.next_cut)),
     ):

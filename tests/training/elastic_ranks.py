@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import balance, checkpoint, loop
+from training import checkpoint, loop
 from training.config import Config
 from training.data.transforms import Transforms
 from training.data.worker_server import start_worker_server
 from training.entry import enter
-from training.phases import evaluate, regroup, step
+from training.phases import balance, evaluate, regroup, step
 from training.run.checkpoints import RunCheckpoints
 from training.state import TrainingState
 from training.task import Task
@@ -62,7 +62,7 @@ def main(args: list[str]) -> int:
     if die.pop("rank", os.environ.get("RANK")) != os.environ.get("RANK"):
         die = {}
     norm, pause = options.pop("norm", False), options.pop("pause", 0.0)
-    balance.LOOKS = options.pop("looks", balance.LOOKS)
+    balance.JUDGED_AT = options.pop("looks", balance.JUDGED_AT)
     delays, member = options.pop("delays", []), int(os.environ.get("RACKRUN_FIRST_RANK", 0))
     released = options.pop("saves_wait_for", "")
     config = Config(elastic="RACKRUN_MEMBERSHIP" in os.environ, **options)

@@ -43,7 +43,7 @@ from training.loop import train
 from training.optim import loss_scale
 from training.phases import begin, loss
 from training.phases.start import TrainingRun
-from training.ranks import Ranks, joined
+from training.ranks import Ranks
 from training.run import ledger
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
@@ -51,6 +51,7 @@ from training.schedule import make_schedule
 from training.state import TrainingState
 from training.sync import uneven_inputs
 from training.task import Task
+from training.world import joined
 
 SIZE = 8
 FULL_PART = 16 / int(os.environ["WORLD_SIZE"])  # of a global batch

@@ -12,7 +12,8 @@ from torch import nn
 from tests.training import two_ranks
 from training.config import Config
 from training.data.samples import Batch
-from training.ranks import Ranks, joined
+from training.ranks import Ranks
+from training.world import joined
 
 SECONDS = 0.08
 

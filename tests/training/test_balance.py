@@ -17,7 +17,6 @@ from rackrun.run_folder import RunFolder
 from tests.training.membership_server import MembershipServer
 from tests.training.torchrun import output_of
 from training import checkpoint
-from training.balance import Balance, fastest_counts
 from training.config import Config, from_command_line
 from training.data.exact import Planned
 from training.data.open import open_data
@@ -25,8 +24,10 @@ from training.data.order.cut import Cut
 from training.data.slots import LEAD
 from training.data.transforms import Transforms
 from training.monitor.stragglers import Waiting
-from training.ranks import Ranks, WorldError
+from training.phases.balance import Balance, fastest_counts
+from training.ranks import Ranks
 from training.run import ledger
+from training.world import WorldError
 
 BATCH = 28
 SAMPLES = 30 * BATCH + 1  # an epoch ends with a step of one sample

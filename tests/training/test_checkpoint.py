@@ -119,7 +119,7 @@ import json, os, sys
 from dataclasses import replace
 from pathlib import Path
 from training.config import Config
-from training.ranks import joined
+from training.world import joined
 from training.run.resume import earlier_run
 with joined(Config(device="cpu")) as ranks:
     os.chdir(Path(sys.argv[1], f"host{ranks.rank}"))

@@ -13,7 +13,7 @@ from tests import warm
 ROOT = Path(__file__).parents[2]
 MEET = """
 from training.config import Config
-from training.ranks import joined
+from training.world import joined
 from training.entry import enter
 
 def main(args):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.training.conftest import MakeShards
 from tests.training.torchrun import output_of
-from training.monitor.deep_check import Measured, report, rounds
+from training.deep_check import Measured, report, rounds
 
 NAMES = ["a", "b", "c", "d"]
 EVEN = {pair: 10.0 for pairs in rounds(4) for pair in pairs}

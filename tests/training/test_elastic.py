@@ -19,9 +19,9 @@ from tests import warm
 from tests.launcher.lab import children
 from tests.training.membership_server import ROOT, SCRIPT, MembershipServer
 from tests.waiting import until
-from training import checkpoint, ranks
+from training import checkpoint, ranks, world
 from training.config import Config
-from training.membership import Membership
+from training.membership import RankMembership
 from training.run import ledger
 
 SETTINGS: dict[str, Any] = {
@@ -370,9 +370,9 @@ def test_on_gpus_a_communicator_is_aborted_before_the_next_one(
 
     device, distributed = torch.device("cuda", 0), torch.distributed.distributed_c10d
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
-    monkeypatch.setattr(ranks, "_device", lambda *which: device)
-    monkeypatch.setattr(ranks, "_store", lambda *which: None)
-    monkeypatch.setattr(ranks, "_check_marks", lambda marks: None)
+    monkeypatch.setattr(world, "rank_device", lambda *which: device)
+    monkeypatch.setattr(world, "_store", lambda *which: None)
+    monkeypatch.setattr(world, "_check_fingerprints", lambda each: None)
     monkeypatch.setattr(ranks.Ranks, "all_gather", lambda self, numbers: [numbers])
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: bool(calls))
     monkeypatch.setattr(torch.distributed, "init_process_group", init)
@@ -382,10 +382,10 @@ def test_on_gpus_a_communicator_is_aborted_before_the_next_one(
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
         agent.bind(str(tmp_path / "agent"))
         agent.listen()
-        membership = Membership(str(tmp_path / "agent"), 0, 0)
+        membership = RankMembership(str(tmp_path / "agent"), 0, 0)
         connection, _ = agent.accept()
         config = Config(elastic=True, data="data", device="cuda")
-        group = ranks.alone(config)
+        group = world.alone(config)
         assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
         for number, members in ((1, [0, 1, 2]), (2, [0, 2])):
             order = {"generation": number, "rank": 0, "world": len(members), "members": members}
@@ -396,7 +396,7 @@ def test_on_gpus_a_communicator_is_aborted_before_the_next_one(
             if order["abort"]:
                 until(lambda: "abort" in calls)
             with membership.forming(generation):
-                group = ranks.in_group(group, generation, membership, config)
+                group = world.in_group(group, generation, membership, config)
         membership.leave()
         connection.close()
         until(lambda: membership._agent.fileno() < 0)

@@ -21,7 +21,7 @@ from tests.training.torchrun import output_of
 from tests.waiting import until
 from training.config import Config
 from training.data.waiting import after_first_batch
-from training.ranks import WorldError, joined
+from training.world import WorldError, joined
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +89,7 @@ AGREE = """
 import os, sys
 from pathlib import Path
 from training.config import Config
-from training.ranks import joined
+from training.world import joined
 with joined(Config(device="cpu", collective_timeout_seconds=2)) as ranks:
     ready = Path(sys.argv[1]) / f"ready-{ranks.rank}"
     while True:
@@ -104,7 +104,7 @@ from dataclasses import replace
 from shards.open import open_source
 from training.config import Config
 from training.data.pool import share_index
-from training.ranks import joined
+from training.world import joined
 nodes = [(0, 1), (0, 2), (1, 2)]
 with joined(Config(device="cpu")) as ranks:
     local_rank, local_world = nodes[ranks.rank]

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from tests import warm
 from training.config import Config
-from training.ranks import Ranks, joined
+from training.ranks import Ranks
+from training.world import joined
 
 ROOT = Path(__file__).parents[2]
 

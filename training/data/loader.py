@@ -19,8 +19,7 @@ from rackrun.errors import Problem
 from training.data.samples import Batch
 from training.data.slots import AHEAD, HELD
 from training.data.worker_server import CONTEXT, end_workers, worker_init
-from training.device import usual_workers
-from training.ranks import Ranks
+from training.ranks import Ranks, usual_workers
 from training.settings.data import DataSettings
 
 Item = TypeVar("Item")

@@ -25,8 +25,9 @@ from training.data.validation import Validation
 from training.device import set_up
 from training.judge.measures import Judgement, Tally
 from training.judge.request import Evaluate
-from training.ranks import Ranks, joined
+from training.ranks import Ranks
 from training.trained import Trained, load_of_any_task
+from training.world import joined
 
 COLUMNS = ("shard", "key", "label", "prediction", "probability", "label_probability")
 

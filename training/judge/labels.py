@@ -25,8 +25,9 @@ from training.judge.confident_learning import Answers, doubts, held_out_answers
 from training.judge.evaluation import open_split, settings
 from training.judge.request import Evaluate
 from training.layers import heads_of
-from training.ranks import Ranks, joined
+from training.ranks import Ranks
 from training.trained import Trained, load_of_any_task
+from training.world import joined
 
 MOST_FEATURES = 512  # of an image: wider layers are projected, so that 100,000 images take 200 MB
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from rackrun.terminal import one_line
 from training.checkpoint import pack, unpack
-from training.membership import WAITING_SECONDS, Generation, Membership
+from training.membership import WAITING_SECONDS, GroupOrder, RankMembership
 from training.phases.begin import open_folder
 from training.phases.start import TrainingRun
-from training.ranks import Ranks, WorldError, in_group, is_of_exchange
+from training.ranks import Ranks, is_of_exchange
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
+from training.world import WorldError, in_group
 
 
 def regrouped(run: TrainingRun, state: TrainingState, log: RunRecorder) -> TrainingRun:
@@ -42,7 +43,7 @@ def regrouped(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Train
             wait_for_order(run.membership, error)
 
 
-def wait_for_order(membership: Membership, error: Exception) -> None:
+def wait_for_order(membership: RankMembership, error: Exception) -> None:
     """Wait until the launcher orders another group; raise the error unless it is such a loss."""
     if not is_of_exchange(error):
         raise error
@@ -52,7 +53,7 @@ def wait_for_order(membership: Membership, error: Exception) -> None:
 
 
 def _joined(
-    run: TrainingRun, state: TrainingState, log: RunRecorder, order: Generation
+    run: TrainingRun, state: TrainingState, log: RunRecorder, order: GroupOrder
 ) -> TrainingRun:
     """Join the group that was ordered; return the run among its ranks."""
     assert run.membership

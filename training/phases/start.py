@@ -19,9 +19,9 @@ from training.data.samples import Batch
 from training.data.transforms import TransformsOfEpoch
 from training.data.waiting import after_first_batch, waits_reported
 from training.device import Compute, set_up
-from training.membership import Membership, membership_here
+from training.membership import RankMembership, membership_here
 from training.phases.loss import class_weights
-from training.ranks import Ranks, alone, joined, planned_world
+from training.ranks import Ranks
 from training.run.data_version import pinned
 from training.run.progress import ProgressReporter, report_start
 from training.run.recorder import RunRecorder
@@ -30,6 +30,7 @@ from training.run.stop_requests import NOTHING, REGROUP, StopRequests
 from training.schedule import Schedule, make_schedule
 from training.sync.step_exchange import StepExchange
 from training.task import Task
+from training.world import alone, joined, planned_world
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TrainingRun:
     earlier: Earlier | None
     weights: torch.Tensor | None = None
     """Weight of each class in the loss; None if they are equal."""
-    membership: Membership | None = None
+    membership: RankMembership | None = None
     """What the launcher orders in an elastic run."""
     version_remarks: tuple[str, ...] = ()
     """Whether a resumed run stays on its version of the data."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.training import two_ranks
 from tests.waiting import until
 from training.config import Config
-from training.ranks import joined
+from training.world import joined
 fsync = os.fsync
 def slow(descriptor):
     if "step-00000003" in os.readlink(f"/proc/self/fd/{descriptor}"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.training import two_ranks
 from training.config import Config
 from training.data.samples import Batch
-from training.ranks import joined
+from training.world import joined
 
 FOLDER = Path(sys.argv[1])
 exec((FOLDER / "sitecustomize.py").read_text())  # which a warm interpreter does not import

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.training import two_ranks
 from training.config import Config
 from training.data.samples import Batch
-from training.ranks import joined
+from training.world import joined
 
 SLEEP_SECONDS = float(sys.argv[1])
 

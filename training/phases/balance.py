@@ -26,17 +26,46 @@ from training.data.open import Data
 from training.data.order.cut import MOST_SHARE, Cut
 from training.data.order.epoch import Numbers
 from training.data.slots import LEAD
-from training.monitor.stragglers import UNREAD_STEPS, Waiting
-from training.ranks import Ranks, WorldError
+from training.monitor.stragglers import UNREAD_STEPS, StragglerMonitor, Waiting
+from training.phases.start import TrainingRun
+from training.ranks import Ranks
+from training.run.recorder import RunRecorder
 from training.state import TrainingState
+from training.sync.step_exchange import StepExchange
+from training.world import WorldError
 
 SETTLING_STEPS = UNREAD_STEPS  # under another cut: what is sent after these was computed under it
-LOOKS = (20, 40, 80)  # exchanges under a cut after which it is judged, and then every MOST_TIMES
+JUDGED_AT = (20, 40, 80)  # exchanges under a cut, and then every MOST_TIMES of them
 MOST_TIMES = 160
 CHANCE = 0.5  # over the square root of the number of times: what differs by less may be chance
 LEAST_SHARE = 8  # a rank gets an eighth of its even part at least
 
 Times = npt.NDArray[np.float64]
+
+
+def begin_balance(
+    run: TrainingRun, state: TrainingState, log: RunRecorder, stragglers: StragglerMonitor
+) -> "Balance":
+    """Begin to look for a faster cut of the steps, where that is asked for."""
+    compute_nanoseconds = stragglers.recent_compute_nanoseconds
+    balance = Balance(run.config, run.ranks, run.data, state, compute_nanoseconds)
+    log.remark(balance.remark)
+    if balance.is_active:
+        log.shares(state.step, balance.counts)
+    return balance
+
+
+def recut_if_better(
+    run: TrainingRun,
+    state: TrainingState,
+    log: RunRecorder,
+    balance: "Balance",
+    exchange: StepExchange,
+) -> None:
+    """Cut the steps that nobody has begun as all ranks find best from what they exchanged."""
+    if cut := balance.next_cut(state.step, exchange.largest):
+        run.data.recut(cut)
+        log.shares(cut.step, balance.counts)
 
 
 class Balance:
@@ -88,7 +117,7 @@ class Balance:
         self.cut = cut
         """The newest cut, which may hold from some steps later on only."""
         self._settled = max(step, cut.step) + SETTLING_STEPS
-        self._looks = 0
+        self._exchanges = 0  # under this cut, that count
         self._times.clear()
         self._mark = zlib.crc32(repr(cut).encode())
 
@@ -116,8 +145,8 @@ class Balance:
         if self._sent_at <= self._settled:
             return None
         self._times.append(nanoseconds)
-        self._looks += 1
-        if self._looks not in LOOKS and self._looks % MOST_TIMES:
+        self._exchanges += 1
+        if self._exchanges not in JUDGED_AT and self._exchanges % MOST_TIMES:
             return None
         counts = self._better_counts()
         if counts is None:

@@ -1,0 +1,190 @@
+"""How ranks come together: in the world that torchrun describes, or in a group of an elastic run.
+
+All ranks must have the same world size, run and code. A host that finds no others trains alone and
+succeeds, a rank that calls a port which two launches share joins the wrong ones, and a host with
+yesterday's code computes other gradients. None of them fails by itself, so every rank looks before
+its first step.
+"""
+
+import hashlib
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from rackrun.contract import variables
+from rackrun.errors import Problem
+from training.device import rank_device
+from training.membership import FORMING_SECONDS, GroupOrder, RankMembership
+from training.ranks import Numbers, Ranks
+from training.settings.ranks import DeviceSettings
+
+ROOT = Path(__file__).parents[1]
+
+
+class WorldError(Problem):
+    """The ranks that came together are not those that were promised."""
+
+    exit_code = 75
+
+
+class CodeError(Problem):
+    """The ranks do not run the same code."""
+
+    exit_code = 78
+
+
+@contextmanager
+def joined(config: DeviceSettings) -> Iterator[Ranks]:
+    """Join, as a rank, the world that torchrun describes, or a world of its own."""
+    ranks = Ranks(
+        rank=_number("RANK", 0),
+        world=_number("WORLD_SIZE", 1),
+        local_rank=(local_rank := _number("LOCAL_RANK", 0)),
+        local_world=_number("LOCAL_WORLD_SIZE", 1),
+        device=rank_device(config.device, local_rank),
+    )
+    _check_world(ranks.world)
+    if ranks.world == 1:
+        yield ranks
+        return
+    dist.init_process_group(**_backend(config, ranks))
+    _check_fingerprints(ranks.all_gather(_fingerprint()))
+    yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
+    dist.destroy_process_group()
+
+
+def _backend(config: DeviceSettings, ranks: Ranks) -> dict[str, Any]:
+    on_gpu = ranks.device.type == "cuda"
+    return {
+        "backend": "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        "timeout": timedelta(seconds=config.collective_timeout_seconds),
+        "device_id": ranks.device if on_gpu else None,
+    }
+
+
+def alone(config: DeviceSettings) -> Ranks:
+    """Return this rank of an elastic run before it is in a group: none that writes for others."""
+    # Else NCCL's watchdog would end this process when it sees that another one is lost.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    local_rank = _number("LOCAL_RANK", 0)
+    return Ranks(
+        rank=-1,
+        world=1,
+        local_rank=local_rank,
+        local_world=_number("LOCAL_WORLD_SIZE", 1),
+        device=rank_device(config.device, local_rank),
+        first_local_rank=local_rank,
+    )
+
+
+def in_group(
+    ranks: Ranks, order: GroupOrder, membership: RankMembership, config: DeviceSettings
+) -> Ranks:
+    """Leave the group of these ranks for the one that was ordered; return the ranks there.
+
+    Raise RuntimeError or OSError if that fails, as when another member is lost meanwhile.
+    """
+    _leave_group(ranks)
+    first = order.members[order.rank] - ranks.local_rank
+    local_ranks = [member - first for member in order.members]
+    among = replace(
+        ranks,
+        rank=order.rank,
+        world=order.world,
+        members=order.members,
+        generation=order.generation,
+        first_local_rank=min(n for n in local_ranks if 0 <= n < ranks.local_world),
+    )
+    if among.world > 1:
+        backend = _backend(config, ranks)
+        store = _store(order, membership)
+        dist.init_process_group(**backend, store=store, rank=among.rank, world_size=among.world)
+        if ranks.device.type == "cuda":
+            group = dist.distributed_c10d._get_default_group()
+            membership.abort = group._get_backend(ranks.device).abort
+        _check_fingerprints(among.all_gather(_fingerprint()))
+    return among
+
+
+def _leave_group(ranks: Ranks) -> None:
+    """End the group that this rank was in; its connections are shut down already."""
+    if not dist.is_initialized():
+        return
+    if ranks.device.type == "cuda":  # NCCL would wait for ranks that are lost
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def _store(order: GroupOrder, membership: RankMembership) -> TCPStore:
+    """Return the store of a group, which rank 0 keeps; each group has one of its own."""
+    seconds = timedelta(seconds=FORMING_SECONDS)
+    if order.rank == 0:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=seconds)
+        membership.tell_members(order, store.port)
+        return store
+    port = membership.store_port(order)
+    return TCPStore(order.master[0], port, wait_for_workers=False, timeout=seconds)
+
+
+def planned_world() -> int:
+    """Return the number of ranks that the launcher planned; without one, torchrun's."""
+    return _number(variables.WORLD_SIZE, _number("WORLD_SIZE", 1))
+
+
+def _check_world(world: int) -> None:
+    """Refuse to train in a world that is not as large as the launcher planned."""
+    if (promised := planned_world()) != world:
+        raise WorldError(
+            f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
+            f" {world}: the hosts did not find each other"
+        )
+
+
+def _fingerprint() -> Numbers:
+    """Return what this rank compares with the others."""
+    run = hashlib.sha256(os.environ.get(variables.RUN_ID, "").encode()).digest()
+    return np.frombuffer(run + _code_digest(), dtype=np.uint8)
+
+
+def _check_fingerprints(by_rank: Sequence[Numbers]) -> None:
+    """Refuse to train with ranks of another run, or of other code."""
+    for rank, fingerprint in enumerate(by_rank):
+        if not np.array_equal(fingerprint[:32], by_rank[0][:32]):
+            raise WorldError(
+                f"rank {rank} belongs to another run than rank 0: two launches share a port;"
+                " type the same command again"
+            )
+        if not np.array_equal(fingerprint[32:], by_rank[0][32:]):
+            raise CodeError(
+                f"the code of rank {rank} is not that of rank 0: bring the same to every host,"
+                " as --sync does"
+            )
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+@cache
+def _code_digest() -> bytes:
+    """Return the SHA-256 of the program: training, shards, and the package that was started."""
+    started = sys.modules["__main__"].__spec__
+    names = {"training", "shards", started.name.partition(".")[0] if started else "training"}
+    digest = hashlib.sha256()
+    for path in sorted(path for name in names for path in (ROOT / name).rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(ROOT)}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.digest()
