@@ -2,14 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +69,8 @@ def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> 
         data = opened(CatDog(**options))  # type: ignore[arg-type]
         expected = [batch.labels.tolist() for batch in islice(data.training(0), 100)]
         progress = Progress()
-        batches = waits_reported(data.training(0), progress, 0.1)
+        read = data.training(0)
+        batches = waits_reported(next(read), read, progress, 0.1)
         labels = [next(batches).labels.tolist()]
         server.stop()
         stopped.set()
@@ -88,10 +88,10 @@ def test_any_thread_may_drop_the_batches_that_a_stopped_loop_leaves() -> None:
         def phase(self, name: str) -> None:
             raise AssertionError(name)
 
-    batches = waits_reported(iter("ab"), Progress())
+    batches = waits_reported("a", iter("b"), Progress())
     assert next(batches) == "a"
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(cast("Generator[str, None, None]", batches).close).result()
+        pool.submit(batches.close).result()
 
 
 def test_readers_of_a_pool_share_one_manifest_and_one_index(

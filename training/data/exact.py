@@ -8,7 +8,7 @@ In each loader worker of a rank, through all epochs of the run, for one Assignme
 
 In the rank:
 
-    merged    Batch: the shares of a step, which lie in one slot in the planned order
+    batches   Batch: the shares of a step, which lie in one slot in the planned order
 
 The transforms of a sample follow from seed, epoch and its position in the epoch: not from the
 rank, the worker, or where the run was interrupted.
@@ -149,8 +149,8 @@ class Planned:
         Workers that are there already go on with them.
         """
         slots = self._walk.slots(AHEAD if self._workers else 0, self._device)
-        made = self._feed.shares(self._walk.rank, self.cut(start), start, slots)
-        return on_device(merged(made, self._workers, slots), self._device, self._decoder)
+        batches = self._feed.batches(self._walk.rank, self.cut(start), start, slots)
+        return on_device(batches, self._device, self._decoder)
 
     def close(self) -> None:
         """End the loader workers."""
@@ -241,20 +241,25 @@ class Feed:
     def __init__(self, walk: Walk, workers: int) -> None:
         self._walk = walk
         self._workers = workers
-        self._requests = Requests(max(workers, 1))
+        self._makers = max(workers, 1)  # of shares: without workers, the rank itself
+        self._requests = Requests(self._makers)
         self._made: Generator[Share] | None = None
         self._number = 0
 
-    def shares(self, rank: int, cut: Cut, start: int, slots: Slots) -> Iterator[Share]:
-        """Yield shares of each step from `start` on: one of every worker, in turn."""
+    def batches(self, rank: int, cut: Cut, start: int, slots: Slots) -> Iterator[Batch]:
+        """Yield the batch of each step from `start` on: a share of every worker, in turn."""
         self._number += 1
         assignment = Assignment(self._number, rank, cut, start, slots)
         self._requests.assign(assignment)
         if not self._made:
             self._made = loaded(ExactShares(self._walk), self._workers, requests=self._requests)
+        shares = list[Share]()  # of a step
         for share in self._made:
             if share.assignment == assignment.number:  # else it was asked for before
-                yield share
+                shares.append(share)
+            if len(shares) == self._makers:
+                yield in_order(shares, slots)
+                shares.clear()
 
     def recut(self, cut: Cut) -> None:
         """Tell the workers how steps are cut that they have not been asked for yet."""
@@ -352,13 +357,14 @@ def _share(
         prepared_sample(position, stored, prepare, seed, quarantine)
         for position, stored in zip(positions.tolist(), stored_samples, strict=True)
     )
-    kept_or_none, places = list[Kept | None](), iter(batch_indices.tolist())
+    kept_or_none, indices = list[Kept | None](), iter(batch_indices.tolist())
     while group := next_group(prepared, len(stored_samples), quarantine):
         kept_or_none += [
-            one and one.into(images[place]) for one, place in zip(group, places, strict=False)
+            decoded and decoded.into(images[index])
+            for decoded, index in zip(group, indices, strict=False)
         ]
         group.clear()  # the next one is decoded into the same memory
-    is_kept = [one is not None for one in kept_or_none]
+    is_kept = [kept is not None for kept in kept_or_none]
     return Share(
         assignment.number,
         number,
@@ -368,9 +374,9 @@ def _share(
         part.rows[step_slice][is_kept],
         quarantine.news(),
         left_to_gpu(
-            (batch_index, one)
-            for batch_index, one in zip(batch_indices.tolist(), kept_or_none, strict=True)
-            if one
+            (batch_index, kept)
+            for batch_index, kept in zip(batch_indices.tolist(), kept_or_none, strict=True)
+            if kept
         ),
     )
 
@@ -422,24 +428,18 @@ def ahead(
         threads.shutdown(wait=False, cancel_futures=True)  # a read may wait for a server for long
 
 
-def merged(made: Iterator[Share], workers: int, slots: Slots) -> Iterator[Batch]:
-    """Yield the batches of a rank, each of the shares that its workers have in it."""
-    while together := list(islice(made, max(workers, 1))):
-        yield in_order(together, slots)
-
-
-def in_order(together: list[Share], slots: Slots) -> Batch:
+def in_order(shares: list[Share], slots: Slots) -> Batch:
     """Return the shares of a step as one batch, in the order of their indices."""
-    batch_indices = np.concatenate([share.batch_indices for share in together])
+    batch_indices = np.concatenate([share.batch_indices for share in shares])
     order = batch_indices.argsort()
-    number, stored = together[0].number, int(batch_indices.max(initial=-1)) + 1
-    images = slots.images(number, stored, together[0].shape)
+    number, stored = shares[0].number, int(batch_indices.max(initial=-1)) + 1
+    images = slots.images(number, stored, shares[0].shape)
     if stored > len(batch_indices):  # there are gaps where samples were left out
         images = images[torch.from_numpy(batch_indices[order])]
     return Batch(
         images.permute(0, 3, 1, 2),
-        slots.labels(number, np.concatenate([share.labels for share in together])[order]),
-        sum(share.skipped for share in together),
-        torch.from_numpy(np.concatenate([share.rows for share in together])[order]),
-        left=[one for share in together for one in share.left],
+        slots.labels(number, np.concatenate([share.labels for share in shares])[order]),
+        sum(share.skipped for share in shares),
+        torch.from_numpy(np.concatenate([share.rows for share in shares])[order]),
+        left=[jpeg for share in shares for jpeg in share.left],
     )

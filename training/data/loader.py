@@ -108,39 +108,38 @@ def on_device(
     still to be read when its memory is needed again. Elsewhere there is nothing to copy.
     """
     side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    under_way = deque[torch.Event]()  # the ends of copies
     ahead: tuple[Batch, torch.Event | None] | None = None
-    for copied in _copies(iter(batches), device, side, decoder):
-        if ahead:
-            yield _handed_over(*ahead)
-        ahead = copied
-    if ahead:
-        yield _handed_over(*ahead)
-
-
-def _copies(
-    batches: Iterator[Batch],
-    device: torch.device,
-    side: torch.cuda.Stream | None,
-    decoder: Decoder | None,
-) -> Iterator[tuple[Batch, torch.Event | None]]:
-    """Yield batches whose copies have begun, and the event of their end."""
-    under_way = deque[torch.Event]()
     while True:
         if len(under_way) == HELD:  # the next batch may overwrite the memory of that copy
             under_way.popleft().synchronize()
         batch = next(batches, None)
-        if batch is None:
+        copied = _copied(batch, device, side, decoder, under_way) if batch else None
+        if ahead:
+            yield _handed_over(*ahead)
+        if not copied:
             return
-        with torch.cuda.stream(side) if side else nullcontext():
-            images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
-            if decoder and batch.left:
-                if under_way:  # the decoder's own stream must not overwrite what is still resized
-                    under_way[-1].synchronize()
-                decoder(batch, images)
-            done = side.record_event() if side else None
-        if done:
-            under_way.append(done)
-        yield batch._replace(images=images, labels=labels), done
+        ahead = copied
+
+
+def _copied(
+    batch: Batch,
+    device: torch.device,
+    side: torch.cuda.Stream | None,
+    decoder: Decoder | None,
+    under_way: deque[torch.Event],
+) -> tuple[Batch, torch.Event | None]:
+    """Begin to copy a batch; return it on the device, and the event of the copy's end."""
+    with torch.cuda.stream(side) if side else nullcontext():
+        images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
+        if decoder and batch.left:
+            if under_way:  # the decoder's own stream must not overwrite what is still resized
+                under_way[-1].synchronize()
+            decoder(batch, images)
+        done = side.record_event() if side else None
+    if done:
+        under_way.append(done)
+    return batch._replace(images=images, labels=labels), done
 
 
 def _handed_over(batch: Batch, done: torch.Event | None) -> Batch:

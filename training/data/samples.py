@@ -179,10 +179,13 @@ def filled(
     prepared = (
         prepared_sample(number, stored, prepare, seed, quarantine) for number, stored in samples
     )
-    places, kept = images.numpy(), list[Kept]()
-    while group := next_group(prepared, len(places) - len(kept), quarantine):
-        decoded = filter(None, group)
-        kept += [one.into(out) for one, out in zip(decoded, places[len(kept) :], strict=False)]
+    pixels, kept = images.numpy(), list[Kept]()
+    while group := next_group(prepared, len(pixels) - len(kept), quarantine):
+        samples_decoded = filter(None, group)
+        kept += [
+            decoded.into(out)
+            for decoded, out in zip(samples_decoded, pixels[len(kept) :], strict=False)
+        ]
         group.clear()  # the next one is decoded into the same memory
     return kept
 
@@ -239,18 +242,20 @@ def next_group(
     Not one sample more is asked for: it would be lost to the next batch.
     """
     group, held_bytes = list[PreparedSample | None](), 0
-    for one in islice(prepared, most):
-        group.append(one)
-        held_bytes += one.image.held_bytes if one else 0
+    for sample in islice(prepared, most):
+        group.append(sample)
+        held_bytes += sample.image.held_bytes if sample else 0
         if held_bytes >= GROUP_BYTES:
             break
-    return [one and one.decoded(quarantine) for one in group]
+    return [sample and sample.decoded(quarantine) for sample in group]
 
 
 def left_to_gpu(kept: Iterable[tuple[int, Kept]]) -> list[LeftToGpu]:
     """Return which of these samples, with their indices in the batch, still are JPEGs."""
     return [
-        LeftToGpu(index, f"{one.shard}: {one.key}", one.crop) for index, one in kept if one.crop
+        LeftToGpu(index, f"{sample.shard}: {sample.key}", sample.crop)
+        for index, sample in kept
+        if sample.crop
     ]
 
 

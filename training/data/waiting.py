@@ -10,9 +10,8 @@ that waits for a batch reports that, and is not taken for one that hangs.
 
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from types import FrameType
 from typing import Protocol, TypeVar
 
@@ -35,8 +34,8 @@ class Reporting(Protocol):
         """Report that another phase begins."""
 
 
-def after_first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Iterator[Item]:
-    """Return the same batches, once every rank has its first one.
+def first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Item:
+    """Return this rank's first batch, once every rank has its own.
 
     A rank that has none after `seconds` raises DataError, which ends the others, too.
     """
@@ -50,13 +49,16 @@ def after_first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> 
     with _on_alarm(give_up), _alarm_after(seconds):
         first = next(batches)
     ranks.all_reduce_max(0)
-    return chain([first], batches)
+    return first
 
 
 def waits_reported(
-    batches: Iterator[Item], progress: Reporting, seconds: float = REPORTED_SECONDS
-) -> Iterator[Item]:
-    """Yield the batches; report the phase "data" while one is late, and then the one before.
+    first: Item,
+    batches: Iterator[Item],
+    progress: Reporting,
+    seconds: float = REPORTED_SECONDS,
+) -> Generator[Item]:
+    """Yield all batches; report the phase "data" while one is late, and then the one before.
 
     The report comes from the loop's own thread, by a signal: it is a sign of life.
     """
@@ -66,6 +68,7 @@ def waits_reported(
         interrupted.append(progress.current_phase)
         progress.phase(phases.DATA)
 
+    yield first
     while True:
         # No handler stays across a yield: an iterator that Ctrl-C leaves behind may be closed by
         # any thread, and only the main thread may restore one.

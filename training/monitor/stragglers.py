@@ -147,10 +147,10 @@ class StragglerMonitor:
             hook.remove()
 
     def watched(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """Yield the same batches; the work on each is timed until the next one is asked for."""
-        if not self._is_timing:
-            yield from batches
-            return
+        """Return the same batches; the work on each is timed until the next one is asked for."""
+        return self._timed(batches) if self._is_timing else iter(batches)
+
+    def _timed(self, batches: Iterable[Item]) -> Iterator[Item]:
         remaining = iter(batches)
         while True:
             self._marks = [self._now()]

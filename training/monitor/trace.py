@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,8 +26,11 @@ class StepTrace:
         self._device = ranks.device
         self._profile: torch.profiler.profile | None = None
 
-    def watched(self, batches: Iterator[Item], done: int) -> Generator[Item]:
-        """Yield the batches of the steps after those that are done."""
+    def watched(self, batches: Generator[Item], done: int) -> Generator[Item]:
+        """Return the batches of the steps after those that are done; trace the chosen ones."""
+        return self._traced(batches, done) if self._first else batches
+
+    def _traced(self, batches: Generator[Item], done: int) -> Generator[Item]:
         for step, batch in enumerate(batches, start=done + 1):
             if step == self._first:
                 self._begin()

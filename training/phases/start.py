@@ -1,7 +1,7 @@
 """The first phase of a run: join the other ranks, set up the device, open the data."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -17,7 +17,7 @@ from training.data.open import Data, open_data
 from training.data.order.cut import Cut
 from training.data.samples import Batch
 from training.data.transforms import TransformsOfEpoch
-from training.data.waiting import after_first_batch, waits_reported
+from training.data.waiting import first_batch, waits_reported
 from training.device import Compute, set_up
 from training.membership import RankMembership, membership_here
 from training.phases.loss import class_weights
@@ -56,11 +56,11 @@ class TrainingRun:
         """Return the class weights in the dtype of the logits; None if they are equal."""
         return None if self.weights is None else self.weights.to(logits)
 
-    def batches(self, step: int, progress: ProgressReporter) -> Iterator[Batch]:
+    def batches(self, step: int, progress: ProgressReporter) -> Generator[Batch]:
         """Return this rank's batches from a step on, once every rank has read its first one."""
-        seconds = self.config.first_batch_seconds
-        batches = after_first_batch(self.data.training(step), self.ranks, seconds)
-        return waits_reported(batches, progress)
+        batches = self.data.training(step)
+        first = first_batch(batches, self.ranks, self.config.first_batch_seconds)
+        return waits_reported(first, batches, progress)
 
     def parts_in(self, step: int) -> int:
         """Return in how many parts this rank computes its batch of a step; by an even cut, all."""
