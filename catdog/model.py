@@ -25,14 +25,14 @@ class ReferenceNet(nn.Module):
         self.first = halving_block(1, 64)
         self.second = halving_block(64, 512)
         self.repeated = halving_block(512, 512)
-        self.answer = nn.Linear(512 * 2 * 2, classes)
+        self.head = nn.Linear(512 * 2 * 2, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the logits of each class: float (B, classes)."""
         features = self.second(self.first(images))
         for _ in range(4):
             features = self.repeated(features)
-        logits: torch.Tensor = self.answer(features.flatten(1))
+        logits: torch.Tensor = self.head(features.flatten(1))
         return logits
 
 
@@ -60,12 +60,12 @@ class CatDogNet(nn.Module):
         self.stages = nn.Sequential(
             *(Residual(a, b) for a, b in zip([width, *widths], widths, strict=False))
         )
-        self.answer = nn.Linear(widths[-1], classes)
+        self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the logits of each class: float (B, classes)."""
         features = self.stages(self.stem(images))
-        logits: torch.Tensor = self.answer(features.mean((2, 3)))
+        logits: torch.Tensor = self.head(features.mean((2, 3)))
         return logits
 
 

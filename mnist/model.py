@@ -24,11 +24,11 @@ class MnistNet(nn.Module):
             *(nn.Conv2d(32, 64, kernel_size=3), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten()),
         )
-        self.answer = nn.Sequential(nn.Linear(64 * 3 * 3, 64), nn.ReLU(), nn.Linear(64, classes))
+        self.head = nn.Sequential(nn.Linear(64 * 3 * 3, 64), nn.ReLU(), nn.Linear(64, classes))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the logits of each class: float (B, classes)."""
-        logits: torch.Tensor = self.answer(self.features(images))
+        logits: torch.Tensor = self.head(self.features(images))
         return logits
 
 

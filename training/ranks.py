@@ -282,7 +282,7 @@ def is_of_exchange(error: Exception) -> bool:
     """
     if isinstance(error, dist.DistError | ConnectionError):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in EXCHANGES)
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in EXCHANGES)
 
 
 EXCHANGES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")

@@ -22,7 +22,7 @@ from convert.doctor.findings import (
     SMALL_CLASS,
     TWO_CLASSES,
     Finding,
-    Position,
+    ImagePosition,
 )
 from convert.doctor.fingerprints import SOUND, UNDECODED, Fingerprints
 from convert.doctor.near_copies import NearPair, Prints, near_pairs
@@ -41,10 +41,10 @@ RARE = 20  # times fewer than the median class
 
 def unreadable(fingerprints: Fingerprints) -> Iterator[Finding]:
     """Yield images whose bytes are not those of the index, and those that do not decode."""
-    for split, seen in fingerprints.by_split.items():
-        for row in np.flatnonzero(seen["state"] != SOUND).tolist():
-            position = Position(split, row)
-            if seen["state"][row] == UNDECODED:
+    for split, prints in fingerprints.by_split.items():
+        for row in np.flatnonzero(prints["state"] != SOUND).tolist():
+            position = ImagePosition(split, row)
+            if prints["state"][row] == UNDECODED:
                 yield Finding(
                     DAMAGED, position, fingerprints.label(position), "cannot be decoded", DROP
                 )
@@ -62,7 +62,7 @@ def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
     indexes = [(split, source.index(split)[rows]) for split, rows in sound.items()]
     shards = {split.name: split.shards for split in manifest.splits}
     for group in groups_of_copies(indexes, shards, source.read):
-        named = {Position(one.split, int(sound[one.split][one.row])): one for one in group}
+        named = {ImagePosition(one.split, int(sound[one.split][one.row])): one for one in group}
         first, *others = sorted(named, key=_preference)
         labels = defaultdict[str, set[int]](set)
         for one in group:
@@ -85,20 +85,23 @@ def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
 
 
 def nearly_copied(
-    fingerprints: Fingerprints, sound: dict[str, np.ndarray], exact: set[Position], workers: int
+    fingerprints: Fingerprints,
+    sound: dict[str, np.ndarray],
+    exact: set[ImagePosition],
+    workers: int,
 ) -> Iterator[Finding]:
     """Yield near copies among these rows, but for the images that are exact copies of others."""
     positions = [
         position
         for split, rows in sound.items()
         for row in rows.tolist()
-        if (position := Position(split, row)) not in exact
+        if (position := ImagePosition(split, row)) not in exact
         and fingerprints.by_split[split]["plain"][row] < PLAIN
     ]
     if len(positions) < 2:
         return
-    seen = [fingerprints.by_split[split][rows] for split, rows in _by_split(positions).items()]
-    pairs = near_pairs(Prints.of(np.concatenate(seen)), workers)
+    prints = [fingerprints.by_split[split][rows] for split, rows in _by_split(positions).items()]
+    pairs = near_pairs(Prints.of(np.concatenate(prints)), workers)
     for kept, copy, pair in _stars(fingerprints, positions, pairs):
         label, score = fingerprints.label(copy), pair.correlation
         kept_label = fingerprints.label(kept)
@@ -112,21 +115,21 @@ def nearly_copied(
         yield Finding(problem, copy, label, reason, action, score=score, other=kept)
 
 
-def _by_split(positions: Iterable[Position]) -> dict[str, list[int]]:
+def _by_split(positions: Iterable[ImagePosition]) -> dict[str, list[int]]:
     rows = defaultdict[str, list[int]](list)
     for position in positions:
         rows[position.split].append(position.row)
     return rows
 
 
-def _preference(position: Position) -> tuple[bool, str, int]:
+def _preference(position: ImagePosition) -> tuple[bool, str, int]:
     """Return the order in which images are kept: outside of train first."""
     return position.split == TRAIN, position.split, position.row
 
 
 def _stars(
-    fingerprints: Fingerprints, positions: list[Position], pairs: list[NearPair]
-) -> Iterator[tuple[Position, Position, NearPair]]:
+    fingerprints: Fingerprints, positions: list[ImagePosition], pairs: list[NearPair]
+) -> Iterator[tuple[ImagePosition, ImagePosition, NearPair]]:
     """Yield each image that is near one that is kept, and that one: of two, the larger is kept."""
     near = defaultdict[int, list[tuple[int, NearPair]]](list)
     for pair in pairs:
@@ -156,9 +159,9 @@ def odd(fingerprints: Fingerprints) -> Iterator[Finding]:
     sizes = np.concatenate([_sizes(index) for index in indexes.values()])
     median_side, median_ratio = np.median(sizes, axis=0) if len(sizes) else (1.0, 0.0)
     for split, index in indexes.items():
-        seen = fingerprints.by_split[split]
+        prints = fingerprints.by_split[split]
         sides, ratios = _sizes(index).T
-        empty = (seen["state"] == SOUND) & (seen["plain"] >= PLAIN)
+        empty = (prints["state"] == SOUND) & (prints["plain"] >= PLAIN)
         for problem, rows in (
             (EMPTY, empty),
             (ODD_SIZE, sides * SMALLER <= median_side),
@@ -167,10 +170,10 @@ def odd(fingerprints: Fingerprints) -> Iterator[Finding]:
             for row in np.flatnonzero(rows).tolist():
                 reason, action = f"{index['width'][row]} x {index['height'][row]} pixels", LOOK
                 if problem == EMPTY:
-                    reason = f"{seen['plain'][row]:.1%} of its pixels are alike"
-                    action = DROP if seen["plain"][row] == 1 else LOOK
+                    reason = f"{prints['plain'][row]:.1%} of its pixels are alike"
+                    action = DROP if prints["plain"][row] == 1 else LOOK
                 yield Finding(
-                    problem, Position(split, row), int(index["label"][row]), reason, action
+                    problem, ImagePosition(split, row), int(index["label"][row]), reason, action
                 )
 
 

@@ -29,7 +29,7 @@ from convert.doctor.findings import (
     PROBLEMS,
     RELABEL,
     Finding,
-    Position,
+    ImagePosition,
     ordered,
 )
 from convert.doctor.fingerprints import HAS_HASHES, SOUND, Fingerprints, fingerprints_of
@@ -38,7 +38,7 @@ from convert.progress import Progress, meter
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
-from rackrun.contract.suspects import Judge, Question
+from rackrun.contract.suspects import FindSuspects, Question
 from rackrun.errors import UsageError, install_command
 from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
@@ -74,7 +74,7 @@ class Doctor:
     """Processes; 0: one per core."""
 
 
-def run(args: Sequence[str], judge: Judge) -> int:
+def run(args: Sequence[str], find_suspects: FindSuspects) -> int:
     """Look at a data set, write both files, and print what was found."""
     given = parse(Doctor, called("doctor"), args)
     if given.workers < 0:
@@ -82,7 +82,7 @@ def run(args: Sequence[str], judge: Judge) -> int:
     if not given.out.is_dir():
         folder = shlex.quote(str(given.out))
         raise UsageError(f"--out {given.out}: no such folder; type: mkdir -p {folder}")
-    fingerprints, findings = examined(given, judge)
+    fingerprints, findings = examined(given, find_suspects)
     table_path, page = _paths(given.out)
     write_table(table_path, rows(fingerprints, findings))
     write_page(page, fingerprints, findings, table_path)
@@ -101,14 +101,14 @@ def _paths(folder: Path) -> tuple[Path, Path]:
     raise AssertionError
 
 
-def examined(given: Doctor, judge: Judge) -> tuple[Fingerprints, list[Finding]]:
+def examined(given: Doctor, find_suspects: FindSuspects) -> tuple[Fingerprints, list[Finding]]:
     """Return what the images look like, and all findings in order."""
     workers = given.workers or core_count()
     source = open_source(given.data)
     fingerprints = fingerprints_of(source, workers)
     sound = {
-        split: np.flatnonzero(seen["state"] == SOUND)
-        for split, seen in fingerprints.by_split.items()
+        split: np.flatnonzero(prints["state"] == SOUND)
+        for split, prints in fingerprints.by_split.items()
     }
     findings = [*checks.unreadable(fingerprints), *checks.copied(source, sound)]
     if HAS_HASHES:
@@ -116,11 +116,13 @@ def examined(given: Doctor, judge: Judge) -> tuple[Fingerprints, list[Finding]]:
         findings += checks.nearly_copied(fingerprints, sound, exact, workers)
     findings += [*checks.odd(fingerprints), *checks.doubtful_classes(source)]
     if given.checkpoint is not None:
-        findings += _doubted_labels(given, fingerprints, judge)
+        findings += _doubted_labels(given, fingerprints, find_suspects)
     return fingerprints, ordered(findings)
 
 
-def _doubted_labels(given: Doctor, fingerprints: Fingerprints, judge: Judge) -> Iterator[Finding]:
+def _doubted_labels(
+    given: Doctor, fingerprints: Fingerprints, find_suspects: FindSuspects
+) -> Iterator[Finding]:
     """Yield the labels that the model doubts."""
     total = sum(map(len, fingerprints.by_split.values()))
     with meter("judged", total) as shown:
@@ -132,9 +134,9 @@ def _doubted_labels(given: Doctor, fingerprints: Fingerprints, judge: Judge) -> 
             workers=given.workers,
             advance=lambda images: shown.advance(Progress(images, 0)),
         )
-        suspects = judge(question)
+        suspects = find_suspects(question)
     positions = {
-        (split.name, shard, key): Position(split.name, row)
+        (split.name, shard, key): ImagePosition(split.name, row)
         for split in fingerprints.source.manifest.splits
         for row, (shard, key) in enumerate(fingerprints.names(split.name))
     }

@@ -37,7 +37,7 @@ PROBLEMS = {
 """Every problem, the gravest first, and what it means."""
 
 
-class Position(NamedTuple):
+class ImagePosition(NamedTuple):
     """Where an image is: its split, and its row in the split's index."""
 
     split: str
@@ -48,14 +48,14 @@ class Finding(NamedTuple):
     """A problem of one image, or, without a place, of a class."""
 
     problem: str
-    position: Position | None
+    position: ImagePosition | None
     label: int
     reason: str
     action: str = LOOK
     new_class: str = ""
     score: float | None = None
     """How sure it is, 0 to 1."""
-    other: Position | None = None
+    other: ImagePosition | None = None
     """The image that this one is like."""
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from convert.doctor.findings import Named, Position
+from convert.doctor.findings import ImagePosition, Named
 from convert.images.info import UNDECODABLE
 from convert.images.resize import in_mode
 from convert.packing.workers import in_parallel, working_on
@@ -78,7 +78,7 @@ class Fingerprints:
     faults: list[str]
     """What is wrong with whole shards or indexes."""
 
-    def named(self, position: Position) -> Named:
+    def named(self, position: ImagePosition) -> Named:
         """Return the names of an image."""
         split = self.source.manifest.split(position.split)
         shard = split.shards[int(self.source.index(position.split)["shard"][position.row])]
@@ -91,7 +91,7 @@ class Fingerprints:
         for number, key in zip(numbers, self.keys[split], strict=True):
             yield Named(shards[number].name, key)
 
-    def label(self, position: Position) -> int:
+    def label(self, position: ImagePosition) -> int:
         """Return the label of an image."""
         return int(self.source.index(position.split)["label"][position.row])
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from convert.doctor.findings import DROP, PROBLEMS, RELABEL, Finding, Position
+from convert.doctor.findings import DROP, PROBLEMS, RELABEL, Finding, ImagePosition
 from convert.doctor.fingerprints import UNREADABLE, Fingerprints, opened
 from convert.images.resize import in_mode
 from rackrun.atomic import write_whole
@@ -28,11 +28,11 @@ def write_page(
     """Write the page, whole or not at all, with the digest of the table that belongs to it."""
     sections = []
     for problem, meaning in PROBLEMS.items():
-        found = [each for each in findings if each.problem == problem]
-        if found:
-            shown = [_shown(fingerprints, each) for each in found[:MOST_SHOWN]]
+        of_problem = [each for each in findings if each.problem == problem]
+        if of_problem:
+            shown = [_shown(fingerprints, each) for each in of_problem[:MOST_SHOWN]]
             sections.append(
-                {"title": problem, "meaning": meaning, "count": len(found), "shown": shown}
+                {"title": problem, "meaning": meaning, "count": len(of_problem), "shown": shown}
             )
     manifest = fingerprints.source.manifest
     counts = {split.name: split.samples for split in manifest.splits}
@@ -84,7 +84,7 @@ def _shown(fingerprints: Fingerprints, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _picture(fingerprints: Fingerprints, position: Position) -> str:
+def _picture(fingerprints: Fingerprints, position: ImagePosition) -> str:
     """Return an image, small, as an address that carries it; empty for a damaged one."""
     source = fingerprints.source
     row = source.index(position.split)[position.row]

@@ -24,7 +24,7 @@ META = ".nv-meta"
 ENERGON_BYTES = 8  # of an entry of its index
 
 
-class Member(NamedTuple):
+class SampleMember(NamedTuple):
     """A member of a sample; the key ends at the first dot of the file's name, for these readers."""
 
     key: str
@@ -35,12 +35,12 @@ class Member(NamedTuple):
     name: str
 
 
-def samples_of(tar: Tar) -> list[list[Member]]:
+def samples_of(tar: Tar) -> list[list[SampleMember]]:
     """Return the members of each sample of a tar; DataError for a name that no index can hold."""
     return [list(group) for _, group in groupby(_members(tar), lambda member: member.key)]
 
 
-def _members(tar: Tar) -> Iterator[Member]:
+def _members(tar: Tar) -> Iterator[SampleMember]:
     end = 0
     for member in tar.members():
         start, end = end, -(-(member.offset + member.size) // BLOCK) * BLOCK
@@ -54,10 +54,10 @@ def _members(tar: Tar) -> Iterator[Member]:
                 + ", which DALI's index cannot hold; leave out --sidecars"
             )
         key = folder + slash + stem
-        yield Member(key, extension, start, member.offset, member.size, member.name)
+        yield SampleMember(key, extension, start, member.offset, member.size, member.name)
 
 
-def dali_index(samples: list[list[Member]]) -> bytes:
+def dali_index(samples: list[list[SampleMember]]) -> bytes:
     """Return the index of a tar for DALI's `readers.webdataset`."""
     lines = (
         " ".join(f"{each.extension} {each.offset} {each.size} {each.name}" for each in members)
@@ -66,7 +66,7 @@ def dali_index(samples: list[list[Member]]) -> bytes:
     return "\n".join((f"{DALI_VERSION} {len(samples)}", *lines, "")).encode()
 
 
-def energon_index(samples: list[list[Member]]) -> bytes:
+def energon_index(samples: list[list[SampleMember]]) -> bytes:
     """Return the index of a tar for Energon."""
     starts = [members[0].start for members in samples]
     last = samples[-1][-1]

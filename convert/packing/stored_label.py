@@ -29,14 +29,14 @@ def relabelled(
     `field` is that of a .json with the class. DataError if the class there is not that of the row.
     """
     with opened(row, members, where) as (tar, sample):
-        found = label_member(sample) if sample else None
+        labelled = label_member(sample) if sample else None
         old = label_of(tar, sample, field) if sample else None
-        if not found or old not in (row.label, classes[row.label]):
+        if not labelled or old not in (row.label, classes[row.label]):
             raise DataError(
                 clean(f"{where}: its class is {classes[row.label]}, and the tar has {old}")
                 + "; if a .json has the class in another field, add --label-field NAME"
             )
-        suffix, member = found
+        suffix, member = labelled
         content = tar.content(member)
     try:
         text = content.decode()

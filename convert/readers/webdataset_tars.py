@@ -67,10 +67,10 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
 
     `name` is the field of a .json that holds it. DataError for anything that is no class.
     """
-    found = label_member(sample)
-    if found is None:
+    labelled = label_member(sample)
+    if labelled is None:
         return None
-    suffix, member = found
+    suffix, member = labelled
     where = clean(f"{tar.path}: {sample.key}{suffix}")
     if member.size > MAX_LABEL_BYTES:
         raise DataError(f"{where}: {member.size:,} bytes are no class")

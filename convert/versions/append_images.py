@@ -59,8 +59,8 @@ def append_images(
     parent.say_added(plan)
 
 
-class Known(Enum):
-    """What is known of an image before it is appended."""
+class ImageStatus(Enum):
+    """What becomes of an image that is to be appended."""
 
     NEW = "new"
     OTHER = "other images of names that are taken; their keys end with their CRC-32"
@@ -69,7 +69,7 @@ class Known(Enum):
 
 
 class _Compared(NamedTuple):
-    """The answer of a worker: for each record of a job, the mark of what would be stored."""
+    """What a worker reports: for each record of a job, the mark of what would be stored."""
 
     job: int
     marks: list[int]
@@ -81,7 +81,7 @@ def _new_records(
     container: Container,
     packing: Packing,
     takes_dropped: bool,
-) -> tuple[list[Record], Counter[Known]]:
+) -> tuple[list[Record], Counter[ImageStatus]]:
     """Return the records that no version has yet, with keys that no version has.
 
     A name alone proves nothing: what would be stored of an image is compared with what is stored.
@@ -93,30 +93,30 @@ def _new_records(
         compared = _marks_of(doubtful, container, packing)
         stored = dict(zip(doubtful, compared, strict=True))
     taken = set(marks)
-    kept, counts = list[Record](), Counter[Known]()
+    kept, counts = list[Record](), Counter[ImageStatus]()
     for record in records:
-        earlier, key = _known(record, stored.get(record), marks, current)
-        counts[earlier] += 1
-        if earlier is Known.PRESENT or (earlier is Known.DROPPED and not takes_dropped):
+        status, key = _status(record, stored.get(record), marks, current)
+        counts[status] += 1
+        if status is ImageStatus.PRESENT or (status is ImageStatus.DROPPED and not takes_dropped):
             continue
-        if earlier is Known.OTHER:
+        if status is ImageStatus.OTHER:
             key = free_key((key,), record.name, taken)
         taken.add(key.lower())
         kept.append(record._replace(key=key))
     return kept, counts
 
 
-def _known(
+def _status(
     record: Record, mark: int | None, marks: Mapping[str, int], current: set[str]
-) -> tuple[Known, str]:
-    """Return what is known of an image, and the key for it: with its CRC-32 if that is taken."""
+) -> tuple[ImageStatus, str]:
+    """Return the status of an image, and the key for it: with its CRC-32 if that is taken."""
     if mark is None:
-        return Known.NEW, record.key
+        return ImageStatus.NEW, record.key
     marked = f"{record.key[:81]}-{mark >> 32:08x}"
     for key in (record.key, marked):
         if marks.get(key.lower()) == mark:
-            return (Known.PRESENT if key.lower() in current else Known.DROPPED), key
-    return Known.OTHER, marked
+            return (ImageStatus.PRESENT if key.lower() in current else ImageStatus.DROPPED), key
+    return ImageStatus.OTHER, marked
 
 
 def _marks(parent: Parent, workers: int) -> tuple[dict[str, int], set[str]]:
@@ -174,8 +174,8 @@ def _with_classes_of(
     return replace(listing, classes=merged, records=labelled)
 
 
-def _remarks(counts: Counter[Known]) -> Iterator[str]:
+def _remarks(counts: Counter[ImageStatus]) -> Iterator[str]:
     """Yield what became of images that are not simply new."""
     for kind, count in counts.items():
-        if kind is not Known.NEW:
+        if kind is not ImageStatus.NEW:
             yield f"{plural(count, 'image')}: {kind.value}"

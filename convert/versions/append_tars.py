@@ -75,7 +75,7 @@ class TarAppend:
         if packing.val_percent:
             listing = hold_out(listing, indexed, packing.val_percent)
         refuse_duplicates(listing, indexed)
-        self._refuse_known(listing, indexed, packing.processes)
+        self._refuse_stored_keys(listing, indexed, packing.processes)
         starts = parent.starts()
         free = {split: start.number for split, start in starts.items()}
         splits = by_split(listing, indexed, target.folder, free)
@@ -137,14 +137,16 @@ class TarAppend:
         tars = tuple(tar for tar, keep in zip(listing.tars, stays, strict=True) if keep)
         return replace(listing, tars=tars)
 
-    def _refuse_known(self, listing: TarListing, indexed: Sequence[TarIndex], workers: int) -> None:
+    def _refuse_stored_keys(
+        self, listing: TarListing, indexed: Sequence[TarIndex], workers: int
+    ) -> None:
         """Raise DataError for a key that a version has in the same split."""
         stored = list(self.parent.stored())
         keys = keys_of([(source, each) for source, each, _ in stored], workers)
         current, dropped = dict[tuple[str, str], str](), dict[tuple[str, str], str]()
         for _, each, is_newest in stored:
-            known = current if is_newest else dropped
-            known |= {(each.split, key): each.shard.name for key in keys[each.shard.name][1]}
+            keys_of_kind = current if is_newest else dropped
+            keys_of_kind |= {(each.split, key): each.shard.name for key in keys[each.shard.name][1]}
         for tar, contents in zip(listing.tars, indexed, strict=True):
             for key in contents.keys.values():
                 where = clean(f"{tar.path}: {key}")

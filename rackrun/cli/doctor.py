@@ -8,10 +8,10 @@ from rackrun.contract.suspects import Question, SuspectLabel
 
 def main(args: Sequence[str]) -> int:
     """Run the command; torch is imported only where a model is given."""
-    return run(args, _judge)
+    return run(args, _suspects)
 
 
-def _judge(question: Question) -> list[SuspectLabel]:
+def _suspects(question: Question) -> list[SuspectLabel]:
     from training.judge.labels import suspects
 
     return suspects(question)

@@ -33,4 +33,4 @@ class Question(NamedTuple):
     """Called with the number of images that have been judged since."""
 
 
-Judge = Callable[[Question], list[SuspectLabel]]
+FindSuspects = Callable[[Question], list[SuspectLabel]]

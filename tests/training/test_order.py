@@ -18,8 +18,8 @@ from training.data.order import blocks as orders
 from training.data.order import cut as cuts
 from training.data.order import reading
 from training.data.order.cut import Cut, Lanes, moves
-from training.data.order.epoch import Order, mixed
-from training.data.order.reading import Part, Reader, Reading
+from training.data.order.epoch import EpochOrder, mixed
+from training.data.order.reading import Reader, ReaderPart, Reading
 from training.data.order.shared import SharedOrder
 
 IMAGENET = 1_281_167
@@ -60,10 +60,10 @@ class Case:
     def index(self) -> np.ndarray:
         return index_of(self.lengths, self.shards)
 
-    def order(self, epoch: int = 0) -> Order:
+    def order(self, epoch: int = 0) -> EpochOrder:
         return orders.shuffled(self.index, range(self.lengths.size), self.seed, epoch, self.batch)
 
-    def parts(self, order: Order, start: int = 0) -> list[list[Part]]:
+    def parts(self, order: EpochOrder, start: int = 0) -> list[list[ReaderPart]]:
         """Return the parts by rank and worker."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reading, "PORTION", self.portion)
@@ -76,7 +76,7 @@ class Case:
             ]
 
 
-def whole(order: Order, start: int, batch: int, reader: Reader = Reader()) -> Part:  # noqa: B008
+def whole(order: EpochOrder, start: int, batch: int, reader: Reader = Reader()) -> ReaderPart:  # noqa: B008
     """Return a reader's whole part of an epoch."""
     parts = list(Reading(order, start, batch, reader).parts())
     joined = {
@@ -85,7 +85,7 @@ def whole(order: Order, start: int, batch: int, reader: Reader = Reader()) -> Pa
     }
     before = np.cumsum([0, *(part.rows.size for part in parts)])
     ends = [part.ends + done for part, done in zip(parts, before, strict=False)]
-    return Part(**joined, ends=np.concatenate(ends))
+    return ReaderPart(**joined, ends=np.concatenate(ends))
 
 
 @st.composite
@@ -107,11 +107,11 @@ def cases(draw: st.DrawFn, most: int) -> Case:
     )
 
 
-def steps_of(order: Order, start: int, batch: int) -> list[list[int]]:
+def steps_of(order: EpochOrder, start: int, batch: int) -> list[list[int]]:
     return [order.rows[at : at + batch].tolist() for at in range(start, order.rows.size, batch)]
 
 
-def dealt(parts: list[list[Part]]) -> list[list[list[int]]]:
+def dealt(parts: list[list[ReaderPart]]) -> list[list[list[int]]]:
     """Return the rows of each batch: by step, by rank, in order."""
     steps = parts[0][0].ends.size
     batches: list[list[dict[int, int]]] = [[{} for _ in parts] for _ in range(steps)]
@@ -228,7 +228,7 @@ def test_planning_costs_a_block_eight_bytes_and_a_reader_its_share(large: np.nda
     """An epoch of 1,281,167 samples is planned within 20 MB, and what one of 128 readers has of it
     in 3 MB; one that reads all of it never holds more than a portion."""
     rows = mixture(large["label"], {}).rows(0)
-    planned: list[Order] = []
+    planned: list[EpochOrder] = []
     assert peak_bytes(lambda: planned.append(orders.shuffled(large, rows, 0, 1, 2048))) < 20e6
     order = planned[0]
     assert order.starts.nbytes + order.ends.nbytes < 1.5e6
@@ -315,7 +315,7 @@ def test_an_order_is_planned_once_for_a_rank() -> None:
     index, planned = index_of(np.full(3000, 4096), np.arange(3000) // 100), list[int]()
     chosen = {0: range(3000), 1: np.arange(0, 3000, 2, dtype=np.int32)}
 
-    def plan(epoch: int) -> Order:
+    def plan(epoch: int) -> EpochOrder:
         planned.append(epoch)
         return orders.shuffled(index, chosen[epoch], 7, epoch, 16)
 

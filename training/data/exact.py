@@ -2,7 +2,7 @@
 
 In each loader worker of a rank, through all epochs of the run, for one Assignment after another:
 
-    parts     Part: what this worker reads in some steps (training.data.order)
+    parts     ReaderPart: what this worker reads in some steps (training.data.order)
     ahead     {row: StoredSample}: a verified read of neighbours; threads fetch the next
     shares    Share: this worker's samples of a step, with their indices in the rank's batch
 
@@ -35,8 +35,8 @@ from training.data.mixture import Mixture
 from training.data.node_cache import NodeCache
 from training.data.order.blocks import resampled, rows_by_label, shuffled
 from training.data.order.cut import MOST_SHARE, Cut
-from training.data.order.epoch import Order, Positions
-from training.data.order.reading import Part, Reader, Reading
+from training.data.order.epoch import EpochOrder, Positions
+from training.data.order.reading import Reader, ReaderPart, Reading
 from training.data.order.shared import SharedOrder
 from training.data.pool import SamplePool, share_index, training_mixture, training_pool
 from training.data.samples import (
@@ -205,7 +205,7 @@ class Walk:
             return self.batch
         return min(self.batch, self.mixture.samples - step % self.epoch_steps * self.batch)
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> EpochOrder:
         """Return the order of an epoch."""
         index, rows, seed = self.pool.index, self.mixture.rows(epoch), self.config.seed
         if self.config.exact_epochs:
@@ -222,7 +222,7 @@ class Walk:
         """Return memory for the rank's batches, of which workers have `in_flight` under way."""
         return slots_for(self.largest, self.transforms, self.config.epochs, in_flight, device)
 
-    def parts(self, step: int, reader: Reader) -> Iterator[tuple[int, Part]]:
+    def parts(self, step: int, reader: Reader) -> Iterator[tuple[int, ReaderPart]]:
         """Yield what a loader worker reads from a step on, epoch after epoch, part by part."""
         begun, first = divmod(step, self.epoch_steps)
         for epoch in count(begun):
@@ -343,7 +343,7 @@ def _share(
     assignment: Assignment,
     number: int,
     epoch: int,
-    part: Part,
+    part: ReaderPart,
     step_slice: slice,
     stored_samples: list[StoredSample],
     quarantine: Quarantine,
@@ -382,8 +382,8 @@ def _share(
 
 
 def steps(
-    parts: Iterator[tuple[int, Part]], arriving: Iterator[dict[int, StoredSample]]
-) -> Iterator[tuple[int, Part, slice, list[StoredSample]]]:
+    parts: Iterator[tuple[int, ReaderPart]], arriving: Iterator[dict[int, StoredSample]]
+) -> Iterator[tuple[int, ReaderPart, slice, list[StoredSample]]]:
     """Yield epoch and part of each step, where in it the step is, and this worker's samples."""
     waiting = dict[int, dict[int, StoredSample]]()  # by read: what came and is not used yet, by row
     for epoch, part in parts:

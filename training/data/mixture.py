@@ -21,7 +21,7 @@ BALANCED = "balanced"
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """Rows that share a weight, in the order in which epochs draw them."""
 
     rows: Positions
@@ -39,7 +39,7 @@ class Group:
 class Mixture:
     """The draws of every epoch from the index."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[RowGroup, ...] = ()
     first: range = range(0)
     """The first rows of the index, each once. They take no memory, so groups are for the others."""
 
@@ -79,10 +79,10 @@ def mixture(
     groups_present = {} if not weights else {int(group) for group in np.unique(groups[kept])}
     special = sorted(group for group in groups_present if weights.get(group, 1.0) != 1.0)
     plain = kept[~np.isin(groups[kept], special)] if special else kept
-    parts = [Group(plain, plain.size)] if plain.size else []
+    parts = [RowGroup(plain, plain.size)] if plain.size else []
     for group in special:
         rows = kept[groups[kept] == group]
-        parts.append(Group(_shuffled(rows, seed, group), round(rows.size * weights[group])))
+        parts.append(RowGroup(_shuffled(rows, seed, group), round(rows.size * weights[group])))
     return _with_samples(Mixture(tuple(part for part in parts if part.draws)))
 
 

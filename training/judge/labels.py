@@ -1,8 +1,8 @@
 """Labels that a trained model doubts: `rackrun doctor DATA RUN`.
 
-The model's own answers are worth something only on images that it was not trained on. Those of the
-split train it may know by heart, wrong labels included; so it gives their features (what its last
-layer reads), and five small classifiers, each fitted to four fifths of them, judge the rest.
+The model's own predictions are worth something only on images that it was not trained on. Those of
+the split train it may know by heart, wrong labels included; so it gives their features (what its
+last layer reads), and five small classifiers, each fitted to four fifths of them, judge the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.data.pool import opened
 from training.data.samples import Batch
 from training.data.worker_server import start_worker_server
 from training.device import Compute, set_up
-from training.judge.confident_learning import Answers, doubts, held_out_answers
+from training.judge.confident_learning import Predictions, doubts, held_out_predictions
 from training.judge.evaluation import open_split, settings
 from training.judge.request import Evaluate
 from training.layers import heads_of
@@ -47,13 +47,13 @@ def suspects(question: Question) -> list[SuspectLabel]:
         bad_samples_limit=2**31,
     )
     config = settings(asked, trained.config)
-    found: list[SuspectLabel] = []
+    suspect_labels: list[SuspectLabel] = []
     for split in opened(config).manifest.splits:
         if split.samples:
             of_split = replace(config, eval_split=split.name)
             with joined(of_split) as ranks:
-                found += _suspects_of_split(of_split, ranks, trained, question.advance)
-    return found
+                suspect_labels += _suspects_of_split(of_split, ranks, trained, question.advance)
+    return suspect_labels
 
 
 def _suspects_of_split(
@@ -63,30 +63,34 @@ def _suspects_of_split(
     batches = open_split(config, ranks, trained)
     trained = replace(trained, model=compute.placed(trained.model), device=ranks.device)
     names: list[tuple[str, str]] = []
-    answers: list[Answers] = []
+    batch_predictions: list[Predictions] = []
     features: list[torch.Tensor] = []
     for batch in batches:
         advance(len(batch.labels) + batch.skipped)
         if not len(batch.labels):
             continue
-        logits, inputs = _judged(compute, trained, batch)
-        answers.append(Answers.of(logits, batch.labels))
+        logits, inputs = _logits_and_features(compute, trained, batch)
+        batch_predictions.append(Predictions.of(logits, batch.labels))
         names += batch.keys
         if config.eval_split == TRAIN:
             features.append(inputs)
     if not names:
         return
-    own = Answers.joined(answers)
+    predictions = Predictions.joined(batch_predictions)
     if features:
-        own = held_out_answers(torch.cat(features), own.labels, len(trained.classes))
-    for doubt in doubts(own, len(trained.classes)):
+        predictions = held_out_predictions(
+            torch.cat(features), predictions.labels, len(trained.classes)
+        )
+    for doubt in doubts(predictions, len(trained.classes)):
         shard, key = names[doubt.image]
         yield SuspectLabel(
             config.eval_split, shard, key, trained.classes[doubt.likely], doubt.score
         )
 
 
-def _judged(compute: Compute, trained: Trained, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _logits_and_features(
+    compute: Compute, trained: Trained, batch: Batch
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits (B, classes) of a batch, and what the last layer read: float32 (B, n)."""
     names = heads_of(trained.model, len(trained.classes))
     if not names:

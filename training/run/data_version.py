@@ -33,7 +33,7 @@ EXTRA = "--extra-data"
 
 
 @dataclass(frozen=True)
-class Choice:
+class FolderVersion:
     """The version of a folder that a run reads."""
 
     location: str
@@ -42,7 +42,7 @@ class Choice:
     """Whether it is a later one than that of the checkpoint."""
 
 
-def chosen(location: str, recorded: str, newer: bool) -> Choice:
+def chosen(location: str, recorded: str, newer: bool) -> FolderVersion:
     """Return which version a location means to a run whose checkpoint has the digest `recorded`.
 
     That is empty for a new run. UsageError for another version than the checkpoint's unless it is a
@@ -58,18 +58,18 @@ def chosen(location: str, recorded: str, newer: bool) -> Choice:
         return f"{folder}@{number}"
 
     if recorded not in chain:
-        return Choice(at(named.number))
-    own = chain.index(recorded) + 1
-    if newer and own < named.number:
-        remark = f"goes on with version {named.number} of {folder} instead of {own}"
-        return Choice(at(named.number), remark, moves=True)
-    if typed and own != typed:
-        hint = "add --newer-data" if own < typed else f"type --data {folder}@{own}"
+        return FolderVersion(at(named.number))
+    number = chain.index(recorded) + 1
+    if newer and number < named.number:
+        remark = f"goes on with version {named.number} of {folder} instead of {number}"
+        return FolderVersion(at(named.number), remark, moves=True)
+    if typed and number != typed:
+        hint = "add --newer-data" if number < typed else f"type --data {folder}@{number}"
         raise UsageError(
-            f"--data {location}: the checkpoint's run is on version {own}; to go on, {hint}"
+            f"--data {location}: the checkpoint's run is on version {number}; to go on, {hint}"
         )
-    remark = f"stays on version {own} of {folder}; to go on with version {newest.number}, add"
-    return Choice(at(own), f"{remark} --newer-data" if own < newest.number else "")
+    remark = f"stays on version {number} of {folder}; to go on with version {newest.number}, add"
+    return FolderVersion(at(number), f"{remark} --newer-data" if number < newest.number else "")
 
 
 def recorded_digests(content: Mapping[str, Any]) -> list[str]:
@@ -95,8 +95,8 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
     if config.synthetic or not config.data:
         return PinnedData(config)
     chooses = ranks.first or ranks.world == 1  # alone: a rank of an elastic run is first of nobody
-    found = json.dumps(_chosen_of(config, earlier)).encode() if chooses else None
-    choice = json.loads(ranks.broadcast_bytes(found, 0))
+    payload = json.dumps(_chosen_of(config, earlier)).encode() if chooses else None
+    choice = json.loads(ranks.broadcast_bytes(payload, 0))
     if choice["problem"]:
         raise UsageError(choice["problem"])
     located = with_locations(config, choice["locations"])
@@ -117,7 +117,7 @@ def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
     except UsageError as problem:
         return {"problem": str(problem)}
     except Problem:  # which each rank meets, too, when it opens the data
-        choices = [Choice(location) for location in locations(config)]
+        choices = [FolderVersion(location) for location in locations(config)]
     return {
         "problem": "",
         "locations": [choice.location for choice in choices],
@@ -135,13 +135,13 @@ def locations(config: DataSettings) -> list[str]:
     return [config.data, *weights_in(EXTRA, config.extra_data)]
 
 
-def with_locations(config: Config, places: Sequence[str]) -> Config:
+def with_locations(config: Config, folders: Sequence[str]) -> Config:
     """Return the settings with these folders in place of theirs."""
-    if list(places) == locations(config):
+    if list(folders) == locations(config):
         return config
     weights = weights_in(EXTRA, config.extra_data).values()
-    extra = ",".join(f"{place}={w:g}" for place, w in zip(places[1:], weights, strict=True))
-    return replace(config, data=places[0], extra_data=extra)
+    extra = ",".join(f"{folder}={w:g}" for folder, w in zip(folders[1:], weights, strict=True))
+    return replace(config, data=folders[0], extra_data=extra)
 
 
 def at_recorded(config: Config, content: Mapping[str, Any]) -> Config:

@@ -226,9 +226,9 @@ def pages(folder: Path) -> Iterator[Interval]:
     run: tuple[int, int, str, int] | None = None
     for path in page_paths(folder):
         interval = as_interval(path.read_bytes(), path)
-        own = interval.samples, interval.epoch_steps, interval.data, interval.begun
-        run = run or own
-        if own != run:
+        of_interval = interval.samples, interval.epoch_steps, interval.data, interval.begun
+        run = run or of_interval
+        if of_interval != run:
             raise DataError(f"{folder}: pages of different runs")
         yield interval
 

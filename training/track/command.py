@@ -62,7 +62,7 @@ class TrackedRun(Protocol):
     """A tracker's side of a run."""
 
     id: str
-    place: str
+    location: str
 
     def log(self, lines: list[Line]) -> None:
         """Send lines of metrics.jsonl."""
@@ -116,7 +116,7 @@ def send(tracker: str, folder: Path, ending: RunEnding) -> int:
     sent, metrics = read_sent(folder, tracker), MetricsReader(RunFolder(folder).metrics)
     run = opened(tracker, folder, sent)
     steps = sent.steps if run.id == sent.id else {}  # a new run has none of those of another one
-    sent = Sent(run.id, run.place, steps)
+    sent = Sent(run.id, run.location, steps)
     write_sent(folder, tracker, sent)
     over, count, result = False, 0, dict[str, float]()
     while not over:

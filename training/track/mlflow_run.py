@@ -25,9 +25,9 @@ class MlflowRun:
     def __init__(self, folder: Path, settings: dict[str, Any], sent: Sent) -> None:
         """Go on as the run that was sent before, in its place, or begin a new one."""
         server = os.environ.get("MLFLOW_TRACKING_URI")
-        self.place = server or files_of(folder, sent, "mlruns")
-        self._client = MlflowClient(tracking_uri=self.place)
-        sent_id = sent.id if sent.place == self.place else ""
+        self.location = server or files_of(folder, sent, "mlruns")
+        self._client = MlflowClient(tracking_uri=self.location)
+        sent_id = sent.id if sent.location == self.location else ""
         self.id = sent_id or self._begun(folder.name, settings)
         self._client.update_run(self.id, status="RUNNING")
 

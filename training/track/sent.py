@@ -30,7 +30,7 @@ class Sent:
 
     id: Annotated[str, AtMost(200)] = ""
     """The tracker's id of the run; empty: it has none yet."""
-    place: Annotated[str, AtMost(4096)] = ""
+    location: Annotated[str, AtMost(4096)] = ""
     """Where the tracker keeps it, if it may be in several places."""
     steps: Annotated[dict[str, int], AtMost(16)] = field(default_factory=dict)
     """The last step that was sent, by kind of line."""
@@ -56,16 +56,16 @@ def files_of(folder: Path, sent: Sent, name: str) -> str:
     trusted: another place would get the credentials in the environment, or have files overwritten.
     UsageError for a server in the record, and for a folder without a record.
     """
-    if not sent.place and (folder / name).exists():
+    if not sent.location and (folder / name).exists():
         hint = "look at it as it is, or name a server in the tracker's variable"
         raise UsageError(f"{folder / name}: came with the results of a host; {hint}")
-    if sent.place and not sent.place.startswith("file:"):
-        tracker_url = one_line(sent.place)[:200]
+    if sent.location and not sent.location.startswith("file:"):
+        tracker_url = one_line(sent.location)[:200]
         hint = "if it may have this one as well, name it in the tracker's variable"
         raise UsageError(f"{folder}: the run was sent to {tracker_url}; {hint}")
-    named = PurePosixPath(unquote(sent.place)).parent.name
+    named = PurePosixPath(unquote(sent.location)).parent.name
     beside, in_run = (run.absolute() / name for run in (folder.parent / named, folder))
-    return (beside if beside.as_uri() == sent.place and named != ".." else in_run).as_uri()
+    return (beside if beside.as_uri() == sent.location and named != ".." else in_run).as_uri()
 
 
 def read_sent(folder: Path, tracker: str) -> Sent:

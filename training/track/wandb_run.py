@@ -15,7 +15,7 @@ OF_A_RUN = ("plan.json", "metrics.jsonl")
 class WandbRun:
     """The tracker's side of a run."""
 
-    place = ""
+    location = ""
 
     def __init__(self, folder: Path, settings: dict[str, Any], sent: Sent) -> None:
         """Go on as the run that was sent before, or begin a new one.

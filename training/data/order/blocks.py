@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from training.data.order.epoch import Numbers, Order, Positions, Rows
+from training.data.order.epoch import EpochOrder, Numbers, Positions, Rows
 from training.data.order.random_words import BLOCKS, PHASE, Stream, fraction, permutation
 
 BLOCK_BYTES = 2 * 1024 * 1024
@@ -22,7 +22,9 @@ BLOCKS_PER_LANE = 8  # fewer, and smaller blocks are better
 ROWS_AT_ONCE = 1 << 16  # of the index: 3 MB, which stay in a core's cache
 
 
-def shuffled(index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, batch: int) -> Order:
+def shuffled(
+    index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, batch: int
+) -> EpochOrder:
     """Return the order of a training epoch over these rows of the index, in steps of `batch`.
 
     Rows may come more than once, as ascending runs (see `training.data.mixture`): copies of a
@@ -32,12 +34,12 @@ def shuffled(index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, bat
     starts = block_starts(index, rows, lanes, fraction(seed, epoch, PHASE))
     blocks = permutation(seed, epoch, BLOCKS, starts.size - 1)
     ends = np.cumsum(np.diff(starts)[blocks]).astype(np.int32)
-    return Order(rows, starts[blocks], ends, lanes, seed, epoch)
+    return EpochOrder(rows, starts[blocks], ends, lanes, seed, epoch)
 
 
 def resampled(
     index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, batch: int, steps: int
-) -> Order:
+) -> EpochOrder:
     """Return the order of `steps` steps of these rows, in blocks drawn with replacement."""
     samples = steps * batch
     lanes = lane_count(samples, batch)
@@ -52,7 +54,7 @@ def resampled(
         draws *= 2
     used = int(np.searchsorted(ends, samples)) + 1
     cut = np.minimum(ends[:used], samples).astype(np.int32)
-    return Order(rows, starts[drawn[:used]], cut, lanes, seed, epoch)
+    return EpochOrder(rows, starts[drawn[:used]], cut, lanes, seed, epoch)
 
 
 def lane_count(samples: int, batch: int) -> int:

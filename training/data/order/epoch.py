@@ -28,7 +28,7 @@ Pieces = npt.NDArray[np.void]
 LANES_AT_ONCE = 64
 
 PIECE = np.dtype([
-    ("place", np.int32),  # of its first sample in the sequence of all lanes
+    ("sequence_index", np.int32),  # of its first sample in the sequence of all lanes
     ("samples", np.int32),
     ("start", np.int32),  # of its first sample among the rows that the order is drawn from
     ("position", np.int32),  # in the epoch, of the sample that is used first
@@ -37,7 +37,7 @@ PIECE = np.dtype([
 
 
 @dataclass(frozen=True)
-class Order:
+class EpochOrder:
     """One epoch: blocks of rows, one after the other through all lanes."""
 
     drawn: Rows
@@ -90,7 +90,7 @@ class Order:
         begins = np.where(blocks, self.ends[blocks - 1], 0)
         first = np.maximum(begins, self.firsts[lanes])
         pieces = np.empty(blocks.size, PIECE)
-        pieces["place"] = first
+        pieces["sequence_index"] = first
         pieces["samples"] = (
             np.minimum(self.ends[blocks], self.firsts[lanes] + self.lengths[lanes]) - first
         )
@@ -140,10 +140,10 @@ def _random_keys(pieces: Pieces, stream: Stream) -> npt.NDArray[np.uint64]:
     """Return a word for each sample of these pieces; neighbours in the sequence at once."""
     if not pieces.size:
         return np.empty(0, np.uint64)
-    follows = pieces["place"][1:] == pieces["place"][:-1] + pieces["samples"][:-1]
+    follows = pieces["sequence_index"][1:] == pieces["sequence_index"][:-1] + pieces["samples"][:-1]
     first = np.flatnonzero(np.append(True, ~follows))
     counts = np.add.reduceat(pieces["samples"], first)
-    runs = zip(pieces["place"][first].tolist(), counts.tolist(), strict=True)
+    runs = zip(pieces["sequence_index"][first].tolist(), counts.tolist(), strict=True)
     return np.concatenate([stream.random_raw(*run) for run in runs])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.data.order.cut import Cut, Lanes, moves
-from training.data.order.epoch import Numbers, Order, Pieces, Positions, mixed, ranges
+from training.data.order.epoch import EpochOrder, Numbers, Pieces, Positions, mixed, ranges
 
 PORTION = 1 << 16  # samples of a reader that are planned at a time: 6 MB while it lasts
 
@@ -39,7 +39,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReaderPart:
     """The share of one reader in some steps, one after the other.
 
     Four parallel arrays by sample, in the order of use: its row, its position in the epoch, its
@@ -59,7 +59,7 @@ class Part:
 class Reading:
     """The share of one reader in an epoch, from position `start` on, in steps of `batch`."""
 
-    def __init__(self, order: Order, start: int, batch: int, reader: Reader) -> None:
+    def __init__(self, order: EpochOrder, start: int, batch: int, reader: Reader) -> None:
         self._span = (start, order.samples, batch)
         self._lanes, self._reader, self._stream = order.lanes, reader, order.stream()
         self._owned = Lanes(reader.cut, order.lanes)
@@ -73,7 +73,7 @@ class Reading:
             pieces["start"] = np.cumsum(pieces["samples"]) - pieces["samples"]
         self._waiting = pieces[np.argsort(pieces["position"], kind="stable")]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ReaderPart]:
         """Yield the share part by part; a part has whole steps."""
         start, stop, batch = self._span
         readers = self._reader.cut.world * self._reader.workers
@@ -97,7 +97,7 @@ class Reading:
             come.append(positions[receivers == reader.rank])
         return np.concatenate(leave), np.concatenate(come)
 
-    def _pieces(self, order: Order) -> Pieces:
+    def _pieces(self, order: EpochOrder) -> Pieces:
         """Return the pieces that this reader needs of an order."""
         lane_pieces = order.pieces_of(np.flatnonzero(self._has[order.slots]))
         last = lane_pieces["position"] + (lane_pieces["samples"] - 1) * np.int64(self._lanes)
@@ -108,7 +108,7 @@ class Reading:
         """Return the samples of the pieces that begin before position `last`, with their reads."""
         begun = np.searchsorted(self._waiting["position"], last)
         pieces, self._waiting = self._waiting[:begun], self._waiting[begun:]
-        pieces = pieces[np.argsort(pieces["place"])]
+        pieces = pieces[np.argsort(pieces["sequence_index"])]
         number, rows, positions = mixed(pieces, self._drawn, self._lanes, self._stream)
         needed = positions >= self._span[0]
         if self._leave.size or self._come.size:
@@ -118,11 +118,11 @@ class Reading:
             )
         return _with_reads(number[needed], rows[needed], positions[needed])
 
-    def _part(self, samples: npt.NDArray[np.void], edges: Numbers) -> Part:
+    def _part(self, samples: npt.NDArray[np.void], edges: Numbers) -> ReaderPart:
         positions = samples["position"].copy()
         ends = np.searchsorted(positions, edges[1:])
         before = self._before(positions) - self._before(edges[:-1]).repeat(np.diff(ends, prepend=0))
-        return Part(
+        return ReaderPart(
             rows=samples["row"].copy(),
             positions=positions,
             batch_indices=before.astype(np.int32),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from training.data.order.epoch import Order
+from training.data.order.epoch import EpochOrder
 
 HEAD_NUMBERS = 6  # epoch, counted from 1; seed; lanes; blocks; rows; 1 if the rows follow
 HEAD_BYTES = 8 * HEAD_NUMBERS
@@ -37,7 +37,7 @@ class SharedOrder:
         os.close(self._memory)
 
     @contextmanager
-    def of(self, epoch: int, plan: Callable[[int], Order]) -> Iterator[Order]:
+    def of(self, epoch: int, plan: Callable[[int], EpochOrder]) -> Iterator[EpochOrder]:
         """Give the order of an epoch, which is planned unless it lies here already.
 
         Its arrays must not be used later: another process may be at the next epoch.
@@ -51,7 +51,7 @@ class SharedOrder:
         finally:
             fcntl.lockf(self._memory, fcntl.LOCK_UN)
 
-    def _write(self, order: Order) -> None:
+    def _write(self, order: EpochOrder) -> None:
         rows = () if isinstance(order.drawn, range) else (order.drawn,)
         head = [order.epoch + 1, order.seed, order.lanes, order.starts.size, len(order.drawn)]
         os.ftruncate(self._memory, 0)
@@ -63,11 +63,11 @@ class SharedOrder:
             file.seek(0)  # last: what a process that was killed has begun counts as nothing
             file.write(np.array([*head, len(rows)], np.int64).tobytes())
 
-    def _read(self) -> Order:
+    def _read(self) -> EpochOrder:
         memory = mmap.mmap(self._memory, 0, prot=mmap.PROT_READ)
         head = np.frombuffer(memory, np.int64, HEAD_NUMBERS)
         epoch, seed, lanes, blocks, count, written = head.tolist()
         starts, ends, rows = np.split(
             np.frombuffer(memory, np.int32, offset=HEAD_BYTES), [blocks, 2 * blocks]
         )
-        return Order(rows if written else range(count), starts, ends, lanes, seed, epoch - 1)
+        return EpochOrder(rows if written else range(count), starts, ends, lanes, seed, epoch - 1)
