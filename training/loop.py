@@ -131,7 +131,7 @@ def train_stage(
             run.begin_exchange(exchange, log, state.step, batch)
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
-                log.first_batch(training_pictures(run, state.step, batch))
+                log.write_first_batch(training_pictures(run, state.step, batch))
             # Only a step that others take part in can be cut short, and then has to be undone.
             if run.ranks.world > 1 or run.membership:
                 state.begin_step()

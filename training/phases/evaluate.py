@@ -32,6 +32,9 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
             break
     run.check_group()  # what was counted until then is no evaluation
     state.train()
-    log.hardest = losses.rows_of_all(run.ranks, GRID_IMAGES)
-    log.confused(run.ranks.all_reduce_sum(confusion.counts), confusion.classes)
+    log.results.evaluated(
+        run.ranks.all_reduce_sum(confusion.counts),
+        confusion.classes,
+        losses.rows_of_all(run.ranks, GRID_IMAGES),
+    )
     return run.sum_over_ranks(counter.sums)

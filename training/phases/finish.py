@@ -33,9 +33,12 @@ def finish(
         )
     if run.config.final == "best":
         log.checkpoints.restore_best(state)
-    grid = predictions(run, state) if run.ranks.first else None
-    hardest = predictions(run, state, log.hardest) if run.ranks.first and log.hardest else None
-    log.finish(state, grid, hardest, speed)
+    report = ""
+    if run.ranks.first:
+        rows = log.results.hardest_rows
+        hardest = predictions(run, state, rows) if rows else None
+        report = log.results.write(state, predictions(run, state), hardest, log.say)
+    log.finish(state.accuracy, report, speed)
     if run.membership:
         run.ranks.all_reduce_max(0)  # if rank 0 is lost before, another writes the results
         run.membership.leave()

@@ -6,9 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rackrun.atomic import write_whole
 from rackrun.contract import phases
@@ -16,22 +14,16 @@ from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
 from training import checkpoint
 from training.config import Config, as_plain
-from training.counts import (
-    TOP5_CLASSES,
-    Counter,
-    Counts,
-    Scaling,
-    check_finite,
-)
+from training.counts import TOP5_CLASSES, Counter, Counts, Scaling, check_finite
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks, Rows
 from training.run.checkpoints import RunCheckpoints
 from training.run.folder import run_name
 from training.run.ledger import Ledger, page_paths
 from training.run.metrics import MetricsWriter, lines_until
-from training.run.pace import Pace
+from training.run.pace import Epoch, Pace
 from training.run.progress import ProgressReporter
-from training.run.results import write_grid, write_results
+from training.run.results import Results
 from training.run.resume import Earlier
 from training.schedule import Schedule
 from training.state import TrainingState
@@ -55,7 +47,8 @@ class RunRecorder:
     ) -> None:
         self.folder = folder
         self.progress = ProgressReporter(ranks, schedule, config.epochs)
-        self._described = described  # goes into every file of weights
+        self.results = Results(folder, described)
+        self._described = described
         self._classes = len(described["classes"])
         self._identity = identity
         self._ledger = ledger
@@ -74,8 +67,6 @@ class RunRecorder:
         self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step
         self.logged = 0  # the last step of which the sums are in the metrics
         self._handed_over: dict[str, torch.Tensor] = {}  # files of another host
-        self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
-        self.hardest: list[int] = []  # likewise: rows of the highest loss
         self._pace = Pace()
 
     def __enter__(self) -> "RunRecorder":
@@ -236,10 +227,10 @@ class RunRecorder:
         if text:
             self.say(text)
 
-    def first_batch(self, grid: Content) -> None:
+    def write_first_batch(self, grid: Content) -> None:
         """Write training images of the first step for the report."""
         self.shows_next_batch = False
-        write_grid(self.folder.first_batch, grid)
+        self.results.write_first_batch(grid)
 
     def train(self) -> None:
         """Start the clock: training begins or continues."""
@@ -288,28 +279,22 @@ class RunRecorder:
 
     def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
-        epoch = self._pace.end_epoch()
-        trained = epoch.counts
-        if evaluated and self._judges:
-            self._note(state.step, evaluated)
+        trained = self._pace.end_epoch()
+        judged = evaluated if self._judges else None
+        if judged:
+            self._note(state.step, judged)
         if not self._ranks.first:
             return
-        parts = [f"epoch {state.epoch}/{self._config.epochs}"]
-        if trained.samples:
-            parts += _loss_and_accuracy("", trained)[: 1 if self._config.synthetic else None]
-        else:  # resumed from a checkpoint between the epoch's last step and its evaluation
-            parts.append("trained before the resume")
-        if evaluated and self._judges:
-            parts += _loss_and_accuracy(f"{self._config.judged_by} ", evaluated)
-            if self._classes > TOP5_CLASSES:
-                parts.append(f"top 5 {evaluated.accuracy5:.2%}")
+        if judged:
             self.progress.best_accuracy(state.best)
-        if trained.samples:
-            parts.append(f"{epoch.images_per_second:,.0f} images/s")
-        if epoch.skipped_steps:
-            parts.append(f"{plural(epoch.skipped_steps, 'step')} skipped (float16 overflow)")
-        if skipped := trained.skipped + (evaluated.skipped if evaluated else 0):
-            parts.append(f"{plural(skipped, 'image')} skipped")
+        parts = [f"epoch {state.epoch}/{self._config.epochs}"]
+        parts += _of_training(trained, with_accuracy=not self._config.synthetic)
+        if judged:
+            parts += _loss_and_accuracy(f"{self._config.judged_by} ", judged)
+            if self._classes > TOP5_CLASSES:
+                parts.append(f"top 5 {judged.accuracy5:.2%}")
+        skipped = trained.counts.skipped + (evaluated.skipped if evaluated else 0)
+        parts += _of_speed(trained, skipped)
         self.say("  ".join(parts))
 
     def _note(self, step: int, evaluated: Counts) -> None:
@@ -317,33 +302,14 @@ class RunRecorder:
             epoch, split = self._schedule.epoch(step), self._config.eval_split
             self._journal.evaluate(step, epoch, evaluated, self._classes, split)
 
-    def confused(self, counts: torch.Tensor, classes: int) -> None:
-        """Store the counts of validation images by label and prediction, for the report."""
-        if classes:
-            self._confusion = counts.long().reshape(classes, classes).cpu().numpy()
-
-    def finish(
-        self,
-        state: TrainingState,
-        grid: Content | None,
-        hardest: Content | None,
-        speed: Content | None = None,
-    ) -> None:
-        """Write final.pt, the grids of predictions and the report, and print where they are."""
+    def finish(self, accuracy: float, report: str, speed: Content | None = None) -> None:
+        """Report that the run is done, with its accuracy, and print where its results are."""
         if not self._ranks.first:
             self.progress.phase(phases.DONE)
             return
-        final = {
-            "model": state.evaluated.state_dict(),
-            "accuracy": state.accuracy,
-            **self._described,
-        }
-        if grid and self._confusion is not None:
-            grid = {**grid, "confusion": self._confusion}
-        page = write_results(self.folder, final, grid, hardest, self.say)
         self._finished = True
-        measured = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
-        parts = [f"{self._config.judged_by} accuracy {state.accuracy:.2%}"] if self._judges else []
+        measured = {"accuracy": round(accuracy, 6)} if self._judges else {}
+        parts = [f"{self._config.judged_by} accuracy {accuracy:.2%}"] if self._judges else []
         if self._pace.images:
             images_per_second = self._pace.images_per_second
             measured["images_per_second"] = round(images_per_second, 1)
@@ -357,16 +323,31 @@ class RunRecorder:
             phases.DONE,
             **measured,
             final=str(self.folder.final),
-            **({"report": page} if page else {}),
+            **({"report": report} if report else {}),
             **({"speed": speed} if speed else {}),
         )
         self.say("  ".join(parts))
         if not self.progress.launched:  # a launcher prints it at its own end
-            self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
+            self.say(f"weights: {self.folder.final}" + (f"\nreport: {report}" if report else ""))
 
 
 def _content(path: Path) -> torch.Tensor:
     return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+
+
+def _of_training(epoch: Epoch, with_accuracy: bool) -> list[str]:
+    if not epoch.counts.samples:  # resumed between the epoch's last step and its evaluation
+        return ["trained before the resume"]
+    return _loss_and_accuracy("", epoch.counts)[: None if with_accuracy else 1]
+
+
+def _of_speed(epoch: Epoch, skipped_images: int) -> list[str]:
+    parts = [f"{epoch.images_per_second:,.0f} images/s"] if epoch.counts.samples else []
+    if epoch.skipped_steps:
+        parts.append(f"{plural(epoch.skipped_steps, 'step')} skipped (float16 overflow)")
+    if skipped_images:
+        parts.append(f"{plural(skipped_images, 'image')} skipped")
+    return parts
 
 
 def _loss_and_accuracy(what: str, counts: Counts) -> list[str]:
