@@ -9,7 +9,7 @@ import pytest
 from tests.launcher.detached_lab import DetachedLab
 from tests.launcher.drive import end_all
 from tests.launcher.lab import Lab, with_signal
-from tests.launcher.netlab import NetLab
+from tests.launcher.netlab import NetLab, net_labs
 
 
 @pytest.fixture(autouse=True)
@@ -50,17 +50,8 @@ def ended(one: DetachedLab) -> Iterator[DetachedLab]:
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
     """Yield `net(3)`, which makes three hosts behind cables, and a launcher at the switch."""
-    made: list[NetLab] = []
-
-    def make(count: int) -> NetLab:
-        folder = tmp_path / "lab"
-        folder.mkdir()
-        made.append(NetLab(folder, count))
-        return made[0]
-
-    yield make
-    for lab in made:
-        lab.stop()
+    with net_labs(tmp_path / "lab") as make:
+        yield make
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +148,17 @@ class NetLab(Cables, Lab):
 
 def run(*command: str) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+@contextmanager
+def net_labs(folder: Path) -> Iterator[Callable[[int], NetLab]]:
+    """Yield what makes this many hosts behind cables, in a new folder; end them at the end."""
+    with ExitStack() as labs:
+
+        def make(count: int) -> NetLab:
+            folder.mkdir()
+            lab = NetLab(folder, count)
+            labs.callback(lab.stop)
+            return lab
+
+        yield make

@@ -15,7 +15,7 @@ from nginx.serve import serving
 from nginx.site import Site
 from tests import warm
 from tests.launcher.lab import ROOT, free_port
-from tests.launcher.netlab import NetLab, port
+from tests.launcher.netlab import NetLab, net_labs, port
 from tests.shards.proxy import Answer, Fault, Proxy, pass_on
 from tests.waiting import until
 
@@ -30,19 +30,15 @@ LAUNCH = ("--serve-native", "--name", "net", "--env", "OMP_NUM_THREADS=1", "--le
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
     """Yield `net(2)`, which makes two hosts behind cables, each with its own working folder."""
-    made: list[NetLab] = []
+    with net_labs(tmp_path / "lab") as make:
 
-    def make(count: int) -> NetLab:
-        folder = tmp_path / "lab"
-        folder.mkdir()
-        made.append(NetLab(folder, count))
-        for number in range(1, count + 1):
-            (folder / f"disk-{number}").mkdir()
-        return made[0]
+        def make_with_disks(count: int) -> NetLab:
+            lab = make(count)
+            for number in range(1, count + 1):
+                (lab.folder / f"disk-{number}").mkdir()
+            return lab
 
-    yield make
-    for lab in made:
-        lab.stop()
+        yield make_with_disks
 
 
 def started(

@@ -14,7 +14,7 @@ import torch
 from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.lab import free_port
-from tests.launcher.netlab import NetLab
+from tests.launcher.netlab import NetLab, net_labs
 from tests.waiting import until
 from training import checkpoint
 from training.checkpoint import steps_in
@@ -40,20 +40,16 @@ SECONDS = 240
 @pytest.fixture
 def net(tmp_path: Path, shapes: Path) -> Iterator[Callable[[int], NetLab]]:
     """Yield `net(3)`, which makes three hosts behind cables, each with its own working folder."""
-    made: list[NetLab] = []
+    with net_labs(tmp_path / "lab") as make:
 
-    def make(count: int) -> NetLab:
-        folder = tmp_path / "lab"
-        folder.mkdir()
-        made.append(NetLab(folder, count))
-        for number in range(1, count + 1):
-            disk(made[0], number).mkdir()
-            (disk(made[0], number) / "shards").symlink_to(shapes)
-        return made[0]
+        def make_with_disks(count: int) -> NetLab:
+            lab = make(count)
+            for number in range(1, count + 1):
+                disk(lab, number).mkdir()
+                (disk(lab, number) / "shards").symlink_to(shapes)
+            return lab
 
-    yield make
-    for lab in made:
-        lab.stop()
+        yield make_with_disks
 
 
 def disk(lab: NetLab, number: int) -> Path:
