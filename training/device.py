@@ -64,9 +64,9 @@ class Compute:
         return torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
     def remark(self, config: Config) -> str:
-        """Return what is unusual about the precision, and why; else "".
+        """Return a line on what `auto` uses in place of bfloat16, or on what a CPU emulates.
 
-        That is what `auto` uses in place of bfloat16 on a GPU, and what a CPU emulates.
+        Empty where neither is the case.
         """
         if (
             self.device.type == "cpu"

@@ -80,10 +80,11 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
     log.checkpoints.save_if_owed(state)
     with (
         closing(StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)) as trace,
-        # Closed, so that loader workers end here, and not when the garbage collector comes by.
+        # Closed, so that loader workers end here, and not whenever garbage is collected.
         closing(trace.watched(run.batches(state.step, log.progress), state.step)) as batches,
     ):
         for stage in run.schedule.stages_from(state.epoch):
+            # Before the monitor and DDP look at the weights: both take those that train.
             state.freeze(stage.frozen, len(run.data.classes))
             stragglers = StragglerMonitor(
                 run.config.straggler_steps,
@@ -128,7 +129,7 @@ def train_stage(
         log.train()
         # One iterator for the whole run: loader workers read ahead across the end of an epoch.
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
-            run.begin_exchange(exchange, log, state.step, batch)
+            run.begin_exchange(exchange, log, state.step, batch)  # travels while this step computes
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
                 log.write_first_batch(training_pictures(run, state.step, batch))
@@ -143,6 +144,7 @@ def train_stage(
                 log_interval(run, state, log, stragglers, balance)
             request = exchange.request
             saves = request >= SAVE or due(state.step, config.save_steps, 0)  # and in end_epoch
+            # Before a save: its file has the weights of one rank.
             sync.average_weights(epoch_end, before_save=saves)
             if request := save_or_stop(run, state, log, request, saves):
                 return request

@@ -134,7 +134,7 @@ class Recomputed:
 
 @contextmanager
 def _uncounted(block: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of norms, which have taken up these images already."""
+    """Keep the running statistics of norms, which have counted these images already."""
     # Without running statistics they would save other tensors for backward than the first time.
     norms = [
         (module, module.momentum, module.num_batches_tracked)

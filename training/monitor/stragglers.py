@@ -12,7 +12,7 @@ the one that came last; what even that one spends there is the network's, and wh
 beyond it is waiting for that rank. It is late by data or by compute, whichever took it longer than
 the others.
 
-Where the network takes much, `links` finds out whose it is.
+Where the network takes much, training.monitor.slow_links measures whose it is.
 
 A step costs four readings of a clock: on a GPU, events in its own stream, which no host code waits
 for until the line of the log. After the first few steps and then every few hundred the ranks

@@ -21,7 +21,7 @@ class Improvement:
     lr_factor: float = 1.0  # of the schedule's learning rate
 
     def update(self, evaluation: Counts, config: TuningSettings, epoch: int) -> bool:
-        """Take up the evaluation after this many epochs; return whether it is as good as the best.
+        """Count the evaluation after this many epochs; return whether it is as good as the best.
 
         While only the last layer trains (--head-epochs), nothing is counted.
         """

@@ -17,7 +17,6 @@ from training.run import compatibility
 from training.run.compilation import compilation_reported
 from training.run.data_version import move
 from training.run.folder import own_folder, writes_to
-from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
 from training.run.tracker import check_trackers
 from training.schedule import check_scaled_lr
@@ -125,15 +124,4 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
     if run.earlier:
         compatibility.check(identity, described, run.earlier.content, run.earlier.path)
     folder = own_folder(run.task.name, config.run_folder, run.ranks)
-    digest = next(iter(data.versions.values()), "")
-    ledger = Ledger(folder.ledger, run.ranks, False, data.rows, data.epoch_steps, digest)
-    return RunRecorder(
-        folder,
-        config,
-        run.schedule,
-        run.ranks,
-        described,
-        identity,
-        ledger,
-        data.has_evaluation,
-    )
+    return RunRecorder(folder, config, run.schedule, run.ranks, data, described, identity)

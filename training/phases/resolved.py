@@ -174,7 +174,7 @@ def class_line(config: Config, classes: Sequence[str], sizes: Numbers) -> str:
 
 
 def remarks(run: TrainingRun) -> list[str]:
-    """Return what is unusual about a run, a line each: what was adapted, scaled, left out."""
+    """Return the lines that not every run has: what was adapted, scaled, or left out."""
     config, texts = run.config, list(run.version_remarks)
     if not run.data.has_evaluation:
         adapted = adapted_defaults(config)

@@ -94,7 +94,7 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
     """
     if config.synthetic or not config.data:
         return PinnedData(config)
-    chooses = ranks.first or ranks.world == 1  # alone: a rank of an elastic run is first of nobody
+    chooses = ranks.first or ranks.world == 1  # alone: an elastic run's ranks have no first one yet
     payload = json.dumps(_chosen_of(config, earlier)).encode() if chooses else None
     choice = json.loads(ranks.broadcast_bytes(payload, 0))
     if choice["problem"]:

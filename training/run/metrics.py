@@ -27,7 +27,7 @@ class Logger(Protocol):
         """Take a line of metrics.jsonl, which has it already."""
 
     def end(self, verdict: str) -> None:
-        """Take up that the run is over: finished, stopped or failed."""
+        """Note how the run has ended: finished, stopped or failed."""
 
 
 class MetricsWriter:

@@ -15,6 +15,7 @@ from rackrun.units import duration, plural
 from training import checkpoint
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counter, Counts, Scaling, check_finite
+from training.data.open import Data
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks, Rows
 from training.run.checkpoints import RunCheckpoints
@@ -40,27 +41,29 @@ class RunRecorder:
         config: Config,
         schedule: Schedule,
         ranks: Ranks,
+        data: Data,
         described: Content,
         identity: Content,
-        ledger: Ledger,
-        judges: bool,
     ) -> None:
+        """Take what the run is: `described` for every file of weights, `identity` to resume by."""
         self.folder = folder
         self.progress = ProgressReporter(ranks, schedule, config.epochs)
         self.results = Results(folder, described)
         self._described = described
         self._classes = len(described["classes"])
         self._identity = identity
-        self._ledger = ledger
+        digest = next(iter(data.versions.values()), "")
+        self._ledger = Ledger(folder.ledger, ranks, False, data.rows, data.epoch_steps, digest)
         self.checkpoints = RunCheckpoints(
-            folder, ranks, ledger, self.progress, {"identity": identity, **described}
+            folder, ranks, self._ledger, self.progress, {"identity": identity, **described}
         )
-        self._judges = judges and not config.synthetic  # predictions of noise mean nothing
+        # Accuracy on noise means nothing.
+        self._judges = data.has_evaluation and not config.synthetic
         self.shows_next_batch = False
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
-        self._journal: MetricsWriter | None = None
+        self._metrics: MetricsWriter | None = None
         self._earlier: Earlier | None = None
         self._resolved: Content | None = None
         self._finished = False
@@ -75,19 +78,19 @@ class RunRecorder:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind:
             self.checkpoints.end(kind)
-        if self._journal:
-            self._journal.end("failed" if kind else "finished" if self._finished else "stopped")
+        if self._metrics:
+            self._metrics.end("failed" if kind else "finished" if self._finished else "stopped")
 
     def begin(self, step: int, earlier: Earlier | None) -> None:
-        """Take up where the run begins, or goes on."""
+        """Begin the record after this step: of a new run, or of one that goes on."""
         self.progress.phase(phases.START)
         self._pace.begun = self.logged = step
         self._earlier = earlier
         if self._ranks.first or self._config.elastic:
             before = earlier.folder.metrics if earlier and not earlier.moves else None
             lines = lines_until(step, before) if before else ()
-            self._journal = MetricsWriter(self.folder.metrics, lines)
-            self._journal.start(step, self._schedule.epoch(step))
+            self._metrics = MetricsWriter(self.folder.metrics, lines)
+            self._metrics.start(step, self._schedule.epoch(step))
 
     def enter(self, ranks: Ranks, writes: bool) -> None:
         """Go on in a group: as its first rank, as one that writes to a disk, or as another one."""
@@ -101,7 +104,7 @@ class RunRecorder:
         self._keep_files()
 
     def _keep_files(self) -> None:
-        """Write the files that another host has handed over, in place of what was here."""
+        """Write the files that another host has handed over, in place of those that are here."""
         files, self._handed_over = self._handed_over, {}
         if not files or not self.checkpoints.writes:
             return
@@ -113,7 +116,7 @@ class RunRecorder:
         """Write the settings and what they were resolved to, and all that came before."""
         self._resolved = resolved
         if self._ranks.first:
-            self._open_journal(step)
+            self._open_metrics(step)
         if self._earlier:
             self._take_over(step, self._earlier)
         self._earlier = None
@@ -123,7 +126,7 @@ class RunRecorder:
         """What the settings were resolved to, in the first group of the run."""
         return self._resolved
 
-    def _open_journal(self, step: int) -> None:
+    def _open_metrics(self, step: int) -> None:
         recorded = {
             "task": self._described["task"],
             "name": run_name(self._described["task"]),
@@ -135,9 +138,9 @@ class RunRecorder:
         settings = json.dumps(recorded, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
         earlier = self._earlier
-        if self._journal:
+        if self._metrics:
             before = earlier.folder.path if earlier and not earlier.moves else None
-            self._journal.open(self._config, before, self.say)
+            self._metrics.open(self._config, before, self.say)
         if earlier:
             self.say(f"resumed after step {step} of {earlier.path}")
 
@@ -176,18 +179,18 @@ class RunRecorder:
         return [int(self._resolved is not None), self.logged]
 
     def state_dict(self, files: bool) -> Content:
-        """Return what a rank needs that goes on with this record: of a newcomer's host, or behind.
+        """Return what another rank needs to go on with this record, as it has joined or is behind.
 
-        `files`: also those of the run folder that its host lacks.
+        `files`: with those of the run folder, for a host that lacks them.
         """
-        journal = self._journal.lines if self._journal else []
+        lines = self._metrics.lines if self._metrics else []
         ledger = {
             name: torch.from_numpy(array) for name, array in self._ledger.state_dict().items()
         }
         earlier = self._earlier.folder if self._earlier else self.folder
         paths = [*page_paths(earlier.ledger), earlier.best] if files else []
         return {
-            "lines": journal,
+            "lines": lines,
             "ledger": ledger,
             "resolved": json.dumps(self._resolved),
             "pace": self._pace.state_dict(),
@@ -198,13 +201,13 @@ class RunRecorder:
     def load_state_dict(self, record: Content) -> None:
         """Take over what `state_dict` returned on another rank."""
         self._earlier = None
-        if self._journal:
-            self._journal.lines[:] = record["lines"]
+        if self._metrics:
+            self._metrics.lines[:] = record["lines"]
         self._ledger.load_state_dict({name: t.numpy() for name, t in record["ledger"].items()})
         self._resolved = json.loads(record["resolved"])
         self._pace.load_state_dict(record["pace"])
         logged, owed = record["steps"]
-        if logged != self.logged:
+        if logged != self.logged:  # the sums here are of steps that the others have logged
             self.sums.clear()
         self.logged, self.checkpoints.owed = logged, owed
         self._handed_over = record["files"]
@@ -214,9 +217,9 @@ class RunRecorder:
         ranks = self._ranks
         self.checkpoints.images_by_rank = counts
         self.progress.share(counts[ranks.rank] / sum(counts))
-        if self._journal:
+        if self._metrics:
             by_member = dict(zip(ranks.members or range(ranks.world), counts, strict=True))
-            self._journal.shares(step, self._schedule.epoch(step), by_member)
+            self._metrics.shares(step, self._schedule.epoch(step), by_member)
 
     def say(self, text: str) -> None:
         """Print a line, once for all ranks."""
@@ -261,8 +264,8 @@ class RunRecorder:
         left = self._pace.seconds_left(step, self._schedule.steps)
         accuracy = None if self._config.synthetic else counts.accuracy
         self.progress.measured(counts.mean_loss, accuracy, speed, left)
-        if self._journal:
-            self._journal.train(step, self._schedule.epoch(step), counts, speed, lr, scaling)
+        if self._metrics:
+            self._metrics.train(step, self._schedule.epoch(step), counts, speed, lr, scaling)
 
     def _waited(self, step: int, waiting: Waiting) -> None:
         if self.progress.launched:
@@ -274,8 +277,8 @@ class RunRecorder:
             )
         elif text := waiting.text():
             self.say(text)
-        if self._journal:
-            self._journal.waits(step, self._schedule.epoch(step), waiting)
+        if self._metrics:
+            self._metrics.waits(step, self._schedule.epoch(step), waiting)
 
     def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
@@ -298,9 +301,9 @@ class RunRecorder:
         self.say("  ".join(parts))
 
     def _note(self, step: int, evaluated: Counts) -> None:
-        if self._journal:
+        if self._metrics:
             epoch, split = self._schedule.epoch(step), self._config.eval_split
-            self._journal.evaluate(step, epoch, evaluated, self._classes, split)
+            self._metrics.evaluate(step, epoch, evaluated, self._classes, split)
 
     def finish(self, accuracy: float, report: str, speed: Content | None = None) -> None:
         """Report that the run is done, with its accuracy, and print where its results are."""

@@ -42,7 +42,7 @@ class Earlier:
         return replace(config, global_batch=batch) if adopts else config
 
     def release(self) -> None:
-        """Free its memory, once it is taken up."""
+        """Free its memory, once the run has what it needs of it."""
         self.content, self.data = {}, b""
 
 

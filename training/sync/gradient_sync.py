@@ -43,7 +43,7 @@ class GradientSync:
         self._norms = BatchNorms(state.model, ranks)
 
     def remark(self, last_samples: int) -> str:
-        """Return what is unusual about epochs whose last step has that many samples, or nothing."""
+        """Return a line about a last step with this many samples; empty if it is as any other."""
         return self._uneven.remark(last_samples)
 
     def step(self, samples: int, fewest: int) -> AbstractContextManager[None]:

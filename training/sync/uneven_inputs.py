@@ -31,7 +31,7 @@ from training.state import TrainingState
 
 
 class UnevenInputs:
-    """Gets the ranks of a run through such a step."""
+    """How the ranks of a run take such a step together."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, state: TrainingState) -> None:
         self.ranks = ranks
@@ -40,7 +40,7 @@ class UnevenInputs:
         self.obstacle = why_not_join(model, state.optimizer)
 
     def remark(self, last: int) -> str:
-        """Return what is unusual about epochs whose last step has this many samples, or nothing."""
+        """Return a line about a last step with this many samples; empty if it is as any other."""
         if last >= self.ranks.world or not self.obstacle:
             return ""
         return (
