@@ -337,7 +337,7 @@ def test_an_order_that_was_not_written_to_its_end_is_not_believed() -> None:
     whole_order, planned = orders.shuffled(index, range(3000), 7, 0, 16), list[int]()
     cut_short = replace(whole_order, epoch=1, ends=np.array(["no numbers"]))
 
-    def plan(epoch: int) -> Order:
+    def plan(epoch: int) -> EpochOrder:
         planned.append(epoch)
         return cut_short if epoch else whole_order
 
