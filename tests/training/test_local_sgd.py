@@ -44,6 +44,7 @@ def test_gradients_travel_for_a_tenth_of_the_run() -> None:
     config = Config(local_sgd_steps=8)
     assert [step for step in range(100) if not is_local_step(config, 100, step)] == list(range(10))
     assert not any(is_local_step(Config(), 100, step) for step in range(100))
+    assert is_local_step(Config(local_sgd_steps=1), 100, 10)
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,16 @@ Requests = Callable[[int, int], int]
 class Network:
     """Ranks in the same step, each of which has the result of an exchange some steps later."""
 
-    def __init__(self, duration: Callable[[int, int], int]) -> None:
+    def __init__(self, duration: Callable[[int, int], int], world: int = WORLD) -> None:
         self.duration = duration  # in steps, by rank and step
+        self.world = world
         self.step = 0
         self.waits: list[int] = []  # steps in which a rank had to wait
         self._sent: list[list[tuple[int, ...]]] = []  # by exchange: what each rank gave
 
     def requests_followed(self, steps: int, pending: Requests) -> Iterator[int]:
         """Yield the request that all ranks follow after each step."""
-        ranks = [SimulatedRank(self, rank) for rank in range(WORLD)]
+        ranks = [SimulatedRank(self, rank) for rank in range(self.world)]
         exchanges = [
             StepExchange(cast(Ranks, each), lambda rank=rank: pending(rank, self.step))
             for rank, each in enumerate(ranks)
@@ -49,17 +50,16 @@ class Network:
 
     def largest(self, exchange: int) -> list[int]:
         """Return the result of an exchange, to which all ranks must have given something."""
-        assert len(self._sent[exchange]) == WORLD
+        assert len(self._sent[exchange]) == self.world
         return [max(numbers) for numbers in zip(*self._sent[exchange], strict=True)]
 
 
 class SimulatedRank:
     """A rank, as far as a StepExchange asks for one."""
 
-    world = WORLD
-
     def __init__(self, network: Network, rank: int) -> None:
         self._network = network
+        self.world = network.world
         self._rank = rank
         self._exchanges = 0
 
@@ -96,16 +96,17 @@ def test_all_ranks_follow_requests_after_the_same_step(seed: int) -> None:
     """However long exchanges take on each rank, and whoever has a request; none is lost."""
     random = Random(seed)
     slowest = random.choice((0, 1, 3, 40))
-    network = Network(lambda rank, step: random.randint(0, slowest))
+    world = 2 + seed % 4
+    network = Network(lambda rank, step: random.randint(0, slowest), world)
     arriving = {random.randrange(1200): random.choice((SAVE, STOP)) for _ in range(6)}
-    pending = [NOTHING] * WORLD
+    pending = [NOTHING] * world
     asked, followed = 0, 0
     for request in network.requests_followed(1500, lambda rank, step, now=pending: now[rank]):
         if request:
             followed = max(followed, request)
-            pending[:] = [NOTHING] * WORLD
+            pending[:] = [NOTHING] * world
         if new := arriving.get(network.step):
-            pending[random.randrange(WORLD)] = new
+            pending[random.randrange(world)] = new
             asked = max(asked, new)
     assert followed == asked
 
