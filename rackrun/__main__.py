@@ -2,7 +2,8 @@
 
 `./run-ssh` and its siblings start this file by its path and without `site`, whose imports take
 longer than ours do until the first line, and with SIGINT blocked: so Ctrl-C is handled from the
-first moment.
+first moment. The script that pip makes begins after `site`, whose interruption nothing of ours
+sees.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` without its enums, slow to import
