@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 
+from rackrun.errors import Problem
 from training.config import Config
 from training.data.samples import Batch
 from training.monitor.stragglers import StragglerMonitor
@@ -46,13 +47,15 @@ def train(run: TrainingRun) -> int:
                 return train_elastically(run, state, log)
             # A signal while caches fill ends the run before a step is taken.
             return prefetch(run, log) or train_stages(run, state, log)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, Problem) as error:
+            is_fenced = run.membership is not None and run.membership.is_fenced
+            is_left_alone = is_fenced or is_of_exchange(error)
             # Under local SGD each rank has weights of its own until the next average: one rank's
             # are not the run's.
-            if is_of_exchange(error) and not run.config.local_sgd_steps:
+            if is_left_alone and log.is_in_run and not run.config.local_sgd_steps:
                 state.drop_step()
-                # Another rank has failed: a restart goes on from here.
-                log.checkpoints.keep_step(state)
+                # Another rank has failed, or the launcher is gone: a restart goes on from here.
+                log.checkpoints.keep_step(state, others_go_on=is_fenced)
             raise
 
 

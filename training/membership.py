@@ -34,6 +34,7 @@ FORMING_SECONDS = 60.0
 WAITING_SECONDS = 120.0
 """In which the launcher must have found who was lost; then this rank's own error stands."""
 
+KEEPING_SECONDS = 2.5  # less than an agent without a launcher leaves its ranks
 POLL_SECONDS = 0.2
 HELLO_SECONDS, HELLO_BYTES = 2.0, 256
 
@@ -100,6 +101,8 @@ class RankMembership:
         self._group: frozenset[str] | None = frozenset()  # its connections; None while it forms
         self._deadline = float("inf")
         self._left = False
+        self._fenced = ""
+        """Why this rank is out of the run for good."""
         self.abort: Callable[[], object] = lambda: None
         """Ends what runs of the group on a GPU: NCCL has connections that are not sockets."""
         self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -117,6 +120,16 @@ class RankMembership:
         """Return whether no exchange of the current group can succeed any more."""
         newest = self._newest
         return newest is not None and newest.generation > self.current and newest.abort
+
+    @property
+    def is_fenced(self) -> bool:
+        """Return whether this rank is out of the run, and has a moment to keep its state."""
+        return bool(self._fenced)
+
+    def check_fence(self) -> None:
+        """Raise Fenced if this rank is out of the run."""
+        if self._fenced:
+            raise Fenced(self._fenced)
 
     def announce(self) -> None:
         """Say that this rank can be a member, and lead: where others meet it if it is rank 0."""
@@ -169,6 +182,7 @@ class RankMembership:
 
     def check_order(self) -> None:
         """Raise ConnectionAbortedError unless the group that this rank forms is still wanted."""
+        self.check_fence()
         if self.is_superseded:
             raise ConnectionAbortedError("another group was ordered meanwhile")
         if time.monotonic() > self._deadline:
@@ -179,6 +193,7 @@ class RankMembership:
         deadline = time.monotonic() + seconds
         with self._changed:
             while not self.is_superseded:
+                self.check_fence()
                 if time.monotonic() >= deadline:
                     return None
                 self._changed.wait(min(1.0, deadline - time.monotonic()))
@@ -251,7 +266,7 @@ class RankMembership:
             _end("the agent of this host has ended")
         message = parsed_json(packet, MOST_BYTES)
         if isinstance(message, dict) and "end" in message:
-            _end(shaped(message, End).end)
+            self._fence(shaped(message, End).end)
         order: GroupOrder = shaped(message, GroupOrder)
         order.check(self.member)
         with self._changed:
@@ -262,6 +277,20 @@ class RankMembership:
             if order.abort:
                 self._shut_down()
             self._end_attempt()
+
+    def _fence(self, text: str) -> None:
+        """End this process soon: it may write its last whole step to its disk, and no more.
+
+        The main thread does that as soon as its exchange has failed, and ends by itself.
+        """
+        end_at = time.monotonic() + KEEPING_SECONDS
+        with self._changed:
+            self._fenced = clean(text)
+            self._changed.notify_all()
+            while (left := end_at - time.monotonic()) > 0:
+                self._shut_down()  # also what a group that forms still opens
+                self._changed.wait(min(left, 0.1))
+        _end(text)
 
     def _end_overdue_attempt(self) -> None:
         with self._changed:

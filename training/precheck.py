@@ -78,6 +78,7 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
         weights=_weights_file(config),
         splits=needed,
         batch_size=config.batch_size,
+        global_batch=config.global_batch,
         resume=config.resume,
         step_images=step_images,
         most_ranks=most_ranks,

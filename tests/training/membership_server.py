@@ -141,6 +141,11 @@ class MembershipServer:
             self._send(this.first + local, {"end": "silent for too long"})
         self._order([m for m in self.members if m not in gone], "silent")
 
+    def end(self) -> None:
+        """Tell all ranks that they belong to no group any more, as agents without a launcher do."""
+        for member in self.members:
+            self._send(member, {"end": "the launcher is gone"})
+
     def regroup(self) -> None:
         """Give up the group, and order another one of the same members."""
         self._order(self.members, "again")

@@ -203,6 +203,28 @@ def test_a_silent_rank_is_left_behind_and_fenced_off(start: Start, undisturbed: 
     check(server, undisturbed)
 
 
+def test_ranks_whose_launcher_is_gone_keep_their_last_step(
+    start: Start, undisturbed: Any, data: Path, tmp_path: Path
+) -> None:
+    """Their ledger is in the checkpoint, as others may still write theirs to the same disk."""
+    server = start(pause=0.1)
+    server.run(lambda: step(server, 0) >= 3)
+    server.end()
+    server.run_to_the_end()
+    assert server.codes == {n: [75] for n in range(3)}, server.outputs()
+    kept = [RunFolder(host.folder / "run") for host in server.hosts]
+    steps = [[path.name for path in checkpoint.steps_in(run.checkpoints)] for run in kept]
+    assert all(len(names) == 1 and names[0] >= "step-00000003.pt" for names in steps), steps
+    assert not any(run.ledger.exists() for run in kept)
+    furthest = max(
+        kept, key=lambda run: [path.name for path in checkpoint.steps_in(run.checkpoints)]
+    )
+    after = trained_alone(data, tmp_path / "after", resume=str(furthest.path))
+    check_weights(after, undisturbed)
+    verdicts = ledger.verdicts(ledger.read(RunFolder(after).ledger))
+    assert [verdict.exact for verdict in verdicts] == [True, True], [*map(str, verdicts)]
+
+
 def is_running(pid: int) -> bool:
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return state != "T"

@@ -101,6 +101,7 @@ class TrainingRun:
         if self.membership:
             if self.ranks.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
+            self.membership.check_fence()
             if self.membership.is_broken:
                 raise ConnectionAbortedError("the group was given up")
 

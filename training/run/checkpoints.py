@@ -91,18 +91,25 @@ class RunCheckpoints:
         if owed := self._ranks.all_reduce_max(self.owed):
             self.save(state, owed == BEST)
 
-    def keep_step(self, state: TrainingState) -> None:
+    def keep_step(self, state: TrainingState, others_go_on: bool) -> None:
         """Save the last whole step without the other ranks, of which one is lost.
 
-        Batch norms keep the statistics of this rank, as nobody can take the mean any more.
+        Batch norms keep the statistics of this rank, as nobody can take the mean any more. Where
+        others may go on, their ledger may be on the same disk: what this rank has noted of it is
+        then in the checkpoint, and in no page.
         """
         if not self._saves or not state.is_finite:
             return
         self.wait()
-        if not self._folder.checkpoint(state.step).exists():
+        if self._folder.checkpoint(state.step).exists():
+            return
+        if others_go_on:
+            noted = self._ledger.state_dict().items()
+            self._content["noted"] = {name: torch.from_numpy(array) for name, array in noted}
+        else:
             self._ledger.write(state.step)
-            self._begin(self._saves, state, None, best=False)
-            self.wait()
+        self._begin(self._saves, state, None, best=False)
+        self.wait()
 
     def _begin(
         self,

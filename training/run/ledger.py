@@ -127,8 +127,8 @@ class Ledger:
     def write(self, step: int) -> None:
         """Write what was noted since the last call, up to this step, once per disk."""
         steps = [number for number in sorted(self._notes) if number < step]
-        by_group = groupby(steps, lambda number: self._notes[number].generation)
-        for generation, numbers in by_group if self._writes else ():
+        by_group = groupby(steps, self._group)
+        for (generation, _), numbers in by_group if self._writes else ():
             span = list(numbers)
             notes = [self._notes[number] for number in span]
             page = Interval(
@@ -144,6 +144,11 @@ class Ledger:
             )
             save(self.folder, page)
         self._notes = {}
+
+    def _group(self, step: int) -> tuple[int, int]:
+        """Return the generation of a step and its ranks, of which an earlier run had others."""
+        note = self._notes[step]
+        return note.generation, note.counts.size
 
     def state_dict(self) -> dict[str, npt.NDArray[np.integer[Any]]]:
         """Return what was noted and is in no page yet, for a rank that has missed it."""

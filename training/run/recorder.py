@@ -157,6 +157,8 @@ class RunRecorder:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:
             self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
+            if noted := earlier.content.get("noted"):
+                self._ledger.load_state_dict({name: t.numpy() for name, t in noted.items()})
         path = self.folder.checkpoint(step)
         if self.checkpoints.writes and not path.exists():
             write_whole(path, earlier.data)
@@ -174,9 +176,14 @@ class RunRecorder:
         self.progress.step(step)
 
     @property
+    def is_in_run(self) -> bool:
+        """Return whether this rank has been in a group of the run."""
+        return self._resolved is not None
+
+    @property
     def position(self) -> list[int]:
         """How far the record of this rank is: whether it is in a run at all, and what it logged."""
-        return [int(self._resolved is not None), self.logged]
+        return [int(self.is_in_run), self.logged]
 
     def state_dict(self, files: bool) -> Content:
         """Return what another rank needs to go on with this record, as it has joined or is behind.
