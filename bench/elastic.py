@@ -1,6 +1,6 @@
 """Measure what losses cost an elastic run, beside a restart, and prove that nothing else changed.
 
-    python -m bench.elastic [--kills 30] [--seed 1] [--images 36000] [--scratch FOLDER]
+    python -m bench.elastic [--kills 30] [--restarts 3] [--step-ms 60] [--scratch FOLDER]
     python -m bench.elastic --pairs 7 --images 9000
 
 Four gloo ranks train three exact epochs of a small network without batch norm on three hosts (real
@@ -8,15 +8,19 @@ sshd on loopback addresses, each with a home and a folder of its own), three tim
 
 undisturbed   without --elastic: its weights are what the others are compared with
 elastic       random losses: a rank, an agent, all processes of a host, those and its connections,
-              all of a host stopped (SIGSTOP); the host of rank 0 among them
+              all of a host stopped (SIGSTOP); the host of rank 0 among them. Each time all ranks
+              have joined again, one is lost, and in a third of the cases at once another one
 restart       --max-restarts in place of --elastic, a rank killed a few times
 
 Prints, for both kinds of recovery, the seconds from a loss to the next step that is new (p50, p95;
 a stopped host: from the end of the lease), whether a process of a survivor was started again, what
 the ledger says, and the largest difference of a weight.
 
+With losses, a step waits for --step-ms as for a GPU, so that few images last for many of them.
+
 With --pairs, only what --elastic costs while nothing is lost: pairs of runs, without and with it in
-turn in that order; of each the median time of a step, and of the pairs the median of their ratios.
+turn in that order; of each the median time of a step, of intervals of 25, and the CPU of all ranks
+for a step; of the pairs the median of their ratios.
 """
 
 from __future__ import annotations
@@ -51,17 +55,32 @@ SLOTS = (1, 2, 1)
 EPOCHS = 3
 GLOBAL_BATCH = 24
 LEASE_SECONDS = 4.0
-NETWORK = """
+LASTING_STEPS = 20  # with all ranks, before the next loss
+PAIR_STEPS = 25  # between two lines of a log whose times are compared: they are in milliseconds
+SECOND_LOSSES = 1 / 3  # of the cases: another host at once, or while the others regroup
+STEP_SECONDS = "STEP_SECONDS"
+NETWORK = f"""
+import os
+import time
+
 from torch import nn
+
+
+class Waits(nn.Identity):
+    \"\"\"Takes a time, as a GPU would.\"\"\"
+
+    def forward(self, images):
+        time.sleep(float(os.environ.get("{STEP_SECONDS}", 0)) if self.training else 0)
+        return images
 
 
 def net(num_classes: int) -> nn.Module:
     \"\"\"Return one convolution and a linear layer.\"\"\"
     convolution = nn.Conv2d(3, 8, 4, stride=4)
-    return nn.Sequential(convolution, nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+    return nn.Sequential(Waits(), convolution, nn.AdaptiveAvgPool2d(4), nn.Flatten(),
                          nn.Linear(128, num_classes))
 """
-WENT_ON = re.compile(r"go on from step ([\d,]+) \(generation (\d+)\)")
+WENT_ON = re.compile(r"(\d+) ranks? on \d+ hosts? go on from step ([\d,]+) \(generation \d+\)")
 
 
 @dataclass(frozen=True)
@@ -70,12 +89,14 @@ class Settings:
 
     kills: int = 30
     """Losses in the elastic run; 0: no such run."""
-    restarts: int = 4
+    restarts: int = 3
     """Losses in the run with --max-restarts; 0: no such run."""
     seed: int = 1
     """Which losses, and when."""
-    images: int = 36_000
+    images: int = 30_000
     """Training images; a step takes 24 of them."""
+    step_ms: float = 60.0
+    """A step of a run with losses takes so many milliseconds longer."""
     pairs: int = 0
     """Only compare steps without and with --elastic, in so many pairs of runs."""
     scratch: Path = Path(tempfile.gettempdir())
@@ -90,6 +111,10 @@ class Loss:
     host: int
     at: float
     """The time of this machine's clock."""
+    step: int
+    """The furthest step at that time."""
+    left: int
+    """How many ranks are left."""
     next_step: float = 0.0
     """Seconds until the first new step; 0: there was none."""
 
@@ -139,6 +164,14 @@ class Job:
         """Return the furthest step."""
         return max((step for step, _ in self.steps()), default=0)
 
+    def is_whole(self) -> bool:
+        """Return whether all ranks have trained together for a while."""
+        starts = [WENT_ON.search(line) for _, line in [*self.lines] if "go on from" in line]
+        newest = next((found for found in reversed(starts) if found), None)
+        ranks, since = (int(newest[1]), int(newest[2].replace(",", ""))) if newest else (0, 0)
+        lacks = newest is not None and ranks < sum(SLOTS)
+        return not lacks and self.step() > since + LASTING_STEPS
+
     def scratch(self, host: int) -> str:
         """Return the agent's folder on a host in the newest attempt."""
         return str(json.loads((self.folder / "plan.json").read_text())["hosts"][host]["scratch"])
@@ -177,13 +210,16 @@ def main(args: list[str]) -> None:
             plain = started(lab, shards, "plain")
             finish(plain)
             report_pace("undisturbed", plain)
-            elastic = started(lab, shards, "elastic", "--elastic")
-            survivors = disturb(elastic, dice, settings.kills)
+            slow = f"--env={STEP_SECONDS}={settings.step_ms / 1000}"
+            elastic = started(lab, shards, "elastic", "--elastic", slow)
+            gone = disturb(elastic, dice, settings.kills)
             finish(elastic)
             report_pace("elastic", elastic)
-            report(elastic, survivors, weights(plain), shards)
+            report(elastic, gone, weights(plain), shards)
         if settings.restarts:
-            again = started(lab, shards, "again", "--max-restarts", str(settings.restarts + 1))
+            again = started(
+                lab, shards, "again", slow, "--max-restarts", str(settings.restarts + 1)
+            )
             disturb(again, dice, settings.restarts, only=kill_rank)
             again.process.send_signal(signal.SIGINT)
             finish(again)
@@ -191,17 +227,46 @@ def main(args: list[str]) -> None:
 
 
 def compare_steps(lab: Lab, shards: Path, pairs: int) -> None:
-    """Print how long steps take with --elastic, relative to those of a run without it beside it."""
+    """Print what steps take with --elastic, relative to those of a run without it beside it."""
     ratios = []
     for number in range(pairs):
-        paces = {}
+        costs = {}
         for option in ((), ("--elastic",))[:: -1 if number % 2 else 1]:
-            job = started(lab, shards, f"pair-{number}{''.join(option)}", *option)
+            name = "".join(option) or "without"
+            job = started(lab, shards, f"pair-{number}{name}", *option, logged_steps=PAIR_STEPS)
+            cores = cores_in_use(job)
             finish(job)
-            paces[option] = report_pace("".join(option) or "without", job)
-        ratios.append(paces["--elastic",] / paces[()])
-    print(f"with --elastic: {statistics.median(ratios):.3f} of the time of a step (median),"
-          f" {min(ratios):.3f} to {max(ratios):.3f}")  # fmt: skip
+            pace = report_pace(name, job, PAIR_STEPS)
+            costs[option] = pace, pace * cores
+            print(f"{name}: {1000 * pace * cores:.2f} ms of CPU a step", flush=True)
+        pairs_of_costs = zip(costs["--elastic",], costs[()], strict=True)
+        ratios.append([elastic / plain for elastic, plain in pairs_of_costs])
+    for what, each in zip(("time", "CPU"), zip(*ratios, strict=True), strict=True):
+        middle, least, most = statistics.median(each), min(each), max(each)
+        print(f"with --elastic: {middle:.3f} of the {what} of a step, {least:.3f} to {most:.3f}")
+
+
+def cores_in_use(job: Job) -> float:
+    """Return how many cores the ranks use on average, from a while after their start to the end."""
+    until(lambda: job.is_over or job.step() >= 2 * PAIR_STEPS, "the run trains", 600)
+    samples = []
+    while not job.is_over:
+        pids = [pid for host in range(len(SLOTS)) for pid in job.ranks(host)]
+        samples.append((time.monotonic(), *map(processor_seconds, pids)))
+        time.sleep(1.0)
+    whole = [sample for sample in samples if len(sample) == 1 + sum(SLOTS) and all(sample)]
+    if len(whole) < 2:
+        sys.exit("a run was too short: type more --images")
+    seconds, *by_rank = (last - first for first, last in zip(whole[0], whole[-1], strict=True))
+    return sum(by_rank) / seconds
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor seconds of a process; 0 when it has ended."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 class hosts:  # noqa: N801 - a context, as a function would be
@@ -237,7 +302,7 @@ def draw(folder: Path, count: int) -> Path:
     return shards
 
 
-def started(lab: Lab, shards: Path, runs: str, *options: str) -> Job:
+def started(lab: Lab, shards: Path, runs: str, *options: str, logged_steps: int = 1) -> Job:
     """Start a run on all hosts."""
     settings = [
         f"slots={slots} workdir={host.folder}/work python={sys.executable}"
@@ -266,7 +331,7 @@ def started(lab: Lab, shards: Path, runs: str, *options: str) -> Job:
         "--lr-schedule=cosine",
         "--seed=3",
     ]
-    task += ["--log-every-steps=1", "--no-tensorboard"]
+    task += [f"--log-every-steps={logged_steps}", "--no-tensorboard"]
     environment = {"PYTHONPATH": f"{ROOT}:{lab.folder}"}
     process = lab.run_ssh(
         *launcher, *task, before=("env",), env=environment, stderr=subprocess.STDOUT
@@ -330,75 +395,86 @@ def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
 
 def disturb(
     job: Job, dice: random.Random, count: int, only: Callable[[Job, int], None] | None = None
-) -> dict[int, int]:
-    """Lose something `count` times; return how often each rank's process was started too often."""
-    restarted: dict[int, int] = {}
-    until(lambda: job.is_over or job.step() > 5, "the run trains", 600)
-    while len(job.losses) < count and not job.is_over:
-        alive = [host for host in range(len(SLOTS)) if job.ranks(host)]
-        if len(alive) < 2:
-            time.sleep(0.2)
-            continue
-        host, lose = dice.choice(alive), only or dice.choice(KINDS)
-        others = {pid for other in alive if other != host for pid in job.ranks(other)}
-        loss, before = Loss(lose.__name__, host, time.time()), job.step()
-        lose(job, host)
-        job.losses.append(loss)
-        if not recovered(job, loss, before):
+) -> int:
+    """Lose something `count` times; return how many processes of survivors have gone."""
+    gone = 0
+    while len(job.losses) < count:
+        until(lambda: job.is_over or job.is_whole(), "all ranks train", 600)
+        if job.is_over:
             break
-        if not only:
-            still = {pid for pid in others if is_rank(pid)}
-            restarted[host] = restarted.get(host, 0) + len(others - still)
-        time.sleep(dice.choice((0.0, 0.5, 1.0, 2.0, 3.0)))  # also while others join again
-    return restarted
+        victims, kinds = chosen(dice, count - len(job.losses))
+        if only:  # a host that fails twice is left out of further attempts
+            victims, kinds = [len(job.losses) % len(SLOTS)], [only]
+        spared = set(range(len(SLOTS))) - set(victims)
+        others = {pid for host in spared for pid in job.ranks(host)}
+        losses, left = [], sum(SLOTS)
+        for host, lose in zip(victims, kinds, strict=True):
+            left -= 1 if lose is kill_rank else SLOTS[host]
+            losses.append(Loss(lose.__name__, host, time.time(), job.step(), left))
+            lose(job, host)
+            time.sleep(dice.choice((0.0, 0.05, 0.2)))
+        job.losses += losses
+        if not all([recovered(job, loss) for loss in losses]):
+            break
+        gone += 0 if only else sum(not is_rank(pid) for pid in others)
+        print(f"{len(job.losses)} losses, step {job.step():,}", flush=True)
+    return gone
 
 
-def recovered(job: Job, loss: Loss, before: int) -> bool:
+def chosen(dice: random.Random, most: int) -> tuple[list[int], list[Callable[[Job, int], None]]]:
+    """Return one or two hosts, and what is lost of each.
+
+    A silent host is alone: its lease would be counted as the time of the other one.
+    """
+    victims = dice.sample(range(len(SLOTS)), 2 if most > 1 and dice.random() < SECOND_LOSSES else 1)
+    kinds = KINDS if len(victims) == 1 else KINDS[:-1]
+    return victims, [dice.choice(kinds) for _ in victims]
+
+
+def recovered(job: Job, loss: Loss) -> bool:
     """Wait for the first new step after a loss, and note when it was; False: the run has ended."""
 
     def new_step() -> float | bool:
         if job.is_over:
             return True
         for said_at, line in [*job.lines]:
-            is_later = said_at > loss.at
-            found = WENT_ON.search(line) if is_later and "joined" not in line else None
-            if found:
-                step, since = int(found[1].replace(",", "")), loss.at
-            elif is_later and ": restart " in line:
-                step, since = before, said_at
+            if said_at <= loss.at:
+                continue
+            went_on = WENT_ON.search(line)
+            if went_on and int(went_on[1]) <= loss.left:
+                step, since = int(went_on[2].replace(",", "")), loss.at
+            elif ": restart " in line:
+                step, since = loss.step, said_at
             else:
                 continue
             times = [at for number, at in job.steps() if number > step and at > since]
             return min(times) - loss.at if times else False
         return False
 
-    def of_newcomer() -> bool:
-        """Return whether nobody misses what was lost, as it had not joined yet."""
-        waited = time.time() - loss.at
-        return job.is_elastic and waited > 4 * LEASE_SECONDS and job.step() > before + 10
-
-    seconds = until(lambda: new_step() or of_newcomer(), f"a step after {loss.kind}", 600)
-    if job.is_over:
-        return False
+    seconds = until(new_step, f"a step after {loss.kind}", 600)
     loss.next_step = 0.0 if seconds is True else float(seconds)
-    return True
+    return not job.is_over
 
 
 # -- what came of it
 
 
-def report_pace(name: str, job: Job) -> float:
+def report_pace(name: str, job: Job, logged_steps: int = 1) -> float:
     """Print and return the median seconds of a step; end here if the run has failed."""
     if code := job.process.returncode:
         sys.exit("\n".join((f"{name}: exit code {code}", *(line for _, line in job.lines[-40:]))))
     times = sorted(dict(job.steps()).items())
-    paces = [later - sooner for (_, sooner), (_, later) in zip(times, times[1:], strict=False)]
+    paces = [
+        (later - sooner) / logged_steps
+        for (before, sooner), (after, later) in zip(times, times[1:], strict=False)
+        if after - before == logged_steps
+    ]
     pace = statistics.median(paces)
-    print(f"{name}: {1000 * pace:.1f} ms a step", flush=True)
+    print(f"{name}: {1000 * pace:.2f} ms a step", flush=True)
     return pace
 
 
-def report(job: Job, restarted: dict[int, int], expected: Any, shards: Path) -> None:
+def report(job: Job, gone: int, expected: Any, shards: Path) -> None:
     """Print recovery, survivors, ledger and weights of the elastic run."""
     show_recovery("elastic", [loss for loss in job.losses if loss.kind != "stop_all"])
     show_recovery(
@@ -407,7 +483,7 @@ def report(job: Job, restarted: dict[int, int], expected: Any, shards: Path) -> 
     )
     for kind in KINDS:
         show_recovery(f"  {kind.__name__}", [x for x in job.losses if x.kind == kind.__name__])
-    print(f"processes of survivors that have gone: {sum(restarted.values())}")
+    print(f"processes of survivors that have gone: {gone}")
     result = json.loads((job.folder / "result.json").read_text())
     print(f"generations: {len(result['generations'])}, {result['verdict']}")
     regroups = [group["regroup_seconds"] for group in result["generations"][1:] if group["lost"]]
