@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.commands.parse import job_template
-from launcher.commands.reach import addresses, chosen, connected
+from launcher.commands.reach import addresses, chosen, connected, listed
 from launcher.commands.settings import SshOptions
 from launcher.commands.show import check, deep_check, show_plan
-from launcher.commands.upload import pending, planned_code, with_code
+from launcher.commands.upload import bring_code, pending, planned_code, with_code
 from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Attempt, Launch
 from launcher.lifecycle.launch_settings import resolved
-from launcher.lifecycle.launch_spec import LaunchSpec
+from launcher.lifecycle.launch_spec import HostFile, LaunchSpec
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
@@ -24,6 +27,10 @@ from launcher.run.result import Result
 from rackrun.commands import called
 from rackrun.errors import SaveError
 from rackrun.runs import SHORT_ID
+
+if TYPE_CHECKING:
+    from launcher.run.hosts import Host
+    from launcher.transport.ssh import Network
 
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
@@ -78,7 +85,22 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
             spec = LaunchSpec(hosts, outcomes, work, settings, addresses=reachable)
         else:
             spec = chosen(hosts, network, work, settings, options)
+        spec = replace(spec, host_file=_growing_file(options, hosts, network))
         yield spec.with_needs(refuse())
+
+
+def _growing_file(options: SshOptions, hosts: Sequence[Host], network: Network) -> HostFile | None:
+    """Return the host file of a run that takes in the hosts which are added to it, if it is one."""
+    is_choice = options.host_list or options.slurm or options.hosts_needed or options.gpus_needed
+    if is_choice or not options.elastic:
+        return None
+    return HostFile(
+        Path(options.hosts),
+        hosts,
+        read=partial(listed, options),
+        connect=network.try_each,
+        bring_code=partial(bring_code, options=options),
+    )
 
 
 def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions) -> int:
@@ -124,14 +146,16 @@ def attached(launch: Launch, options: SshOptions) -> Result:
 
     def attend(attempt: Attempt) -> None:
         run, names = attempt.plan.run_id, {host.name for host in attempt.plan.hosts}
-        forgotten = remember(
-            run,
-            [host for host in spec.hosts if host.label in names],
-            options.runs,
-            options.ssh_config,
-            spec.settings.jobs.name,
-            spec.work.name,
-        )
+        planned = [host for host in launch.spec.hosts if host.label in names]
+
+        def remember_hosts() -> str:
+            hosts = [*planned, *(added.host for added in attempt.added)]
+            name = spec.settings.jobs.name
+            return remember(run, hosts, options.runs, options.ssh_config, name, spec.work.name)
+
+        forgotten = remember_hosts()
+        if attempt.watch:
+            attempt.watch.on_added = remember_hosts
         result = attempt.supervise()
         attempt.note(attempt.fetch_results())
         attempt.note(advice(options, run, result, forgotten))

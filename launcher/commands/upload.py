@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,7 +109,19 @@ def _why_left_behind(path: str, code: WorkingTree | None) -> str:
     return f"{path} would not be brought, as git ignores it; type: git add -f {shlex.quote(path)}"
 
 
-def _sync(code: WorkingTree, spec: LaunchSpec, options: SshOptions) -> None:
+def bring_code(spec: LaunchSpec, tell: Callable[[str], object], options: SshOptions) -> None:
+    """Upload the code of a launch to hosts that are new to it, with --sync."""
+    _, synced = planned_code(spec, options)
+    if synced is not None:
+        _sync(synced, spec, options, tell)
+
+
+def _sync(
+    code: WorkingTree,
+    spec: LaunchSpec,
+    options: SshOptions,
+    tell: Callable[[str], object] = say,
+) -> None:
     """Upload the working tree to every host and create the environment there."""
     workdir = options.workdir or str(code.root)
     destinations = [
@@ -122,4 +134,4 @@ def _sync(code: WorkingTree, spec: LaunchSpec, options: SshOptions) -> None:
         )
         for host, transport in zip(spec.hosts, spec.reached, strict=True)
     ]
-    upload_code(code, destinations, say)
+    upload_code(code, destinations, tell)

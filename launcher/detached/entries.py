@@ -166,9 +166,12 @@ KINDS: dict[str, Any] = {
 EVENTS: dict[str, Any] = {
     kind.__name__: kind
     for kind in get_args(Event)
-    if kind not in (events.Output, *get_args(events.PeerEvent))
+    if kind not in (events.Output, events.Added, *get_args(events.PeerEvent))
 }
-"""The events that a record may have; of outputs it has the sizes, and a controller has no peers."""
+"""The events that a record may have; of outputs it has the sizes.
+
+A controller has no peers, and no host file from which it could get more hosts.
+"""
 
 
 class EntryReader:

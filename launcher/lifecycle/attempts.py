@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results, fetch_returned
+from launcher.lifecycle.host_file_watch import HostFileWatch
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.launch_spec import LaunchSpec
@@ -27,6 +28,7 @@ from launcher.preflight.facts import NO_FACTS
 from launcher.run.job import FunctionCall
 from launcher.run.plan import Plan
 from launcher.run.result import Result
+from launcher.supervision.agents import AddedHost
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
 
@@ -94,7 +96,18 @@ class Launch:
             if self.result is None or not error.hosts:
                 raise
             return self._without(state, error)
-        return self._following(state, attempt)
+        return self._following(self._with_added(state, attempt), attempt)
+
+    def _with_added(self, state: RestartState, attempt: Attempt) -> RestartState:
+        """Return the state with the hosts that have become part of the run."""
+        hosts = [added.host for added in attempt.added]
+        transports = [added.transport for added in attempt.added]
+        self.spec = replace(
+            self.spec,
+            hosts=(*self.spec.hosts, *hosts),
+            transports=(*self.spec.transports, *transports),
+        )
+        return replace(state, hosts=(*state.hosts, *hosts))
 
     def _attended(self, state: RestartState, attend: Callable[[Attempt], object]) -> Attempt:
         """Return an attempt that has ended; another one when the master's port was taken."""
@@ -141,10 +154,21 @@ class Launch:
             successors = cluster.successors(transports[: len(active)], containers)
             agents = [*successors, *transports[len(active) : len(plan.hosts)]]
             screen = self.observer.screens(job, plan, settings.plain)
-            with Session(
-                job, plan, agents, screen, versions=cluster.versions, alerts=self._alerts
-            ) as session:
-                yield Attempt(session, transports, plan, doubtful=cluster.doubtful)
+            file = self.spec.host_file if jobs.elastic else None
+            watch = HostFileWatch(file, self.spec, job, plan) if file else None
+            with (
+                watch or nullcontext(),
+                Session(
+                    job,
+                    plan,
+                    agents,
+                    screen,
+                    versions=cluster.versions,
+                    alerts=self._alerts,
+                    host_source=watch,
+                ) as session,
+            ):
+                yield Attempt(session, transports, watch, doubtful=cluster.doubtful)
 
     def _time_left(self) -> float:
         """Return what is left of the time limit, which counts from the first attempt on."""
@@ -193,9 +217,10 @@ class Attempt:
     """One run on hosts that are fit for it."""
 
     session: Session
-    transports: Sequence[Transport]
-    """The ways to the hosts of the plan, in its order."""
-    plan: Plan
+    planned_transports: Sequence[Transport]
+    """The ways to the hosts of the plan, in its order, but for those that were added."""
+    watch: HostFileWatch | None = None
+    """Adds hosts to an elastic run."""
     hurried: bool = False
     """The user did not wait for the results: no further attempt is to follow."""
     doubtful: frozenset[str] = frozenset()
@@ -206,6 +231,21 @@ class Attempt:
         """The result, once the attempt has been supervised."""
         assert self.session.result is not None
         return self.session.result
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, once the attempt has been supervised with the hosts that were added."""
+        return self.session.plan
+
+    @property
+    def transports(self) -> list[Transport]:
+        """The ways to the hosts of the plan, in its order."""
+        return [*self.planned_transports, *(added.transport for added in self.added)]
+
+    @property
+    def added(self) -> Sequence[AddedHost]:
+        """The hosts that were added."""
+        return self.watch.taken if self.watch else ()
 
     def complete(self) -> None:
         """Run until the end, and fetch the results."""

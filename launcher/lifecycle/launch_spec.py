@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.launch_settings import LaunchSettings
@@ -15,6 +16,21 @@ from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """A host file that may get more lines, and what the launch does with their hosts."""
+
+    path: Path
+    listed: Sequence[Host]
+    """The hosts that it named at the start, also those that the launch has left out."""
+    read: Callable[[], Sequence[Host]]
+    """Returns the hosts that it names now; raises UsageError that names all bad lines."""
+    connect: Callable[[Sequence[Host]], Sequence[Transport | Problem]]
+    """Logs in to hosts; returns for each the transport, or why it cannot be reached."""
+    bring_code: Callable[[LaunchSpec, Callable[[str], object]], object]
+    """Copies to the hosts of a launch what --sync copies, if that is asked for, and says so."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,8 @@ class LaunchSpec:
     """By which this machine reaches hosts; empty text for one behind a gateway."""
     probed: ClusterFacts = NO_FACTS
     """With probes that hold the hosts, where there was a choice of hosts."""
+    host_file: HostFile | None = None
+    """Where an elastic run gets more hosts from while it goes on."""
 
     @property
     def reached(self) -> list[Transport]:

@@ -96,13 +96,13 @@ def plan_for(job: Job, cluster: ClusterFacts, settings: LaunchSettings, spares: 
     """Return the plan for the hosts as they were found; `spares` of them only wait at first."""
     run_folder = settings.jobs.runs / job.folder.path.name
     planned = [
-        _planned(facts, cluster, run_folder, settings, scratch_folder(job.run_id, node))
+        planned_host(facts, cluster, run_folder, settings, scratch_folder(job.run_id, node))
         for node, facts in enumerate(cluster.hosts)
     ]
     return make_plan(job, planned, cluster.port, spares)
 
 
-def _planned(
+def planned_host(
     facts: HostFacts,
     cluster: ClusterFacts,
     run_folder: Path,

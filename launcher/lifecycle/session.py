@@ -21,7 +21,7 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result, with_incident
 from launcher.supervision.agents import AgentGroup
 from launcher.supervision.signals import SignalQueue
-from launcher.supervision.supervisor import Supervisor
+from launcher.supervision.supervisor import HostSource, Supervisor
 from launcher.transport.base import Transport
 from rackrun.atomic import write_whole
 from rackrun.contract import variables
@@ -68,21 +68,25 @@ class Session:
         peers: Peers | None = None,
         versions: str = "",
         alerts: EventCommand | None = None,
+        host_source: HostSource | None = None,
     ) -> None:
         """Take the transports in the order of the plan's hosts.
 
         `peers` look after the other hosts of a run of which this plan is a part; `versions` are
-        those of the hosts' torch and driver, for the first line; `alerts` gets what happens.
+        those of the hosts' torch and driver, for the first line; `alerts` gets what happens;
+        `host_source` has the hosts that an elastic run is to get while it goes on.
         """
         self.job = job
         self.result: Result | None = None
-        self._plan = plan
+        self.plan = plan
+        """The plan; after the end, with the hosts that were added."""
         self._transports = transports
         self._screen_context = screen
         self._screen: Display | None = None  # none before the start, nothing to show without one
         self._peers = peers
         self._versions = versions
         self._alerts = alerts or EventCommand(())
+        self._host_source = host_source
 
     def __enter__(self) -> Session:
         return self
@@ -91,7 +95,7 @@ class Session:
         # Only now: between the end of a run and its last line, results are fetched, notes shown.
         if self.result is not None and self._screen is not None:
             self._screen.finish(self.result)
-            self.note(write_run_page(self.job.folder.path, self._plan.task))
+            self.note(write_run_page(self.job.folder.path, self.plan.task))
 
     def supervise(self) -> Result:
         """Start the plan, supervise it to its end, and write the result down."""
@@ -99,28 +103,39 @@ class Session:
         unfinished = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
         signals = SignalQueue()
         with signals.installed():  # before there is a plan: a run with a plan gets a result
-            logs = LogFiles(job.folder, self._plan)
+            logs = LogFiles(job.folder, self.plan)
             settings = job.template.settings
             if settings and not job.folder.node:  # of several nodes, the first one writes them
                 write_whole(job.folder.settings, settings.encode(), mode=0o600)  # has --env values
                 keep_settings(settings)
             with self._screen_context as self._screen:
                 self.note(unfinished)
-                if not self._plan.task and self._peers is None:  # a task's rank 0 tells more
-                    self.note(start_line(self._plan, self._versions, job.folder.path))
+                if not self.plan.task and self._peers is None:  # a task's rank 0 tells more
+                    self.note(start_line(self.plan, self._versions, job.folder.path))
                 self.result = self._supervised(logs, self._screen, signals)
         self.note(logs.close(self.result))
         # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
-        for host, problems in sick_gpus(self._plan, self._transports, self.result):
+        for host, problems in sick_gpus(self.plan, self._transports, self.result):
             self.note(f"{host}: probable cause: {problems}")
             self.result = with_incident(self.result, host, "gpu", problems)
         return self.result
 
     def _supervised(self, logs: LogFiles, screen: Display, signals: SignalQueue) -> Result:
-        agents = AgentGroup(self._plan, self._transports)
-        journal = JournaledDisplay(self.job, self._plan, screen)
-        supervisor = Supervisor(self.job, agents, logs, journal, self._peers, self._alerts, signals)
+        agents = AgentGroup(self.plan, self._transports)
+        journal = JournaledDisplay(self.job, self.plan, screen)
+        supervisor = Supervisor(
+            self.job,
+            agents,
+            logs,
+            journal,
+            self._peers,
+            self._alerts,
+            signals,
+            self._host_source,
+        )
         result = supervisor.supervise()
+        self.plan = supervisor.run.plan
+        self._transports = [client.transport for client in agents.clients]
         journal.close()
         return result
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from launcher.output.merge import Line, LogMerger, LogSource, Shown
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
 from launcher.output.run_view import BUSY, machines
-from launcher.run.events import Event, Output, RankEnded
+from launcher.run.events import Added, Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
@@ -82,6 +82,8 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
             self.merger.feed(event)
         elif isinstance(event, RankEnded) and event.exit_code:
             self.merger.forget(event.rank)
+        elif isinstance(event, Added):
+            self.plan = self.plan.with_host(event.host)
 
     def note(self, text: str) -> None:
         """Print a line of the launcher's own."""
@@ -136,7 +138,7 @@ def with_prefix(lines: bytes, start: bytes) -> bytes:
 
 def line_prefix(plan: Plan, sources: tuple[LogSource, ...]) -> str:
     """Return the prefix of a line: host and rank, with a count for several; empty for one rank."""
-    if plan.world_size == 1:
+    if plan.world_size == 1 == len(plan.hosts):
         return ""
     ranks = sorted({source.rank for source in sources if source.rank is not None})
     hosts = sorted({source.node for source in sources})

@@ -29,7 +29,7 @@ from launcher.output.host_table import folded, host_table
 from launcher.output.merge import Line, LogMerger, LogSource
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
 from launcher.output.run_view import BUSY, RunView, view
-from launcher.run.events import Event, Output, RankEnded
+from launcher.run.events import Added, Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
@@ -92,6 +92,8 @@ class Dashboard(AbstractContextManager["Dashboard"]):
                 self._collect()
         elif isinstance(event, RankEnded) and event.exit_code:
             self.merger.forget(event.rank)
+        elif isinstance(event, Added):
+            self.plan = self.plan.with_host(event.host)
 
     def note(self, text: str) -> None:
         """Add a line of the launcher's own to those of the ranks."""

@@ -15,7 +15,7 @@ from typing import Any
 from launcher.output.console import Display
 from launcher.output.run_view import RunView, view
 from launcher.output.usage_log import UsageLog
-from launcher.run.events import Event, Report, Usage
+from launcher.run.events import Added, Event, Report, Usage
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -46,7 +46,9 @@ class JournaledDisplay:
 
     def show(self, event: Event) -> None:
         """Keep what is kept, and show it."""
-        if isinstance(event, Usage):
+        if isinstance(event, Added):
+            self.usage.hosts[event.node] = event.host.name
+        elif isinstance(event, Usage):
             self.usage.add(event, time.time())
         elif isinstance(event, Report) and event.rank == self.first_rank:
             self.curves.add(event.fields)

@@ -9,10 +9,10 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from launcher.run.events import Output
-from launcher.run.plan import Plan
+from launcher.run.plan import HostPlan, Plan
 from launcher.run.result import Result, as_plain
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
@@ -39,12 +39,25 @@ class LogFiles:
             with translated_os_errors(folder.path):
                 for host in self.hosts.values():
                     folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
-                write_json(folder.plan, dataclasses.asdict(plan), mode=0o600)  # has --env values
-                self.plan = folder.plan.open("r+")  # NFS locks alone only what may be written
+                self.plan = self._written(plan)
         except SaveError as error:
             raise SaveError(f"{error}; or type: --runs FOLDER") from error
+
+    def _written(self, plan: Plan) -> TextIO:
+        """Write the plan, and return its file, locked as long as this process lives."""
+        write_json(self.folder.plan, dataclasses.asdict(plan), mode=0o600)  # has --env values
+        file = self.folder.plan.open("r+")  # NFS locks alone only what may be written
         with suppress(OSError):  # without locks, an unfinished run goes unnoticed
-            fcntl.flock(self.plan, fcntl.LOCK_EX)  # as long as this process lives
+            fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+
+    def add(self, host: HostPlan, plan: Plan) -> None:
+        """Take in a host that the run has got, and write the plan that it is part of."""
+        self.hosts[host.node] = host.name
+        with suppress(OSError, SaveError):  # as soon as there is output, `write` has the reason
+            self.folder.log(host.name, None, "out").parent.mkdir(parents=True, exist_ok=True)
+            before, self.plan = self.plan, self._written(plan)
+            before.close()
 
     def record(self, event: Output) -> None:
         """Take bytes for the log of their rank and stream."""

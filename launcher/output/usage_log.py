@@ -7,7 +7,7 @@ lines of a host become one, their mean, and from then on a line covers twice the
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +26,8 @@ FIRST_SECONDS = 3.0  # that a line covers, before lines are joined
 class UsageLog:
     """Writes the file; a disk that refuses it does not end the run."""
 
-    def __init__(self, path: Path, hosts: Mapping[int, str]) -> None:
-        """Take the names of the hosts, by node."""
+    def __init__(self, path: Path, hosts: dict[int, str]) -> None:
+        """Take the names of the hosts, by node; there may be more later."""
         self.path = path
         self.hosts = hosts
         self.most_lines = max(MOST_LINES, 2 * FEWEST_LINES * len(hosts))

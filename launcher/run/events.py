@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.errors import HostLost
+from launcher.run.plan import HostPlan
 from rackrun.generation import Generation
 from rackrun.shapes import AtMost, Between
 
@@ -164,6 +165,14 @@ class Regrouped:
     generation: Generation
 
 
+@dataclass(frozen=True, slots=True)
+class Added:
+    """An elastic run has one host more than it was planned for, behind all others."""
+
+    node: Node
+    host: HostPlan
+
+
 GroupEvent: TypeAlias = Ready | Formed | Broken | Left
 """What ranks of an elastic run say about their group."""
 
@@ -298,6 +307,7 @@ Event: TypeAlias = (
     PeerEvent
     | GroupEvent
     | Regrouped
+    | Added
     | Opened
     | Output
     | RankStarted

@@ -152,6 +152,15 @@ class Plan:
         """Return the host with this node rank."""
         return self.hosts[node - self.hosts[0].node]
 
+    @property
+    def next_scratch(self) -> str:
+        """Return the agent's folder on a host that is added."""
+        return scratch_folder(self.run_id, len(self.hosts))
+
+    def with_host(self, host: HostPlan) -> Plan:
+        """Return the plan of an elastic run with one more host, which is a spare at first."""
+        return replace(self, hosts=(*self.hosts, host), spares=self.spares + 1)
+
     def part(self, node: int) -> Plan:
         """Return the part of the plan that the launcher of one node needs."""
         return replace(self, hosts=(self.host(node),))
@@ -162,34 +171,51 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int, spares: int = 0
 
     `spares`: so many of an elastic run's hosts, the last ones, start nothing at first.
     """
-    template = job.template
-    _check_environment(template.environment)
+    _check_environment(job.template.environment)
     world_size = sum(host.processes for host in hosts[: len(hosts) - spares])
-    plans = []
-    first_rank = 0
-    for node, host in enumerate(hosts):
-        _check_environment(host.env)
-        forks = (variables.FORK, "0") not in (*template.environment, *host.env)
-        preload = job.work.preload if forks else ()
-        scratch = scratch_folder(job.run_id, node)
-        uses_gpus = host.gpus and not is_on_cpu(job.work)
-        plans.append(
-            HostPlan(
-                **vars(host if uses_gpus else replace(host, gpu_model="")),
-                node=node,
-                first_rank=first_rank,
-                torchrun=torchrun(job, hosts, node, port, scratch, forks=bool(preload)),
-                command=job.work.argv(host.python),
-                environment=environment(job, host, world_size, scratch, first_rank),
-                defaults=(*defaults(host), *(PASSIVE if preload else ())),
-                scratch=scratch,
-                share=template.share,
-                preload=preload,
-                elastic=template.elastic,
-            )
-        )
-        first_rank += host.processes
+    first_ranks = itertools.accumulate((host.processes for host in hosts), initial=0)
+    plans = [
+        _host_plan(job, hosts, node, first_rank, port, world_size)
+        for node, first_rank in zip(range(len(hosts)), first_ranks, strict=False)
+    ]
     return Plan(job.run_id, world_size, tuple(plans), spares)
+
+
+def plan_of_added(job: Job, plan: Plan, host: PlannedHost) -> HostPlan:
+    """Return what happens on a host that an elastic run gets beside those of its plan."""
+    node, last = len(plan.hosts), plan.hosts[-1]
+    first_rank = last.first_rank + last.processes
+    return _host_plan(job, (*plan.hosts, host), node, first_rank, 0, plan.world_size)
+
+
+def _host_plan(
+    job: Job,
+    hosts: Sequence[PlannedHost],
+    node: int,
+    first_rank: int,
+    port: int,
+    world_size: int,
+) -> HostPlan:
+    """Return what happens on one of these hosts."""
+    template, host = job.template, hosts[node]
+    _check_environment(host.env)
+    forks = (variables.FORK, "0") not in (*template.environment, *host.env)
+    preload = job.work.preload if forks else ()
+    scratch = scratch_folder(job.run_id, node)
+    uses_gpus = host.gpus and not is_on_cpu(job.work)
+    return HostPlan(
+        **vars(host if uses_gpus else replace(host, gpu_model="")),
+        node=node,
+        first_rank=first_rank,
+        torchrun=torchrun(job, hosts, node, port, scratch, forks=bool(preload)),
+        command=job.work.argv(host.python),
+        environment=environment(job, host, world_size, scratch, first_rank),
+        defaults=(*defaults(host), *(PASSIVE if preload else ())),
+        scratch=scratch,
+        share=template.share,
+        preload=preload,
+        elastic=template.elastic,
+    )
 
 
 def scratch_folder(run_id: str, node: int) -> str:

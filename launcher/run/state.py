@@ -167,21 +167,16 @@ class RunState:
         self.started_at = now
         self.gathering_at = now
         """When a host got further on its way to start ranks."""
-        self.hosts = [HostState(host, now) for host in plan.hosts]
-        for host in self.hosts[len(self.hosts) - plan.spares :]:
-            host.state, host.in_reserve = RESERVE, True
+        spares = plan.hosts[len(plan.hosts) - plan.spares :]
+        self.hosts = [HostState(host, now) for host in plan.hosts[: len(plan.hosts) - plan.spares]]
+        self.hosts += [HostState(host, now, RESERVE, in_reserve=True) for host in spares]
         self.leader = plan.hosts[0].first_rank
         """The rank that reports for all."""
         self.generations: list[Generation] = []
         """The groups of an elastic run so far."""
         self.has_finished = False
         """Whether the ranks of the last of these have ended with 0."""
-        self.ranks = [
-            RankState(host.first_rank + local, host.node)
-            for host in plan.hosts
-            for local in range(host.processes)
-        ]
-
+        self.ranks = [rank for host in plan.hosts for rank in _ranks_on(host)]
         self.incidents = IncidentLog()
         self._late: SlowRank | None = None
         """The straggler by what ranks reported of their own part of steps."""
@@ -211,6 +206,12 @@ class RunState:
                 self._take_generation(event)
             case _:
                 _take_host_event(host, event, now)
+
+    def add(self, host: HostPlan, now: float) -> None:
+        """Take up a host that an elastic run has got, which waits like a spare."""
+        self.plan = self.plan.with_host(host)
+        self.hosts.append(HostState(host, now, RESERVE, in_reserve=True))
+        self.ranks += _ranks_on(host)
 
     def _take_rank_event(
         self, event: Report | RankStarted | Computing | RankEnded, now: float
@@ -336,6 +337,12 @@ class RunState:
             rank.computed_at += seconds
         for host in self.hosts:
             host.frozen_since += seconds
+
+
+def _ranks_on(host: HostPlan) -> list[RankState]:
+    """Return the ranks of a host before anything has happened."""
+    numbers = range(host.first_rank, host.first_rank + host.processes)
+    return [RankState(number, host.node) for number in numbers]
 
 
 def _take_host_event(host: HostState, event: Event, now: float) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from launcher.run.events import Lost, Swept
+from launcher.run.hosts import Host
 from launcher.run.job import Limits
-from launcher.run.plan import Environment, Plan
+from launcher.run.plan import Environment, HostPlan, Plan
 from launcher.run.state import HostState, RunState
 from launcher.supervision import agent_protocol
 from launcher.supervision.agent_client import AgentClient, EventQueue, HeartbeatSender
@@ -15,6 +17,15 @@ from launcher.transport.base import Transport
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
 QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
+
+
+@dataclass(frozen=True)
+class AddedHost:
+    """A host that an elastic run gets while it goes on: it has passed the checks."""
+
+    host: Host
+    plan: HostPlan
+    transport: Transport
 
 
 class AgentGroup:
@@ -28,6 +39,10 @@ class AgentGroup:
             AgentClient(transport, host, self.events)
             for transport, host in zip(transports, plan.hosts, strict=True)
         ]
+
+    def add(self, host: AddedHost) -> None:
+        """Take in a host that the run has got, behind all others, and start nothing there yet."""
+        self.clients.append(AgentClient(host.transport, host.plan, self.events))
 
     def of(self, node: int) -> AgentClient:
         """Return the client of the host with this node rank."""

@@ -2,14 +2,13 @@
 
 A lost rank starts again on its host. A lost host, once nothing is left running there, goes into the
 reserve, from which hosts start as long as the run has fewer than at its beginning. All of these
-join as newcomers. Whoever is lost twice before it has trained for a while is not taken again.
-A `--polite` run leaves hosts that others wait for, and tries now and then to have them again.
+join as newcomers, after a pause where one was lost again soon (`retries`). A `--polite` run leaves
+hosts that others wait for, and tries now and then to have them again.
 """
 
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -39,14 +38,12 @@ from launcher.supervision.agents import AgentGroup
 from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import Hang
 from launcher.supervision.membership import Group, Membership
+from launcher.supervision.retries import Retries
 from launcher.supervision.root_cause import LOST, Failure, Tail, as_raised, cause_of
 from rackrun.generation import Generation
 from rackrun.terminal import one_line
-from rackrun.units import plural
+from rackrun.units import age, plural
 
-LOSSES = 2
-"""In a row: then a host is not taken again."""
-LASTING_STEPS = 20  # after so many steps with the others, a loss is the first one again
 RESTART_SECONDS = 1.0  # a lost rank may be the first sign of a lost host
 SWEEP_SECONDS = 5.0  # between two attempts to reach a lost host
 UNEXPLAINED_SECONDS = 2.0  # beyond the time after which a silent host is lost
@@ -78,14 +75,15 @@ class Regrouping:
         self._membership = Membership(self._ranks_of(*first))
         self._host_count = len(first)
         self._reserve = [host.plan.node for host in run.hosts if host.in_reserve]
+        self._added: set[int] = set()
+        """Nodes that the run has got, and that have not started yet."""
         self._dropped: set[int] = set()
         """Nodes that were given up, whose last events say nothing new."""
         self._starting: dict[int, float] = {}
         """Since when hosts are on their way into the group, by node."""
-        self._joined: dict[int, int] = {}
-        """At which step the hosts of the group have joined it, by node."""
-        self._losses: Counter[int] = Counter()
-        """How often in a row a host was lost, by node."""
+        self._retries = Retries()
+        self._retry_at: dict[int, float] = {}
+        """When lost hosts may start again, by node."""
         self._again_at: dict[int, float] = {}
         """When to start lost ranks again."""
         self._left_until: dict[int, float] = {}
@@ -112,7 +110,7 @@ class Regrouping:
             case Lost() if self.is_still_left(event):
                 self._leave(event.node, now)
             case Lost() | Stopping() | AskedToStop() | TorchrunEnded() | Closed():
-                return self._take_host_event(event)
+                return self._take_host_event(event, now)
             case Swept() if event.reason:
                 self._sweep_at[event.node] = now + SWEEP_SECONDS
         return True
@@ -140,13 +138,14 @@ class Regrouping:
             return False
         if not self._lose([event.rank], event):
             return False
-        if self._losses[event.node] < LOSSES:
-            self._again_at[event.rank] = now + RESTART_SECONDS
-            return True
-        return self._lives(event.node) or self._lose_host(event)
+        pause = self._retries.pause_seconds([event.rank])
+        if pause and not self._is_in_use(event.node):  # a spare can take its place meanwhile
+            return self._lose_host(event, now)
+        self._again_at[event.rank] = now + max(pause, RESTART_SECONDS)
+        return True
 
     def _take_host_event(
-        self, event: Lost | Stopping | AskedToStop | TorchrunEnded | Closed
+        self, event: Lost | Stopping | AskedToStop | TorchrunEnded | Closed, now: float
     ) -> bool:
         """Take the loss of a host, or the end of one that was given up."""
         ranks = self._run.ranks_of(event.node)
@@ -155,16 +154,18 @@ class Regrouping:
         if isinstance(event, TorchrunEnded | Closed) and all(rank.ended for rank in ranks):
             return True
         if isinstance(event, Closed):
-            return self._lose_host(Lost(event.node, "its agent ended before its ranks did"))
-        return self._lose_host(event)
+            return self._lose_host(Lost(event.node, "its agent ended before its ranks did"), now)
+        return self._lose_host(event, now)
 
     # -- losses
 
-    def _lose_host(self, failure: Failure) -> bool:
+    def _lose_host(self, failure: Failure, now: float) -> bool:
         """Give up a host; return whether the run goes on without it."""
         node = _node_of(failure)
-        if not self._lose(self._ranks_of(node), failure):
+        ranks = self._ranks_of(node)
+        if not self._lose(ranks, failure):
             return False
+        self._retry_at[node] = now + self._retries.pause_seconds(ranks)
         self._drop(node)
         if not isinstance(failure, Lost | Stopping):  # its agent lives, and ends what is left there
             self._agents.of(node).stop(stop_order(signal.SIGKILL, 0))
@@ -189,24 +190,24 @@ class Regrouping:
         cause, lost = cause_of(failure, self._tail), membership.lose(ranks)
         if not lost:
             return True
-        self._count_loss(node)
+        self._retries.lose(lost, self._step)
         who = self._run.plan.host(node).name
         who = f"rank {lost[0]} on {who}" if isinstance(failure, RankEnded) else who
         text = f"lost {who} at step {self._step:,}: {one_line(cause.text)}"
+        pause = self._retries.pause_seconds(lost)
+        again = f"; not started again for {age(pause)}" if pause else ""
         event: EventName | None = None if isinstance(failure, Lost) else "lost"
-        self._news.append(Notice(text, event, node, cause.rank))
+        self._news.append(Notice(text + again, event, node, cause.rank))
         self._lost.append(text)
         if membership.has_succeeded:
             return True
         return bool(membership.remaining) and len(membership.hosts) >= self._min_hosts
 
-    def _count_loss(self, node: int) -> None:
-        """Count a loss in a row; several of a host at once are one."""
-        if node in self._joined:
-            has_lasted = self._step - self._joined.pop(node) >= LASTING_STEPS
-            self._losses[node] = 1 if has_lasted else self._losses[node] + 1
-        elif node in self._starting:
-            self._losses[node] += 1
+    def add(self, node: int) -> None:
+        """Take in a host that the run has got: it joins as soon as it is ready."""
+        self._host_count += 1
+        self._reserve.insert(0, node)
+        self._added.add(node)
 
     # -- hosts that are left to others
 
@@ -224,7 +225,7 @@ class Regrouping:
             text = f"left {name} at step {self._step:,}: {one_line(user)} waits for it"
             self._news.append(Notice(text, "lost", node))
             self._lost.append(text)
-            self._joined.pop(node, None)
+            self._retries.leave(self._ranks_of(node))
             self._leave(node, now)
             self._agents.of(node).stop(stop_order(signal.SIGKILL, 0))
         return True
@@ -272,7 +273,7 @@ class Regrouping:
             ranks = {f"rank {rank.rank}": rank.rank for rank in self._run.ranks_of(host.plan.node)}
             if not all(name in ranks for name in host.frozen):  # torchrun, or a shim
                 names = " and ".join(host.frozen)
-                self._fail_host(Hang(host.plan.node, None, f"{names} stopped by a signal"))
+                self._fail_host(Hang(host.plan.node, None, f"{names} stopped by a signal"), now)
                 continue
             for number in {ranks[name] for name in host.frozen} - self._killed:
                 self._killed.add(number)
@@ -287,12 +288,12 @@ class Regrouping:
                 self._agents.clean_up(node)
 
     def _reclaim(self, now: float) -> None:
-        """Put lost hosts on which nothing is left into the reserve, unless they are lost often."""
+        """Put lost hosts on which nothing is left into the reserve, once they may start again."""
         for node in [*self._dropped]:
             host = self._run.host(node)
             has_ended = (host.closed or host.swept) and self._agents.has_ended(node)
-            is_left = now < self._left_until.get(node, 0.0)
-            may_return = self._losses[node] < LOSSES and not is_left
+            waits = (self._left_until, self._retry_at)
+            may_return = all(now >= until.get(node, 0.0) for until in waits)
             if has_ended and host.end_state == "clean" and may_return:
                 self._dropped.remove(node)
                 self._reserve.append(node)
@@ -325,17 +326,19 @@ class Regrouping:
         self._agents.start_again(node)
         if node not in self._left_until:  # each try would be news otherwise
             name = self._run.plan.host(node).name
-            self._news.append(Notice(f"{name} starts, and will join"))
+            new = ", new in the host file," if node in self._added else ""
+            self._news.append(Notice(f"{name}{new} starts, and will join"))
+            self._added.discard(node)
 
     def _give_up_late(self, now: float) -> None:
         """Give up hosts whose ranks do not get ready to join."""
         limit = self._limits.rendezvous_seconds
         for node in [node for node, since in self._starting.items() if now - since > limit]:
-            self._fail_host(Hang(node, None, f"not ready to join after {limit:g} s"))
+            self._fail_host(Hang(node, None, f"not ready to join after {limit:g} s"), now)
 
-    def _fail_host(self, failure: Hang) -> None:
+    def _fail_host(self, failure: Hang, now: float) -> None:
         """Give up a host, and end the run if it cannot go on without it."""
-        if not self._lose_host(failure):
+        if not self._lose_host(failure, now):
             self._failures.add(failure, after_end=False)
 
     # -- groups
@@ -355,8 +358,7 @@ class Regrouping:
         )
         for node in nodes:
             self._agents.of(node).send(order)
-        for node in nodes:
-            self._joined.setdefault(node, self._step)
+        self._retries.join(group.members, self._step)
         joined = [number for number in group.members if number not in self._members]
         for number in joined:
             self._starting.pop(run.rank(number).node, None)
@@ -420,12 +422,13 @@ class Regrouping:
 
     def _lives(self, node: int) -> bool:
         """Return whether a rank of a host trains, starts, or is about to start again."""
-        members = self._membership.members
-        return any(
-            number in self._again_at
-            or (number in members and members[number].state in ("starting", "ready", "left"))
-            for number in self._ranks_of(node)
-        )
+        waits = any(number in self._again_at for number in self._ranks_of(node))
+        return waits or self._is_in_use(node)
+
+    def _is_in_use(self, node: int) -> bool:
+        """Return whether a rank of a host trains or starts."""
+        states = {number: member.state for number, member in self._membership.members.items()}
+        return any(states.get(number, "lost") != "lost" for number in self._ranks_of(node))
 
     def _named(self, ranks: Iterable[int]) -> list[str]:
         """Return ranks for people, host by host."""

@@ -13,12 +13,13 @@ import queue
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.output.console import Display, ranges
 from launcher.output.log_files import LogFiles
 from launcher.output.on_event import EventCommand, EventName
 from launcher.run.events import (
+    Added,
     Awaited,
     Event,
     Lost,
@@ -31,7 +32,7 @@ from launcher.run.events import (
 from launcher.run.job import Job
 from launcher.run.result import Result
 from launcher.run.state import RunState
-from launcher.supervision.agents import AgentGroup, SilenceDetector
+from launcher.supervision.agents import AddedHost, AgentGroup, SilenceDetector
 from launcher.supervision.failures import FailureLog
 from launcher.supervision.hang_detector import HangDetector
 from launcher.supervision.hangs import Hang, find_unprotected
@@ -54,6 +55,13 @@ _REPEAT_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
 HOW_TO_REPORT = "call report() of rackrun after each step, see docs/howto/own-script.md"
 
 
+class HostSource(Protocol):
+    """Where an elastic run gets more hosts from."""
+
+    def take(self) -> list[AddedHost | str]:
+        """Return what was found since the last time: hosts, and lines about other ones."""
+
+
 class Supervisor:
     """One run, from the first connection to the last verified host."""
 
@@ -66,10 +74,12 @@ class Supervisor:
         peers: Peers | None,
         alerts: EventCommand,
         signals: SignalQueue,
+        host_source: HostSource | None = None,
     ) -> None:
         """Store the peers that supervise the other hosts, if the run has hosts elsewhere.
 
-        `signals` has those of this process, as long as it is installed.
+        `signals` has those of this process, as long as it is installed. `host_source` has hosts
+        that an elastic run is to get.
         """
         self.alerts = alerts
         self.job = job
@@ -90,6 +100,7 @@ class Supervisor:
             else None
         )
         self.signals = signals
+        self.host_source = host_source
         self.interrupted = 0
         """The first signal that asked for the end."""
         self.interrupted_at = 0.0
@@ -125,6 +136,7 @@ class Supervisor:
         self._handle_signals()
         for lost in self.silence.lost(self.now, self.shutdown.deadline):
             self._take(lost)
+        self._take_in_hosts()
         self._regroup()
         self._report_straggler()
         self._report_unprotected()
@@ -284,6 +296,20 @@ class Supervisor:
 
     def _stop(self, signum: int, grace_seconds: float) -> None:
         self.shutdown.order(signum, grace_seconds, self.now)
+
+    def _take_in_hosts(self) -> None:
+        """Take hosts that were added into an elastic run."""
+        if self.host_source is None or self.regrouping is None or self.shutdown.ordered:
+            return
+        for found in self.host_source.take():
+            if isinstance(found, str):
+                self.display.note(found)
+                continue
+            self.agents.add(found)
+            self.run.add(found.plan, self.now)
+            self.log_files.add(found.plan, self.run.plan)
+            self.display.show(Added(found.plan.node, found.plan))
+            self.regrouping.add(found.plan.node)
 
     def _regroup(self) -> None:
         """Replace the group of an elastic run where that is due, and show why."""

@@ -20,6 +20,8 @@ class TaskNeeds:
     splits: tuple[str, ...] = ()
     """Splits in which the data must have samples."""
     batch_size: int = 1
+    global_batch: int = 0
+    """The images of each step, if --global-batch names them; 0: --batch-size for each rank."""
     resume: str = ""
     """The run to be continued, as typed."""
     step_images: int = 0
@@ -32,6 +34,11 @@ class TaskNeeds:
     def imports(self) -> tuple[str, ...]:
         """Return what the interpreter of a host is asked for."""
         return (*self.packages, *self.trackers, *self.modules)
+
+    def growth_problem(self, planned: int, ranks: int) -> str:
+        """Return why an elastic run that was planned for some ranks cannot have so many now."""
+        images = self.global_batch or planned * self.batch_size
+        return f"{ranks} ranks for steps of {images} images" if ranks > images else ""
 
     def rank_problem(self, ranks: int) -> str:
         """Return why so many ranks cannot run the task, and what to type; empty if they can."""

@@ -105,3 +105,36 @@ def test_a_run_below_its_least_number_of_hosts_restarts(start_lab: Callable[[int
     assert process.returncode == 0, err
     assert "restart 1 of 1" in err and "killed by SIGKILL" in err
     assert len(processes(lab, 0)) == 2, "the other rank was started again as well"
+
+
+def test_hosts_that_are_added_to_the_file_join(start_lab: Callable[[int], Lab]) -> None:
+    """A new line is a host that joins; one that cannot be taken is named, and ends nothing."""
+    lab = start_lab(4)
+    path = Path(hosts_of(lab, 500))
+    first, second, third, fourth = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second}\n")
+    log = lab.folder / "launcher.log"
+    with log.open("w") as errors:
+        process = lab.run_ssh(*OPTIONS, str(path), *TASK, stderr=errors)
+    until(lambda: min(step(lab, member) for member in range(2)) > 10, "all ranks train")
+    path.write_text(f"{first}\n{second}\n{second}\nnode9 slots=none\n")
+    until(lambda: "slots=none" in log.read_text(), "the faults of the file are shown")
+    unfit = fourth.partition("workdir=")[0]
+    path.write_text(f"{first}\n{third}\n{unfit}workdir=/nowhere\n")
+    process.communicate(timeout=300)
+    err = log.read_text()
+    assert process.returncode == 0, err
+    kept_on(lab, 500, 0, 1)
+    assert f"not added: {path}:3:1: 127.0.0.3 is on line 2 already" in err
+    assert "not added: 127.0.0.5: workdir: " in err
+    assert "127.0.0.4, new in the host file, starts, and will join" in err
+    assert "rank 2 on 127.0.0.4 joined; 3 ranks on 3 hosts go on from step" in err
+    last = {lines(lab, member)[-1]["digest"] for member in range(3)}
+    assert len(last) == 1 and not lines(lab, 3)
+    (folder,) = lab.folder.glob("runs/2*")
+    plan, result = (
+        json.loads((folder / name).read_text()) for name in ("plan.json", "result.json")
+    )
+    assert [host["name"] for host in plan["hosts"]] == [*result["hosts"]]
+    assert set(result["hosts"].values()) == {"clean"} and len(result["hosts"]) == 3
+    assert (folder / "logs" / "127.0.0.4" / "rank-2.out").read_text() == "done at step 500\n"
