@@ -1,7 +1,7 @@
 """Measure how fast images become batches: rackrun's loader, its peers, and pure decoding.
 
     bench/install_peers.sh /tmp/peers
-    python -m bench.peers --peers /tmp/peers/bin/python [--short-side 256] [--rounds 7]
+    python -m bench.peers --peers /tmp/peers/bin/python [--rounds 7]
 
 Every contestant makes batches of 64 x 3 x 224 x 224, cropped and mirrored at random, from the same
 JPEGs of about 110 KB (500 x 375, spectrum and edges of photographs) in the page cache, with two
@@ -9,8 +9,9 @@ workers or threads. They run in turn, several rounds. The table gives the median
 most CPU time of the whole process tree per image, its ratio to pure decoding (the median of the
 ratios within each round), images per second by the clock, and the disk space beside that of the
 JPEGs. FFCV has a format of its own; its second set holds images that are encoded again at quality
-90. SPDL's published pipeline resizes to 256 pixels and takes the centre. Peers that are not
-installed in the Python of bench/install_peers.sh take part only if --peers names it.
+90. SPDL's published pipeline resizes to 256 pixels and takes the centre. Two rows are of the same
+images with a shorter side of 256, in ratio to decoding those. Peers that are not installed in the
+Python of bench/install_peers.sh take part only if --peers names it.
 """
 
 import io
@@ -41,6 +42,7 @@ from rackrun.user_code.sources import nearest
 LOADERS = Path(__file__).with_name("peer_loaders.py")
 ROOT = Path(__file__).parents[1]
 OURS, LIMIT = "ours-folder", "decode"
+SMALL, SMALL_SIDE = "-256", 256  # what ends so takes images with this shorter side, in pixels
 CLASSES = 10
 COPIES = 8  # of each image, under another name: decoding one costs the same every time
 QUALITY, RESIZED_QUALITY = 92, 90
@@ -62,6 +64,9 @@ NAMES = {
     "ffcv-raw": "FFCV, raw pixels, uint8",
     "ffcv-q90": "FFCV, JPEG of quality 90, uint8",
     "decode": "only decoding, whole images",
+    "ours-256": "rackrun, shorter side 256",
+    "tiles-256": "rackrun, shorter side 256, restart tiles",
+    "decode-256": "only decoding, shorter side 256",
 }
 PEERS = ("mds-uint8", "lit-uint8", "dali", "spdl", "ffcv-raw", "ffcv-q90")
 WRITTEN = ("mds", "lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
@@ -81,14 +86,12 @@ class Settings:
     """Times that every contestant runs."""
     seconds: float = 4.0
     """Length of each measurement."""
-    short_side: int = 0
-    """Shorter side of the images, at quality 90, in pixels; 0: they stay as they were drawn."""
     peers: str = ""
     """A Python with the peers, as bench/install_peers.sh installs it; without it few take part."""
     only: tuple[str, ...] = ()
     """Names of the contestants that take part beside ours-folder and decode; none: all."""
     scratch: Path = Path(tempfile.gettempdir())
-    """Folder for the images: eleven times 110 KB each, most of it FFCV's raw pixels."""
+    """Folder for the images: twelve times 110 KB each, most of it FFCV's raw pixels."""
 
     def __post_init__(self) -> None:
         """Refuse names that no contestant has."""
@@ -99,8 +102,14 @@ class Settings:
     @property
     def contestants(self) -> list[str]:
         """Return the names of those that take part, ours first."""
-        chosen = {OURS, LIMIT, *(self.only or NAMES)}
+        named = self.only or tuple(NAMES)
+        chosen = {OURS, LIMIT, *named, *map(limit_of, named)}
         return [name for name in NAMES if name in chosen and (self.peers or name not in PEERS)]
+
+
+def limit_of(name: str) -> str:
+    """Return the contestant that only decodes the same images."""
+    return LIMIT + SMALL if name.endswith(SMALL) else LIMIT
 
 
 def main(args: list[str]) -> None:
@@ -108,7 +117,7 @@ def main(args: list[str]) -> None:
     settings = parse(Settings, "python -m bench.peers", args)
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         locations = prepared(Path(name), settings)
-        with serving(Site(Path(name) / "shards", port=0, native=True)) as server:
+        with serving(Site(Path(name) / "full/shards", port=0, native=True)) as server:
             disk = {name: disk_bytes(Path(path)) for name, path in locations.items()}
             locations |= {name: server.url for name in locations if name.endswith("-nginx")}
             report(list(measured(locations, settings)), disk, settings)
@@ -122,19 +131,24 @@ def disk_bytes(path: Path) -> int:
 
 def prepared(root: Path, settings: Settings) -> dict[str, str]:
     """Return where each contestant finds its images."""
-    sys.stderr.write("drawing images\n")
-    write_images(root, settings.images, settings.short_side)
-    for form, tiles in (("shards", False), ("tiles", True)):
-        packing = Packing(shards=16, tiles=tiles, allow=("leaks",))
-        FolderOfClasses(root / "images", root / form, packing=packing).run()
+    sizes = {"full": 0, "small": SMALL_SIDE}
+    if not any(name.endswith(SMALL) for name in settings.contestants):
+        del sizes["small"]
+    for size, short_side in sizes.items():
+        sys.stderr.write("drawing images\n")
+        images = write_images(root / size, settings.images, short_side)
+        for form, tiles in (("shards", False), ("tiles", True)):
+            packing = Packing(shards=16, tiles=tiles, allow=("leaks",))
+            FolderOfClasses(images, root / size / form, packing=packing).run()
     folders = {"folder": "images", "webdataset": "shards", "ours": "shards", "tiles": "tiles"}
     locations = {}
     for name in settings.contestants:
+        size = root / ("small" if name.endswith(SMALL) else "full")
         form = name if name in WRITTEN else name.partition("-")[0]
-        locations[name] = str(root / folders.get(form, form if form in WRITTEN else "images"))
+        locations[name] = str(size / folders.get(form, form if form in WRITTEN else "images"))
         if form in WRITTEN:
             sys.stderr.write(f"writing the format of {NAMES[name]}\n")
-            contestant(settings.peers, f"write-{form}", str(root / "images"), locations[name])
+            contestant(settings.peers, f"write-{form}", str(size / "images"), locations[name])
     return locations
 
 
@@ -199,18 +213,18 @@ def contestant(python: str, *args: str) -> str:
 
 def report(rounds: list[dict[str, Result]], disk: dict[str, int], settings: Settings) -> None:
     """Print a Markdown table: a row per contestant, medians over the rounds."""
-    size = f"shorter side {settings.short_side}" if settings.short_side else "500 x 375"
-    print(f"{size}, {settings.rounds} rounds of {settings.seconds:g} s\n")
+    print(f"{settings.images:,} images, {settings.rounds} rounds of {settings.seconds:g} s\n")
     print("| | CPU ms an image | least, most | of decoding | images/s | first batch | disk |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     for name in rounds[0]:
         cpu = [results[name]["cpu_ms"] for results in rounds]
-        ratios = [results[name]["cpu_ms"] / results[LIMIT]["cpu_ms"] for results in rounds]
+        limit = limit_of(name)
+        ratios = [results[name]["cpu_ms"] / results[limit]["cpu_ms"] for results in rounds]
         rate, first = (
             statistics.median(results[name][key] for results in rounds)
             for key in ("rate", "first_batch_seconds")
         )
-        space = f"{disk[name] / disk[LIMIT]:.2f}" if name != LIMIT else ""
+        space = f"{disk[name] / disk[limit]:.2f}" if name != limit else ""
         print(
             f"| {NAMES[name]} | {statistics.median(cpu):.2f} | {min(cpu):.2f}, {max(cpu):.2f} |"
             f" {statistics.median(ratios):.2f} | {rate:,.0f} | {first:.1f} s | {space} |"
