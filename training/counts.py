@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -92,18 +93,26 @@ class Counter:
     """Adds up on the device, so that no step waits for a number."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(5, dtype=torch.float64, device=device)  # whole up to 2^53
+        self._sums = torch.zeros(5, dtype=torch.float64, device=device)  # whole up to 2^53
+        self._samples = self._skipped = 0
 
-    def add(self, sums: torch.Tensor, samples: int, skipped: int) -> None:
-        """Count a batch's sums of loss, top-1 and, if there is a third one, top-5."""
-        self.sums[: len(sums)] += sums
-        self.sums[3] += samples
-        if skipped:  # seldom, and each operation on a GPU costs a launch
-            self.sums[4] += skipped
+    def add(self, parts: Iterable[torch.Tensor], samples: int, skipped: int) -> None:
+        """Count a batch: in parts, the sums of loss, top-1 and, if there is a third one, top-5."""
+        for sums in parts:
+            self._sums[: len(sums)].add_(sums)  # `+=` on a slice also copies it to itself
+        self._samples += samples
+        self._skipped += skipped
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """Return the fields of Counts, as sums: float64 (5,)."""
+        self._sums[3], self._sums[4] = self._samples, self._skipped
+        return self._sums
 
     def clear(self) -> None:
         """Begin anew."""
-        self.sums.zero_()
+        self._sums.zero_()
+        self._samples = self._skipped = 0
 
 
 class Confusion:
@@ -158,8 +167,9 @@ def as_counts(sums: torch.Tensor) -> Counts:
 @torch.no_grad()
 def correct_predictions(logits: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
     """Count samples whose label is among the `first` likeliest classes."""
-    best = logits.topk(first, dim=1).indices if first > 1 else logits.argmax(1, keepdim=True)
-    return (best == labels[:, None]).any(1).sum()
+    if first == 1:
+        return (logits.argmax(1) == labels).sum()
+    return (logits.topk(first, dim=1).indices == labels[:, None]).any(1).sum()
 
 
 def evaluation_sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

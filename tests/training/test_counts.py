@@ -39,10 +39,10 @@ def test_means_are_per_image_and_none_of_no_image() -> None:
 
 
 def test_a_counter_adds_images_and_those_that_were_skipped() -> None:
-    """Of training, loss and top-1 are known; of an evaluation, top-5 as well."""
+    """Of training, loss and top-1 are known, in parts; of an evaluation, top-5 as well."""
     counter = Counter(CPU)
-    counter.add(torch.tensor([2.0, 1.0]), samples=2, skipped=3)
-    counter.add(torch.tensor([1.5, 1.0, 2.0]), samples=3, skipped=0)
+    counter.add([torch.tensor([1.5, 1.0]), torch.tensor([0.5, 0.0])], samples=2, skipped=3)
+    counter.add([torch.tensor([1.5, 1.0, 2.0])], samples=3, skipped=0)
     assert counter.sums.tolist() == [3.5, 2, 2, 5, 3]
     counter.clear()
     assert counter.sums.tolist() == [0] * 5

@@ -31,7 +31,7 @@ class Tally:
     def add(self, logits: torch.Tensor, batch: Batch) -> None:
         """Count a batch."""
         labels = batch.labels
-        self._counter.add(evaluation_sums(logits, labels), len(labels), batch.skipped)
+        self._counter.add([evaluation_sums(logits, labels)], len(labels), batch.skipped)
         self._confusion.add(logits, labels)
         confidence, predicted = logits.softmax(1).max(1)
         right = (predicted == labels).double()
@@ -47,7 +47,7 @@ class Tally:
 
     def skip(self, batch: Batch) -> None:
         """Count a batch without an image that can be decoded."""
-        self._counter.add(self._counter.sums[:0], 0, batch.skipped)
+        self._counter.add([], 0, batch.skipped)
 
     def judgement(self, ranks: Ranks, classes: list[str]) -> Judgement:
         """Return what all ranks counted together."""

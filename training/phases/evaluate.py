@@ -24,7 +24,7 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
         if len(batch.labels):
             flip = run.config.eval_flip
             logits = run.compute.logits(model, transforms.normalised, batch.images, flip)
-            counter.add(evaluation_sums(logits, batch.labels), len(batch.labels), batch.skipped)
+            counter.add([evaluation_sums(logits, batch.labels)], len(batch.labels), batch.skipped)
             confusion.add(logits, batch.labels)
             losses.add(logits, batch.labels, batch.rows)
         log.progress.evaluated(number)

@@ -38,8 +38,7 @@ def train_step(
     config, ranks = run.config, run.ranks
     seed_step(config, ranks, state.step)
     share = ranks.world / run.data.batch  # DDP divides by the world
-    # On the device, so that no step waits for a number; whole counts are exact in float64.
-    step_sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+    step_sums: list[torch.Tensor] = []  # on the device, so that no step waits for a number
     parts = list(parts_of(run, state.step, batch))
     for number, (images, labels) in enumerate(parts, start=1):
         with sync.part(len(labels), is_last=number == len(parts)):
@@ -49,7 +48,7 @@ def train_step(
             loss = summed_loss(logits, targets, config, run.class_weights(logits))
             state.loss_scale.backward(loss * share)
         # By the labels from before mixing: of a mixed image only one class counts as right.
-        step_sums += torch.stack([loss.detach(), correct_predictions(logits, labels, 1)])
+        step_sums.append(torch.stack([loss.detach(), correct_predictions(logits, labels, 1)]))
     # From here on nothing waits for another rank: the step is taken as a whole, or not at all.
     exchange.complete()
     run.check_group()
@@ -66,4 +65,6 @@ def parts_of(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the images and labels of a batch in the parts that are computed one after the other."""
     count = run.parts_in(step)
+    if count == 1:
+        return iter([(batch.images, batch.labels)])
     return zip(batch.images.tensor_split(count), batch.labels.tensor_split(count), strict=True)

@@ -43,8 +43,9 @@ class BatchNorms:
     @contextmanager
     def part(self, images: int) -> Iterator[None]:
         """Compute a part of this many images with the statistics that it has or else can use."""
-        trained = {name: norm for name, norm in self._norms.items() if norm.training}
-        if images != 1 or not trained:  # frozen ones use their running statistics anyway
+        norms = self._norms if images == 1 else {}  # looked at in such a step only
+        trained = {name: norm for name, norm in norms.items() if norm.training}
+        if not trained:  # frozen ones use their running statistics anyway
             yield
             return
         hooks = [
