@@ -225,6 +225,7 @@ ONE_DOOR = {  # a foreign library -> the only places that may know it
         "catdog/demo.py",
     },
     "torch": {"training", *TASKS},
+    "torchcodec": {"training/data/gpu_decode.py"},
     "torchvision": {"training", *TASKS},
     "webdataset": {"training"},
 }

@@ -1,5 +1,7 @@
-"""JPEGs that workers leave to the GPU: torchvision decodes them on the CPU here, in its place."""
+"""JPEGs that workers leave to the GPU: TorchCodec decodes them on the CPU here, in its place."""
 
+import io
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -9,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torchvision.io
+import torchcodec.decoders
 from PIL import Image
 
 from convert.folder import FolderOfClasses
@@ -21,9 +23,9 @@ from shards.open import open_source
 from tests.training.test_decode import SAME, SAME_ON_AVERAGE, encoded, photograph
 from training.data import exact, gpu_decode
 from training.data import open as data_open
-from training.data.decode import Box, draw_box
+from training.data.decode import ORIENTATION, Box, draw_box
 from training.data.gpu_decode import GpuDecoder, gpu_decoder, jpegs_in, preparing
-from training.data.loader import on_device
+from training.data.loader import DECODING, made_in_thread, on_device
 from training.data.open import open_data
 from training.data.samples import Batch, JpegCrop, LeftToGpu
 from training.data.transforms import Transforms
@@ -99,10 +101,20 @@ def unmarked(data: bytes) -> bytes:
 
 
 SMALL = photograph(1, 60, 80)
+
+
+def turned(data: bytes) -> bytes:
+    """Return a JPEG whose EXIF says that it lies on its side."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    return encoded(Image.open(io.BytesIO(data)), quality=80, exif=exif)
+
+
 FOR_WORKERS: dict[str, Callable[[], bytes]] = {
     "progressive": lambda: encoded(SMALL, quality=80, progressive=True),
     "PNG": lambda: encoded(photograph(1, 30, 40), "PNG"),
     "CMYK": lambda: encoded(SMALL.convert("CMYK"), quality=80),
+    "turned by its EXIF": lambda: turned(encoded(SMALL, quality=80)),
     "of Adobe": lambda: adobe(encoded(SMALL, quality=80)),
     "red, green and blue": lambda: encoded(SMALL, quality=80, keep_rgb=True),
     "named R, G and B": lambda: unmarked(encoded(SMALL, quality=80, keep_rgb=True)),
@@ -145,16 +157,16 @@ def batch_of(*datas: bytes) -> Batch:
 
 def refusing(monkeypatch: pytest.MonkeyPatch, refused: Callable[[torch.Tensor], bool]) -> list[int]:
     """Have the decoder refuse some JPEGs, and with them all of a call; return what it is given."""
-    decode, calls = torchvision.io.decode_jpeg, list[int]()
+    decode, calls = torchcodec.decoders.decode_jpeg, list[int]()
 
-    def stand_in(jpegs: list[torch.Tensor], mode: object, device: torch.device) -> object:
+    def stand_in(jpegs: list[torch.Tensor], mode: str, device: torch.device) -> object:
         assert all(jpeg.dtype == torch.uint8 and jpeg.ndim == 1 for jpeg in jpegs)
         calls.append(len(jpegs))
         if any(map(refused, jpegs)):
             raise RuntimeError("Error while decoding JPEG images: 5")
-        return decode(jpegs, mode, device)
+        return decode(jpegs, mode=mode, device=device)
 
-    monkeypatch.setattr(torchvision.io, "decode_jpeg", stand_in)
+    monkeypatch.setattr(torchcodec.decoders, "decode_jpeg", stand_in)
     return calls
 
 
@@ -194,8 +206,14 @@ def test_bicubic_pixels_do_not_wrap_around() -> None:
 
 
 def test_jpegs_are_decoded_before_a_batch_is_handed_over() -> None:
-    """Once each, while the batch before it is in use, and only where there are some."""
+    """Once each, in order, beside the rank's own thread, and only where there are some."""
     calls: list[int] = []
+    threads: set[threading.Thread] = set()
+
+    def decoder(batch: Batch, images: torch.Tensor) -> None:
+        threads.add(threading.current_thread())
+        calls.append(batch.left[0].batch_index)
+        images += batch.left[0].batch_index
 
     def given() -> Iterator[Batch]:
         for number in range(4):
@@ -203,8 +221,48 @@ def test_jpegs_are_decoded_before_a_batch_is_handed_over() -> None:
             left = [LeftToGpu(number, "", JpegCrop(0, Box(0, 0, 1, 1), False))] if number else []
             yield Batch(images, torch.zeros(1), left=left)
 
-    batches = on_device(given(), CPU, lambda batch, images: calls.append(batch.left[0].batch_index))
-    assert [list(calls) for _ in batches] == [[1], [1, 2], [1, 2, 3], [1, 2, 3]]
+    batches = [batch.images.unique().tolist() for batch in on_device(given(), CPU, decoder)]
+    assert (batches, calls) == ([[0], [1], [2], [3]], [1, 2, 3])
+    assert len(threads) == 1 and threading.current_thread() not in threads
+
+
+def decoding_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == DECODING]
+
+
+def test_the_thread_makes_no_more_than_two_batches_ahead() -> None:
+    """Their memory would be overwritten; it ends with the one that it is making."""
+    begun, asked = list[int](), threading.Semaphore(0)
+
+    def numbers() -> Iterator[int]:
+        for number in range(100):
+            begun.append(number)
+            asked.release()
+            yield number
+
+    made = made_in_thread(numbers())
+    assert next(made) == 0
+    for _ in range(3):  # what is in use, and two more
+        asked.acquire()
+    assert not asked.acquire(timeout=0.1)
+    assert begun == [0, 1, 2]
+    made.close()
+    assert not decoding_threads() and len(begun) < 5
+
+
+def test_an_error_of_the_thread_is_raised_after_the_batches_before_it() -> None:
+    """The error itself, and once; the thread has ended."""
+    error = DataError("image 2 is damaged")
+
+    def numbers() -> Iterator[int]:
+        yield from range(2)
+        raise error
+
+    made, numbers_made = made_in_thread(numbers()), list[int]()
+    with pytest.raises(DataError) as raised:
+        numbers_made.extend(made)
+    assert raised.value is error and numbers_made == [0, 1]
+    assert not decoding_threads()
 
 
 @pytest.fixture
@@ -257,8 +315,8 @@ def test_auto_leaves_to_workers_what_only_they_do(
         with pytest.raises(UsageError, match=f"^--gpu-decode on: .*{why}; type --gpu-decode off$"):
             chosen("on", 4.0, 0.5, **options)
     refusing(monkeypatch, lambda jpeg: True)
-    assert "torchvision cannot: Error while decoding" in chosen("auto", 4.0, 0.5)[1]
-    with pytest.raises(UsageError, match="torchvision cannot"):
+    assert "TorchCodec cannot: Error while decoding" in chosen("auto", 4.0, 0.5)[1]
+    with pytest.raises(UsageError, match="TorchCodec cannot"):
         chosen("on", 4.0, 0.5)
 
 

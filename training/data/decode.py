@@ -235,26 +235,26 @@ def _formats() -> tuple[str, ...]:
     return "TIFF", "AVIF", "HEIF"
 
 
-def _orientation(data: bytes) -> int:
+def orientation(data: bytes) -> int:
     """Return the orientation in the EXIF of a JPEG; 1, upright, if there is none or a malformed."""
     if not data.startswith(START):
         return 1
     try:
         with warnings.catch_warnings(action="ignore"):
-            orientation = Image.open(io.BytesIO(data), formats=("JPEG",)).getexif().get(ORIENTATION)
+            value = Image.open(io.BytesIO(data), formats=("JPEG",)).getexif().get(ORIENTATION)
     except PILLOW_ERRORS:
         return 1
-    return orientation if isinstance(orientation, int) else 1
+    return value if isinstance(value, int) else 1
 
 
 def upright(square: Pixels, data: bytes) -> Pixels:
     """Return the centre of a JPEG, uint8 (side, side, channels), turned as its EXIF says."""
-    orientation = _orientation(data)
-    if not 2 <= orientation <= 8:
+    turn = orientation(data)
+    if not 2 <= turn <= 8:
         return square
-    turned = square.transpose(1, 0, 2) if orientation > 4 else square
-    across = -1 if orientation in (2, 3, 6, 7) else 1
-    down = -1 if orientation in (3, 4, 7, 8) else 1
+    turned = square.transpose(1, 0, 2) if turn > 4 else square
+    across = -1 if turn in (2, 3, 6, 7) else 1
+    down = -1 if turn in (3, 4, 7, 8) else 1
     return np.ascontiguousarray(turned[::down, ::across])
 
 

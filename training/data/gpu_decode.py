@@ -7,15 +7,17 @@ leave as it is, in the place of its pixels, which travels to the rank without a 
     rank     the batch, copied to the GPU -> JPEGs: uint8 (3, height, width) -> the crop, resized,
              in its place
 
-torchvision's decode_jpeg, by nvJPEG, decodes whole images at their full resolution. Workers still
-decode crops that they would decode at a fraction of it, JPEGs longer than their pixels or of
-more than MOST_PIXELS, and all but plain baseline JPEGs: nvJPEG decodes progressive ones one by one,
-and may not follow Adobe's marker of other colours. What it refuses, Pillow decodes in the rank.
+TorchCodec's decode_jpeg, by nvJPEG, decodes whole images at their full resolution, those of a
+batch in one call. The rank copies, decodes and resizes in a thread and a stream of their own beside
+the steps (on_device in training.data.loader). Workers still decode crops that they would decode at
+a fraction of the resolution, JPEGs longer than their pixels or of more than MOST_PIXELS, what
+TorchCodec would turn by its EXIF, and all but plain baseline JPEGs: nvJPEG decodes progressive ones
+one by one, and may not follow Adobe's marker of other colours. What it refuses, Pillow decodes in
+the rank.
 """
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +29,16 @@ from rackrun.errors import DataError, UsageError
 from rackrun.terminal import one_line
 from shards.jpeg import Frame, jpeg_frame
 from shards.source import Source
-from training.data.decode import FINE, RATIO, Interpolation, Pixels, decode, draw_box, has_end
+from training.data.decode import (
+    FINE,
+    RATIO,
+    Interpolation,
+    Pixels,
+    decode,
+    draw_box,
+    has_end,
+    orientation,
+)
 from training.data.loader import worker_count
 from training.data.samples import (
     Batch,
@@ -44,6 +55,7 @@ from training.settings.data import DataSettings
 
 MOST_PIXELS = 1 << 20  # of an image: those of a batch of 256 take 0.8 GB of the GPU's memory
 MEASURED = 64  # images
+EXIF = b"Exif\0\0"  # the segment that may say that the image is to be turned
 ADOBE = b"\xff\xee\x00\x0eAdobe"  # the segment that may name other colours than the usual ones
 RED_GREEN_BLUE = b"RGB"  # the names of components that may be colours themselves
 ON_CPU_ONLY = {
@@ -113,8 +125,8 @@ def gpu_decoder(
     if not why_not:
         try:
             faster, remark = _compared(decoder, config, ranks, transforms, source)
-        except RuntimeError as error:
-            why_not = f"torchvision cannot: {one_line(str(error))}"
+        except (ImportError, OSError, RuntimeError) as error:
+            why_not = f"TorchCodec cannot: {one_line(str(error))}"
     if config.gpu_decode == "on":
         if why_not:
             raise UsageError(f"--gpu-decode on: {why_not}; type --gpu-decode off")
@@ -154,12 +166,9 @@ def jpegs_in(batch: Batch) -> list[torch.Tensor]:
 
 def decoded(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Return the pixels of each JPEG on the device: uint8 (3, height, width)."""
-    from torchvision.io import ImageReadMode, decode_jpeg  # loader workers need not import it
+    from torchcodec.decoders import decode_jpeg  # loader workers need not import it
 
-    with warnings.catch_warnings():
-        # Its successor, torchcodec, is a package of its own, for which there is no lock yet.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        images: list[torch.Tensor] = decode_jpeg(jpegs, ImageReadMode.RGB, device)
+    images: list[torch.Tensor] = decode_jpeg(jpegs, mode="RGB", device=device)
     return images
 
 
@@ -173,6 +182,7 @@ def _is_usual(data: bytes, frame: Frame, size: int) -> bool:
         and frame.width * frame.height <= MOST_PIXELS
         and names != RED_GREEN_BLUE
         and data.find(ADOBE, 0, frame.scan_at) < 0
+        and (data.find(EXIF, 0, frame.scan_at) < 0 or orientation(data) == 1)
         and has_end(data)
     )
 

@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import signal
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import nullcontext
 from itertools import repeat
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from queue import Queue
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +28,8 @@ Item = TypeVar("Item")
 Decoder = Callable[[Batch, torch.Tensor], None]
 """Decodes the JPEGs of a batch into their places among its images on the device."""
 NOTICED_SECONDS = 2.0  # until the end of a process is known
+ENDING_SECONDS = 5.0  # for a batch that is being decoded
+DECODING = "decoding"  # the thread's name
 
 atexit.register(end_workers)
 
@@ -105,41 +109,78 @@ def on_device(
 
     On a GPU all of that happens in a stream of its own, from pinned memory, beside the work of the
     steps; their stream waits for a batch by an event, the host for nothing but a copy that has
-    still to be read when its memory is needed again. Elsewhere there is nothing to copy.
+    still to be read when its memory is needed again. Elsewhere there is nothing to copy. A decoder,
+    which the host does wait for, has a thread of its own as well.
     """
     side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    under_way = deque[torch.Event]()  # the ends of copies
-    ahead: tuple[Batch, torch.Event | None] | None = None
+    copies = _copies(batches, device, side, decoder)
+    if decoder:
+        for copied in made_in_thread(copies):
+            yield _handed_over(*copied)
+        return
+    ahead = next(copies, None)
+    while ahead:
+        copied, ahead = ahead, next(copies, None)
+        yield _handed_over(*copied)
+
+
+def made_in_thread(items: Iterator[Item]) -> Generator[Item]:
+    """Yield items that a thread makes, two ahead at most; raise its error after those before it.
+
+    Where no more items are wanted, the thread ends with the one that it is making. It is not waited
+    for any longer than ENDING_SECONDS: a server may keep it.
+    """
+    made = Queue[Item | BaseException | None](1)
+    ending = threading.Event()
+
+    def make() -> None:
+        try:
+            for item in items:
+                made.put(item)
+                if ending.is_set():
+                    return
+            made.put(None)
+        except BaseException as error:
+            made.put(error)
+
+    thread = threading.Thread(target=make, name=DECODING, daemon=True)
+    thread.start()
+    try:
+        while (item := made.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        ending.set()
+        while not made.empty():  # the thread may wait for room
+            made.get()
+        thread.join(ENDING_SECONDS)
+
+
+def _copies(
+    batches: Iterator[Batch],
+    device: torch.device,
+    side: torch.cuda.Stream | None,
+    decoder: Decoder | None,
+) -> Iterator[tuple[Batch, torch.Event | None]]:
+    """Yield batches whose copies have begun, and the event of their end."""
+    under_way = deque[torch.Event]()
     while True:
         if len(under_way) == HELD:  # the next batch may overwrite the memory of that copy
             under_way.popleft().synchronize()
         batch = next(batches, None)
-        copied = _copied(batch, device, side, decoder, under_way) if batch else None
-        if ahead:
-            yield _handed_over(*ahead)
-        if not copied:
+        if batch is None:
             return
-        ahead = copied
-
-
-def _copied(
-    batch: Batch,
-    device: torch.device,
-    side: torch.cuda.Stream | None,
-    decoder: Decoder | None,
-    under_way: deque[torch.Event],
-) -> tuple[Batch, torch.Event | None]:
-    """Begin to copy a batch; return it on the device, and the event of the copy's end."""
-    with torch.cuda.stream(side) if side else nullcontext():
-        images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
-        if decoder and batch.left:
-            if under_way:  # the decoder's own stream must not overwrite what is still resized
-                under_way[-1].synchronize()
-            decoder(batch, images)
-        done = side.record_event() if side else None
-    if done:
-        under_way.append(done)
-    return batch._replace(images=images, labels=labels), done
+        with torch.cuda.stream(side) if side else nullcontext():
+            images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
+            if decoder and batch.left:
+                if under_way:  # the decoder's own stream must not overwrite what is still resized
+                    under_way[-1].synchronize()
+                decoder(batch, images)
+            done = side.record_event() if side else None
+        if done:
+            under_way.append(done)
+        yield batch._replace(images=images, labels=labels), done
 
 
 def _handed_over(batch: Batch, done: torch.Event | None) -> Batch:
