@@ -1,11 +1,12 @@
-"""Measure what the training loop costs: its images/s over those of a bare loop.
+"""Measure what the training loop costs: its images/s over those of a bare loop, and ms a step.
 
     python bench/loop.py [--model catdog --width 64 --image-size 128 --batch-size 32] [--rounds 7]
+    python bench/loop.py --width 8 --image-size 32 --batch-size 8 --steps 300    the loop alone
 
 Both train the same model on the same fixed random batch. The loop is `python -m catdog
 --synthetic` with all it does between two steps: lr, seeds, counting, reports, metrics,
 TensorBoard, requests to stop. The bare one does forward, backward and step on the batch, already
-normalised. They take turns in one process. On a busy machine, use the ratio of CPU seconds.
+normalised. They take turns in one process. On a busy machine, use CPU seconds.
 """
 
 import contextlib
@@ -91,6 +92,12 @@ def main(bench: Bench) -> None:
     cpu = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in turns)
     print(f"median:  loop {ours_rate:8.1f}  bare {their_rate:8.1f} images/s")
     print(f"ratio:   {wall:.3f} by the clock, {cpu:.3f} by CPU seconds")
+    more = sorted(
+        (ours.cpu_seconds - theirs.cpu_seconds) / bench.steps * 1e3 for ours, theirs in turns
+    )
+    print(
+        f"more:    {statistics.median(more):.3f} ms of CPU a step ({more[0]:.3f} to {more[-1]:.3f})"
+    )
 
 
 def settings(bench: Bench) -> CatDog:

@@ -36,7 +36,7 @@ class Packing:
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case, Unicode form or leading zeros. May be given twice."""
     tiles: bool = False
-    """Rewrite JPEGs without loss so that crops decode faster."""
+    """Rewrite JPEGs without loss so that crops decode faster, at about 2 ms of CPU each."""
     sidecars: bool = False
     """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     follow_links: bool = False

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
@@ -147,3 +148,28 @@ def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path: 
         in done.stderr
     )
     assert "--shm-size" in done.stderr
+
+
+FREED = """
+import resource
+from training.data.worker_server import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    group = [bytearray(500_000) for _ in range(28)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+if {keeps}:
+    keep_memory()
+faults()
+print(faults())
+"""
+
+
+def test_a_group_of_images_takes_the_memory_of_the_one_before() -> None:
+    """Of 3,400 pages, a loader worker asks the kernel for few again; another process for all."""
+    kept, usual = (
+        int(subprocess.check_output([sys.executable, "-c", FREED.format(keeps=keeps)]))
+        for keeps in (True, False)
+    )
+    assert kept < 200 < 2000 < usual

@@ -10,6 +10,7 @@ imports it beside the rank. A rank that has torch already was forked from a proc
 The server and the workers ignore signals that ask processes to end. They end with the rank.
 """
 
+import ctypes
 import gc
 import multiprocessing
 import multiprocessing.forkserver
@@ -27,6 +28,10 @@ from typing import Any
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = "training.data.worker_preload"
 CONTEXT.set_forkserver_preload([PRELOAD])
+
+MALLOC = {-1: 256 << 20, -2: 16 << 20, -3: 32 << 20}
+"""Options of glibc's mallopt, in bytes: free memory that is kept (M_TRIM_THRESHOLD), what is taken
+more than is asked for (M_TOP_PAD), and from when on memory is not the heap's (M_MMAP_THRESHOLD)."""
 
 # After a rank is killed, multiprocessing's resource tracker would print a warning last.
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
@@ -78,9 +83,17 @@ def worker_init(worker: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _stay_beside_the_rank()
+    keep_memory()
     gc.freeze()  # what the server has imported stays shared
     gc.enable()
     threading.Thread(target=_end_with_the_rank, daemon=True).start()
+
+
+def keep_memory() -> None:
+    """Have glibc keep memory that is freed: every group of images would take it from the kernel."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        for option, size in MALLOC.items():
+            mallopt(option, size)
 
 
 def _stay_beside_the_rank() -> None:
