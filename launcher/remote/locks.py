@@ -2,6 +2,9 @@
 
 A launch that waits holds a ticket: a locked file beside the lock. The kernel unlocks it when the
 launch dies, so the oldest ticket that is still locked is the next to be served.
+
+Where the owner of a file shared its lock with another account that ended last, the file stays,
+empty and unlocked: /tmp is sticky. The owner's next launch on the host removes it.
 """
 
 from __future__ import annotations

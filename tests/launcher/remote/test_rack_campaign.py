@@ -7,8 +7,10 @@ locked. A fourth account leaves files of all kinds beside the locks.
     RACK_FIRST=100 RACK_JOBS=50 RACK_SEED=28 pytest --long ...  those from the 101st on
 """
 
+import fcntl
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -66,14 +68,17 @@ class Job:
     process: "subprocess.Popen[str] | None" = None
     typed_at: float = 0.0
     waited_at: float | None = None
+    granted_at: float | None = None
     started_at: float | None = None
     log: Path = field(default_factory=Path)
 
     def look(self) -> None:
-        """Note when it began to wait, and when its first rank has started."""
+        """Note when it began to wait, when it got its GPUs, and when its first rank started."""
         text = self.log.read_text(errors="replace")
         if self.waited_at is None and "waiting (" in text:
             self.waited_at = time.time()
+        if self.granted_at is None and re.search(r"\d ranks? on \d", text):
+            self.granted_at = time.time()
         if self.started_at is None and "START" in text:
             starts = [line.rpartition(" ")[2] for line in text.splitlines() if "START" in line]
             self.started_at = min(map(float, starts))
@@ -218,8 +223,13 @@ class Campaign:
             time.sleep(0.1)
 
     def leftovers(self) -> set[Path]:
-        """Return the locks and tickets that are left on the hosts."""
-        return {path for lock in self._locks() for path in Path("/tmp").glob(f"{lock[5:]}*")}
+        """Return the locks and tickets that are left on the hosts.
+
+        A file that its owner shared with another account, which ended last and may not remove it,
+        waits, empty and unlocked, for the next launch of either.
+        """
+        left = {path for lock in self._locks() for path in Path("/tmp").glob(f"{lock[5:]}*")}
+        return {path for path in left - self.planted if not is_free_lock(path)}
 
     def close(self, jobs: Sequence[Job]) -> None:
         """End what still runs, wait until the hosts are clean, and remove what was planted."""
@@ -227,11 +237,24 @@ class Campaign:
             if job.process and job.process.poll() is None:
                 job.process.kill()
         end = time.monotonic() + 20
-        while (left := self.leftovers() - self.planted) and time.monotonic() < end:
+        while (left := self.leftovers()) and time.monotonic() < end:
             time.sleep(0.2)
         for path in self.planted:
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         assert left == set()
+
+
+def is_free_lock(path: Path) -> bool:
+    """Return whether this is the lock of a whole host, and no process has it locked."""
+    if path.suffix != ".lock":
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        path.unlink()
+    return True
 
 
 def planted_beside(lock: str) -> Iterator[Path]:
@@ -249,9 +272,12 @@ def planted_beside(lock: str) -> Iterator[Path]:
 
 
 def overtaken(all_jobs: Sequence[Job]) -> list[tuple[str, str]]:
-    """Return launches for any GPUs that waited already when another was typed that began before."""
+    """Return launches for any GPUs that waited already when another was typed that got them first.
+
+    When their ranks start says nothing: on busy cores a start takes longer than the turn.
+    """
     fair = [
-        job for job in all_jobs if job.started_at and {"--gpus-needed", "--wait"} <= set(job.args)
+        job for job in all_jobs if job.granted_at and {"--gpus-needed", "--wait"} <= set(job.args)
     ]
     return [
         (first.name, later.name)
@@ -259,7 +285,7 @@ def overtaken(all_jobs: Sequence[Job]) -> list[tuple[str, str]]:
         for later in fair
         if first.waited_at is not None
         and first.waited_at < later.typed_at
-        and (later.started_at or 0) < (first.started_at or 0)
+        and (later.granted_at or 0) < (first.granted_at or 0)
     ]
 
 
