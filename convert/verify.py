@@ -5,7 +5,6 @@ all their indexes.
 """
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -17,9 +16,9 @@ from typing import ClassVar, NamedTuple
 from convert.images.transcoder import library
 from convert.originals import Compared, Originals, tiles_compared
 from convert.packing.copies import copies
-from convert.packing.output_folder import Target
+from convert.packing.output_folder import Target, shard_files
 from convert.packing.quality_report import report_lines
-from convert.packing.stored_samples import rows_of, shards_of
+from convert.packing.stored_samples import StoredShard, rows_of, shards_of
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
 from convert.readers.records import ImageDefect
@@ -29,7 +28,6 @@ from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import clean
 from rackrun.units import plural
-from shards.index import Shard
 from shards.metadata import Loan
 from shards.open import open_source, sources_of
 from shards.samples import stored_samples
@@ -73,7 +71,7 @@ class Verify:
             faults += row_faults
             jobs += new_jobs
             indexes.append(SharedIndexes(version.location, loans))
-        total = sum(job.shard(versions).samples for job in jobs)
+        total = sum(job.stored.shard.samples for job in jobs)
         workers = self.workers or core_count()
         work = partial(_verify_shard, indexes=indexes, originals=originals)
         steps = in_parallel(jobs, work, workers)
@@ -139,12 +137,7 @@ class VerifyJob(NamedTuple):
     """A shard to verify."""
 
     version: int  # in the list of versions
-    split: str
-    number: int
-
-    def shard(self, versions: Sequence[Source]) -> Shard:
-        """Return its entry of the manifest."""
-        return versions[self.version].manifest.split(self.split).shards[self.number]
+    stored: StoredShard
 
 
 def _jobs(
@@ -166,7 +159,7 @@ def _jobs(
         if stored.split not in loans:
             continue
         if stored.shard not in newer:
-            jobs.append(VerifyJob(version, stored.split, stored.number))
+            jobs.append(VerifyJob(version, stored))
             continue
         other, other_stored = newer[stored.shard]
         with suppress(DataError):  # which is named where the other version is looked at
@@ -228,12 +221,11 @@ def _verify_shard(
     originals: Originals | None,
 ) -> None:
     """Report every fault of a shard as a line, and at the end how much was read."""
-    source = indexes[job.version].source
-    shard = source.manifest.split(job.split).shards[job.number]
+    source, (split, number, shard) = indexes[job.version].source, job.stored
     where, compared = f"{source.location}: {shard.name}", Compared()
     working_on(where)
     try:
-        for row, data in stored_samples(source, job.split, job.number):
+        for row, data in stored_samples(source, split, number):
             working_on(f"{where}: the sample at byte {row['offset']}")
             try:
                 sample = sample_of(source, shard, row, data)
@@ -263,10 +255,8 @@ def strangers(versions: Sequence[Source]) -> Iterator[str]:
     folder, dataset = Path(location), versions[0].manifest.dataset
     listed = set[str]().union(*(version.manifest.files() for version in versions))
     listed |= Target(folder).unfinished()
-    ours = re.compile(rf"{dataset}-[a-z]+(-\d{{6}}\.tar|(\.v\d+)?\.index\.npy)")
-    for path in sorted(folder.iterdir()):
-        if ours.fullmatch(path.name) and path.name not in listed:
-            yield f"{path}: not a part of this data set"
+    for name in sorted(shard_files(folder, dataset) - listed):
+        yield f"{folder / name}: not a part of this data set"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from convert.doctor.findings import (
     DROP,
     EMPTY,
     LEAK,
-    LOOK,
     NEAR_COPY,
     NEAR_LEAK,
     ODD_SHAPE,
@@ -21,6 +20,7 @@ from convert.doctor.findings import (
     SIMILAR_CLASSES,
     SMALL_CLASS,
     TWO_CLASSES,
+    UNDECIDED,
     Finding,
     ImagePosition,
 )
@@ -43,14 +43,12 @@ def unreadable(fingerprints: Fingerprints) -> Iterator[Finding]:
     """Yield images whose bytes are not those of the index, and those that do not decode."""
     for split, prints in fingerprints.by_split.items():
         for row in np.flatnonzero(prints["state"] != SOUND).tolist():
-            position = ImagePosition(split, row)
-            if prints["state"][row] == UNDECODED:
-                yield Finding(
-                    DAMAGED, position, fingerprints.label(position), "cannot be decoded", DROP
-                )
-            else:
+            reason, action = "cannot be decoded", DROP
+            if prints["state"][row] != UNDECODED:
                 reason = "not the bytes of the index; copy the shard again, or convert it"
-                yield Finding(DAMAGED, position, fingerprints.label(position), reason)
+                action = UNDECIDED
+            position = ImagePosition(split, row)
+            yield Finding(DAMAGED, position, fingerprints.label(position), reason, action)
 
 
 def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
@@ -62,18 +60,20 @@ def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
     indexes = [(split, source.index(split)[rows]) for split, rows in sound.items()]
     shards = {split.name: split.shards for split in manifest.splits}
     for group in groups_of_copies(indexes, shards, source.read):
-        named = {ImagePosition(one.split, int(sound[one.split][one.row])): one for one in group}
+        named = {
+            ImagePosition(image.split, int(sound[image.split][image.row])): image for image in group
+        }
         first, *others = sorted(named, key=_preference)
         labels = defaultdict[str, set[int]](set)
-        for one in group:
-            labels[one.split].add(one.label)
+        for image in group:
+            labels[image.split].add(image.label)
         for position in (first, *others):
             label, other = named[position].label, first
             problem, action = COPY, DROP
             if position.split != first.split:
                 problem = LEAK
             elif len(labels[position.split]) > 1:
-                problem, action = TWO_CLASSES, LOOK
+                problem, action = TWO_CLASSES, UNDECIDED
                 other = next(each for each in named if named[each].label != label)
             elif position == first:
                 continue
@@ -111,7 +111,7 @@ def nearly_copied(
         reason = f"{'mirror image of' if pair.mirrored else 'like'} {named.key} in {kept.split}"
         if not same_class:
             reason += f", class {fingerprints.source.manifest.classes[kept_label]}"
-        action = DROP if same_class else LOOK
+        action = DROP if same_class else UNDECIDED
         yield Finding(problem, copy, label, reason, action, score=score, other=kept)
 
 
@@ -168,10 +168,10 @@ def odd(fingerprints: Fingerprints) -> Iterator[Finding]:
             (ODD_SHAPE, np.abs(ratios - median_ratio) >= np.log(LONGER)),
         ):
             for row in np.flatnonzero(rows).tolist():
-                reason, action = f"{index['width'][row]} x {index['height'][row]} pixels", LOOK
+                reason, action = f"{index['width'][row]} x {index['height'][row]} pixels", UNDECIDED
                 if problem == EMPTY:
                     reason = f"{prints['plain'][row]:.1%} of its pixels are alike"
-                    action = DROP if prints["plain"][row] == 1 else LOOK
+                    action = DROP if prints["plain"][row] == 1 else UNDECIDED
                 yield Finding(
                     problem, ImagePosition(split, row), int(index["label"][row]), reason, action
                 )

@@ -11,8 +11,8 @@ from typing import NamedTuple
 COLUMNS = (
     *("split", "shard", "key", "class", "problem", "action", "new_class", "score", "reason"),
 )
-DROP, RELABEL, LOOK = "drop", "relabel", ""
-"""What a row asks for; LOOK: nothing, a person decides."""
+DROP, RELABEL, UNDECIDED = "drop", "relabel", ""
+"""What a row asks for; UNDECIDED: nothing, until a person has looked at it."""
 
 EXACT = LEAK, TWO_CLASSES, COPY = "leak", "two classes", "copy"
 NEAR_LEAK, NEAR_COPY, LABEL = "near leak", "near copy", "label"
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
     position: ImagePosition | None
     label: int
     reason: str
-    action: str = LOOK
+    action: str = UNDECIDED
     new_class: str = ""
     score: float | None = None
     """How sure it is, 0 to 1."""

@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 from convert.doctor.findings import ImagePosition, Named
 from convert.images.info import UNDECODABLE
 from convert.images.resize import in_mode
+from convert.packing.stored_samples import StoredShard, shards_of
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
 from convert.verify import SharedIndexes, indexes_of
@@ -53,17 +54,10 @@ HAS_HASHES = find_spec("imagehash") is not None
 """Whether the extra `doctor` is installed."""
 
 
-class ShardJob(NamedTuple):
-    """A shard to look at."""
-
-    split: str
-    number: int
-
-
 class ShardFingerprints(NamedTuple):
     """The fingerprints of a shard's images and their keys, in the order of the index."""
 
-    job: ShardJob
+    stored: StoredShard
     fingerprints: np.ndarray
     keys: list[str]
 
@@ -102,12 +96,8 @@ def fingerprints_of(source: Source, workers: int) -> Fingerprints:
     loans, faults = indexes_of(source)
     if faults:
         raise DataError(faults[0])
-    jobs = [
-        ShardJob(split.name, number)
-        for split in manifest.splits
-        for number in range(len(split.shards))
-    ]
-    shards: dict[ShardJob, ShardFingerprints] = {}
+    jobs = shards_of(manifest)
+    shards: dict[StoredShard, ShardFingerprints] = {}
     work = partial(_fingerprint_shard, indexes=SharedIndexes(source.location, loans))
     steps = in_parallel(jobs, work, workers)
     total = sum(split.samples for split in manifest.splits)
@@ -116,7 +106,7 @@ def fingerprints_of(source: Source, workers: int) -> Fingerprints:
             if isinstance(message, Progress):
                 shown.advance(message)
             elif isinstance(message, ShardFingerprints):
-                shards[message.job] = message
+                shards[message.stored] = message
             else:
                 faults.append(message)
     by_split = {split.name: [np.empty(0, FINGERPRINT)] for split in manifest.splits}
@@ -129,20 +119,20 @@ def fingerprints_of(source: Source, workers: int) -> Fingerprints:
 
 
 def _fingerprint_shard(
-    job: ShardJob,
+    stored: StoredShard,
     report: Callable[[Progress | ShardFingerprints | str], None],
     indexes: SharedIndexes,
 ) -> None:
     """Report the fingerprints of a shard; images that a broken shard hides are WRONG_BYTES."""
     source = indexes.source
-    shard = source.manifest.split(job.split).shards[job.number]
+    shard = stored.shard
     where = f"{source.location}: {shard.name}"
     fingerprints = np.zeros(shard.samples, FINGERPRINT)
     fingerprints["state"] = WRONG_BYTES
     keys = [""] * shard.samples
     number, reported = -1, 0
     try:
-        for number, (row, data) in enumerate(stored_samples(source, job.split, job.number)):
+        for number, (row, data) in enumerate(stored_samples(source, stored.split, stored.number)):
             working_on(f"{where}: the sample at byte {row['offset']}")
             keys[number] = f"the sample at byte {row['offset']}"
             try:
@@ -159,42 +149,42 @@ def _fingerprint_shard(
         raise
     except DataError as fault:
         report(str(fault))
-    report(ShardFingerprints(job, fingerprints, keys))
+    report(ShardFingerprints(stored, fingerprints, keys))
     report(Progress(shard.samples - reported, 0))
 
 
 def fingerprint(image: bytes) -> np.ndarray:
     """Return what an image looks like: one FINGERPRINT."""
-    seen = np.zeros((), FINGERPRINT)
+    result = np.zeros((), FINGERPRINT)
     try:
         whole = opened(image, SIDE, "L")
         gray = in_mode(whole, "L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     except UNREADABLE:
-        seen["state"] = UNDECODED
-        return seen
+        result["state"] = UNDECODED
+        return result
     pixels = np.asarray(gray, np.int16)
-    seen["plain"] = np.mean(np.abs(pixels - np.median(pixels)) <= PLAIN_LEVELS)
-    seen["thumb"] = np.asarray(gray.reduce(SIDE // THUMB))
+    result["plain"] = np.mean(np.abs(pixels - np.median(pixels)) <= PLAIN_LEVELS)
+    result["thumb"] = np.asarray(gray.reduce(SIDE // THUMB))
     if HAS_HASHES:
-        seen["hash"], seen["mirrored"] = bits(gray), bits(ImageOps.mirror(gray))
-    return seen
+        result["hash"], result["mirrored"] = bits(gray), bits(ImageOps.mirror(gray))
+    return result
 
 
-def opened(image: bytes, side: int, mode: str | None = None) -> Image.Image:
+def opened(data: bytes, side: int, mode: str | None = None) -> Image.Image:
     """Return an image, a JPEG no larger than both sides need; raise one of UNREADABLE."""
     with warnings.catch_warnings(action="ignore"):
-        found = Image.open(io.BytesIO(image), formats=tuple(FORMATS))
-        if too_large(*found.size) or (found.format == "JPEG" and scans(image) > MAX_SCANS):
+        image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
+        if too_large(*image.size) or (image.format == "JPEG" and scans(data) > MAX_SCANS):
             raise ValueError("beyond the limits of what is read")
-        found.draft(mode, (side, side))
-        found.load()
-        return found
+        image.draft(mode, (side, side))
+        image.load()
+        return image
 
 
 def bits(gray: Image.Image) -> np.ndarray:
     """Return the perceptual hash of a gray square: the signs of its 256 lowest frequencies."""
     import imagehash
 
-    found = imagehash.phash(gray, hash_size=HASH_SIDE, highfreq_factor=SIDE // HASH_SIDE)
-    packed: np.ndarray = np.packbits(found.hash).view(np.uint64)
+    phash = imagehash.phash(gray, hash_size=HASH_SIDE, highfreq_factor=SIDE // HASH_SIDE)
+    packed: np.ndarray = np.packbits(phash.hash).view(np.uint64)
     return packed

@@ -30,15 +30,20 @@ from shards.index import LARGEST_MANIFEST, Manifest, manifest_name
 from shards.versions import read_version
 
 REPORT_NAME = "report.json"
-OURS = re.compile(
-    r"[\w-]+-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)|(dataset|report)(\.v\d+)?\.json"
-)
+SHARD_FILE = r"-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)"
+OURS = re.compile(rf"[\w-]+{SHARD_FILE}|(dataset|report)(\.v\d+)?\.json")
 LOCK_SECONDS = 1.0  # what a killed converter's processes take to let go of the lock
 
 
 def report_name(version: int) -> str:
     """Return the name of the quality report of the conversion that has made a version."""
     return REPORT_NAME if version == 1 else f"report.v{version}.json"
+
+
+def shard_files(folder: Path, dataset: str) -> set[str]:
+    """Return the names of the shards and indexes of a data set that lie in a folder."""
+    pattern = re.compile(f"{re.escape(dataset)}{SHARD_FILE}")
+    return {path.name for path in folder.iterdir() if pattern.fullmatch(path.name)}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from convert.packing.copies import image_marks
 from convert.packing.stored_label import has_number, opened, relabelled
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter
@@ -60,15 +59,7 @@ def rows_of(source: Source, stored: StoredShard) -> np.ndarray:
     return rows[low:high]
 
 
-def marks_of(rows: np.ndarray) -> list[int]:
-    """Return CRC-32 and length of each image as one number, by which equal ones are found."""
-    marks: list[int] = image_marks(rows).tolist()
-    return marks
-
-
-def keys_of(
-    shards: Sequence[tuple[Source, StoredShard]], workers: int
-) -> dict[str, tuple[StoredShard, list[str]]]:
+def keys_of(shards: Sequence[tuple[Source, StoredShard]], workers: int) -> dict[str, ShardKeys]:
     """Return the keys of the samples of shards, by the shard's name, read side by side."""
 
     def read(job: int, report: Callable[[ShardKeys], None]) -> None:
@@ -88,12 +79,12 @@ def keys_of(
 
     for source, stored in shards:
         source.index(stored.split)  # read here, it is there for all workers
-    keys: dict[str, tuple[StoredShard, list[str]]] = {}
+    keys: dict[str, ShardKeys] = {}
     total = sum(stored.shard.samples for _, stored in shards)
     steps = in_parallel(range(len(shards)), read, workers)
     with closing(steps), meter("read the names of", total, "samples") as shown:
         for result in steps:
-            keys[result.stored.shard.name] = result.stored, result.keys
+            keys[result.stored.shard.name] = result
             shown.advance(Progress(len(result.keys), 0))
     return keys
 
@@ -122,7 +113,7 @@ class StoredSamples:
         return Origin(self.source.manifest.dataset, size, self.source.manifest.digest)
 
     def records(
-        self, keys: Mapping[str, tuple[StoredShard, list[str]]], labels: Mapping[str, int | None]
+        self, keys: Mapping[str, ShardKeys], labels: Mapping[str, int | None]
     ) -> Iterator[Record]:
         """Yield a record per sample; `labels` has new ones by name, None for what is left out."""
         for name, (stored, shard_keys) in keys.items():

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from convert.images.transcoder import library
 from convert.images.treatment import Treatment
 from convert.options import Packing
+from convert.packing.copies import image_marks
 from convert.packing.pack import refuse_inside, write_version
 from convert.packing.plan import make_plan
 from convert.packing.sidecars import write_sidecars
-from convert.packing.stored_samples import keys_of, marks_of, rows_of
+from convert.packing.stored_samples import keys_of, rows_of
 from convert.packing.workers import in_parallel, working_on
 from convert.progress import Progress, meter, metered
 from convert.readers.names import free_key
@@ -125,9 +126,9 @@ def _marks(parent: Parent, workers: int) -> tuple[dict[str, int], set[str]]:
     keys = keys_of([(source, each) for source, each, _ in stored], workers)
     marks, current = dict[str, int](), set[str]()
     for source, each, is_newest in stored:
-        numbers = marks_of(rows_of(source, each))
-        shard_keys = [key.lower() for key in keys[each.shard.name][1]]
-        marks.update(zip(shard_keys, numbers, strict=True))
+        shard_marks = image_marks(rows_of(source, each)).tolist()
+        shard_keys = [key.lower() for key in keys[each.shard.name].keys]
+        marks.update(zip(shard_keys, shard_marks, strict=True))
         if is_newest:
             current.update(shard_keys)
     return marks, current

@@ -145,8 +145,8 @@ class TarAppend:
         keys = keys_of([(source, each) for source, each, _ in stored], workers)
         current, dropped = dict[tuple[str, str], str](), dict[tuple[str, str], str]()
         for _, each, is_newest in stored:
-            keys_of_kind = current if is_newest else dropped
-            keys_of_kind |= {(each.split, key): each.shard.name for key in keys[each.shard.name][1]}
+            name, shards = each.shard.name, current if is_newest else dropped
+            shards |= {(each.split, key): name for key in keys[name].keys}
         for tar, contents in zip(listing.tars, indexed, strict=True):
             for key in contents.keys.values():
                 where = clean(f"{tar.path}: {key}")

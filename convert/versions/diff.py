@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, NamedTuple
 
-from convert.packing.stored_samples import StoredShard, keys_of, marks_of, rows_of, shards_of
+from convert.packing.copies import image_marks
+from convert.packing.stored_samples import StoredShard, keys_of, rows_of, shards_of
 from rackrun.commandline.options import Examples, Positional
 from rackrun.machine import core_count
 from rackrun.terminal import clean
@@ -132,8 +133,8 @@ def _samples(source: Source, common: set[_Content], workers: int) -> _Samples:
     samples = defaultdict[str, dict[str, _Sample]](dict)
     for stored, keys in keys_of([(source, each) for each in shards], workers).values():
         rows = rows_of(source, stored)
-        labels = rows["label"].tolist()
-        for key, label, mark in zip(keys, labels, marks_of(rows), strict=True):
+        labels, marks = rows["label"].tolist(), image_marks(rows).tolist()
+        for key, label, mark in zip(keys, labels, marks, strict=True):
             class_name = source.manifest.classes[label]
             samples[key][stored.split] = _Sample(stored.split, class_name, mark)
     return samples

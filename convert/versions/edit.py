@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from convert.options import Packing
 from convert.packing.pack import write_version
 from convert.packing.plan import make_plan
-from convert.packing.stored_samples import StoredSamples, StoredShard, keys_of, rows_of
+from convert.packing.stored_samples import ShardKeys, StoredSamples, keys_of, rows_of
 from convert.readers.records import RecordListing
 from convert.readers.webdataset_tars import LABEL_FIELD
 from convert.versions.edits import Edit, class_named, edits_of
@@ -24,7 +24,7 @@ from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
 from rackrun.units import plural
 
-Keys = Mapping[str, tuple[StoredShard, list[str]]]
+Keys = Mapping[str, ShardKeys]
 """The keys of shards by the shard's name."""
 
 DONE = {"drop": "dropped", "relabel": "relabelled"}

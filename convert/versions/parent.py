@@ -11,7 +11,7 @@ from pathlib import Path
 from convert.images.resize import Preset
 from convert.packing.output_folder import Target
 from convert.packing.plan import TEST, TRAIN, VAL, ShardPlan, Start, load_plan
-from convert.packing.stored_samples import StoredShard, keys_of, shards_of
+from convert.packing.stored_samples import ShardKeys, StoredShard, keys_of, shards_of
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
 from rackrun.terminal import say
@@ -125,6 +125,6 @@ class Parent:
                     names.add(stored.shard.name)
                     yield source, stored, is_newest
 
-    def keys(self, workers: int) -> dict[str, tuple[StoredShard, list[str]]]:
+    def keys(self, workers: int) -> dict[str, ShardKeys]:
         """Return the keys of the newest version, by shard."""
         return keys_of([(self.source, each) for each in shards_of(self.manifest)], workers)

@@ -4,13 +4,12 @@ A run needs the versions that its config.json names, also when it has ended: its
 evaluated and repeated. Only run folders that can be seen here are known.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from convert.packing.output_folder import report_name
+from convert.packing.output_folder import report_name, shard_files
 from convert.versions.append_tars import ADOPTED
 from convert.versions.parent import Parent
 from rackrun.commandline.options import Examples, Positional
@@ -121,9 +120,7 @@ def _files(parent: Parent, kept: list[Manifest], unneeded: list[Manifest]) -> li
         foreign = set[str]().union(*(each.files() for each in parent.versions if _adopts(each)))
         listed = set[str]().union(*(each.files() for each in unneeded)) - foreign
     else:
-        ours = re.compile(rf"{newest.dataset}-[a-z]+(-\d{{6}}\.tar|(\.v\d+)?\.index\.npy)")
-        names = (path.name for path in parent.target.folder.iterdir())
-        listed = {name for name in names if ours.fullmatch(name)}
+        listed = shard_files(parent.target.folder, newest.dataset)
     spare = sorted(listed - used)
     sidecars = [
         f"{name.removesuffix(ending)}.idx"
