@@ -107,7 +107,7 @@ def report(folder: Path, delays: list[float]) -> None:
 def images_per_second(folder: Path, name: str, first: int) -> float:
     """Return the images of all ranks in the full steps from one on, by their time."""
     intervals = ledger.read(folder / "runs" / name / "ledger")
-    by_step = [count for one in intervals for count in one.counts.sum(axis=0).tolist()]
+    by_step = [count for interval in intervals for count in interval.counts.sum(axis=0).tolist()]
     ends = left(folder, name)["ends"]
     full = [
         (count, after - before)
@@ -134,14 +134,14 @@ def exchange() -> None:
     """Print, as one of several ranks, what it takes to exchange times beside a request."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    here = Ranks(dist.get_rank(), dist.get_world_size(), 0, 1, torch.device("cpu"))
-    for numbers in (2, 4 + here.world, 4 + 64):
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), 0, 1, torch.device("cpu"))
+    for numbers in (2, 4 + ranks.world, 4 + 64):
         dist.barrier()
         begun = time.perf_counter()
         for _ in range(EXCHANGES):
-            here.all_reduce_max_later(*[0] * numbers).wait()
+            ranks.all_reduce_max_later(*[0] * numbers).wait()
         seconds = (time.perf_counter() - begun) / EXCHANGES
-        if here.first:
+        if ranks.first:
             print(f"exchange of {numbers:2} numbers: {seconds * 1e3:.3f} ms", flush=True)
     dist.destroy_process_group()
 

@@ -132,21 +132,24 @@ def measure(settings: Settings, cables: Cables, folder: Path) -> None:
                     run_epochs(settings, cables, location, cache, size, seed, server, total)
                 )
                 results[name].append(epochs)
-                for epoch, one in enumerate(epochs, start=1):
-                    print(f"{name:8} epoch {epoch}  {described(one)}", flush=True)
+                for number, run_epoch in enumerate(epochs, start=1):
+                    print(f"{name:8} epoch {number}  {described(run_epoch)}", flush=True)
         print_listeners(cables)
-    warm = [one for name in ("cold", "again") for run in results[name] for one in run[1:-1]]
-    local = [one for run in results["folder"] for one in run[1:]]
+    warm = [
+        run_epoch for name in ("cold", "again") for run in results[name] for run_epoch in run[1:-1]
+    ]
+    local = [run_epoch for run in results["folder"] for run_epoch in run[1:]]
     for what in ("images_per_second", "cpu_ms"):
         ours, theirs = (statistics.median(getattr(e, what) for e in es) for es in (warm, local))
         print(f"{what}: {ours:.2f}, from a local folder {theirs:.2f}: {ours / theirs:.3f}")
 
 
-def described(one: Epoch) -> str:
+def described(epoch: Epoch) -> str:
     """Return a line of the table."""
     return (
-        f"{one.seconds:6.1f} s {one.images_per_second:7.0f} images/s {one.cpu_ms:6.2f} CPU ms/image"
-        f"  longest step {one.longest_step:5.2f} s  origin {one.origin_share:.3f} of the data"
+        f"{epoch.seconds:6.1f} s {epoch.images_per_second:7.0f} images/s"
+        f" {epoch.cpu_ms:6.2f} CPU ms/image  longest step {epoch.longest_step:5.2f} s"
+        f"  origin {epoch.origin_share:.3f} of the data"
     )
 
 
@@ -166,8 +169,8 @@ def run_epochs(
     world |= {"GLOO_SOCKET_IFNAME": "eth0"}
     hosts = []
     for rank, name in enumerate(cables.names):
-        own = str(cache / f"host-{rank}") if cache else ""
-        reads = partial(host, location, own, size, settings.epochs, seed)
+        own_cache = str(cache / f"host-{rank}") if cache else ""
+        reads = partial(host, location, own_cache, size, settings.epochs, seed)
         hosts.append(Host.started(name, {**world, "RANK": str(rank)}, reads))
     sent = bytes_sent(server)
     for epoch in range(settings.epochs):
@@ -220,12 +223,12 @@ def bytes_sent(server: NginxServer) -> int:
 
 def print_listeners(cables: Cables) -> None:
     """Print what listens in the namespaces of the hosts when the runs are over."""
-    found = 0
+    connections = 0
     for name in cables.names:
         command = ("ip", "netns", "exec", name, "cat", "/proc/net/tcp", "/proc/net/tcp6")
         table = subprocess.run(command, capture_output=True, check=True).stdout.decode()
-        found += table.count(" 0A ")
-    print(f"listening sockets at the hosts after the runs: {found}", flush=True)
+        connections += table.count(" 0A ")
+    print(f"listening sockets at the hosts after the runs: {connections}", flush=True)
 
 
 def host(location: str, cache: str, size: str, epochs: int, seed: int) -> None:

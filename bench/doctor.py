@@ -213,9 +213,9 @@ def _recall(title: str, images: list[Image.Image]) -> None:
         changed = np.stack([fingerprint(_png(change(image))) for image in images])
         pairs = _pairs(np.concatenate([originals, changed]))
         count = len(images)
-        found = sum(pair.second - pair.first == count for pair in pairs)
+        detected = sum(pair.second - pair.first == count for pair in pairs)
         false = sum((pair.second - pair.first) % count != 0 for pair in pairs)
-        print(f"  {name:38} {found / count:7.1%} found, {false} other pairs", flush=True)
+        print(f"  {name:38} {detected / count:7.1%} found, {false} other pairs", flush=True)
 
 
 def _pairs(fingerprints: np.ndarray) -> list[NearPair]:
@@ -258,10 +258,10 @@ def messy_digits(folder: Path, seed: int, epochs: int) -> None:
     print(f"  leaks        {len(found_leaks)} of {len(leaked)}", flush=True)
 
 
-def _shares(found: int, planted: int, named: int, right: int | None = None) -> str:
-    right = found if right is None else right
+def _shares(detected: int, planted: int, named: int, right: int | None = None) -> str:
+    right = detected if right is None else right
     return (
-        f"recall {found / planted:.3f} ({found} of {planted}), precision"
+        f"recall {detected / planted:.3f} ({detected} of {planted}), precision"
         f" {right / max(1, named):.3f} ({right} of {named})"
     )
 
@@ -327,9 +327,9 @@ def exact(folder: Path, count: int) -> None:
     started = time.process_time()
     source = open_source(str(folder / "shards"))
     rows = {split.name: np.arange(split.samples) for split in source.manifest.splits}
-    found = list(copied(source, rows))
+    findings = list(copied(source, rows))
     seconds = time.process_time() - started
-    print(f"{count:,} images: {len(found):,} exact copies in {seconds:.2f} s of CPU")
+    print(f"{count:,} images: {len(findings):,} exact copies in {seconds:.2f} s of CPU")
 
 
 def cost(folder: Path, count: int) -> None:

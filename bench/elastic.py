@@ -150,15 +150,15 @@ class Job:
 
     def steps(self) -> list[tuple[int, float]]:
         """Return the steps that first ranks have logged on any host, with their times."""
-        found = []
+        steps_taken = []
         for host in self.lab.hosts:
             for path in host.folder.glob(f"work/{self.runs.name}/*/metrics.jsonl"):
                 for line in path.read_text().splitlines():
                     with suppress(ValueError):  # of a writer that was killed
                         entry = json.loads(line)
                         if entry["kind"] == "train":
-                            found.append((int(entry["step"]), float(entry["time"])))
-        return found
+                            steps_taken.append((int(entry["step"]), float(entry["time"])))
+        return steps_taken
 
     def step(self) -> int:
         """Return the furthest step."""
@@ -297,8 +297,8 @@ def draw(folder: Path, count: int) -> Path:
         for number in range(-(-count * 5 // 9)):
             (folder / "images" / label / f"{number}.jpg").write_bytes(image(rng, 16))
     shards = folder / "shards"
-    words = ["convert", "folder", str(folder / "images"), str(shards)]
-    subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    args = ["convert", "folder", str(folder / "images"), str(shards)]
+    subprocess.run([sys.executable, "-m", *args], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return shards
 
 
@@ -488,9 +488,9 @@ def report(job: Job, gone: int, expected: Any, shards: Path) -> None:
     print(f"generations: {len(result['generations'])}, {result['verdict']}")
     regroups = [group["regroup_seconds"] for group in result["generations"][1:] if group["lost"]]
     print(f"regrouped in (launcher): {quantiles([x for x in regroups if x is not None])}")
-    words = ["training", "ledger", str(job.folder), f"--data={shards}"]
+    args = ["training", "ledger", str(job.folder), f"--data={shards}"]
     checked = subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", *args], cwd=ROOT, capture_output=True, text=True
     )
     print(f"ledger: exit code {checked.returncode}: {(checked.stdout + checked.stderr).strip()}")
     actual = weights(job)

@@ -100,10 +100,12 @@ def main(settings: Settings) -> None:
     without = statistics.median(pair[0] for pair in pairs)
     quarters = statistics.quantiles((after - before for before, after in pairs), n=4)
     low, middle, high = (quarter / without for quarter in quarters)
-    own = Timed.seconds / settings.rounds
+    calls = Timed.seconds / settings.rounds
     print(f"an evaluation of {settings.images} images without: {without:.3f} CPU seconds (median)")
     print(f"with: {middle:+.2%} (median of the pairs; quartiles {low:+.2%} and {high:+.2%})")
-    print(f"the calls alone: {own / without:.2%}, {own / settings.images * 1e6:.1f} us per image")
+    print(
+        f"the calls alone: {calls / without:.2%}, {calls / settings.images * 1e6:.1f} us per image"
+    )
 
 
 def converted(root: Path, images: int) -> Path:

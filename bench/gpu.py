@@ -179,8 +179,8 @@ def rates(settings: Settings) -> None:
         top = peak(ranks.device)
         flops, traffic = per_image(Bench(config, ranks, settings.steps))
     for precision in PRECISIONS:
-        for name, one in (("eager", config), ("compiled", replace(config, compile=True))):
-            loop, simple = medians(replace(one, precision=precision), settings)
+        for name, variant in (("eager", config), ("compiled", replace(config, compile=True))):
+            loop, simple = medians(replace(variant, precision=precision), settings)
             shares = f"{loop * flops / 1e12:.1f} TFLOP/s"
             if top.flops:
                 shares += f", {loop * flops / top.flops:.1%} of the peak"
@@ -238,7 +238,7 @@ def operations(settings: Settings) -> None:
     }
     whole = sum(taken.values())
     head = ("operation", "ms a step", "share")
-    longest = sorted(taken.items(), key=lambda one: -one[1])[:LISTED]
+    longest = sorted(taken.items(), key=lambda item: -item[1])[:LISTED]
     rows = [(name[:70], f"{spent:.3f}", f"{spent / whole:.1%}") for name, spent in longest]
     print(table(head, rows, numbers=head[1:]))
     print(f"all {whole:.2f} ms of a step of {step * 1e3:.2f} ms: {whole / step / 1e3:.0%}")

@@ -258,7 +258,9 @@ def step(lab: Lab, counts: list[int]) -> None:
         ours.append(first_step(lab, lambda mark: step_with_run_ssh(lab, hosts, script, mark)))
         theirs.append(first_step(lab, lambda mark: step_by_hand(script, mark)))
     print(f"run-ssh {statistics.median(ours):.2f} s, by hand {statistics.median(theirs):.2f} s")
-    later = sorted(one - other for one, other in zip(ours, theirs, strict=True))
+    later = sorted(
+        seconds - other_seconds for seconds, other_seconds in zip(ours, theirs, strict=True)
+    )
     print(f"later by {statistics.median(later):.2f} s ({later[0]:.2f} to {later[-1]:.2f})")
 
 

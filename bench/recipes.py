@@ -199,9 +199,9 @@ def trained(recipe: ImageNet, data: Path, seed: int, folder: Path) -> Outcome:
     )
     with contextlib.redirect_stdout(io.StringIO()):
         loop.run(TASK, config)
-    lines = [json.loads(one) for one in (folder / "metrics.jsonl").read_text().splitlines()]
-    speeds = [one["images_per_second"] for one in lines if one["kind"] == "train"]
-    accuracy = next(one["top1"] for one in reversed(lines) if one["kind"] == "evaluate")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    speeds = [line["images_per_second"] for line in lines if line["kind"] == "train"]
+    accuracy = next(line["top1"] for line in reversed(lines) if line["kind"] == "evaluate")
     return Outcome(accuracy, statistics.median(speeds))
 
 

@@ -96,10 +96,10 @@ def new_namespace(side: int) -> int:
         raise OSError(ctypes.get_errno(), "unshare; type this command as root")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", b"tun0", IFF_TUN | IFF_NO_PI))
-    here, there = ADDRESSES[side], ADDRESSES[1 - side]
+    address, peer_address = ADDRESSES[side], ADDRESSES[1 - side]
     for command in (
         "link set lo up",
-        f"address add {here} peer {there} dev tun0",
+        f"address add {address} peer {peer_address} dev tun0",
         f"link set tun0 mtu {MTU} txqueuelen 10000 up",
     ):
         subprocess.run(["ip", *command.split()], check=True)

@@ -86,9 +86,9 @@ def main(args: list[str]) -> None:
 
 def started(number: int, lighthouse: str, log: Path) -> subprocess.Popen[bytes]:
     """Start a replica, which writes the time of each committed step."""
-    words = ["-c", "from bench.torchft_recovery import train; train()", str(number), str(log)]
+    args = ["-c", "from bench.torchft_recovery import train; train()", str(number), str(log)]
     env = {**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *words], env=env, stderr=subprocess.DEVNULL)
+    return subprocess.Popen([sys.executable, *args], env=env, stderr=subprocess.DEVNULL)
 
 
 def train() -> None:

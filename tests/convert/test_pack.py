@@ -29,10 +29,10 @@ def manifest_of(folder: Path) -> Manifest:
 def test_bytes_do_not_depend_on_the_number_of_workers(train_zip: Path, convert: Convert) -> None:
     """One worker or five: shards, indexes, report and manifest are the same to the last byte."""
     options = ("--shards", 7, "--val-shards", 2)
-    one = convert("catdog", train_zip, *options, "--workers", 1, out="one")
-    five = convert("catdog", train_zip, *options, "--workers", 5, out="five")
-    assert shown(one) == shown(five)
-    assert len(shown(one)) == 7 + 2 + 2 + 2
+    by_one = convert("catdog", train_zip, *options, "--workers", 1, out="one")
+    by_five = convert("catdog", train_zip, *options, "--workers", 5, out="five")
+    assert shown(by_one) == shown(by_five)
+    assert len(shown(by_one)) == 7 + 2 + 2 + 2
 
 
 def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path: Path, convert: Convert) -> None:

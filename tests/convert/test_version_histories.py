@@ -54,8 +54,8 @@ class History:
             for key in keys:
                 del newest[key]
         else:
-            known = sorted(set().union(*(each.values() for each in self.versions)))
-            new = {key: self.draw.choice(known) for key in keys}
+            class_names = sorted(set().union(*(each.values() for each in self.versions)))
+            new = {key: self.draw.choice(class_names) for key in keys}
             run("relabel", self.data, *(f"{key}={name}" for key, name in new.items()))
             newest |= new
         if newest != self.versions[-1]:

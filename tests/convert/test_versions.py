@@ -489,7 +489,7 @@ def test_force_replaces_all_versions(tmp_path: Path, data: Path) -> None:
     assert not list(data.glob("dataset.v*"))
 
 
-def killed(words: tuple[object, ...], seconds: float) -> None:
+def killed(args: tuple[object, ...], seconds: float) -> None:
     """Run a command, and kill it and its workers after so many seconds."""
     process = os.fork()
     if not process:
@@ -498,7 +498,7 @@ def killed(words: tuple[object, ...], seconds: float) -> None:
         os.dup2(null, 1)
         os.dup2(null, 2)
         try:
-            run(*words)
+            run(*args)
         finally:
             os._exit(0)
     time.sleep(seconds)

@@ -45,7 +45,7 @@ def test_shards_hold_the_original_bytes_under_the_right_labels(
     source, out = small_imagenet.archives(tmp_path / "raw"), tmp_path / "out"
     Imagenet(source, out, choice=PART, packing=FEW).run()
     content = contents(out)
-    originals = {one.stem: one for one in small_imagenet.train + small_imagenet.val}
+    originals = {path.stem: path for path in small_imagenet.train + small_imagenet.val}
     assert content.keys() == originals.keys()
     for key, sample in content.items():
         assert sample.image == originals[key].data

@@ -104,7 +104,7 @@ def test_damage_is_named(
 def test_network_and_recipe_are_the_published_ones() -> None:
     """Plain momentum and one learning rate, 93,322 parameters."""
     recipe = Mnist()
-    assert sum(one.numel() for one in TASK.model(recipe, 10).parameters()) == 93_322
+    assert sum(weight.numel() for weight in TASK.model(recipe, 10).parameters()) == 93_322
     rule = (recipe.optimizer, recipe.lr, recipe.momentum, recipe.nesterov, recipe.weight_decay)
     assert rule == ("sgd", 0.01, 0.9, False, 0.0)
     assert (recipe.lr_schedule, recipe.warmup_epochs, recipe.epochs) == ("constant", 0.0, 20)

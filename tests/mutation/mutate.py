@@ -29,7 +29,7 @@ class Target(NamedTuple):
 TARGETS = {
     "training/schedule.py": Target(("training/test_schedule.py",), 7),
     "training/phases/loss.py": Target(
-        ("training/test_loss.py", "training/test_class_weights.py"), 0
+        ("training/test_loss.py", "training/test_class_weights.py"), 1
     ),
     "training/optim/loss_scale.py": Target(("training/test_loss_scale.py",), 5),
     "convert/packing/copies.py": Target(("convert/test_copies.py",), 21),

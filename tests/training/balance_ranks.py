@@ -83,7 +83,7 @@ def main(runs: list[dict[str, Any]]) -> None:
 
 def ran(ranks: Ranks, run: dict[str, Any]) -> None:
     name, delays, noise, norm = (run.pop(key) for key in ("name", "delays", "noise", "norm"))
-    looks = run.pop("looks", balance.JUDGED_AT)
+    judged_at = run.pop("looks", balance.JUDGED_AT)
     seconds = [0.0]
     Slow.largest, Timed.ends = 0, []
 
@@ -94,7 +94,7 @@ def ran(ranks: Ranks, run: dict[str, Any]) -> None:
     task = Task("slow", model, exact_ranks.transforms)
     config = exact_ranks.settings(run.pop("samples"), name, **run)
     with (
-        patch.object(balance, "JUDGED_AT", looks),
+        patch.object(balance, "JUDGED_AT", judged_at),
         patch.object(Balance, "sent", spent(seconds, Balance.sent)),
         patch.object(Balance, "next_cut", spent(seconds, Balance.next_cut)),
     ):

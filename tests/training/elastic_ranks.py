@@ -84,8 +84,8 @@ def patch(die: dict[str, Any], pause: float) -> None:
     number = getattr(signal, die.get("signal", "SIGKILL"))
     begin_step, advance = TrainingState.begin_step, TrainingState.advance
 
-    def end_at(place: str, step_number: int | None = None) -> None:
-        if die.get("at") == place and step_number in (None, die.get("step")):
+    def end_at(point: str, step_number: int | None = None) -> None:
+        if die.get("at") == point and step_number in (None, die.get("step")):
             die.clear()
             os.kill(os.getpid(), number)
             time.sleep(0.3)  # once it goes on, it reads orders that came meanwhile first

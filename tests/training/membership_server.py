@@ -135,11 +135,11 @@ class MembershipServer:
     def give_up(self, host: int) -> None:
         """Take a silent host for lost, as at the end of its lease."""
         this = self.hosts[host]
-        gone = set(range(this.first, this.first + this.ranks))
-        self.lost |= gone
+        lost_members = set(range(this.first, this.first + this.ranks))
+        self.lost |= lost_members
         for local in this.connections:
             self._send(this.first + local, {"end": "silent for too long"})
-        self._order([m for m in self.members if m not in gone], "silent")
+        self._order([m for m in self.members if m not in lost_members], "silent")
 
     def end(self) -> None:
         """Tell all ranks that they belong to no group any more, as agents without a launcher do."""
@@ -210,12 +210,12 @@ class MembershipServer:
                     self.codes.setdefault(member, []).append(process.returncode)
                     self.ports.pop(member, None)
                     if member in self.members and member not in self.left:
-                        gone = [member]
+                        lost_members = [member]
                         if self.loses_hosts:
                             self.kill(self.hosts.index(host))
-                            gone = [*range(host.first, host.first + host.ranks)]
-                        self.lost |= {*gone}
-                        self._order([m for m in self.members if m not in gone], "lost")
+                            lost_members = [*range(host.first, host.first + host.ranks)]
+                        self.lost |= {*lost_members}
+                        self._order([m for m in self.members if m not in lost_members], "lost")
 
     def _order(self, members: list[int], reason: str, abort: bool = True) -> None:
         self.number += 1

@@ -24,7 +24,7 @@ class Mutation:
 
     name: str
     module: str
-    place: str
+    target: str
     """The function's name in the module, after its class and a dot if it has one."""
     wrong: Callable[[Function], Function]
     ranks: int = 1
@@ -36,7 +36,7 @@ class Mutation:
     def made(self) -> Iterator[None]:
         """Make the mistake."""
         owner: Any = import_module(self.module)
-        *inside, name = self.place.split(".")
+        *inside, name = self.target.split(".")
         for each in inside:
             owner = getattr(owner, each)
         with patch.object(owner, name, self.wrong(getattr(owner, name))):
@@ -64,7 +64,7 @@ def _a_step_late(right: Function) -> Function:
 
 
 def _squared(right: Function) -> Function:
-    return lambda self, answers: right(self, answers) ** 2
+    return lambda self, predictions: right(self, predictions) ** 2
 
 
 def _unflipped(right: Function) -> Function:

@@ -256,7 +256,7 @@ def clip(gradient: Weights, limit: float) -> None:
         slope *= min(1.0, limit / (norm + 1e-6))
 
 
-def judged(model: nn.Module, weights: Weights, samples: Samples) -> tuple[float, float, float]:
+def evaluated(model: nn.Module, weights: Weights, samples: Samples) -> tuple[float, float, float]:
     """Return the mean loss, and the shares of labels that come first and among the first five.
 
     Judged are the mean outputs for an image and its mirror image.

@@ -232,12 +232,15 @@ def far_from_reference(folder: Path, world: int, recipe: Recipe) -> float:
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     last = [line for line in lines if line["kind"] == "evaluate"][-1]
     by_file = [last[name] for name in ("loss", "top1", "top5")]
-    evaluations = reference.judged(model(), expected.average, VALIDATION)
+    evaluations = reference.evaluated(model(), expected.average, VALIDATION)
     return max(
-        *(far(state["model"][name], one) for name, one in expected.weights.items()),
-        *(far(state["average"][name], one) for name, one in expected.average.items()),
+        *(far(state["model"][name], weight) for name, weight in expected.weights.items()),
+        *(far(state["average"][name], weight) for name, weight in expected.average.items()),
         far(torch.tensor(losses), torch.tensor(expected.losses)),
-        *(abs(one - two) / two for one, two in zip(by_file, evaluations, strict=True)),
+        *(
+            abs(actual - expected_value) / expected_value
+            for actual, expected_value in zip(by_file, evaluations, strict=True)
+        ),
     )
 
 
@@ -258,7 +261,7 @@ def all_end_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> No
 
 def the_mutations_are_noticed(config: Config, ranks: Ranks, folder: Path) -> None:
     """What is wrong on several ranks only ends elsewhere."""
-    for number, mutation in enumerate(one for one in MUTATIONS if one.ranks > 1):
+    for number, mutation in enumerate(mutation for mutation in MUTATIONS if mutation.ranks > 1):
         with mutation.made():
             far_away = distance(ranks, folder / str(number), mutation.recipe)
         assert not ranks.first or far_away > DIFFERENT, (mutation.name, far_away)

@@ -43,8 +43,8 @@ def test_each_policy_changes_an_image_by_chance_alone(
     """Many images come out of one, all of its size; the same chances give the same one."""
     (change,) = changes(*chosen)
     made = [changed(picture, change, np.random.default_rng(seed)) for seed in range(40)]
-    assert {(one.shape, one.dtype) for one in made} == {(picture.shape, picture.dtype)}
-    assert len({one.tobytes() for one in made}) > 15
+    assert {(image.shape, image.dtype) for image in made} == {(picture.shape, picture.dtype)}
+    assert len({image.tobytes() for image in made}) > 15
     torch.manual_seed(99)  # what torch drew before does not matter
     again = [changed(picture, change, np.random.default_rng(seed)) for seed in range(40)]
     assert all(map(np.array_equal, made, again))
@@ -81,9 +81,9 @@ def test_a_vertical_flip_turns_half_of_the_images_upside_down() -> None:
     upright = plain.for_evaluation(data)
     turning = replace(plain, vertical_flip=True)
     turned = [turning.for_training(data, np.random.default_rng(seed)) for seed in range(60)]
-    same = [one for one in turned if np.array_equal(one, upright)]
+    same = [image for image in turned if np.array_equal(image, upright)]
     assert 15 < len(same) < 45
-    assert sum(np.array_equal(one[::-1], upright) for one in turned) == 60 - len(same)
+    assert sum(np.array_equal(image[::-1], upright) for image in turned) == 60 - len(same)
 
 
 def test_two_policies_at_once_are_refused() -> None:
@@ -144,11 +144,11 @@ def test_evaluation_sees_images_as_they_are() -> None:
     )
     assert changed.trivial_augment and changed.erase == 0.1
     side = {"evaluation_size": 32, "short_side": 36}
-    one, other = (
+    image, other = (
         transforms(recipe(image_size=32, **side), 0).for_evaluation(data)  # type: ignore[arg-type]
         for recipe in (TorchvisionV2, ImageNet)
     )
-    assert np.array_equal(one, other)
+    assert np.array_equal(image, other)
     recorded = {changed.for_training(data, np.random.default_rng(n)).tobytes() for n in range(20)}
     assert len(recorded) == 20
     assert not plain.trivial_augment and not plain.erase
@@ -195,7 +195,7 @@ def test_ranks_have_a_copy_each_of_the_same_images(shapes: Path) -> None:
         ranks = Ranks(rank, 2, rank, 2, torch.device("cpu"))
         data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 10)
         images = next(data.training(3)).images
-        either = (min(one.numpy().tobytes(), one.flip(2).numpy().tobytes()) for one in images)
+        either = (min(image.numpy().tobytes(), image.flip(2).numpy().tobytes()) for image in images)
         observed.append(Counter(either))
         exact.append(images.clone())
     assert observed[0] == observed[1] and set(observed[0].values()) == {2}

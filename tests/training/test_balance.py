@@ -50,15 +50,15 @@ def balance(ranks: int, batch: int, config: Config = AUTO, model: Any = None) ->
 
 
 def trained(
-    found: Balance, costs: Callable[[int], Sequence[float]], steps: int, first: int = 0
+    balancer: Balance, costs: Callable[[int], Sequence[float]], steps: int, first: int = 0
 ) -> Iterator[tuple[int, Cut]]:
     """Yield the cuts that are found, with the steps after which; `costs` is by step and rank."""
-    cuts = [found.cut]
+    cuts = [balancer.cut]
     for step in range(first, first + steps):
         now = next(cut for cut in reversed(cuts) if cut.step <= step)
-        times = now.most(found._batch) * costs(step) * 1e9
-        mark = found.sent()[0]
-        if cut := found.next_cut(step + 1, [mark, -mark, *times.astype(int).tolist()]):
+        times = now.most(balancer._batch) * costs(step) * 1e9
+        mark = balancer.sent()[0]
+        if cut := balancer.next_cut(step + 1, [mark, -mark, *times.astype(int).tolist()]):
             cuts.append(cut)
             yield step + 1, cut
 
@@ -74,11 +74,11 @@ def test_ranks_of_unlike_speed_reach_the_sum_of_their_speeds(noise: float) -> No
     """Ranks of speed 1, 2 and 4, whose steps vary by a tenth: within 200 steps the cut gives 95 %
     of what all of them can; an even cut gives 43 %."""
     chance, speeds = np.random.default_rng(0), np.array([4e-3, 2e-3, 1e-3])
-    found = balance(3, 112)
-    for _ in trained(found, lambda step: speeds * chance.normal(1, noise, 3), 200):
+    balancer = balance(3, 112)
+    for _ in trained(balancer, lambda step: speeds * chance.normal(1, noise, 3), 200):
         pass
     assert efficiency([37, 37, 38], speeds) < 0.45
-    assert efficiency(found.counts, speeds) > 0.95
+    assert efficiency(balancer.counts, speeds) > 0.95
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
@@ -97,23 +97,23 @@ def test_a_gpu_that_is_throttled_gives_images_away_and_gets_them_back() -> None:
         factors = np.array([1, 1, 2 if 1000 <= step < 2000 else 1, 1])
         return 1e-3 * factors * chance.normal(1, 0.1, 4)
 
-    found = balance(4, 128)
-    cuts = list(trained(found, costs, 3000))
+    balancer = balance(4, 128)
+    cuts = list(trained(balancer, costs, 3000))
     throttled = [cut for step, cut in cuts if step < 2000][-1]
     assert 1000 < cuts[0][0] < 1400 and throttled.most(128)[2] == pytest.approx(18, abs=2)
-    assert found.counts == pytest.approx([32, 32, 32, 32], abs=2)
+    assert balancer.counts == pytest.approx([32, 32, 32, 32], abs=2)
     assert len(cuts) < 12
 
 
 def test_a_fixed_part_of_a_step_is_no_speed() -> None:
     """Where a step takes 10 ms beside the images, cuts go on until ranks need equally long."""
-    found = balance(2, 64)
-    cuts, counts = [found.cut], np.array([32, 32])
+    balancer = balance(2, 64)
+    cuts, counts = [balancer.cut], np.array([32, 32])
     for step in range(400):
         now = next(cut for cut in reversed(cuts) if cut.step <= step)
         counts = now.most(64)
-        mark, times = found.sent()[0], (0.01 + counts * [1e-3, 3e-3]) * 1e9
-        if cut := found.next_cut(step + 1, [mark, -mark, *times.astype(int).tolist()]):
+        mark, times = balancer.sent()[0], (0.01 + counts * [1e-3, 3e-3]) * 1e9
+        if cut := balancer.next_cut(step + 1, [mark, -mark, *times.astype(int).tolist()]):
             cuts.append(cut)
     assert counts.tolist() == pytest.approx([48, 16], abs=1)
 
@@ -137,17 +137,17 @@ def test_a_share_has_limits() -> None:
 
 def test_ranks_that_disagree_do_not_go_on() -> None:
     """Ranks whose cuts differ would train on some samples twice; the next step ends the run."""
-    found = balance(2, 64)
-    mark = found.sent()[0]
+    balancer = balance(2, 64)
+    mark = balancer.sent()[0]
     with pytest.raises(WorldError, match="--balance even"):
-        found.next_cut(1, [mark + 1, -mark, 5, 5])
+        balancer.next_cut(1, [mark + 1, -mark, 5, 5])
 
 
 def test_a_step_that_some_rank_cannot_time_is_no_evidence() -> None:
     """A rank that is always behind (a GPU with a long queue) keeps the cut as it is."""
-    found = balance(2, 64)
-    mark = found.sent()[0]
-    assert not any(found.next_cut(step, [mark, -mark, 0, 5]) for step in range(1, 500))
+    balancer = balance(2, 64)
+    mark = balancer.sent()[0]
+    assert not any(balancer.next_cut(step, [mark, -mark, 0, 5]) for step in range(1, 500))
 
 
 def test_what_needs_an_even_cut_keeps_it() -> None:
@@ -172,16 +172,18 @@ def test_the_stragglers_line_says_what_is_done() -> None:
     assert "(--balance auto gives it fewer images)" in text_for(balance(2, 64, even), 0)
     local = Config(data="shards", local_sgd_steps=4)
     assert "images" not in text_for(balance(2, 64, local), 0)
-    found = balance(3, 112)
-    (step, cut), *_ = trained(found, lambda step: [4e-3, 2e-3, 1e-3], 100)
+    balancer = balance(3, 112)
+    (step, cut), *_ = trained(balancer, lambda step: [4e-3, 2e-3, 1e-3], 100)
     assert cut.step == step + LEAD
-    assert f"(it gets 16 of 112 images a step from step {cut.step + 1} on)" in text_for(found, step)
-    assert "(it gets 16 of 112 images a step)" in text_for(found, 100)
+    assert f"(it gets 16 of 112 images a step from step {cut.step + 1} on)" in text_for(
+        balancer, step
+    )
+    assert "(it gets 16 of 112 images a step)" in text_for(balancer, 100)
 
 
-def text_for(found: Balance, step: int) -> str:
+def text_for(balancer: Balance, step: int) -> str:
     report = waiting(0)
-    return Waiting(**{**vars(report), "remedy": found.remedy(report, step)}).text()
+    return Waiting(**{**vars(report), "remedy": balancer.remedy(report, step)}).text()
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "resampled"])
@@ -323,7 +325,9 @@ def test_a_lost_rank_leaves_an_even_cut_and_then_one_by_speed(
     intervals = ledger.read(tmp_path / "host0" / "run" / "ledger")
     assert all(verdict.exact for verdict in ledger.verdicts(intervals)), server.outputs()
     before, after = (
-        np.concatenate([one.counts for one in intervals if len(one.counts) == ranks], axis=1).T
+        np.concatenate(
+            [interval.counts for interval in intervals if len(interval.counts) == ranks], axis=1
+        ).T
         for ranks in (3, 2)
     )
     assert len(before) == 55 and before[-1][2] >= 6 > 3 >= before[-1][0]

@@ -197,6 +197,7 @@ def stalled_after(count: int) -> Fault:
 def tars(proxy: Proxy) -> list[bytes]:
     """Return the requests for parts of tars, in their order."""
     result = (
-        re.search(rb"GET /(\S+\.tar) .*Range: (\S+)", one, re.DOTALL) for one in proxy.requests
+        re.search(rb"GET /(\S+\.tar) .*Range: (\S+)", request, re.DOTALL)
+        for request in proxy.requests
     )
     return [match[1] + b" " + match[2] for match in result if match]

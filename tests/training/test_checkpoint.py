@@ -150,8 +150,8 @@ def test_ranks_go_on_from_the_furthest_whole_one_of_any_host(tmp_path: Path, how
             folder.checkpoint(step).write_bytes(damaged)
     options = {how: ",".join(attempts) if how == "earlier_attempts" else "latest"}
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = ("-c", FURTHEST, tmp_path, json.dumps(options))
-    job = warm.ranks(2, *words, env=env, stdout=subprocess.PIPE)
+    args = ("-c", FURTHEST, tmp_path, json.dumps(options))
+    job = warm.ranks(2, *args, env=env, stdout=subprocess.PIPE)
     printed = [rank.communicate()[0].split() for rank in job]
     expected = str(tmp_path / "host1" / attempts[0] / "checkpoints" / "step-00000006.pt")
     assert printed == [[expected, "6", "1"]] * 2
@@ -449,9 +449,9 @@ def test_a_disk_without_links_has_a_copy_of_the_best_one(
 
 def test_differences_are_told_in_a_few_words() -> None:
     """Each name on either side, six of them at most, and no more of a value than fits a line."""
-    here = {"lr": 0.1, "same": 1, "only": 2, "long": "x" * 300}
-    there = {"lr": 0.2, "same": 1, "else": "a\nb"}
-    assert table_differences(here, there) == [
+    settings = {"lr": 0.1, "same": 1, "only": 2, "long": "x" * 300}
+    recorded = {"lr": 0.2, "same": 1, "else": "a\nb"}
+    assert table_differences(settings, recorded) == [
         "lr is 0.2 there and 0.1 here",
         "only is missing there and 2 here",
         f"long is missing there and {'x' * 200} here",

@@ -36,11 +36,25 @@ def test_weights_are_1_on_average_over_the_samples(text: str, expected: list[flo
     assert float(weights.numpy() @ SAMPLES) == pytest.approx(100)
 
 
-@pytest.mark.parametrize("text", ["cow=2", "cat", "cat=-1", "cat=0,dog=0,bird=0"])
-def test_what_cannot_be_meant_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cow=2", "^no class 'cow'"),
+        ("cat", "^--loss-weights cat: 'cat' is not NAME=WEIGHT"),
+        ("cat=-1", "^--loss-weights cat=-1: "),
+        ("cat=0,dog=0,bird=0", "^--loss-weights cat=0,dog=0,bird=0: leaves no sample"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text: str, message: str) -> None:
     """Unknown classes, no weight, a negative one, or nothing left to learn."""
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=message):
         class_weights(text, CLASSES, lambda: SAMPLES)
+
+
+def test_balanced_classes_of_one_sample_and_of_none_have_finite_weights() -> None:
+    """That of a class without samples changes no loss."""
+    weights = class_weights("balanced", CLASSES, lambda: np.array([3, 1, 0]))
+    assert weights is not None and weights.tolist() == pytest.approx([2 / 3, 2, 2])
 
 
 def test_without_weights_nothing_is_counted() -> None:

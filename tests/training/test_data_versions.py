@@ -58,8 +58,8 @@ def test_a_resumed_run_stays_on_its_version(
     append(data, tmp_path)
     capsys.readouterr()
     again = run(data, tmp_path / "again", epochs=3, resume=str(tmp_path / "first"))
-    said = capsys.readouterr().out
-    assert f"stays on version 1 of {data}; to go on with version 2, add --newer-data" in said
+    output = capsys.readouterr().out
+    assert f"stays on version 1 of {data}; to go on with version 2, add --newer-data" in output
     digest = open_source(f"{data}@1").manifest.digest
     assert again["data_sha256"] == first["data_sha256"] == digest
     assert again["data_versions"] == {f"{data}@1": digest}
@@ -78,9 +78,9 @@ def test_a_run_moves_to_a_newer_version_where_asked(
     capsys.readouterr()
     options = {"resume": str(tmp_path / "first"), "epochs": 4}
     moved = run(data, tmp_path / "moved", newer_data=True, **options)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     newest = open_source(str(data)).manifest
-    assert f"goes on with version 3 of {data} instead of 1" in said
+    assert f"goes on with version 3 of {data} instead of 1" in output
     assert moved["data_versions"] == {f"{data}@3": newest.digest}
     final = checkpoint.read(tmp_path / "moved" / "final.pt")
     assert final["classes"] == list(newest.classes)
@@ -177,12 +177,12 @@ def test_fine_tuning_keeps_the_classes_of_the_weights(tmp_path: Path) -> None:
     old, new = Net(2), Net(3)
     content = {"model": old.state_dict(), "classes": ["cat", "dog"]}
     torch.save(content, tmp_path / "w.pt")
-    said = load_weights(new, tmp_path / "w.pt", ("cat", "dog", "emu"))
-    assert said.endswith("; the last layer keeps its 2 and gets 1 class more")
+    line = load_weights(new, tmp_path / "w.pt", ("cat", "dog", "emu"))
+    assert line.endswith("; the last layer keeps its 2 and gets 1 class more")
     assert torch.equal(new.head.weight[:2], old.head.weight)
-    said = load_weights(Net(3), tmp_path / "w.pt", ("ant", "cat", "dog"))
+    line = load_weights(Net(3), tmp_path / "w.pt", ("ant", "cat", "dog"))
     assert re.search(
-        r"the last layer \(head\.weight, head\.bias\) has 3 classes instead of 2", said
+        r"the last layer \(head\.weight, head\.bias\) has 3 classes instead of 2", line
     )
 
 

@@ -324,7 +324,7 @@ def test_hosts_of_several_ranks_and_loader_workers(start: Start, undisturbed: An
     server = start({0: {"at": "loss", "step": 3}}, hosts=(2, 2), workers=2, pause=0.2)
     server.run(lambda: len(server.formed.get(1, ())) == 4)
     pids = [process.pid for process in server.hosts[1].processes]
-    helpers = until(lambda: len(found := below(pids)) == 8 and found)
+    helpers = until(lambda: len(processes := below(pids)) == 8 and processes)
     server.run(lambda: len(server.formed.get(2, ())) == 2)
     server.start(0)
     server.run(lambda: server.number > 2 and len(server.formed.get(server.number, ())) == 4)
@@ -361,12 +361,12 @@ def test_batch_norms_are_put_back(start: Start) -> None:
 
 def test_what_cannot_be_elastic_is_refused_with_what_to_type() -> None:
     """Ranks with weights of their own, or copies of an image on certain ranks."""
-    for options, words in (
+    for options, message in (
         ({"local_sgd_steps": 4}, "--elastic and --local-sgd-steps exclude each other"),
         ({"aug_repeats": 3}, "--elastic and --aug-repeats exclude each other"),
         ({"grad_compression": "powersgd"}, "--elastic and --grad-compression powersgd exclude"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             Config(elastic=True, data="data", **options)
     Config(elastic=True, data="data", global_batch=64)
 

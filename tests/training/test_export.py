@@ -96,7 +96,9 @@ def test_what_answers_otherwise_is_not_written(final: Path, tmp_path: Path) -> N
     with torch.no_grad():
         for wrong in (1e-3, float("nan")):
             with pytest.raises(SaveError, match="not written: its answers differ"):
-                formats.check(trained, lambda seen, by=wrong: model(seen) + by, tmp_path / "x.onnx")
+                formats.check(
+                    trained, lambda images, by=wrong: model(images) + by, tmp_path / "x.onnx"
+                )
     assert not list(tmp_path.iterdir())
 
 

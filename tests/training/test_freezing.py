@@ -97,7 +97,9 @@ def test_each_stage_has_a_course_of_its_own() -> None:
     assert [stage.frozen for stage in short.stages] == [("body",)]
 
 
-def judged(state: TrainingState, *evaluations: tuple[int, float]) -> list[tuple[bool, bool, float]]:
+def outcomes(
+    state: TrainingState, *evaluations: tuple[int, float]
+) -> list[tuple[bool, bool, float]]:
     """Return for each (accuracy, loss): whether it is the best, whether to stop, the lr factor."""
     return [
         (
@@ -118,21 +120,21 @@ PATIENT: dict[str, Any] = {
 def test_evaluations_decide_when_the_rate_falls_and_when_the_run_ends() -> None:
     """A lower loss at equal accuracy counts; nothing is counted while only the head trains."""
     state = TrainingState(net(), Config(**PATIENT))
-    assert judged(state, (6, 1.0), (5, 1.0), (6, 0.9), (6, 0.9)) == [
+    assert outcomes(state, (6, 1.0), (5, 1.0), (6, 0.9), (6, 0.9)) == [
         (True, False, 1), (False, False, 1), (True, False, 1), (True, False, 1),
     ]  # fmt: skip
-    assert judged(state, (5, 0.1), (5, 0.1)) == [(False, False, 0.5), (False, True, 0.5)]
+    assert outcomes(state, (5, 0.1), (5, 0.1)) == [(False, False, 0.5), (False, True, 0.5)]
     assert state.set_lr(0.2) == pytest.approx(0.1)
 
 
 def test_what_evaluations_came_to_survives_a_restart() -> None:
     """In the midst of waiting."""
     state = TrainingState(net(), Config(**PATIENT))
-    judged(state, (6, 1.0), (5, 1.0), (5, 1.0))
+    outcomes(state, (6, 1.0), (5, 1.0), (5, 1.0))
     other = TrainingState(net(), Config(**PATIENT))
     other.load_state_dict(unpack(pack(state.state_dict())))
     assert other.improvement == state.improvement
-    assert judged(other, (5, 1.0), (5, 1.0)) == judged(state, (5, 1.0), (5, 1.0))
+    assert outcomes(other, (5, 1.0), (5, 1.0)) == outcomes(state, (5, 1.0), (5, 1.0))
     assert other.exhausted
 
 

@@ -60,11 +60,11 @@ def test_the_rule_is_that_of_the_paper() -> None:
             relative = row[label] / means[label]
             expected[image] = (relative, likely, pytest.approx(row[likely] - row[label], abs=1e-6))
     doubted = sorted(expected, key=lambda image: expected[image][0])[: round(estimate)]
-    found = [
+    found_doubts = [
         (each.image, each.likely, each.score) for each in doubts(Predictions.of(logits, labels), 6)
     ]
-    assert found == [(image, *expected[image][1:]) for image in doubted]
-    assert 10 < len(found) < len(expected)
+    assert found_doubts == [(image, *expected[image][1:]) for image in doubted]
+    assert 10 < len(found_doubts) < len(expected)
 
 
 def test_a_label_that_is_impossible_is_doubted_though_no_other_class_stands_out() -> None:
@@ -77,8 +77,10 @@ def test_a_label_that_is_impossible_is_doubted_though_no_other_class_stands_out(
     plain = torch.tensor([[-8.0, 8.0, 0.0, 0.0]]).expand(10, 4)
     logits = torch.cat([sure, torn, plain])
     labels = torch.cat([labels, torch.zeros(20, dtype=torch.long)])
-    found = {doubt.image for doubt in doubts(Predictions.of(logits, labels), 4)}
-    assert set(range(210, 220)) <= found <= set(range(200, 220)) and len(found) > 10
+    doubted_images = {doubt.image for doubt in doubts(Predictions.of(logits, labels), 4)}
+    assert (
+        set(range(210, 220)) <= doubted_images <= set(range(200, 220)) and len(doubted_images) > 10
+    )
 
 
 def test_no_image_is_judged_by_what_was_fitted_to_it() -> None:

@@ -67,7 +67,7 @@ def test_an_exchange_has_so_many_times_the_bytes_of_gradients(
     model(torch.ones(1, 3)).sum().backward()
     gradients = sum(weight.numel() for weight in model.parameters())
     state.advance()
-    assert sum(one.numel() for one in _learned(state)) == times * gradients
+    assert sum(tensor.numel() for tensor in _learned(state)) == times * gradients
 
 
 def test_what_it_breaks_is_refused() -> None:

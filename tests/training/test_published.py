@@ -68,7 +68,7 @@ def test_weights_are_downloaded_once(
         path = weights_file("imagenet", "densenet121", ALONE)
     assert path == home / name and path.read_bytes() == b"weights"
     assert weights_file("imagenet", "densenet121", ALONE) == path
-    assert [one.name for one in home.iterdir()] == [name]
+    assert [path.name for path in home.iterdir()] == [name]
     assert weights_file("own.pth", "densenet121", ALONE) == Path("own.pth")
 
 

@@ -123,8 +123,8 @@ def test_the_ranks_of_a_host_have_one_index_whatever_the_slots(
 ) -> None:
     """Of hosts with slots=1 and slots=2, the second one's ranks map the same memory."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = ("-c", SHARE, make_shards(train=(20, 10), val=(8, 5)))
-    job = warm.ranks(3, *words, env=env, stdout=subprocess.PIPE)
+    args = ("-c", SHARE, make_shards(train=(20, 10), val=(8, 5)))
+    job = warm.ranks(3, *args, env=env, stdout=subprocess.PIPE)
     printed = [rank.communicate()[0].split()[-3:] for rank in job]
     assert [rank.returncode for rank in job] == [0, 0, 0]
     memory = {int(rank): tuple(where) for rank, *where in printed}

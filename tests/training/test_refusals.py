@@ -67,9 +67,9 @@ def data(make_shards: MakeShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return folder
 
 
-def typed(words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def typed(command_line: str, data: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Return the exit code of a local launch, and what it says."""
-    options, _, task = words.rpartition(";")
+    options, _, task = command_line.rpartition(";")
     line = [*options.split(), *task.split(), "--data", str(data)]
     try:
         code = run(["./run-local", *line])

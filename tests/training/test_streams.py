@@ -61,9 +61,9 @@ SHORT = (("default", 1), ("timm-a3", 0))
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [
-        pytest.param(name, step, marks=[] if (name, place) in SHORT else pytest.mark.long)
+        pytest.param(name, step, marks=[] if (name, number) in SHORT else pytest.mark.long)
         for name in RECIPES
-        for place, step in enumerate(STEPS)
+        for number, step in enumerate(STEPS)
     ],
 )
 def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]) -> None:

@@ -78,7 +78,9 @@ def test_random_crops_and_erased_rectangles_have_their_published_bounds() -> Non
 
     from torchvision.transforms.v2 import RandomErasing, RandomResizedCrop
 
-    crop, erasing = (signature(one).parameters for one in (RandomResizedCrop, RandomErasing))
+    crop, erasing = (
+        signature(transform).parameters for transform in (RandomResizedCrop, RandomErasing)
+    )
     assert crop["ratio"].default == RATIO == (3 / 4, 4 / 3)
     assert (crop["scale"].default) == (ImageNet().crop_area, 1.0) == (0.08, 1.0)
     assert erasing["scale"].default == ERASED_AREA == (0.02, 0.33)

@@ -47,7 +47,9 @@ def test_a_norm_with_one_value_per_channel_uses_its_running_statistics() -> None
         with BatchNorms(model.train(), ALONE).part(images):
             model(torch.rand(images, 3, 8, 8)).sum().backward()
         assert wide.training and narrow.training
-        assert [norm for norm, one in before.items() if (statistics(norm) != one).any()] == changed
+        assert [
+            norm for norm, before_step in before.items() if (statistics(norm) != before_step).any()
+        ] == changed
 
 
 def test_statistics_are_shared_before_a_rank_has_a_single_image(

@@ -123,8 +123,8 @@ def two_ranks_train_like_one(config: Config, ranks: Ranks, folder: Path) -> None
     """Momentum, decay, clipping, parts and the average: the same weights as one process gives."""
     alone = replace(ranks, rank=0, world=1)
     if ranks.first:
-        one = replace(config, run_folder=str(folder / "one"), grad_accum_steps=1)
-        assert ran(one, alone, Halves(alone)) == 0
+        single = replace(config, run_folder=str(folder / "one"), grad_accum_steps=1)
+        assert ran(single, alone, Halves(alone)) == 0
     assert ran(replace(config, run_folder=str(folder / "two")), ranks, Halves(ranks)) == 0
     if ranks.first:
         expected, result = weights(folder / "one"), weights(folder / "two")

@@ -44,13 +44,13 @@ def jpeg(image: Image.Image, quality: int = 92) -> bytes:
 def parts(count: int = 40) -> list[Image.Image]:
     """Return parts of scikit-learn's two photographs, none of which overlap."""
     photographs = map(Image.fromarray, load_sample_images().images)
-    found = [
+    patches = [
         photograph.crop((left, top, left + SIDE, top + SIDE))
         for photograph in photographs
         for left in range(0, photograph.width - SIDE, SIDE)
         for top in range(0, photograph.height - SIDE, SIDE)
     ]
-    return [part for part in found if np.std(part) > 30][:count]
+    return [part for part in patches if np.std(part) > 30][:count]
 
 
 def clean_set(count: int = 40) -> dict[str, bytes]:
@@ -181,8 +181,8 @@ def test_every_image_is_compared_with_every_other(monkeypatch: pytest.MonkeyPatc
     both = np.concatenate([fingerprints, again])[order]
     pairs = {pair[:2] for pair in near_pairs(Prints.of(both), 2)}
     position = np.argsort(order)
-    wanted = {tuple(sorted((int(position[n]), int(position[n + 25])))) for n in range(25)}
-    assert pairs == wanted
+    expected = {tuple(sorted((int(position[n]), int(position[n + 25])))) for n in range(25)}
+    assert pairs == expected
 
 
 def test_images_and_classes_that_stand_out_are_named(examine: Callable[..., Rows]) -> None:
@@ -304,13 +304,13 @@ def test_a_served_folder_is_looked_at_like_one_here(
     files = clean_set()
     files["train/oak/again.jpg"] = files["train/oak/2.jpg"]
     files["train/oak/near.jpg"] = jpeg(parts()[6], 40)
-    here = examine(files)
+    local_rows = examine(files)
     with tempfile.TemporaryDirectory() as top:
         Path(top).chmod(0o755)
         copy = shutil.copytree(tmp_path / "out", Path(top) / "shards")
         with serving(Site(copy, port=0, native=True)) as server:
-            assert rows_of(server.url, tmp_path) == here
-    assert len(here) == 2
+            assert rows_of(server.url, tmp_path) == local_rows
+    assert len(local_rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -351,15 +351,15 @@ def test_ctrl_c_leaves_no_file_and_no_worker(tmp_path: Path, convert: Convert) -
 
 def group(leader: int) -> list[int]:
     """Return the living processes of a group."""
-    found = []
+    workers = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[2]) == leader and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            workers.append(int(stat.parent.name))
+    return workers
 
 
 def test_a_look_is_small() -> None:
