@@ -80,6 +80,7 @@ def parse(data: bytes, path: Path) -> Content:
 
 def _check_sizes(data: bytes) -> None:
     """Raise ValueError for a file that unpacks to more than its size: torch stores, never packs."""
+    # A packed file of a few KB could ask torch.load for all memory.
     with ZipFile(io.BytesIO(data)) as entries:
         members = entries.infolist()
     if any(each.compress_type != ZIP_STORED for each in members):

@@ -102,11 +102,11 @@ def links(ranks: Ranks, firsts: Mapping[int, int], seconds: float) -> list[float
     host = next((host for host, rank in firsts.items() if rank == ranks.rank), None)
     for pairs in every:
         ranks.all_reduce_max(0)  # all begin together
-        for one, two in pairs:
-            if host in (one, two):
-                other = firsts[two if host == one else one]
-                rate = _exchange(ranks, other, host == one, min(seconds, shared))
-                measured_links += [one, two, rate] if host == one else []
+        for first, second in pairs:
+            if host in (first, second):
+                other = firsts[second if host == first else first]
+                rate = _exchange(ranks, other, host == first, min(seconds, shared))
+                measured_links += [first, second, rate] if host == first else []
     return measured_links
 
 
@@ -175,12 +175,12 @@ def compute(config: Config, ranks: Ranks, seconds: float) -> float:
     how = set_up(config, ranks)
     size = MATRIX[ranks.device.type]
     kind = how.autocast_dtype or torch.float32
-    one = torch.randn(size, size, dtype=kind, device=ranks.device)
+    matrix = torch.randn(size, size, dtype=kind, device=ranks.device)
     for _ in range(2):
-        float((one @ one)[0, 0])  # the first product loads libraries
+        float((matrix @ matrix)[0, 0])  # the first product loads libraries
     began, products = time.perf_counter(), 0
     while time.perf_counter() < began + seconds:
-        float((one @ one)[0, 0])  # waits for the device
+        float((matrix @ matrix)[0, 0])  # waits for the device
         products += 1
     return 2e-12 * size**3 * products / (time.perf_counter() - began)
 
@@ -244,9 +244,9 @@ def slow_links(rates: Mapping[Pair, float], name: Callable[[int], str]) -> list[
     ends = {host for host in hosts if best[host] < SLOW * statistics.median_high(best.values())}
     lines = [f"{name(host)}, {best[host]:.3g} Gbit/s at best" for host in sorted(ends)]
     return lines + [
-        f"{name(one)} and {name(two)}, {rate:.3g} Gbit/s, usual {usual:.3g}"
-        for (one, two), rate in sorted(rates.items())
-        if rate < SLOW * usual and not ends & {one, two}
+        f"{name(first)} and {name(second)}, {rate:.3g} Gbit/s, usual {usual:.3g}"
+        for (first, second), rate in sorted(rates.items())
+        if rate < SLOW * usual and not ends & {first, second}
     ]
 
 

@@ -84,7 +84,9 @@ class Ranks:
         if self.world == 1:
             return model
         device_ids = [self.device] if self.device.type == "cuda" else None
-        before = [each.clone() for each in _statistics(model)]
+        # DDP begins by giving all ranks the buffers of rank 0. Running statistics are put back
+        # after that: those of a run that goes on are this rank's own.
+        statistics = [each.clone() for each in _statistics(model)]
         forward_only = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
         agreed = self.generation > 0  # on the state, so that DDP need not move it
         if not (forward_only or agreed):  # older torch, as 2.10, leaves them alone from the start
@@ -94,17 +96,17 @@ class Ranks:
         distributed = DistributedDataParallel(
             model,
             device_ids=device_ids,
-            gradient_as_bucket_view=True,
+            gradient_as_bucket_view=True,  # no second copy of what travels
             init_sync=not agreed,
             **never,
         )
-        for each, kept in zip(_statistics(model), before, strict=True):
-            each.copy_(kept)  # all begin with the other buffers of rank 0
+        for each, kept in zip(_statistics(model), statistics, strict=True):
+            each.copy_(kept)
         return distributed
 
     def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over all ranks, on the CPU."""
-        total = counts.detach().cpu()
+        total = counts.detach().cpu()  # waits for the device: hence once per line of the log
         if self.world > 1:
             dist.all_reduce(total)
         return total
@@ -189,6 +191,7 @@ class Ranks:
         """Return, by rank, the numbers that it gives; each may give another amount."""
         if self.world == 1:
             return [numbers]
+        # Collectives take tensors of one shape: so all learn the sizes, and pad to the largest.
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(sizes, torch.tensor([numbers.size]))
         padded = torch.zeros(max(map(int, sizes)), dtype=torch.int64)
@@ -207,7 +210,7 @@ class Ranks:
         length = torch.tensor(len(payload or b""))
         dist.broadcast(length, source)
         content = torch.zeros(int(length), dtype=torch.uint8)
-        if payload and self.rank == source:
+        if payload and self.rank == source:  # a bytearray, as torch wants memory that it may write
             content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         dist.broadcast(content, source)
         return content.numpy().tobytes()

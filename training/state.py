@@ -28,7 +28,8 @@ class TrainingState:
     def __init__(self, model: nn.Module, config: Config, float16: bool = False) -> None:
         self.model = model
         self._config = config
-        self._trainable = {name for name, one in model.named_parameters() if one.requires_grad}
+        weights = dict(model.named_parameters())
+        self._trainable = {name for name in weights if weights[name].requires_grad}
         self._resting: list[nn.Module] = []
         self.optimizer = make_optimizer(model, config)
         self.loss_scale = LossScale(next(model.parameters()).device, float16)
@@ -89,7 +90,7 @@ class TrainingState:
         """Give the optimizer the schedule's learning rate, less what plateaus took; return it."""
         lr *= self.improvement.lr_factor
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)  # older checkpoints have none
+            group["lr"] = lr * group.get("lr_scale", 1.0)  # a user's optimizer may make groups
         return lr
 
     @torch.no_grad()

@@ -67,6 +67,7 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
 def _backend(config: DeviceSettings, ranks: Ranks) -> dict[str, Any]:
     on_gpu = ranks.device.type == "cuda"
     return {
+        # What lies on the CPU travels by gloo: no exchange of counts waits for a stream of the GPU.
         "backend": "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         "timeout": timedelta(seconds=config.collective_timeout_seconds),
         "device_id": ranks.device if on_gpu else None,
@@ -110,7 +111,7 @@ def in_group(
         backend = _backend(config, ranks)
         store = _store(order, membership)
         dist.init_process_group(**backend, store=store, rank=among.rank, world_size=among.world)
-        if ranks.device.type == "cuda":
+        if ranks.device.type == "cuda":  # NCCL waits on the device: to end sockets does not wake it
             group = dist.distributed_c10d._get_default_group()
             membership.abort = group._get_backend(ranks.device).abort
         _check_fingerprints(among.all_gather(_fingerprint()))

@@ -146,15 +146,15 @@ def _confirmed(
 ) -> Iterator[tuple[int, int, float, bool]]:
     """Yield those pairs that are nearly the same in pixels, too."""
     for start in range(0, len(first), PAIRS):
-        one, other = first[start : start + PAIRS], second[start : start + PAIRS]
-        reach = np.minimum(prints.reach[one], prints.reach[other])
-        left, right = prints.thumbs[one], prints.thumbs[other]
+        chosen, others = first[start : start + PAIRS], second[start : start + PAIRS]
+        reach = np.minimum(prints.reach[chosen], prints.reach[others])
+        left, right = prints.thumbs[chosen], prints.thumbs[others]
         right = right[:, :, ::-1] if is_mirrored else right
         near = 1 - (_unit(left) * _unit(right)).sum(1) <= reach
-        one, other, reach = one[near], other[near], reach[near]
+        chosen, others, reach = chosen[near], others[near], reach[near]
         correlations = aligned(left[near], right[near])
         for number in np.flatnonzero(1 - correlations <= np.minimum(FARTHEST, SHARE * reach)):
-            yield int(one[number]), int(other[number]), float(correlations[number]), is_mirrored
+            yield int(chosen[number]), int(others[number]), float(correlations[number]), is_mirrored
 
 
 def aligned(left: np.ndarray, right: np.ndarray) -> Floats:

@@ -325,7 +325,7 @@ def test_a_weight_that_is_no_number_is_found(value: float) -> None:
 
 
 def test_the_rate_of_a_group_is_the_schedules_less_what_plateaus_took() -> None:
-    """Groups of older checkpoints have no share of their own."""
+    """Groups that a user's optimizer has made have no share of their own."""
     state = TrainingState(net(), Config(layer_decay=0.5))
     state.improvement.lr_factor = 0.1
     del state.optimizer.param_groups[0]["lr_scale"]

@@ -292,6 +292,7 @@ class Requests:
     def recut(self, cut: Cut) -> None:
         """Tell each worker of a cut with the request for the first step that is cut so."""
         if self._assignment:
+            # A share that a worker has begun stays cut as it was: its batch would not be whole.
             assert self._asked <= (cut.step - self._assignment.start) * self._workers, "too late"
         self._cuts[cut.step] = cut
 
@@ -333,6 +334,7 @@ class ExactShares(Dataset[Share | Problem]):
             reads = (read for _, part in same_parts for read in part.reads.tolist())
             with closing(ahead(walk.pool.read, reads)) as arriving:
                 planned = steps(parts, arriving)
+                # Under another cut this worker has other lanes: what it read ahead is dropped.
                 while self._cut == cut:
                     yield _share(walk, assignment, next(numbers), *next(planned), quarantine)
                     step += 1

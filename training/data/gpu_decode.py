@@ -82,7 +82,7 @@ class GpuDecoder:
         try:
             decoded_images = decoded(jpegs, self.device)
         except RuntimeError:  # it names none, and returns none of the others
-            decoded_images = [self._alone(*one) for one in zip(batch.left, jpegs, strict=True)]
+            decoded_images = [self._alone(*pair) for pair in zip(batch.left, jpegs, strict=True)]
         for left, pixels in zip(batch.left, decoded_images, strict=True):
             images[left.batch_index] = self._resized(pixels, left.crop, images.shape[2:])
 

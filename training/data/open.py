@@ -179,7 +179,7 @@ class Resampled:
         plan = replace(self._plan, start=start)
         slots = plan.slots(AHEAD * self._workers, self._device)
         made = loaded(ResampledStream(plan, slots), self._workers)
-        return on_device((batch_in(slots, one) for one in made), self._device, self._decoder)
+        return on_device((batch_in(slots, batch) for batch in made), self._device, self._decoder)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the training set."""

@@ -113,10 +113,10 @@ class ValidationRows(Dataset[Batch | Problem]):
         kept = filled(images, enumerate(samples), prepare, (), self._quarantine)
         return Batch(
             images[: len(kept)].permute(0, 3, 1, 2),
-            torch.tensor([one.label for one in kept], dtype=torch.int64),
+            torch.tensor([sample.label for sample in kept], dtype=torch.int64),
             self._quarantine.news(),
-            torch.from_numpy(rows[[one.number for one in kept]]),
-            keys=tuple((one.shard, one.key) for one in kept),
+            torch.from_numpy(rows[[sample.number for sample in kept]]),
+            keys=tuple((sample.shard, sample.key) for sample in kept),
         )
 
     @cached_property

@@ -107,10 +107,8 @@ def _check_classes(trained: Trained, data_classes: Sequence[str], data: str) -> 
     """Raise UsageError unless the data have the classes of the model, in its order."""
     if list(data_classes) == trained.classes:
         return
-    extra, missing = (
-        sorted(set(one) - set(other))
-        for one, other in ((data_classes, trained.classes), (trained.classes, data_classes))
-    )
+    extra = sorted(set(data_classes) - set(trained.classes))
+    missing = sorted(set(trained.classes) - set(data_classes))
     what = "; ".join(
         f"only in the {where}: {_some(names)}"
         for where, names in (("data", extra), ("model", missing))

@@ -47,7 +47,7 @@ def _without_prefix(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tens
         if name.endswith(probe)
     }
     prefix = max(
-        ["", *sorted(prefixes)], key=lambda one: _fitting(file_tensors, model_tensors, one)
+        ["", *sorted(prefixes)], key=lambda prefix: _fitting(file_tensors, model_tensors, prefix)
     )
     kept = {
         name.removeprefix(prefix): file_tensors[name]
@@ -74,7 +74,7 @@ def renamed(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str
         name: _name_today(name) if name not in model_tensors else name for name in file_tensors
     }
     changed = any(name != today for name, today in names.items())
-    return {names[name]: one for name, one in file_tensors.items()}, "earlier names" * changed
+    return {names[name]: tensor for name, tensor in file_tensors.items()}, "earlier names" * changed
 
 
 def _name_today(name: str) -> str:
@@ -86,8 +86,8 @@ def _name_today(name: str) -> str:
 def _without_extra_heads(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Leave out the auxiliary heads of a model that is built without them."""
     kept = {
-        n: one
-        for n, one in file_tensors.items()
+        n: tensor
+        for n, tensor in file_tensors.items()
         if n in model_tensors or not n.startswith(EXTRA_HEADS)
     }
     return kept, "auxiliary heads left out" if len(kept) < len(file_tensors) else ""
@@ -99,20 +99,21 @@ def blurred(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str
     names = {name: plain.get(name, name) for name in file_tensors}
     changed = any(name != blurred_name for name, blurred_name in names.items())
     return {
-        names[name]: one for name, one in file_tensors.items()
+        names[name]: tensor for name, tensor in file_tensors.items()
     }, "plain convolutions blurred" * changed
 
 
 def _resized_positions(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Interpolate position embeddings, (1, tokens + side * side, width), to another image size."""
     changed, note = {}, ""
-    for name, one in _of_other_shapes(file_tensors, model_tensors, POSITIONS):
-        file_side, model_side = math.isqrt(one.shape[1]), math.isqrt(model_tensors[name].shape[1])
-        tokens = one.shape[1] - file_side**2
-        if one.ndim == 3 and model_tensors[name].shape == (1, tokens + model_side**2, one.shape[2]):
-            grid = one[:, tokens:].transpose(1, 2).reshape(1, -1, file_side, file_side)
+    for name, tensor in _of_other_shapes(file_tensors, model_tensors, POSITIONS):
+        model_shape = model_tensors[name].shape
+        file_side, model_side = math.isqrt(tensor.shape[1]), math.isqrt(model_shape[1])
+        tokens = tensor.shape[1] - file_side**2
+        if tensor.ndim == 3 and model_shape == (1, tokens + model_side**2, tensor.shape[2]):
+            grid = tensor[:, tokens:].transpose(1, 2).reshape(1, -1, file_side, file_side)
             rows = _interpolated(grid, model_side).flatten(2).transpose(1, 2)
-            changed[name] = torch.cat([one[:, :tokens], rows], dim=1)
+            changed[name] = torch.cat([tensor[:, :tokens], rows], dim=1)
             note = f"position embeddings {_sides(file_side, model_side)}"
     return file_tensors | changed, note
 
@@ -120,16 +121,14 @@ def _resized_positions(file_tensors: Tensors, model_tensors: Tensors) -> tuple[T
 def resized_bias_tables(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Interpolate tables of relative biases, (side * side, heads), to another window."""
     changed, note = {}, ""
-    for name, one in _of_other_shapes(file_tensors, model_tensors, (BIAS_TABLE,)):
-        file_side, model_side = math.isqrt(one.shape[0]), math.isqrt(model_tensors[name].shape[0])
-        if (
-            model_tensors[name].shape == (model_side**2, *one.shape[1:])
-            and file_side**2 == one.shape[0]
-        ):
-            grid = one.T.reshape(1, -1, file_side, file_side)
+    for name, tensor in _of_other_shapes(file_tensors, model_tensors, (BIAS_TABLE,)):
+        model_shape = model_tensors[name].shape
+        file_side, model_side = math.isqrt(tensor.shape[0]), math.isqrt(model_shape[0])
+        if model_shape == (model_side**2, *tensor.shape[1:]) and file_side**2 == tensor.shape[0]:
+            grid = tensor.T.reshape(1, -1, file_side, file_side)
             changed[name] = _interpolated(grid, model_side).flatten(2)[0].T
             note = f"relative biases {_sides(file_side, model_side)}"
-    computed = {name: one for name, one in model_tensors.items() if name.endswith(COMPUTED)}
+    computed = {name: tensor for name, tensor in model_tensors.items() if name.endswith(COMPUTED)}
     return file_tensors | changed | computed, note
 
 
@@ -141,12 +140,12 @@ def _of_other_shapes(
     file_tensors: Tensors, model_tensors: Tensors, ends: tuple[str, ...]
 ) -> list[tuple[str, torch.Tensor]]:
     return [
-        (name, one)
-        for name, one in file_tensors.items()
+        (name, tensor)
+        for name, tensor in file_tensors.items()
         if name.endswith(ends)
         and name in model_tensors
-        and one.ndim >= 2
-        and one.shape != model_tensors[name].shape
+        and tensor.ndim >= 2
+        and tensor.shape != model_tensors[name].shape
     ]
 
 
@@ -157,7 +156,9 @@ def _interpolated(grid: torch.Tensor, side: int) -> torch.Tensor:
 
 def counted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     """Start the batch counts of norms at 0 if a file is older than the count."""
-    counts = {n: one for n, one in model_tensors.items() if n.endswith(".num_batches_tracked")}
+    counts = {
+        n: tensor for n, tensor in model_tensors.items() if n.endswith(".num_batches_tracked")
+    }
     return counts | file_tensors, ""
 
 

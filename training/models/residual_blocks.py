@@ -9,7 +9,7 @@ def last_norms(model: nn.Module) -> list[nn.Module]:
     """Return the last norm of each block's residual branch, from the image on."""
     from torchvision.models.resnet import BasicBlock, Bottleneck
 
-    blocks = [one for one in model.modules() if isinstance(one, BasicBlock | Bottleneck)]
+    blocks = [module for module in model.modules() if isinstance(module, BasicBlock | Bottleneck)]
     return [block.bn3 if isinstance(block, Bottleneck) else block.bn2 for block in blocks]
 
 

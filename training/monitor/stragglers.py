@@ -129,7 +129,9 @@ class StragglerMonitor:
         self._is_timing = ranks.world > 1 and (every > 0 or times_each_step)
         self._newest = deque[list[Mark]](maxlen=UNREAD_STEPS if times_each_step else 0)
         self._ranks = ranks
-        self._sent_bytes = sum(one.nbytes for one in model.parameters() if one.requires_grad)
+        self._sent_bytes = sum(
+            weight.nbytes for weight in model.parameters() if weight.requires_grad
+        )
         self._marks: list[Mark] = []  # of the current step
         self._steps: list[list[Mark]] = []
         self._beginning = True
@@ -207,7 +209,7 @@ class StragglerMonitor:
     def _hosts(self) -> list[str]:
         """By rank, the name of its host."""
         name = np.frombuffer(socket.gethostname().encode(), np.uint8)
-        return [one.tobytes().decode() for one in self._ranks.all_gather(name)]
+        return [host_name.tobytes().decode() for host_name in self._ranks.all_gather(name)]
 
     def _computed(self, weight: torch.Tensor) -> None:
         """Note the end of backward: that of the first weight; of several parts, of the last."""

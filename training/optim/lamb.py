@@ -66,6 +66,7 @@ class Lamb(Optimizer):
 
 def trust_ratios(weights: Tensors, updates: Tensors) -> Tensors:
     """Return the norm of each layer's weights over that of its update; 1 where either is 0."""
-    of_weights, of_updates = (torch.stack(torch._foreach_norm(one)) for one in (weights, updates))
+    of_weights = torch.stack(torch._foreach_norm(weights))
+    of_updates = torch.stack(torch._foreach_norm(updates))
     moves = (of_weights > 0) & (of_updates > 0)
     return list(torch.where(moves, of_weights / of_updates, 1.0).unbind())

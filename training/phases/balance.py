@@ -119,6 +119,7 @@ class Balance:
         self._settled = max(step, cut.step) + SETTLING_STEPS
         self._exchanges = 0  # under this cut, that count
         self._times.clear()
+        # All ranks have the same mark if the largest of it and of its negative cancel out.
         self._mark = zlib.crc32(repr(cut).encode())
 
     def sent(self) -> list[int]:
@@ -174,10 +175,11 @@ class Balance:
     def _better_counts(self) -> Numbers | None:
         """Return the samples of each rank with which a step is worth changing the cut."""
         times = np.array(self._times, np.float64)
-        times[times == 0] = np.nan
+        times[times == 0] = np.nan  # of a rank whose GPU was behind: nothing new from it
         if (np.isfinite(times).sum(axis=0) < len(times) / 2).any():
             return None
         counts = (self.cut.fewest(self._batch) + self.cut.most(self._batch)) / 2
+        # Medians: a step that something else interrupted says nothing of how fast a GPU is.
         costs = np.nanmedian(times, axis=0) / counts
         better = fastest_counts(costs, self._batch, self._least, self._most)
         gain = (counts * costs).max() / (better * costs).max() - 1

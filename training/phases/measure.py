@@ -288,7 +288,9 @@ class MemoryTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if not func.is_view and "empty" not in func.name():
             touched = tree_leaves((args, kwargs, result))
-            self.moved += sum(one.nbytes for one in touched if isinstance(one, torch.Tensor))
+            self.moved += sum(
+                tensor.nbytes for tensor in touched if isinstance(tensor, torch.Tensor)
+            )
         return result
 
 
