@@ -4,9 +4,10 @@
 
 A rank with gloo for each delay, a known time for each image, trains exact epochs on this machine:
 with the even cut and with --balance auto. Printed: images/s of all ranks from step 200 on, as a
-share of the sum of the speeds that the delays allow; whether the ledger is exact; how far the
-weights are from those of the even cut; the steps after which the cut moved; what ranks of equal
-speed, whose times vary by a tenth, do; and milliseconds a step that it costs.
+share of the sum of the speeds that the delays allow, and what a step takes beyond the delays;
+whether the ledger is exact; how far the weights are from those of the even cut; the steps after
+which the cut moved; what ranks of equal speed, whose times vary by a tenth, do; and milliseconds a
+step that it costs.
 """
 
 import json
@@ -83,10 +84,13 @@ def report(folder: Path, delays: list[float]) -> None:
     possible = sum(1 / delay for delay in delays)
     print(f"delays {delays}: {possible:,.0f} images/s in sum; load {os.getloadavg()[0]:.1f}")
     for name, first in (("even", 10), ("auto", REACHED)):
-        speed = images_per_second(folder, name, first)
-        print(
-            f"{name:5} from step {first}: {speed:7,.0f} images/s, {speed / possible:.1%} of the sum"
-        )
+        images, seconds = full_step(folder, name, first)
+        share = images / seconds / possible
+        cut = shares(folder, name)[-1]["images"].values() if name == "auto" else ()
+        counts = list(cut) or [-(-images // len(delays))] * len(delays)
+        slowest = max(count * delay for count, delay in zip(counts, delays, strict=True))
+        beyond = f"{1e3 * (seconds - slowest):.0f} ms beyond its {1e3 * slowest:.0f} of delays"
+        print(f"{name:5} from step {first}: {share:.1%} of the sum, a step takes {beyond}")
     for name in ("auto", "noise"):
         cuts = [(line["step"], list(line["images"].values())) for line in shares(folder, name)]
         print(f"{name}: images of each rank after steps {', '.join(map(str, cuts))}")
@@ -104,8 +108,8 @@ def report(folder: Path, delays: list[float]) -> None:
         print(f"longest of the three steps after {line['step']}: {longest * 1e3:.0f} ms")
 
 
-def images_per_second(folder: Path, name: str, first: int) -> float:
-    """Return the images of all ranks in the full steps from one on, by their time."""
+def full_step(folder: Path, name: str, first: int) -> tuple[int, float]:
+    """Return the images of a full step, and the seconds of such steps from one on."""
     intervals = ledger.read(folder / "runs" / name / "ledger")
     by_step = [count for interval in intervals for count in interval.counts.sum(axis=0).tolist()]
     ends = left(folder, name)["ends"]
@@ -115,7 +119,7 @@ def images_per_second(folder: Path, name: str, first: int) -> float:
         if count == max(by_step)
     ][first - 1 :]
     # The median: at the end of an epoch, ranks evaluate and save between two steps.
-    return max(by_step) / statistics.median(seconds for _, seconds in full)
+    return max(by_step), statistics.median(seconds for _, seconds in full)
 
 
 def left(folder: Path, name: str) -> dict[str, Any]:
