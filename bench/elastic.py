@@ -128,7 +128,6 @@ class Job:
     runs: Path
     lines: list[tuple[float, str]] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    is_elastic: bool = False
 
     def follow(self) -> None:
         """Keep what the launcher prints; on a thread of its own."""
@@ -336,7 +335,7 @@ def started(lab: Lab, shards: Path, runs: str, *options: str, logged_steps: int 
     process = lab.run_ssh(
         *launcher, *task, before=("env",), env=environment, stderr=subprocess.STDOUT
     )
-    job = Job(lab, process, lab.folder / runs, is_elastic="--elastic" in options)
+    job = Job(lab, process, lab.folder / runs)
     threading.Thread(target=job.follow, daemon=True).start()
     return job
 

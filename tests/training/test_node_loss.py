@@ -28,7 +28,22 @@ OPTIONS = (
     "--save-steps", "4", "--keep-checkpoints", "99", "--workers", "0", "--device", "cpu",
     "--no-tensorboard",
 )  # fmt: skip
-TASK = ("catdog", "--data", "shards", *OPTIONS)
+TASK = ("catdog", "--data", "shards", "--lr-schedule", "gates:cosine", *OPTIONS)
+CUTS = (36, 76)
+"""Steps at which attempts wait until a cable is pulled, however fast they are."""
+GATES = """
+import math
+import time
+from pathlib import Path
+
+
+def cosine(step: int, steps: int) -> float:
+    for number, cut in enumerate({cuts}, start=1):
+        while step + 10 >= cut and not Path("{folder}/cut-" + str(number)).exists():
+            time.sleep(0.02)
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
+"""
+"""A schedule of the learning rate, after a warm-up of 10 steps."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SHORT = (
     "--lease-seconds", "3", "--grace-seconds", "1", "--max-restarts", "2", "--name", "net",
@@ -44,9 +59,12 @@ def net(tmp_path: Path, shapes: Path) -> Iterator[Callable[[int], NetLab]]:
 
         def make_with_disks(count: int) -> NetLab:
             lab = make(count)
+            gates = GATES.format(cuts=CUTS, folder=lab.folder)
+            (lab.folder / "gates.py").write_text(gates)
             for number in range(1, count + 1):
                 disk(lab, number).mkdir()
                 (disk(lab, number) / "shards").symlink_to(shapes)
+                (disk(lab, number) / "gates.py").write_text(gates)
             return lab
 
         yield make_with_disks
@@ -80,6 +98,7 @@ def cut_off(
 
     until(saved, f"attempt {attempt} saves step {step}", SECONDS)
     lab.pull_cable(number)
+    (lab.folder / f"cut-{attempt}").touch()
 
 
 def losses(run: RunFolder) -> list[float]:
@@ -100,7 +119,9 @@ def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFolder:
     """Return an undisturbed run of this many ranks."""
     port = str(free_port("127.0.0.1"))
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    args = (warm.interpreter(), "-m", "catdog", "--data", shapes, "--run-folder", run, *OPTIONS)
+    world["PYTHONPATH"] = os.fspath(run.with_name("lab"))
+    task = ("catdog", "--data", str(shapes), *TASK[3:])
+    args = (warm.interpreter(), "-m", *task, "--run-folder", run)
     job = [
         subprocess.Popen(args, env={**os.environ, **ONE_THREAD, **world, "RANK": str(rank)})
         for rank in range(ranks)
@@ -119,6 +140,7 @@ def test_a_spare_takes_over(net: Callable[[int], NetLab], shapes: Path, tmp_path
     epoch is the data set, as both that are left can tell, and the weights are, bit for bit, those
     of two ranks to which nothing happened."""
     lab = net(3)
+    (lab.folder / "cut-2").touch()
     process = lab.run_ssh(*SHORT, "--spares", "1", hosts(lab, lab.cheap_python(trains=True)), *TASK)
     cut_off(process, lab, 2, attempt=1, step=32)
     out, err = process.communicate(timeout=SECONDS)

@@ -3,6 +3,7 @@
 The interpreter of the hosts starts `elastic_rank.py` in place of a task's rank.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.lab import ROOT, Lab
+import pytest
+
+from launcher.remote import run_manager
+from tests.launcher.lab import ROOT, Lab, with_signal
 from tests.launcher.netlab import NetLab
 from tests.waiting import until
 
@@ -138,3 +142,90 @@ def test_hosts_that_are_added_to_the_file_join(start_lab: Callable[[int], Lab]) 
     assert [host["name"] for host in plan["hosts"]] == [*result["hosts"]]
     assert set(result["hosts"].values()) == {"clean"} and len(result["hosts"]) == 3
     assert (folder / "logs" / "127.0.0.4" / "rank-2.out").read_text() == "done at step 500\n"
+
+
+def test_a_restart_has_the_hosts_that_were_added(start_lab: Callable[[int], Lab]) -> None:
+    """Where an elastic run may not go on, its next attempt starts on all hosts that it had."""
+    lab = start_lab(3)
+    path = Path(hosts_of(lab, 300))
+    first, second, third = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second}\n")
+    options = ("--min-hosts=2", "--max-restarts=1", *OPTIONS)
+    process = lab.run_ssh(*options, str(path), *TASK)
+    until(lambda: min(step(lab, member) for member in range(2)) > 10, "all ranks train")
+    path.write_text(f"{third}\n{first}\n{second}\n")
+    until(lambda: step(lab, 2), "the third host has joined")
+    for member in (1, 2):
+        (lost,) = processes(lab, member)
+        os.kill(lost, signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "restart 1 of 1" in err
+    plans = [json.loads(plan.read_text()) for plan in sorted(lab.folder.glob("runs/2*/plan.json"))]
+    names = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    assert [[host["name"] for host in plan["hosts"]] for plan in plans] == [names, names]
+    assert [plan["world_size"] for plan in plans] == [2, 3]
+
+
+SLOW = """
+import time
+
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(4)
+        self.last = nn.Linear(48, num_classes)
+
+    def forward(self, images):
+        time.sleep(0.05)
+        return self.last(self.pool(images).flatten(1))
+"""
+
+
+def ranks(lab: Lab) -> list[int]:
+    """Return the processes that train on the hosts."""
+    found = []
+    for pid in run_manager.our_pids():
+        with contextlib.suppress(OSError):
+            is_rank = b"\0training\0classify\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if is_rank and bytes(lab.folder) in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [("--elastic",), ()], ids=["elastic", "plain"])
+def test_a_run_whose_controller_is_killed_goes_on_from_its_last_step(
+    start_lab: Callable[[int], Lab], options: tuple[str, ...]
+) -> None:
+    """Real ranks of a detached run keep what they have, long before a save; a resume finds it."""
+    lab = start_lab(2)
+    (lab.folder / "slow.py").write_text(SLOW)
+    for host in lab.hosts:
+        (host.folder / "work").mkdir()
+        (host.folder / "work" / "slow.py").write_text(SLOW)
+    settings = [f"python={sys.executable} workdir={host.folder}/work" for host in lab.hosts]
+    launch = ("--plain", "--no-serve", "--env", f"PYTHONPATH={ROOT}", *options)
+    launch += (str(lab.write_hosts(*settings)), "classify", "--model=slow:Net", "--synthetic")
+    launch += ("--image-size=32", "--device=cpu", "--steps-per-epoch=300", "--epochs=1")
+    launch += ("--log-every-steps=1", "--no-tensorboard")
+    code, run, err = lab.result_of("--detach", *launch)
+    assert code == 0, err
+    runs = lab.hosts[0].folder / "work" / "runs"
+
+    def step_count() -> int:
+        return sum(path.read_text().count('"train"') for path in runs.glob("2*/metrics.jsonl"))
+
+    until(lambda: step_count() > 20, "the ranks train", 120)
+    with_signal(run_manager.controller_of(run.strip()), signal.SIGKILL)
+    kept = "work/runs/2*/checkpoints/step-*.pt"
+    until(lambda: not ranks(lab), "no rank is left", 60)
+    furthest = max(path.name for host in lab.hosts for path in host.folder.glob(kept))
+    number = int(furthest.removeprefix("step-").removesuffix(".pt"))
+    assert number > 20
+    code, out, err = lab.result_of(*launch, "--resume", "latest")
+    assert code == 0, err
+    assert f"resumed after step {number} of" in out
