@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rackrun.atomic import write_whole
 from rackrun.errors import UsageError
 from rackrun.terminal import clean_lines
+
+Seen = TypeVar("Seen")
 
 PIPE_COLUMNS = 200  # of what reads a pipe
 STYLES = {"X": "bold red", "!": "yellow"}
@@ -49,22 +51,44 @@ def table(
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def show_again_and_again(draw: Callable[[], str], seconds: float, once: bool = False) -> None:
-    """Print a text; on a terminal draw it anew every few seconds, until Ctrl-C, unless `once`."""
-    text = draw()
+def height(text: str) -> int:
+    """Return how many lines of the terminal a text takes, which breaks those that are too long."""
+    from rich.text import Text
+
+    width = shutil.get_terminal_size().columns
+    return sum(max(-(-Text.from_ansi(line).cell_len // width), 1) for line in text.splitlines())
+
+
+def show_again_and_again(
+    look: Callable[[], Seen],
+    draw: Callable[[Seen, int | None], str],
+    seconds: float,
+    once: bool = False,
+) -> None:
+    """Print what is seen; on a terminal fill the screen with it every few seconds, unless `once`.
+
+    `draw` is given the lines that the screen has, or None for all. Ctrl-C ends it; the last table
+    then stays in the terminal, whole.
+    """
+    seen = look()
     if once or not sys.stdout.isatty():
-        sys.stdout.write(text)
+        sys.stdout.write(draw(seen, None))
         sys.stdout.flush()
         return
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
-        while True:
-            live.update(Text.from_ansi(text.rstrip()), refresh=True)
-            time.sleep(seconds)
-            text = draw()
+    try:
+        with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+            while True:
+                text = draw(seen, shutil.get_terminal_size().lines)
+                live.update(Text.from_ansi(text.rstrip()), refresh=True)
+                time.sleep(seconds)
+                seen = look()
+    finally:
+        sys.stdout.write(draw(seen, None))
+        sys.stdout.flush()
 
 
 def as_csv(rows: Iterable[Sequence[object]]) -> bytes:

@@ -110,7 +110,7 @@ def main(args: Sequence[str]) -> int:
             sys.stdout.write(f"{json.dumps(list(map(as_plain, rack.look())), indent=2)}\n")
             return 0
         with suppress(KeyboardInterrupt):
-            show_again_and_again(lambda: table(rack.look()), LOOK_SECONDS, options.plain)
+            show_again_and_again(rack.look, table, LOOK_SECONDS, options.plain)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -24,14 +25,40 @@ XID_SECONDS = 86400  # errors in the kernel's log that are older say little of t
 DRAINED, DOUBTFUL = "X", "!"
 
 
-def table(rack: Sequence[HostFacts]) -> str:
-    """Return the table for people: a row for each host, what is wrong, and what there is in all."""
+def table(rack: Sequence[HostFacts], lines: int | None = None) -> str:
+    """Return the table for people: a row for each host, what is wrong, and what there is in all.
+
+    If it would be longer than `lines`, it has the first hosts and troubles, and counts the others.
+    """
     now = time.time()
     health = {facts.host.label: one_line("; ".join(_health(facts, now))) for facts in rack}
     rows = [_row(facts, health[facts.host.label], now) for facts in rack]
-    wrong = "".join(f"{host}: {text}\n" for host, text in health.items() if text)
-    parts = (tables.table(HEAD, rows, WRAPPED, NUMBERS), wrong, f"{_summary(rack)}\n")
-    return "\n".join(filter(None, parts))
+    troubled = [f"{host}: {text}\n" for host, text in health.items() if text]
+
+    def first(hosts: int, troubles: int) -> str:
+        left_out = _left_out("host", len(rows) - hosts)
+        untold = _left_out("host with a trouble", len(troubled) - troubles, "hosts with troubles")
+        parts = (
+            tables.table(HEAD, rows[:hosts], WRAPPED, NUMBERS) + left_out,
+            "".join([*troubled[:troubles], untold]),
+            f"{_summary(rack)}\n",
+        )
+        return "\n".join(filter(None, parts))
+
+    text = first(len(rows), len(troubled))
+    if lines is None or tables.height(text) <= lines:
+        return text
+    most = max(lines // 4, 1)
+    troubles = len(troubled) if len(troubled) <= most else most - 1
+    fitting = bisect_right(
+        range(len(rows) + 1), lines, lo=1, key=lambda hosts: tables.height(first(hosts, troubles))
+    )
+    return first(fitting - 1 or 1, troubles)
+
+
+def _left_out(what: str, count: int, several: str = "") -> str:
+    """Return a line for the hosts that do not fit; none if all do."""
+    return f"… {plural(count, f'more {what}', several and f'more {several}')}\n" if count else ""
 
 
 def _row(facts: HostFacts, health: str, now: float) -> tuple[str, ...]:

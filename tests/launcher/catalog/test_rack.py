@@ -272,7 +272,8 @@ def test_what_lies_in_place_of_our_note_is_named(tmp_path: Path) -> None:
 
 
 def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) -> None:
-    """It shows what has changed meanwhile; Ctrl-C is a good end, without a traceback."""
+    """It shows what has changed meanwhile; Ctrl-C is a good end, without a traceback, and leaves
+    the last table in the terminal."""
     leading, following = pty.openpty()
     args = ("--ssh-config", str(rack.one.config), str(rack.hosts))
     env = {**os.environ, "HOME": str(rack.one.home), "TERM": "xterm", "COLUMNS": "160"}
@@ -298,6 +299,8 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) 
             seen += data
     assert process.wait(30) == 0
     assert b"Traceback" not in seen
+    screen, _, left = seen.rpartition(b"\x1b[?1049l")  # the end of the alternate screen
+    assert b"\x1b[?1049h" in screen and b"3 of 4 GPUs free" in left
     os.close(leading)
 
 
@@ -311,11 +314,10 @@ def test_the_table_fits_a_terminal_whatever_has_happened(
     reason = "fan is broken, ask facilities in room 12 before Friday"
     past = History((Incident(time.time() - 7200, "drained", reason, by="alice@desk"),))
     busy = {"part": "", "pid": 7, "user": "bob", "run": "b" * 32, "name": "20261122-093000-night"}
-    state = {"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": [], "notes": []}
-    uses = {"occupancy": {**state, "uses": [{**busy, "since": time.time() - 60}]}}
+    uses = {"occupancy": {**STATE, "uses": [{**busy, "since": time.time() - 60}]}}
     rack = [
         HostFacts(Host("gpu01"), None, uses),
-        HostFacts(Host("gpu02"), None, {"occupancy": {**state, "uses": []}}, past),
+        HostFacts(Host("gpu02"), None, {"occupancy": {**STATE, "uses": []}}, past),
         HostFacts(Host("gpu03"), HostUnreachable("gpu03: Connection refused")),
     ]
     lines = re.sub(r"\x1b\[[0-9;]*m", "", table(rack)).splitlines()
@@ -324,6 +326,38 @@ def test_the_table_fits_a_terminal_whatever_has_happened(
     assert lines[4:7] == [
         *("", f"gpu02: drained by alice@desk 2h00m ago: {reason}", "gpu03: Connection refused"),
     ]
+
+
+STATE = {"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": [], "notes": []}
+
+
+@pytest.mark.parametrize("lines", [10, 24, 40])
+@pytest.mark.parametrize("width", [80, 140])
+def test_more_hosts_than_a_screen_has_lines_are_counted(
+    monkeypatch: pytest.MonkeyPatch, lines: int, width: int
+) -> None:
+    """The first ones are shown, some of those with troubles, and always what there is in all."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    busy = {"part": "", "pid": 7, "user": "bob", "run": "b" * 32, "since": time.time() - 60}
+    name = "20261122-093000-resnet50-with-a-name-that-takes-a-second-line"
+    uses = {"occupancy": {**STATE, "uses": [{**busy, "name": name}]}}
+    rack = [
+        HostFacts(Host(f"gpu{number:02}"), None, uses)
+        if number % 3
+        else HostFacts(Host(f"gpu{number:02}"), HostUnreachable("Connection refused"))
+        for number in range(1, 61)
+    ]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", table(rack, lines))
+    rows = re.findall(r"^[X ] +gpu\d\d\b", text, re.M)
+    (more,) = re.findall(r"^… (\d+) more hosts$", text, re.M)
+    assert len(rows) + int(more) == 60
+    told = text.count(": Connection refused")
+    (silent,) = re.findall(r"^… (\d+) more hosts? with troubles?$", text, re.M)
+    assert told + int(silent) == 20
+    assert "60 hosts, 0 of 320 GPUs free, no answer: gpu[03,06," in text
+    shown = sum(-(-len(line) // width) or 1 for line in text.splitlines())
+    assert lines - 2 <= shown <= lines or len(rows) == 1
 
 
 @pytest.mark.parametrize(
