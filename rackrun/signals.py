@@ -1,6 +1,5 @@
 """Handle signals, except those that the caller ignores; end with the parent process."""
 
-import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -29,6 +28,8 @@ def restore(before: dict[signal.Signals, Any]) -> None:
 
 def end_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, even by SIGKILL."""
+    import ctypes  # as slow to import as a tenth of what a command may take
+
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
