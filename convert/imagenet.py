@@ -341,7 +341,6 @@ def _entry(split: str, wnid: str, name: str, container: int, offset: int, size: 
 
 
 def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
-    """Return the classes to convert, sorted."""
     if not wnids:
         raise UsageError(f"{source}: no ImageNet here: no training images in folders n01440764 …")
     if not choice.classes:

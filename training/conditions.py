@@ -1,6 +1,6 @@
 """When an option of training has an effect, as a table; what is typed without one is refused.
 
-Defaults are not refused but adapted, and a line of the run's beginning says so
+Defaults are not refused but adapted, and one of the run's first lines names them
 (training/phases/resolved.py). Nothing here imports torch.
 """
 

@@ -143,7 +143,7 @@ class HighestLosses:
             self._rows.append(rows)
 
     def rows_of_all(self, ranks: Ranks, count: int) -> list[int]:
-        """Return the rows in the index of so many samples of all ranks, the highest loss first."""
+        """Return the index rows of `count` samples of all ranks, the highest loss first."""
         table = torch.zeros(ranks.world, count, 2, dtype=torch.float64)  # a loss, its row
         table[ranks.rank, :, 0] = -1
         if self._losses:

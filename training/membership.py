@@ -61,7 +61,7 @@ class GroupOrder:
     """Where rank 0 listens."""
     reason: Annotated[str, AtMost(1000)] = ""
     abort: bool = True
-    """Whether a member was lost, so that nobody can finish a step of the group before."""
+    """Whether a member was lost, so that no rank can finish a step of the group before."""
 
     def check(self, member: int) -> None:
         """Raise Misshapen unless it can be an order to the rank with this number."""
@@ -73,7 +73,7 @@ class GroupOrder:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a member says to rank 0, to learn where the store of the group is."""
+    """What a member sends to rank 0, to learn where the store of the group is."""
 
     generation: Number
     member: Rank

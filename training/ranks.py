@@ -263,7 +263,7 @@ def _fill(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
 
 
 def part_of(ranks: Ranks, count: int) -> range:
-    """Return the part of so many things that is this rank's; parts differ by one at most."""
+    """Return this rank's part of `count` items; parts differ by one at most."""
     return range(count * ranks.rank // ranks.world, count * (ranks.rank + 1) // ranks.world)
 
 

@@ -52,7 +52,7 @@ def unreadable(fingerprints: Fingerprints) -> Iterator[Finding]:
 
 
 def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
-    """Yield exact copies among these rows of the indexes (by split), as the index tells them.
+    """Yield exact copies among these rows of the indexes, by split.
 
     Of an image in several splits, that of train goes: what is measured on the others stays.
     """

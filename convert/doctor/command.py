@@ -123,7 +123,6 @@ def examined(given: Doctor, find_suspects: FindSuspects) -> tuple[Fingerprints, 
 def _doubted_labels(
     given: Doctor, fingerprints: Fingerprints, find_suspects: FindSuspects
 ) -> Iterator[Finding]:
-    """Yield the labels that the model doubts."""
     total = sum(map(len, fingerprints.by_split.values()))
     with meter("judged", total) as shown:
         question = Question(

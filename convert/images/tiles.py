@@ -23,7 +23,7 @@ REMARKS = {*range(JFIF, JFIF + 16), COMMENT}
 
 
 class Untiled(Exception):
-    """An image that is stored as it is; its text says why."""
+    """An image that is stored as it is; the text gives the reason."""
 
 
 def tiled(data: bytes) -> bytes:

@@ -150,7 +150,6 @@ class Index:
         return folder
 
     def _class_names(self) -> tuple[str, ...] | None:
-        """Return the class names of --classes."""
         if self.classes is None:
             return None
         try:

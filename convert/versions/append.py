@@ -124,7 +124,6 @@ class Append:
         )
 
     def _listing(self) -> RecordListing:
-        """List the images of the source."""
         if self.source.suffix.lower() not in TABLES or self.source.is_dir():
             return listing_of_folder(self.source, "", self.follow_links, fewest=1)
         return ImageTable(self.source, self.data, self.columns).listing()

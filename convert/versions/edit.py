@@ -84,7 +84,6 @@ class Relabel(_Change):
 def _edited(
     data: Path, given: Sequence[str], action: str, packing: Packing, label_field: str
 ) -> None:
-    """Make the version that the edits ask for."""
     edits, others = edits_of(given, action)
     with Parent.locked(data) as parent:
         manifest, folder = parent.manifest, parent.target.folder

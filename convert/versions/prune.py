@@ -43,7 +43,7 @@ class Prune:
         """Remove what is not needed; a prune that was killed goes on with the same command."""
         if absent := [path for path in self.runs if not path.is_dir()]:
             raise UsageError(
-                f"{absent[0]}: no folder of runs, so nobody knows which versions are needed; type"
+                f"{absent[0]}: no folder of runs, so which versions are needed is not known; type"
                 " --runs FOLDER"
             )
         with Parent.locked(self.data) as parent:

@@ -19,9 +19,9 @@ from training import loop
 from training.judge.confident_learning import (
     ENOUGH,
     FOLDS,
-    Predictions,
+    Probabilities,
     doubts,
-    held_out_predictions,
+    held_out_probabilities,
 )
 
 TRAIN, VAL = 700, 150
@@ -61,7 +61,8 @@ def test_the_rule_is_that_of_the_paper() -> None:
             expected[image] = (relative, likely, pytest.approx(row[likely] - row[label], abs=1e-6))
     doubted = sorted(expected, key=lambda image: expected[image][0])[: round(estimate)]
     found_doubts = [
-        (each.image, each.likely, each.score) for each in doubts(Predictions.of(logits, labels), 6)
+        (each.image, each.likely, each.score)
+        for each in doubts(Probabilities.of(logits, labels), 6)
     ]
     assert found_doubts == [(image, *expected[image][1:]) for image in doubted]
     assert 10 < len(found_doubts) < len(expected)
@@ -72,12 +73,12 @@ def test_a_label_that_is_impossible_is_doubted_though_no_other_class_stands_out(
     of all labels doubts none of them."""
     sure = torch.eye(4)[torch.arange(200) % 4] * 8
     labels = torch.arange(200) % 4
-    assert not list(doubts(Predictions.of(sure, labels), 4))
+    assert not list(doubts(Probabilities.of(sure, labels), 4))
     torn = torch.tensor([[-8.0, 1.0, 0.9, 0.8]]).expand(10, 4)
     plain = torch.tensor([[-8.0, 8.0, 0.0, 0.0]]).expand(10, 4)
     logits = torch.cat([sure, torn, plain])
     labels = torch.cat([labels, torch.zeros(20, dtype=torch.long)])
-    doubted_images = {doubt.image for doubt in doubts(Predictions.of(logits, labels), 4)}
+    doubted_images = {doubt.image for doubt in doubts(Probabilities.of(logits, labels), 4)}
     assert (
         set(range(210, 220)) <= doubted_images <= set(range(200, 220)) and len(doubted_images) > 10
     )
@@ -89,11 +90,11 @@ def test_no_image_is_judged_by_what_was_fitted_to_it() -> None:
     random = torch.Generator().manual_seed(1)
     features = torch.randn(600, 900, generator=random)
     labels = torch.randint(0, 3, (600,), generator=random)
-    held_out = held_out_predictions(features, labels, 3)
+    held_out = held_out_probabilities(features, labels, 3)
     assert torch.equal(held_out.labels, labels)
     right = (held_out.classes[:, 0] == labels).float().mean()
     assert 0.25 < right < 0.42
-    in_sample = Predictions.of(
+    in_sample = Probabilities.of(
         features @ torch.linalg.lstsq(features, _one_hot(labels)).solution, labels
     )
     assert (in_sample.classes[:, 0] == labels).all()  # in sample, all are right
@@ -103,7 +104,7 @@ def test_small_classes_are_judged_too() -> None:
     """A class with fewer images than folds, and a set of one image, end without an error."""
     labels = torch.tensor([0] * 20 + [1] * 2)
     features = torch.randn(22, 4, generator=torch.Generator().manual_seed(0)) + 5 * labels[:, None]
-    assert len(held_out_predictions(features, labels, 2).labels) == 22
+    assert len(held_out_probabilities(features, labels, 2).labels) == 22
     assert FOLDS > 2
 
 

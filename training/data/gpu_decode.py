@@ -239,7 +239,6 @@ def _compared(
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Return how long a call takes."""
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun

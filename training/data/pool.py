@@ -64,7 +64,7 @@ class SamplePool:
             config.only_classes,
             config.class_weights,
             config.max_train_samples,
-            # Which folders they are is said by their digests, wherever they lie.
+            # Folders are identified by their digests, wherever they lie.
             [*weights_in("--extra-data", config.extra_data).values()],
         ]
         return hashlib.sha256(json.dumps([folders, *chosen]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The rule that finds probable wrong labels, and the classifier whose predictions it is given.
+"""The rule that finds probable wrong labels, and the classifier whose probabilities it is given.
 
 The rule follows confident learning: Northcutt, Jiang and Chuang, "Confident Learning: Estimating
 Uncertainty in Dataset Labels", JAIR 70, 2021, and its "prune by noise rate". An image counts for a
@@ -28,8 +28,8 @@ STEPS = 60
 LIKELIEST = 8  # classes of an image that are kept: a doubted label's is far above 1 / 9
 
 
-class Predictions(NamedTuple):
-    """What a classifier says of images that it has not been fitted to."""
+class Probabilities(NamedTuple):
+    """The output of a classifier for images that it has not been fitted to."""
 
     labels: torch.Tensor
     """int64 (images,)."""
@@ -41,16 +41,16 @@ class Predictions(NamedTuple):
     """float32 (images, k): their probabilities."""
 
     @classmethod
-    def of(cls, logits: torch.Tensor, labels: torch.Tensor) -> Predictions:
-        """Return the predictions in logits (images, classes)."""
+    def of(cls, logits: torch.Tensor, labels: torch.Tensor) -> Probabilities:
+        """Return the probabilities in logits (images, classes)."""
         shares = logits.float().softmax(1)
         best = shares.topk(min(LIKELIEST, shares.shape[1]))
         of_label = shares.gather(1, labels[:, None])[:, 0]
         return cls(labels, of_label, best.indices, best.values)
 
     @classmethod
-    def joined(cls, parts: list[Predictions]) -> Predictions:
-        """Return the predictions of several batches."""
+    def joined(cls, parts: list[Probabilities]) -> Probabilities:
+        """Return the probabilities of several batches."""
         return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -63,37 +63,39 @@ class Doubt(NamedTuple):
     """Probability of the likely class less that of the label."""
 
 
-def doubts(predictions: Predictions, classes: int) -> Iterator[Doubt]:
+def doubts(probabilities: Probabilities, classes: int) -> Iterator[Doubt]:
     """Yield the images whose labels are the least likely, as many as are estimated to be wrong."""
-    labels, likeliest = predictions.labels, predictions.classes[:, 0]
+    labels, likeliest = probabilities.labels, probabilities.classes[:, 0]
     counts = torch.bincount(labels, minlength=classes)
-    sums = torch.bincount(labels, predictions.of_label.double(), classes)
+    sums = torch.bincount(labels, probabilities.of_label.double(), classes)
     usual = torch.where(counts > 0, sums / counts, torch.inf).float()
-    relative = predictions.of_label / usual[labels]
+    relative = probabilities.of_label / usual[labels]
     candidates = torch.nonzero(likeliest != labels)[:, 0]
-    order = relative[candidates].argsort(stable=True)[: _wrong(predictions, usual, counts)]
+    order = relative[candidates].argsort(stable=True)[: _wrong(probabilities, usual, counts)]
     for image in candidates[order].tolist():
-        score = predictions.shares[image, 0] - predictions.of_label[image]
+        score = probabilities.shares[image, 0] - probabilities.of_label[image]
         yield Doubt(image, int(likeliest[image]), float(score.clamp(0, 1)))
 
 
-def _wrong(predictions: Predictions, usual: torch.Tensor, counts: torch.Tensor) -> int:
+def _wrong(probabilities: Probabilities, usual: torch.Tensor, counts: torch.Tensor) -> int:
     """Return how many labels are estimated to be wrong.
 
     usual: float (classes,), what images with a label give it on average; counts: int (classes,).
     """
-    reached = predictions.shares >= ENOUGH * usual[predictions.classes]
+    reached = probabilities.shares >= ENOUGH * usual[probabilities.classes]
     first = reached.int().argmax(1)  # of the classes that are reached, the likeliest
-    counted = predictions.classes.gather(1, first[:, None])[:, 0]
+    counted = probabilities.classes.gather(1, first[:, None])[:, 0]
     sure = reached.any(1)
-    of_label = torch.bincount(predictions.labels[sure], minlength=len(counts))
-    is_other = sure & (counted != predictions.labels)
-    of_others = torch.bincount(predictions.labels[is_other], minlength=len(counts))
+    of_label = torch.bincount(probabilities.labels[sure], minlength=len(counts))
+    is_other = sure & (counted != probabilities.labels)
+    of_others = torch.bincount(probabilities.labels[is_other], minlength=len(counts))
     return round(float((counts * of_others / of_label.clamp(min=1)).sum()))
 
 
-def held_out_predictions(features: torch.Tensor, labels: torch.Tensor, classes: int) -> Predictions:
-    """Return predictions for each image by a linear classifier fitted to the other folds.
+def held_out_probabilities(
+    features: torch.Tensor, labels: torch.Tensor, classes: int
+) -> Probabilities:
+    """Return probabilities for each image by a linear classifier fitted to the other folds.
 
     features: float (images, n); labels: int64 (images,). Each fold has its share of each class.
     """
@@ -108,10 +110,10 @@ def held_out_predictions(features: torch.Tensor, labels: torch.Tensor, classes: 
         scale = features[others].std(0).clamp(min=1e-6)
         fitted = _fitted((features[others] - mean) / scale, labels[others], classes)
         logits = ((features[held_out] - mean) / scale) @ fitted[:-1] + fitted[-1]
-        parts.append(Predictions.of(logits, labels[held_out]))
+        parts.append(Probabilities.of(logits, labels[held_out]))
         order.append(held_out)
     positions = torch.cat(order).argsort()
-    return Predictions(*(column[positions] for column in Predictions.joined(parts)))
+    return Probabilities(*(column[positions] for column in Probabilities.joined(parts)))
 
 
 def _folds(labels: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from training.data.pool import opened
 from training.data.samples import Batch
 from training.data.worker_server import start_worker_server
 from training.device import Compute, set_up
-from training.judge.confident_learning import Predictions, doubts, held_out_predictions
+from training.judge.confident_learning import Probabilities, doubts, held_out_probabilities
 from training.judge.evaluation import open_split, settings
 from training.judge.request import Evaluate
 from training.layers import heads_of
@@ -63,25 +63,25 @@ def _suspects_of_split(
     batches = open_split(config, ranks, trained)
     trained = replace(trained, model=compute.placed(trained.model), device=ranks.device)
     names: list[tuple[str, str]] = []
-    batch_predictions: list[Predictions] = []
+    batch_probabilities: list[Probabilities] = []
     features: list[torch.Tensor] = []
     for batch in batches:
         advance(len(batch.labels) + batch.skipped)
         if not len(batch.labels):
             continue
         logits, inputs = _logits_and_features(compute, trained, batch)
-        batch_predictions.append(Predictions.of(logits, batch.labels))
+        batch_probabilities.append(Probabilities.of(logits, batch.labels))
         names += batch.keys
         if config.eval_split == TRAIN:
             features.append(inputs)
     if not names:
         return
-    predictions = Predictions.joined(batch_predictions)
+    probabilities = Probabilities.joined(batch_probabilities)
     if features:
-        predictions = held_out_predictions(
-            torch.cat(features), predictions.labels, len(trained.classes)
+        probabilities = held_out_probabilities(
+            torch.cat(features), probabilities.labels, len(trained.classes)
         )
-    for doubt in doubts(predictions, len(trained.classes)):
+    for doubt in doubts(probabilities, len(trained.classes)):
         shard, key = names[doubt.image]
         yield SuspectLabel(
             config.eval_split, shard, key, trained.classes[doubt.likely], doubt.score

@@ -124,7 +124,7 @@ class StragglerMonitor:
         ranks: Ranks,
         times_each_step: bool = False,
     ) -> None:
-        """Compare ranks `every` so many steps, 0: never; `times_each_step` for --balance auto."""
+        """Compare ranks after `every` steps, 0: never; `times_each_step` for --balance auto."""
         self.every = every if ranks.world > 1 else 0
         self._is_timing = ranks.world > 1 and (every > 0 or times_each_step)
         self._newest = deque[list[Mark]](maxlen=UNREAD_STEPS if times_each_step else 0)

@@ -62,7 +62,7 @@ def recut_if_better(
     balance: "Balance",
     exchange: StepExchange,
 ) -> None:
-    """Cut the steps that nobody has begun as all ranks find best from what they exchanged."""
+    """Cut the steps that no rank has begun anew, if what ranks exchanged promises a faster cut."""
     if cut := balance.next_cut(state.step, exchange.largest):
         run.data.recut(cut)
         log.shares(cut.step, balance.counts)

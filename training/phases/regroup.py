@@ -55,7 +55,6 @@ def wait_for_order(membership: RankMembership, error: Exception) -> None:
 def _joined(
     run: TrainingRun, state: TrainingState, log: RunRecorder, order: GroupOrder
 ) -> TrainingRun:
-    """Join the group that was ordered; return the run among its ranks."""
     assert run.membership
     ranks = in_group(run.ranks, order, run.membership, run.config)
     if ranks.world > run.data.batch:

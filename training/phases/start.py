@@ -86,7 +86,7 @@ class TrainingRun:
     def begin_exchange(
         self, exchange: StepExchange, log: RunRecorder, step: int, batch: Batch
     ) -> None:
-        """Begin what ranks tell one another during a step."""
+        """Begin what ranks exchange during a step beside gradients."""
         exchange.begin()
         note = log.note_rows(step)
         if note and batch.rows is not None:

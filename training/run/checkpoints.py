@@ -50,7 +50,7 @@ class RunCheckpoints:
         return self._saves is not None
 
     def enter(self, ranks: Ranks, writes: bool, keep: int) -> None:
-        """Go on in a group, and keep so many of the last checkpoints."""
+        """Go on in a group, and keep the last `keep` checkpoints."""
         self._ranks = ranks
         if not writes:
             self._saves = None

@@ -8,8 +8,8 @@
         data     uint8 (32,): the digest of the version of the data set that the rows are of
         begun    the step at which the run began with that version
 
-Entries are the samples that reached the optimizer, not those that were planned. Ranks tell one
-another during each step, so that the share of a rank that is lost later is not lost with it. Pages
+Entries are the samples that reached the optimizer, not those that were planned. Ranks exchange
+them during each step, so that the share of a rank that is lost later is not lost with it. Pages
 are written when a checkpoint is, and kept with it on every disk. Steps after the last checkpoint
 that were lost in an interruption are in no file, as they are in no weights: the run repeats them.
 """

@@ -290,19 +290,19 @@ class RunRecorder:
     def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
         trained = self._pace.end_epoch()
-        judged = evaluated if self._judges else None
-        if judged:
-            self._note(state.step, judged)
+        reported = evaluated if self._judges else None
+        if reported:
+            self._note(state.step, reported)
         if not self._ranks.first:
             return
-        if judged:
+        if reported:
             self.progress.best_accuracy(state.best)
         parts = [f"epoch {state.epoch}/{self._config.epochs}"]
         parts += _of_training(trained, with_accuracy=not self._config.synthetic)
-        if judged:
-            parts += _loss_and_accuracy(f"{self._config.judged_by} ", judged)
+        if reported:
+            parts += _loss_and_accuracy(f"{self._config.judged_by} ", reported)
             if self._classes > TOP5_CLASSES:
-                parts.append(f"top 5 {judged.accuracy5:.2%}")
+                parts.append(f"top 5 {reported.accuracy5:.2%}")
         skipped = trained.counts.skipped + (evaluated.skipped if evaluated else 0)
         parts += _of_speed(trained, skipped)
         self.say("  ".join(parts))

@@ -1,4 +1,4 @@
-"""What ranks tell one another during a step beside gradients: requests, times, rows for the ledger.
+"""What ranks exchange in a step beside gradients: requests, times, rows for the ledger.
 
 An exchange begins with a step and overlaps with it. That of rows is complete on every rank before
 anything of the step counts: what a rank knows of a step that it has taken, it knows of all ranks,

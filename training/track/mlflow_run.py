@@ -32,7 +32,6 @@ class MlflowRun:
         self._client.update_run(self.id, status="RUNNING")
 
     def _begun(self, name: str, settings: dict[str, Any]) -> str:
-        """Begin a run and return its id."""
         client, project = self._client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or settings["name"]
         existing = client.get_experiment_by_name(project)
         experiment = existing.experiment_id if existing else client.create_experiment(project)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from training.data.order.epoch import Numbers, ranges
 
 MOST_SHARE = 3
-"""Times of its even part that a rank gets at most: loader workers have room for so many images."""
+"""Times of its even part that a rank gets at most, and that loader workers have memory for."""
 MOVES_AT_ONCE = 100_000  # steps times ranks: bounds the memory of a long epoch
 NEVER = np.iinfo(np.int64).min // 2
 
@@ -38,7 +38,7 @@ class Cut:
 
     @classmethod
     def into(cls, samples: npt.ArrayLike, step: int = 0) -> "Cut":
-        """Return the cut that gives each rank so many samples of a full step, one at least."""
+        """Return the cut that gives each rank these samples of a full step, one at least."""
         return cls(tuple((np.asarray(samples, np.int64) - 1).tolist()), step)
 
     @property
@@ -52,7 +52,7 @@ class Cut:
         return len(set(self.weights)) == 1
 
     def fewest(self, totals: npt.ArrayLike) -> Numbers:
-        """Return the least samples of each rank in steps of so many: (…, ranks).
+        """Return the least samples of each rank in steps of these totals: (…, ranks).
 
         Where a step has more than that, some ranks get one sample more.
         """
@@ -62,7 +62,7 @@ class Cut:
         return fewest
 
     def most(self, totals: npt.ArrayLike) -> Numbers:
-        """Return the most samples of each rank in steps of so many: (…, ranks)."""
+        """Return the most samples of each rank in steps of these totals: (…, ranks)."""
         each = np.asarray(totals, np.int64)[..., None]
         least = (each >= self.world).astype(np.int64)
         beyond = least * self.world - each  # negative, so that the division rounds up
