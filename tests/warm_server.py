@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TORCH = (
-    *("paramiko", "rich.table", "rich.live", "jinja2", "numpy", "PIL.Image"),
+    *("fabric", "paramiko", "rich.table", "rich.live", "jinja2", "numpy", "PIL.Image"),
     *("webdataset", "safetensors.torch"),
     *("simplejpeg", "torch", "torch._dynamo", "torch.distributed.optim", "torch.distributed.run"),
     *("torch.utils.tensorboard", "torchvision.transforms.v2", "torchvision.models"),

@@ -46,7 +46,7 @@ def connected(
     """Yield the hosts that the options name and a network to reach them; close it afterwards."""
     hosts = listed(options)
     RestartState(restarts, hosts)  # refuses spares that do not fit before a host is asked
-    from launcher.transport.ssh import (  # paramiko takes as long to import as --help may
+    from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
         ConnectSettings,
         Network,
     )

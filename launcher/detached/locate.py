@@ -147,7 +147,7 @@ def is_of_this_machine(run: Run, options: RunOptions) -> bool:
 
 def open_network(config: str, options: ReachOptions) -> Network:
     """Return a network by an ssh_config file, or by the default ones."""
-    from launcher.transport.ssh import (  # paramiko takes as long to import as --help may
+    from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
         ConnectSettings,
         Network,
     )

@@ -21,6 +21,7 @@ from pathlib import Path
 
 FLOORS = {
     "cryptography": "45",
+    "fabric": "3.2.3",
     "jinja2": "3.1",
     "numpy": "2",
     "paramiko": "5.1",

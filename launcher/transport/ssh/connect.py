@@ -12,7 +12,6 @@ from functools import partial
 import paramiko
 
 from launcher.transport.ssh.failures import translated, was_dropped
-from launcher.transport.ssh.identities import PublicKeyLogin
 from launcher.transport.ssh.protocol import protocol_for
 from launcher.transport.ssh.route import Proxy, SshRoute
 
@@ -44,35 +43,26 @@ def open_route(route: SshRoute) -> None:
 
 def _log_in(route: SshRoute) -> None:
     connection, settings = route.connection, route.settings
+    if route.gateway is not None:  # Fabric would reuse the socket of its first connection
+        open_gateway(replace(route.gateway, settings=settings))
+    connection.connect_timeout = settings.handshake_seconds  # to Fabric, our socket being connected
+    connection.connect_kwargs = {
+        "banner_timeout": settings.banner_seconds,
+        "auth_timeout": settings.login_seconds,
+        "channel_timeout": settings.channel_seconds,
+        "transport_factory": partial(protocol_for, route),
+    }
+    if route.command:
+        connection.connect_kwargs["sock"] = _through_command(route)
+    elif route.gateway is None:
+        connection.connect_kwargs["sock"] = _dial(route)
     try:
-        connection.client.connect(
-            connection.host,
-            connection.port,
-            sock=_stream(route),
-            timeout=settings.handshake_seconds,
-            banner_timeout=settings.banner_seconds,
-            auth_timeout=settings.login_seconds,
-            channel_timeout=settings.channel_seconds,
-            auth_strategy=PublicKeyLogin(connection.settings, connection.user),
-            transport_factory=partial(protocol_for, route),
-        )
-    except BaseException:
-        connection.close()
-        raise
-    connection.newest = connection.client.get_transport()
+        connection.open()
+    finally:
+        if not connection.is_connected:
+            connection.client.close()
     connection.transport.set_keepalive(KEEPALIVE_SECONDS)
     connection.transport.sock.settimeout(IDLE_SECONDS)
-
-
-def _stream(route: SshRoute) -> socket.socket | paramiko.Channel:
-    """Return what carries the protocol: a connection, the way through a gateway, a command."""
-    if route.command:
-        return _through_command(route)
-    if route.gateway is None:
-        return _dial(route)
-    open_gateway(replace(route.gateway, settings=route.settings))
-    transport, target = route.gateway.connection.transport, route.connection
-    return transport.open_channel("direct-tcpip", (target.host, target.port), ("", 0))
 
 
 def _dial(route: SshRoute) -> socket.socket:
@@ -117,7 +107,7 @@ def _through_command(route: SshRoute) -> socket.socket:
 
 def hang_up(route: SshRoute) -> None:
     """Close a connection, and wake its thread, which would otherwise notice only when idle."""
-    transport = route.connection.newest
+    transport = route.connection.transport
     with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # already broken
         if transport is not None and isinstance(transport.sock, socket.socket):
             transport.sock.shutdown(socket.SHUT_RDWR)

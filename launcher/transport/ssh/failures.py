@@ -20,7 +20,7 @@ _LONGEST_MESSAGE = 300  # a host may send a banner of any length
 
 @contextmanager
 def translated(route: SshRoute) -> Iterator[None]:
-    """Translate errors of paramiko in this context into ours, which name the host."""
+    """Translate errors of Fabric and paramiko in this context into ours, which name the host."""
     try:
         yield
     except (AuthFailure, paramiko.AuthenticationException) as error:

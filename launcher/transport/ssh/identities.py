@@ -4,11 +4,12 @@ import base64
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import paramiko
+from fabric import Config
 from paramiko.agent import AgentSSH
 from paramiko.auth_strategy import (
     AuthFailure,
@@ -37,13 +38,13 @@ class PublicKeyLogin(AuthStrategy):
     other accounts may read.
     """
 
-    def __init__(self, settings: Mapping[str, Any], username: str) -> None:
-        """Take ssh_config's settings for the host, and the account to log in to."""
-        super().__init__(paramiko.SSHConfig())  # read by nothing but subclasses
-        self._settings = settings
+    def __init__(self, ssh_config: dict[str, Any], fabric_config: Config, username: str) -> None:
+        """Take the settings that Fabric resolved for this host."""
+        super().__init__(ssh_config=fabric_config.base_ssh_config)
+        self._settings = ssh_config
         self._username = username
-        self._accepted = settings.get(
-            "pubkeyacceptedalgorithms", settings.get("pubkeyacceptedkeytypes", "")
+        self._accepted = ssh_config.get(
+            "pubkeyacceptedalgorithms", ssh_config.get("pubkeyacceptedkeytypes", "")
         )
         self.locked: list[Path] = []
         self.exposed: list[Path] = []

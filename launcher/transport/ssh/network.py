@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
+from fabric import Config, Connection
 
 from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
@@ -19,11 +20,12 @@ from launcher.transport.ssh.connect import close_route, open_gateway, open_route
 from launcher.transport.ssh.failures import translated
 from launcher.transport.ssh.host_key_policy import HostKeyPolicy
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
+from launcher.transport.ssh.identities import PublicKeyLogin
 from launcher.transport.ssh.lookup import ClientConfig
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.paths import paths
 from launcher.transport.ssh.restrictions import restrictions_of
-from launcher.transport.ssh.route import Connection, ConnectSettings, SshRoute
+from launcher.transport.ssh.route import ConnectSettings, SshRoute
 from rackrun.errors import Problem, UsageError
 
 _HOP = re.compile(
@@ -38,6 +40,7 @@ USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+_OVERRIDES = "ConnectTimeout 10\n"  # unused; Fabric reads it, and only as plain seconds
 _DEFAULTS = 'Host *\nCanonicalDomains ""\n'  # the parser needs it with CanonicalizeHostname
 
 Failures = Mapping[int, Problem]
@@ -51,7 +54,7 @@ class Network:
         """Read the ssh_config files; raises UsageError for invalid ones."""
         self._settings = settings
         self._directives = Directives(_config_text(settings.config))
-        self._configs: dict[str, ClientConfig] = {}
+        self._configs: dict[str, Config] = {}
         self._gateways: dict[str, SshRoute | None] = {}
         self._known_hosts_of: dict[tuple[str, ...], KnownHosts] = {}
         self._routes: list[SshRoute] = []
@@ -101,7 +104,7 @@ class Network:
     ) -> dict[str, Any]:
         """Return ssh_config's settings for a host: option in lower case -> value."""
         try:
-            return dict(self._config(name, user, port).lookup(name))
+            return dict(self._config(name, user, port).base_ssh_config.lookup(name))
         except paramiko.SSHException as error:
             raise UsageError(f"ssh_config, for {name}: {error}") from None
 
@@ -119,9 +122,19 @@ class Network:
         label: str,
         through: SshRoute | None = None,
     ) -> SshRoute:
+        config = self._config(name, user, port)
         settings = self.settings(name, user, port)
         gateway = through or self._gateway(name, settings)
-        connection = Connection(settings)
+        connection = Connection(
+            name,
+            user=user,
+            port=port,
+            config=config,
+            gateway=gateway.connection
+            if gateway
+            else "",  # "": none, and Fabric is not to look for one
+            forward_agent=False,
+        )
         strict = settings.get("stricthostkeychecking", "ask")
         alias = settings.get("hostkeyalias")
         tokens = _tokens(name, connection, settings)
@@ -168,12 +181,12 @@ class Network:
                 raise UsageError(f"ProxyJump: {chain}: these gateways form a circle")
         return through
 
-    def _config(self, name: str, user: str | None, port: int | None) -> ClientConfig:
-        """Return what ssh_config says of a host; user and port of hosts.txt override it."""
+    def _config(self, name: str, user: str | None, port: int | None) -> Config:
+        """Return Fabric's view of ssh_config; user and port of hosts.txt override it."""
         given = (f"User {user}\n" if user else "") + (f"Port {port}\n" if port else "")
-        text = f"{given}Host *\n{self._directives.about(name)}{_DEFAULTS}"
+        text = f"{given}{_OVERRIDES}Host *\n{self._directives.about(name)}{_DEFAULTS}"
         if text not in self._configs:
-            self._configs[text] = _parsed(text)
+            self._configs[text] = _fabric_config(text)
         return self._configs[text]
 
     def _known_hosts(self, files: list[Path]) -> KnownHosts:
@@ -193,11 +206,13 @@ def _config_text(file: Path | None) -> str:
     return f"{user_text}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
 
 
-def _parsed(text: str) -> ClientConfig:
+def _fabric_config(text: str) -> Config:
     try:
-        return ClientConfig.from_text(text)
+        ssh_config = ClientConfig.from_text(text)
     except paramiko.ConfigParseError as error:
         raise UsageError(f"ssh_config: {error}") from None
+    login = {"authentication": {"strategy_class": PublicKeyLogin}}
+    return Config(overrides=login, ssh_config=ssh_config, lazy=True)
 
 
 def _hop(hop: str, jump: str) -> tuple[str | None, str, int | None]:

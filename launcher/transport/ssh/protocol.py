@@ -63,7 +63,7 @@ def protocol_for(route: SshRoute, sock: Any, disabled_algorithms: object = None)
     protocol = SshProtocol(connection)
     protocol.handshake_timeout = (
         2 * route.settings.handshake_seconds
-    )  # never reached: the client's limit is shorter
+    )  # never reached: Fabric's limit is shorter
     protocol.restrictions = route.restrictions
     protocol.certified = bool(route.known_hosts.authorities(route.key_name, route.key_port))
     security = protocol.get_security_options()

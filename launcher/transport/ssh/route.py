@@ -1,16 +1,14 @@
 """Routes to hosts, as ssh_config describes them."""
 
 import contextlib
-import getpass
 import os
 import subprocess
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import paramiko
+from fabric import Connection
 
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
 from launcher.transport.ssh.restrictions import Restrictions
@@ -72,35 +70,6 @@ class Proxy:
             lines = [one_line(line) for line in printed if line.strip()]
             return f"ended with {code}: {lines[-1]}" if lines else f"ended with {code}"
         return ""
-
-
-class Connection:
-    """The connection of a route: closed at first, and opened as often as it breaks."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Take ssh_config's settings for the host: option in lower case -> value."""
-        self.settings = settings
-        self.host = str(settings["hostname"])
-        self.user = str(settings.get("user") or getpass.getuser())
-        self.port = int(settings.get("port", 22))
-        self.client = paramiko.SSHClient()
-        self.newest: paramiko.Transport | None = None
-        """What speaks the protocol, also when its connection has broken; None before the first."""
-
-    @property
-    def transport(self) -> paramiko.Transport:
-        """What speaks the protocol over a connection that was opened."""
-        assert self.newest is not None
-        return self.newest
-
-    @property
-    def is_connected(self) -> bool:
-        """Return whether it is open, as far as is known."""
-        return self.newest is not None and self.newest.is_active()
-
-    def close(self) -> None:
-        """Close it; closing it twice does no harm."""
-        self.client.close()
 
 
 @dataclass(frozen=True)

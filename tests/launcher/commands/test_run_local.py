@@ -127,7 +127,7 @@ def test_only_tasks_are_tasks() -> None:
 
 
 def test_only_the_chosen_command_is_imported() -> None:
-    """`python -m launcher` without a command lists the commands, without importing paramiko."""
+    """`python -m launcher` without a command lists the commands, without importing Fabric."""
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "launcher"],
         cwd=ROOT,
@@ -135,7 +135,7 @@ def test_only_the_chosen_command_is_imported() -> None:
         text=True,
     )
     assert ended.returncode == 64
-    assert "paramiko" not in ended.stderr
+    assert "fabric" not in ended.stderr
     assert "rich" not in ended.stderr
 
 

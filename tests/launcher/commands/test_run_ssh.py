@@ -523,12 +523,12 @@ def test_bad_usage_is_one_line_and_64(start_lab: Labs, args: tuple[str, ...], sa
     assert "Traceback" not in err
 
 
-def test_help_is_there_at_once_without_paramiko_or_torch() -> None:
+def test_help_is_there_at_once_without_fabric_or_torch() -> None:
     """./run-ssh --help imports neither, so it answers in a quarter of a second."""
     code = (
         "import sys\nfrom rackrun.__main__ import main\n"
         "try:\n    main(['ssh', '--help'])\nexcept SystemExit:\n    pass\n"
-        "assert not {'torch', 'paramiko', 'numpy'} & set(sys.modules)\n"
+        "assert not {'torch', 'fabric', 'paramiko', 'numpy'} & set(sys.modules)\n"
     )
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

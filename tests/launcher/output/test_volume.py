@@ -20,7 +20,7 @@ from tests.launcher.lab import Lab
 LAUNCHER_MIB = 60  # of a run that prints nothing
 COPIES = 6  # of what came in a turn, on its way to the screen: events, joined, whole lines, written
 MEMORY_MIB = LAUNCHER_MIB + (QUEUED_EVENTS + COPIES * EVENTS_PER_TURN) * READ_BYTES / 2**20  # 116
-SSH_MIB = 40  # what paramiko and its buffers add
+SSH_MIB = 40  # what Fabric and its buffers add
 
 
 LINE = b"a line of some length, as a chatty rank would write it over and over\n"
