@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from launcher.catalog.listed import ListedRun, task_of
-from launcher.detached.answers import LivingAgent, RunAnswer, RunsAnswer, call
 from launcher.detached.locate import Asked, each_in_time, run_manager_on
+from launcher.detached.replies import HostRuns, LivingAgent, RunFacts, call
 from launcher.run.hosts import Host
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
@@ -31,15 +31,15 @@ def runs_on(
     return [*detached, *_attached(agents)], errors
 
 
-def _asked(pair: Asked) -> RunsAnswer:
+def _asked(pair: Asked) -> HostRuns:
     host, transport = pair
     if isinstance(transport, Problem):
         raise transport
     with run_manager_on(transport, host.python) as client:
-        return call(host.label, client, RunsAnswer, "list")
+        return call(host.label, client, HostRuns, "list")
 
 
-def _detached(host: str, reply: RunsAnswer) -> Iterator[ListedRun]:
+def _detached(host: str, reply: HostRuns) -> Iterator[ListedRun]:
     for run in reply.runs:
         summary = run.summary
         if summary is not None and summary.hosts[:1] == (host,):  # homes may be shared
@@ -57,7 +57,7 @@ def _detached(host: str, reply: RunsAnswer) -> Iterator[ListedRun]:
             )
 
 
-def _state_of(run: RunAnswer) -> str:
+def _state_of(run: RunFacts) -> str:
     """Return the state of a detached run, by its controller first."""
     if run.stopped:
         return "stopped"

@@ -95,7 +95,7 @@ def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
 
 
 def _asked(options: PsOptions) -> tuple[list[ListedRun], list[str]]:
-    """Return the answers of the named hosts, and why the others gave none."""
+    """Return the replies of the named hosts, and why the others gave none."""
     hosts = hosts_named(Path(options.hosts), options.host_list)
     runs, errors = _reported(options.ssh_config, hosts, options)
     return runs, [str(error) for error in errors]
@@ -120,7 +120,7 @@ def _asked_where_known(
 ) -> tuple[list[ListedRun], list[str]]:
     """Return what the first hosts of detached runs report of these runs, and why others do not.
 
-    A run whose end is in a folder here needs no answer of a host.
+    A run whose end is in a folder here needs no reply of a host.
     """
     over = [run.run for run in folders if run.state not in ("running", "killed")]
     records = {

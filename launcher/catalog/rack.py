@@ -22,15 +22,15 @@ from launcher.detached.locate import open_network
 from launcher.detached.reach_options import ReachOptions
 from launcher.errors import HostUnreachable
 from launcher.output.console import say
-from launcher.preflight.answers import believed
 from launcher.preflight.facts import HostFacts, remembered_of
+from launcher.preflight.replies import believed
 from launcher.remote import history, probe
 from launcher.run.hosts import Host, hosts_named, named
 from launcher.run.incidents import Incident, lines_of
 from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import each
-from launcher.transport.rpc import Answer, RpcClient
+from launcher.transport.rpc import Reply, RpcClient
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
@@ -39,7 +39,7 @@ from rackrun.shapes import Misshapen
 from rackrun.tables import show_again_and_again
 from rackrun.terminal import one_line
 
-ANSWER_SECONDS = 20.0  # nvidia-smi takes seconds on a host with many GPUs
+REPLY_SECONDS = 20.0  # nvidia-smi takes seconds on a host with many GPUs
 LOOK_SECONDS = 5.0  # between two looks on a terminal
 
 
@@ -135,7 +135,7 @@ class Rack:
 
     def look(self) -> list[HostFacts]:
         """Return what the hosts are like now; of one that does not answer, why."""
-        outcomes = each(self._facts, self._pairs, ANSWER_SECONDS, lambda pair: _late(pair[0]))
+        outcomes = each(self._facts, self._pairs, REPLY_SECONDS, lambda pair: _late(pair[0]))
         return [
             HostFacts(host, outcome, history=remembered_of(host.label, ""))
             if isinstance(outcome, Problem)
@@ -153,8 +153,8 @@ class Rack:
 
     def ask(
         self, pair: tuple[Host, Transport | Problem], question: str, **arguments: object
-    ) -> Answer:
-        """Return a host's answer; raise Problem if there is none, or not a probe's."""
+    ) -> Reply:
+        """Return a host's reply; raise Problem if there is none, or not a probe's."""
         host, transport = pair
         if isinstance(transport, Problem):
             raise transport
@@ -163,9 +163,9 @@ class Rack:
                 client.order(question, **arguments)
             else:
                 first = order(do=question, **arguments)
-                client = RpcClient(transport, probe, host.python or "", first, ANSWER_SECONDS)
+                client = RpcClient(transport, probe, host.python or "", first, REPLY_SECONDS)
                 self._clients[host.label] = client
-            reply = believed(question, client.answer())
+            reply = believed(question, client.reply())
         except (Problem, Misshapen) as error:
             if broken := self._clients.pop(host.label, None):
                 broken.close()
@@ -178,7 +178,7 @@ class Rack:
         """Give some hosts an order; return why it was not carried out, by host."""
         pairs = [pair for pair in self._pairs if pair[0].label in {host.label for host in hosts}]
         given = partial(self._given, question, arguments)
-        outcomes = each(given, pairs, ANSWER_SECONDS, lambda pair: _late(pair[0]))
+        outcomes = each(given, pairs, REPLY_SECONDS, lambda pair: _late(pair[0]))
         return [str(outcome) for outcome in outcomes if isinstance(outcome, Problem)]
 
     def _given(
@@ -186,7 +186,7 @@ class Rack:
         question: str,
         arguments: dict[str, object],
         pair: tuple[Host, Transport | Problem],
-    ) -> Answer:
+    ) -> Reply:
         named = {"name": pair[0].label} if question == "remember" else {}
         return self.ask(pair, question, **named, **arguments)
 
@@ -197,7 +197,7 @@ class Rack:
 
 
 def _late(host: Host) -> Problem:
-    return HostUnreachable(f"{host.label}: does not answer within {ANSWER_SECONDS:g} s")
+    return HostUnreachable(f"{host.label}: does not answer within {REPLY_SECONDS:g} s")
 
 
 def _moved(rack: Rack, hosts: Sequence[Host], move: Incident) -> int:

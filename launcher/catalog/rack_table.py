@@ -12,7 +12,7 @@ from launcher.output.console import ranges
 from launcher.preflight.facts import HostFacts
 from launcher.preflight.gpus import USED_MIB, gpu_model, suspects, troubles
 from launcher.run.host_names import grouped
-from launcher.transport.rpc import Answer
+from launcher.transport.rpc import Reply
 from rackrun import tables
 from rackrun.runs import name_of
 from rackrun.terminal import one_line
@@ -99,11 +99,11 @@ def _free_in_words(facts: HostFacts) -> str:
     return "all" if len(free) == state["gpus"] else f"{len(free)}: {ranges(free)}" if free else "no"
 
 
-def _gpus(facts: HostFacts) -> list[tuple[int, Answer]]:
+def _gpus(facts: HostFacts) -> list[tuple[int, Reply]]:
     return list(enumerate(facts["gpus"].get("gpus", ())))
 
 
-def _users(state: Answer, now: float) -> Iterator[str]:
+def _users(state: Reply, now: float) -> Iterator[str]:
     """Yield who uses the host or some GPUs of it, with the run and since when."""
     for pid, group in groupby(sorted(state["uses"], key=_pid), key=_pid):
         uses = list(group)
@@ -126,18 +126,18 @@ def _foreign(facts: HostFacts) -> Iterator[str]:
         yield f"GPU {ranges(busy)}: a program that is no run"
 
 
-def _waiting(state: Answer) -> list[Answer]:
+def _waiting(state: Reply) -> list[Reply]:
     """Return the launches in the queue, each once, the first one first."""
     launches = {(one["since"], one["user"]): one for one in state["queue"]}
     return [launches[key] for key in sorted(launches)]
 
 
-def _pid(use: Answer) -> int:
+def _pid(use: Reply) -> int:
     return int(use["pid"])
 
 
 def _health(facts: HostFacts, now: float) -> Iterator[str]:
-    """Yield what is wrong with a host: no answer, a drain, sick GPUs, what happened before."""
+    """Yield what is wrong with a host: no reply, a drain, sick GPUs, what happened before."""
     if facts.error is not None:
         yield str(facts.error).removeprefix(f"{facts.host.label}: ")
     sick = suspects(facts["gpus"], XID_SECONDS)

@@ -127,7 +127,7 @@ def _read_entries(run: ReachedRun, on: bool, entries: queue.Queue[tuple[Entry, b
             entries.put((entry, b"".join(run.client.receive(size))))
             if isinstance(entry, Last):
                 return
-            message = run.client.answer()
+            message = run.client.reply()
     except Problem:
         entries.put((Failed("the connection broke"), b""))
     except Misshapen as error:

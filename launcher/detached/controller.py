@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-from launcher.detached.answers import RUN
 from launcher.detached.record import RunRecord
+from launcher.detached.replies import RUN
 from launcher.lifecycle.attempts import Launch, RunObserver
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.launch_spec import LaunchSpec

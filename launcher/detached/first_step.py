@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.detached.answers import LiveRun, RunAnswer, call
 from launcher.detached.entries import result_of
 from launcher.detached.locate import run_manager_on
+from launcher.detached.replies import LiveRun, RunFacts, call
 from launcher.errors import HostLost
 from launcher.output.console import last_line
 from launcher.run.hosts import Host
@@ -21,15 +21,15 @@ _NOT_RUNNING = ("connecting", "starting", "stopping", "lost", "failed")
 
 def wait_for_first_step(
     run: str, host: Host, transport: Transport, seconds: float | None
-) -> RunAnswer:
-    """Return the first host's answer once every rank has taken a step, or the run has ended.
+) -> RunFacts:
+    """Return the first host's reply once every rank has taken a step, or the run has ended.
 
     Ranks that report no steps have to run for this many seconds; None: every rank reports them.
     """
     running_since: float | None = None
     with run_manager_on(transport, host.python) as client:
         while True:
-            reply = call(host.label, client, RunAnswer, "find", run=run)
+            reply = call(host.label, client, RunFacts, "find", run=run)
             if reply.end is not None:
                 return reply
             if not reply.alive:
@@ -43,7 +43,7 @@ def wait_for_first_step(
             time.sleep(_POLL_SECONDS)
 
 
-def ending(reply: RunAnswer) -> str:
+def ending(reply: RunFacts) -> str:
     """Return how a run has ended, as its first host reports it; its logs are there."""
     if reply.error or reply.finish is None:
         return clean_lines(reply.error)

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.config.settings_file import read_settings
-from launcher.detached.answers import LiveRun, RunAnswer
 from launcher.detached.entries import Ending
+from launcher.detached.replies import LiveRun, RunFacts
 from launcher.remote import processes
 from launcher.remote.run_manager import live_in
 from launcher.run.job import Limits
@@ -52,10 +52,10 @@ class LauncherHere:
 
     def ending(self) -> Ending | None:
         """Return how the newest attempt ended, once it has."""
-        return answer_in(self.folder).finish
+        return facts_in(self.folder).finish
 
 
-def answer_in(folder: RunFolder) -> RunAnswer:
+def facts_in(folder: RunFolder) -> RunFacts:
     """Return what the files of a run have about it; raise UsageError for a folder without one."""
     plan_in(folder)
     live, ending = LiveRun(), None
@@ -63,7 +63,7 @@ def answer_in(folder: RunFolder) -> RunAnswer:
         ending = parsed_file(folder.result, Ending, MOST_BYTES)
     with suppress(Misshapen):
         live = shaped(live_in(str(folder.path)), LiveRun, folder.live.name)
-    return RunAnswer(
+    return RunFacts(
         folder=str(folder.path),
         live=live,
         alive=ending is None and is_supervised(folder.plan),

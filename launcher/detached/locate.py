@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.config.settings_file import read_settings
-from launcher.detached.answers import RunAnswer, call
 from launcher.detached.known_runs import hosts_of, keep
-from launcher.detached.launcher_here import answer_in, plan_in
+from launcher.detached.launcher_here import facts_in, plan_in
 from launcher.detached.reach_options import ReachOptions
+from launcher.detached.replies import RunFacts, call
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.output.console import say
 from launcher.remote import run_manager
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 HOSTS_FILE = Path("hosts.txt")
 RUN_BYTES = 4
 """Of the id of a detached run; that of an attached one has 16."""
-ANSWER_SECONDS = 20.0
-"""For the answer to one request: a home directory whose file server is down never answers."""
+REPLY_SECONDS = 20.0
+"""For the reply to one request: a home directory whose file server is down never answers."""
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class ReachedRun:
     """The command that continues it, but for the name of its folder; empty where not known."""
     transport: Any = None
     client: Any = None
-    answer: RunAnswer = RunAnswer()
+    facts: RunFacts = RunFacts()
     error: str = ""
     """Why the first host does not answer."""
     transports: Sequence[Transport | Problem] = ()
@@ -86,7 +86,7 @@ class ReachedRun:
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the names of the run's hosts."""
-        return self.answer.summary.hosts if self.answer.summary else ()
+        return self.facts.summary.hosts if self.facts.summary else ()
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def reached(
         if is_controlled(run, options):
             _find(reached_run, record is not None, need_controller)
         elif run.folder:
-            reached_run.answer = answer_in(RunFolder(run.folder))
+            reached_run.facts = facts_in(RunFolder(run.folder))
         if is_of_this_machine(run, options):
             reached_run.transports = [LocalTransport(host.label) for host in hosts]
         if reached_run.client is not None:
@@ -173,11 +173,11 @@ def _find(run: ReachedRun, is_remembered: bool, need_controller: bool) -> None:
         if first is None or client is not first[1]:
             client.close()
     if first is not None:
-        (run.host, run.transport), run.client, run.answer = first
-        assert run.answer.summary is not None
-        if run.id == run.answer.summary.name:  # only its hosts know which is meant
-            say(f"run {run.answer.summary.run} ({one_line(run.id)})")
-        run.id = run.answer.summary.run
+        (run.host, run.transport), run.client, run.facts = first
+        assert run.facts.summary is not None
+        if run.id == run.facts.summary.name:  # only its hosts know which is meant
+            say(f"run {run.facts.summary.run} ({one_line(run.id)})")
+        run.id = run.facts.summary.run
         return
     if refusals := [reply.error for *_, reply in replies if reply.error]:
         raise UsageError(one_line(refusals[0]))
@@ -191,14 +191,14 @@ Reached = tuple[Host, Transport]
 Asked = tuple[Host, Transport | Problem]
 
 
-def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunAnswer]:
+def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunFacts]:
     """Return a host's facts about the run, and the client of its run manager."""
     host, transport = pair
     if isinstance(transport, Problem):
         raise transport
     client = RpcClient(transport, run_manager, host.python or "")
     started.add(host.label)
-    reply = call(host.label, client, RunAnswer, "find", run=run)
+    reply = call(host.label, client, RunFacts, "find", run=run)
     if reply.summary and not (reply.summary.run.startswith(run) or reply.summary.name == run):
         raise HostUnreachable(
             f"{host.label}: was asked for run {run}, and answered for another one"
@@ -206,16 +206,16 @@ def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient
     return (host, transport), client, reply
 
 
-def _is_not_first(reply: tuple[Reached, RpcClient, RunAnswer]) -> bool:
+def _is_not_first(reply: tuple[Reached, RpcClient, RunFacts]) -> bool:
     """Return True for a host that knows a run but does not control it: homes may be shared."""
     (host, _), _, response = reply
     return response.summary is not None and host.label != response.summary.hosts[0]
 
 
 def each_in_time(
-    work: Callable[[Asked], T], pairs: Sequence[Asked], seconds: float = ANSWER_SECONDS
+    work: Callable[[Asked], T], pairs: Sequence[Asked], seconds: float = REPLY_SECONDS
 ) -> list[T | Problem]:
-    """Return the answers that come in time; the other hosts are too late."""
+    """Return the replies that come in time; the other hosts are too late."""
 
     def late(pair: Asked) -> Problem:
         why = f"does not answer within {seconds:g} s; is its home directory on a disk that is down?"
@@ -229,7 +229,7 @@ class TooLate(HostUnreachable):
 
 
 def call_in_time(run: ReachedRun, work: Callable[[], T]) -> T:
-    """Return the answer of the controller's host; raise TooLate after the time limit."""
+    """Return the reply of the controller's host; raise TooLate after the time limit."""
     outcomes = each_in_time(lambda _: work(), [(run.host, run.transport)])
     return all_or_raise(outcomes)[0]
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launcher.detached.answers import Exists, call
 from launcher.detached.entries import AttemptRecord
 from launcher.detached.locate import ReachedRun, run_manager_on
+from launcher.detached.replies import Exists, call
 from launcher.files.download import fetch_results
 from launcher.output.console import say
 from launcher.output.run_page import write_run_page

@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.detached.answers import RunSummary, StartAnswer, parsed_answer
 from launcher.detached.controller import RunOrder
 from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES
+from launcher.detached.replies import RunSummary, StartReply, parsed_reply
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import preflight, refuse_ranks
@@ -33,7 +33,7 @@ from launcher.run.hosts import Host
 from launcher.transport.base import Transport
 from launcher.transport.certificate import new_key
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import Answer, RpcClient
+from launcher.transport.rpc import Reply, RpcClient
 from rackrun.terminal import clean_lines
 
 _GATHER_SECONDS = 30.0
@@ -110,7 +110,7 @@ def start_controller(client: RpcClient, order: RunOrder, python: str, workdir: s
     return checked(labels[0], reply).port
 
 
-def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Answer]) -> None:
+def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Reply]) -> None:
     """Start a relay on a host, which calls the controller and stays."""
     host, transport, token, facts = target
     client = RpcClient(transport, relay, facts["python"])
@@ -120,9 +120,9 @@ def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Ans
         client.close()
 
 
-def checked(name: str, reply: Answer) -> StartAnswer:
-    """Return the answer; raise HostError when it is an error."""
-    outcome = parsed_answer(name, reply, StartAnswer)
+def checked(name: str, reply: Reply) -> StartReply:
+    """Return the reply; raise HostError when it is an error."""
+    outcome = parsed_reply(name, reply, StartReply)
     if outcome.error:
         kind = HostUnreachable if outcome.code == HostUnreachable.exit_code else PreflightRefused
         why = clean_lines(outcome.error)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from launcher.detached.answers import LiveHost, RunListing, RunProcess, call
 from launcher.detached.locate import (
     Asked,
     ReachedRun,
@@ -21,6 +20,7 @@ from launcher.detached.locate import (
     run_manager_on,
     short_message,
 )
+from launcher.detached.replies import LiveHost, RunListing, RunProcess, call
 from launcher.errors import HostUnreachable
 from launcher.remote.files import SCRATCH
 from launcher.run.host_names import grouped
@@ -108,7 +108,7 @@ def _status_of(run_id: str, pair: Asked) -> HostStatus:
 
 def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
     """Return the hosts, with each process at one of them: several may be the same machine."""
-    live = run.answer.live
+    live = run.facts.live
     scratch = f"{SCRATCH}{live.run_id}"
     owners = {f"{scratch}-{host.node}": host.name for host in live.hosts}
 
@@ -130,7 +130,7 @@ def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[Ho
 
 def report_of(run: ReachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
-    reply, finish = run.answer, run.answer.finish
+    reply, finish = run.facts, run.facts.finish
     live = {host.name: host for host in reply.live.hosts}
     host = run.host.label if reply.summary or run.error else ""
     controller = {"host": host, "alive": reply.alive, "error": run.error}

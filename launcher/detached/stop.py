@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
-from launcher.detached.answers import ControllerAlive, EmptyAnswer, RunAnswer, StopAnswer, call
 from launcher.detached.entries import Ending, result_of
 from launcher.detached.launcher_here import LauncherHere
 from launcher.detached.locate import (
@@ -21,6 +20,7 @@ from launcher.detached.locate import (
     reached,
     run_manager_on,
 )
+from launcher.detached.replies import ControllerAlive, EmptyReply, RunFacts, StopReply, call
 from launcher.detached.status import HostStatus, status_of_all
 from launcher.errors import HostLost, HostUnreachable
 from launcher.output.console import last_line, say
@@ -125,7 +125,7 @@ class Controller:
     @property
     def checkpoint_seconds(self) -> float:
         """As its launcher was told; 0 where the record of the run cannot be read."""
-        summary = self.run.answer.summary
+        summary = self.run.facts.summary
         return summary.checkpoint_seconds if summary else 0.0
 
     def is_alive(self) -> bool:
@@ -134,14 +134,14 @@ class Controller:
 
     def interrupt(self, kill: bool = False) -> bool:
         """Send it the signal; return False where there is none."""
-        return self._call(StopAnswer, "interrupt", kill=kill).done
+        return self._call(StopReply, "interrupt", kill=kill).done
 
     def ending(self) -> Ending | None:
         """Return what its record ends with."""
-        return self._call(RunAnswer, "find").finish
+        return self._call(RunFacts, "find").finish
 
     def _call(self, shape: type[T], question: str, **arguments: object) -> T:
-        """Return the run manager's answer, within the time limit."""
+        """Return the run manager's reply, within the time limit."""
         run = self.run
 
         def ask() -> T:
@@ -241,7 +241,7 @@ def _clean_up(run_id: str, host: HostStatus) -> None:
     """End what is left on a host: its relays, and by a new agent what an earlier one has left."""
     assert host.transport is not None
     with run_manager_on(host.transport, host.python) as client:
-        call(host.name, client, EmptyAnswer, "sweep", run=run_id)
+        call(host.name, client, EmptyReply, "sweep", run=run_id)
     for scratch in {process.scratch for process in host.processes} - {""}:
         channel = host.transport.open(bootstrap.bootstrap(host.python))
         channel.send(agent_protocol.opening(bootstrap.order(do="sweep", scratch=scratch)))

@@ -19,7 +19,7 @@ from typing import Annotated
 from launcher.remote import transfer
 from launcher.run.plan import HostPlan
 from launcher.transport.base import Transport
-from launcher.transport.rpc import LISTING_BYTES, Answer, RpcClient
+from launcher.transport.rpc import LISTING_BYTES, Reply, RpcClient
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
@@ -142,7 +142,7 @@ def fetch_results(
     files are on their way, when that takes its time. Raises Problem when the host offers what it
     must not, falls silent or breaks off; whole files that are here stay.
     """
-    client = RpcClient(transport, transfer, plan.agent_python, answer_seconds=LISTING_SECONDS)
+    client = RpcClient(transport, transfer, plan.agent_python, reply_seconds=LISTING_SECONDS)
     try:
         kept = LAUNCHER_FILES | set(kept)
         offer = _offer_of(client, plan, run_id, kept, say)
@@ -180,9 +180,9 @@ def _offer_of(
     """Ask which files there are, and how big."""
     order = {"folder": plan.folder, "run_id": run_id, "kept": sorted(kept), "most": MOST_FILES}
     client.order("results", **order)
-    if not client.has_answer(QUIET_SECONDS):
+    if not client.has_reply(QUIET_SECONDS):
         say(f"waiting for the results of {plan.name}")
-    return client.parsed(_checked(client.answer(most_bytes=LISTING_BYTES)), OfferedFiles)
+    return client.parsed(_checked(client.reply(most_bytes=LISTING_BYTES)), OfferedFiles)
 
 
 def _is_result(path: str) -> bool:
@@ -215,8 +215,8 @@ def _target_of(folder: Path, path: str, kept: Collection[str]) -> Path:
     return folder.joinpath(*parts)
 
 
-def _checked(reply: Answer) -> Answer:
-    """Return an answer that is no error."""
+def _checked(reply: Reply) -> Reply:
+    """Return a reply that is no error."""
     if error := reply.get("error"):
         raise Problem(one_line(str(error)[:500]))
     return reply
@@ -233,7 +233,7 @@ def _take_all(
     client.order("send", folder=fetched.folder, paths=list(sizes))
     room = sum(sizes.values()) + SPARE_BYTES // 2
     for news.number, path in enumerate(sizes, start=1):
-        header = client.answer_as(Header)
+        header = client.reply_as(Header)
         room -= header.size
         if room < 0:
             raise Problem(f"the files have grown since they were listed, {path} for example")
@@ -252,7 +252,7 @@ def _take(client: RpcClient, target: Path, size: int, news: _ProgressNotes) -> s
             for piece in client.receive(size):
                 news.tell()
                 file.write(piece)
-        ending = client.answer_as(TransferEnd)
+        ending = client.reply_as(TransferEnd)
         if not ending.error:
             incomplete.replace(target)
         return ending.error

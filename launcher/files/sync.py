@@ -16,7 +16,7 @@ from launcher.remote import transfer
 from launcher.remote.files import PIECE_BYTES, file_digest
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import LISTING_BYTES, Answer, RpcClient
+from launcher.transport.rpc import LISTING_BYTES, Reply, RpcClient
 from rackrun.contract import variables
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
@@ -72,14 +72,14 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
     try:
         listing = {"files": dict(code.files), "modes": dict(code.modes)}
         client.order("differences", root=destination.workdir, **listing)
-        reply = client.answer(DIGEST_SECONDS, LISTING_BYTES)
+        reply = client.reply(DIGEST_SECONDS, LISTING_BYTES)
         differences = client.parsed(_checked(name, reply), Differences)
         if unknown := set(differences.paths) - code.files.keys():
             asked = one_line(min(unknown)[:100])
             raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
         if differences.paths or differences.surplus:
             _send(client, code, differences, partial(_progress, say, name, differences))
-            _checked(name, client.answer())
+            _checked(name, client.reply())
         if not (destination.python or destination.image):  # which have packages of their own
             _make_environment(client, differences.root, name, destination.is_own_command, say)
     finally:
@@ -151,7 +151,7 @@ def _make_environment(
     client.order("environment", root=root, chosen=chosen)
     last = ""
     for _ in range(MOST_LINES):
-        progress = client.parsed(_checked(name, client.answer(INSTALL_SECONDS)), UploadProgress)
+        progress = client.parsed(_checked(name, client.reply(INSTALL_SECONDS)), UploadProgress)
         if progress.line is None:
             break
         last = one_line(progress.line)
@@ -164,8 +164,8 @@ def _make_environment(
         )
 
 
-def _checked(name: str, reply: Answer) -> Answer:
-    """Return an answer that is no error."""
+def _checked(name: str, reply: Reply) -> Reply:
+    """Return a reply that is no error."""
     if error := reply.get("error"):
         reason = one_line(str(error)[:500])
         raise PreflightRefused(f"{name}: the code could not be brought there: {reason}")

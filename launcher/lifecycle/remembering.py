@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from launcher.preflight.answers import believed
+from launcher.preflight.replies import believed
 from launcher.remote import history, probe
 from launcher.run.incidents import HEALING_SECONDS, Incident, lines_of
 from launcher.run.plan import HostPlan, Plan
@@ -53,6 +53,6 @@ def tell(host: HostPlan, transport: Transport, lines: str) -> None:
     with suppress(Problem, Misshapen):
         client = RpcClient(transport, probe, host.agent_python, first, HOST_SECONDS)
         try:
-            believed("remember", client.answer())
+            believed("remember", client.reply())
         finally:
             client.close()

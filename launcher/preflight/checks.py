@@ -16,7 +16,7 @@ from typing import Literal
 
 from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
 from launcher.preflight import gpus
-from launcher.preflight.facts import ClusterFacts, HostFacts, first_answer
+from launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
 from launcher.run.host_names import grouped
 from rackrun.commands import called
 from rackrun.contract import variables
@@ -56,7 +56,7 @@ class Check:
     warns: bool = False
     """It never keeps a run from starting."""
     needed: bool = False
-    """The plan depends on its answer, so --ignore-check cannot name it."""
+    """The plan depends on its reply, so --ignore-check cannot name it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def examine(
     allowed: Collection[str] = (),
     pending: Mapping[str, str] = _NOTHING,
 ) -> tuple[TableRow, ...]:
-    """Run every check on every host; leave out the checks of a host without an answer.
+    """Run every check on every host; leave out the checks of a host without a reply.
 
     What `pending` checks find wrong will be right once the launch has done what is given there.
     """
@@ -174,7 +174,7 @@ def _same(read: Callable[[HostFacts], str]) -> Callable[[HostFacts, ClusterFacts
     """Return a judge that objects where a host differs from the first one."""
 
     def wrong(host: HostFacts, cluster: ClusterFacts) -> str:
-        first = first_answer(cluster)
+        first = first_responding(cluster)
         first_value = read(first)
         return (
             f"differs from {first.host.label}: {first_value}" if read(host) != first_value else ""
@@ -200,7 +200,7 @@ def _torch(host: HostFacts) -> str:
 
 def _looked_into(host: HostFacts, cluster: ClusterFacts) -> bool:
     """Return True if the interpreter was inspected here and on the first host."""
-    return all(finding["look"]["interpreter"] for finding in (host, first_answer(cluster)))
+    return all(finding["look"]["interpreter"] for finding in (host, first_responding(cluster)))
 
 
 def _no_torch(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -262,7 +262,7 @@ def _no_route(host: HostFacts, cluster: ClusterFacts) -> str:
 
 
 def _master(host: HostFacts) -> str:
-    reached = "reach" in host.answers and "error" not in host["reach"]
+    reached = "reach" in host.replies and "error" not in host["reach"]
     return "reached" if reached else ""
 
 
@@ -307,7 +307,7 @@ def _absent_splits(host: HostFacts, cluster: ClusterFacts) -> str:
 def _packages(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return what the interpreter of the ranks lacks; trackers run beside the first rank."""
     needs = cluster.task
-    needed = (*needs.packages, *(needs.trackers if host is first_answer(cluster) else ()))
+    needed = (*needs.packages, *(needs.trackers if host is first_responding(cluster) else ()))
     missing = _missing(host, needed)
     return f"{host['look']['python']} has no {', '.join(missing)}" if missing else ""
 

@@ -5,7 +5,7 @@
     3  every host      the route to the master, and whether its port answers
 
 All hosts at once, and each is waited for as rarely as can be: the first order travels along with
-the probe, and what does not need another's answer is ordered together. Nothing is judged here (that
+the probe, and what does not need another's reply is ordered together. Nothing is judged here (that
 is `checks`), and nothing is started. The probes stay until the facts are closed, or until the
 agents of a run take over their processes.
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 from launcher.errors import HostUnreachable
 from launcher.files.working_tree import WorkingTree
-from launcher.preflight.answers import believed
+from launcher.preflight.replies import believed
 from launcher.remote import history as remote_history
 from launcher.remote import ports, probe
 from launcher.run.container import ContainerSpec
@@ -31,7 +31,7 @@ from launcher.run.incidents import History, Incident, history
 from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import AT_ONCE, each
-from launcher.transport.rpc import Answer, Handover, RpcClient
+from launcher.transport.rpc import Handover, Reply, RpcClient
 from rackrun.contract import variables
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
@@ -39,7 +39,7 @@ from rackrun.shapes import Misshapen
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
-PROBE_SECONDS = 2 * FULL_SECONDS  # for an answer: a host that is late is given up before
+PROBE_SECONDS = 2 * FULL_SECONDS  # for a reply: a host that is late is given up before
 CLOCK_ROUNDS = 3
 ROOT = 0
 """The account whose notes on a host all others obey."""
@@ -81,12 +81,12 @@ class Requirements:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """Facts about one host: the answers of its probe, by question."""
+    """Facts about one host: the replies of its probe, by question."""
 
     host: Host
     error: Problem | None = None
     """Why nothing is known."""
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    replies: Mapping[str, Reply] = field(default_factory=dict)
     history: History = History()
     """What happened to it, as far as this machine and the host itself remember."""
     client: RpcClient | None = field(default=None, compare=False)
@@ -118,9 +118,9 @@ class HostFacts:
             for each in notes
         ]
 
-    def __getitem__(self, question: str) -> Answer:
-        """Return the answer to a question; empty when it was not asked."""
-        return self.answers.get(question, {})
+    def __getitem__(self, question: str) -> Reply:
+        """Return the reply to a question; empty when it was not asked."""
+        return self.replies.get(question, {})
 
 
 def parts_of(host: Host) -> list[str]:
@@ -207,9 +207,9 @@ def _held(facts: HostFacts) -> bool:
     """Lock what a run holds of a host; return whether no other launch was faster."""
     assert facts.client is not None
     for path, shared in facts.locks:
-        answer = facts.client.call("hold", path=path, shared=shared)
+        reply = facts.client.call("hold", path=path, shared=shared)
         with suppress(Misshapen):
-            if believed("hold", answer).get("holder") == "":
+            if believed("hold", reply).get("holder") == "":
                 continue
         return False
     return True
@@ -221,7 +221,7 @@ def _unlock(facts: HostFacts) -> None:
             facts.client.call("unlock")
 
 
-def first_answer(cluster: ClusterFacts) -> HostFacts:
+def first_responding(cluster: ClusterFacts) -> HostFacts:
     """Return the host that others are compared with: the first one that answered."""
     return next(facts for facts in cluster.hosts if facts.error is None)
 
@@ -322,7 +322,7 @@ class HostProbe:
             }  # last: nothing else is read while nvidia-smi works
         self._ask_all(questions)
 
-    def _begin(self) -> Answer:
+    def _begin(self) -> Reply:
         """Start the probe; its first look."""
         requirements, host = self.requirements, self.host
         python = host.python or requirements.python
@@ -338,15 +338,15 @@ class HostProbe:
             name=host.label,
             chooses=requirements.chooses,
         )
-        facts = self._note("look", self._first_answer(python, look))
+        facts = self._note("look", self._first_reply(python, look))
         if "error" in facts:
             raise HostUnreachable(f"{host.label}: cannot look around there: {facts['error']}")
         remembered = remembered_of(host.label, facts.get("history", ""))
         self.facts = replace(self.facts, history=remembered)
         return facts
 
-    def _first_answer(self, python: str, look: Mapping[str, object]) -> Answer:
-        """Return the answer of the probe that runs there already, or of a new one."""
+    def _first_reply(self, python: str, look: Mapping[str, object]) -> Reply:
+        """Return the reply of the probe that runs there already, or of a new one."""
         if self.client is not None:
             try:
                 return self.client.call("look", **look)
@@ -355,7 +355,7 @@ class HostProbe:
         assert not isinstance(self.transport, Problem)
         first = order(do="look", **look)
         self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
-        return self.client.answer()
+        return self.client.reply()
 
     def _look_into(self, image: ContainerSpec) -> None:
         """Inspect the interpreter in a container, in place of the host's."""
@@ -372,18 +372,18 @@ class HostProbe:
         reach = {"address": address, "port": port, "number": number.hex(), "expected": expected}
         self._ask_all({"route": {"address": address}, "reach": reach})
 
-    def ask(self, question: str, **arguments: object) -> Answer:
-        """Send the probe one order; note its answer and return it."""
+    def ask(self, question: str, **arguments: object) -> Reply:
+        """Send the probe one order; note its reply and return it."""
         assert self.client is not None
         return self._note(question, self.client.call(question, **arguments))
 
     def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
-        """Send several orders at once, and then take their answers."""
+        """Send several orders at once, and then take their replies."""
         assert self.client is not None
         for question, arguments in questions.items():
             self.client.order(question, **arguments)
         for question in questions:
-            self._note(question, self.client.answer())
+            self._note(question, self.client.reply())
 
     def late(self) -> HostUnreachable:
         """Return the error for a host whose probe does not answer in time."""
@@ -403,25 +403,25 @@ class HostProbe:
         self._keep("clock", {"offset": offset, "uncertainty": uncertainty})
 
     @staticmethod
-    def _compared(ask: Callable[[], Answer]) -> tuple[float, float]:
+    def _compared(ask: Callable[[], Reply]) -> tuple[float, float]:
         """Return the seconds of uncertainty, and by how many the host's clock is ahead of ours."""
         before, began = time.time(), time.monotonic()
         host_time = ask()["time"]
         half = (time.monotonic() - began) / 2
         return half, host_time - before - half
 
-    def _note(self, question: str, answer: Answer) -> Answer:
-        """Keep an answer that has the shape of a probe's."""
+    def _note(self, question: str, reply: Reply) -> Reply:
+        """Keep a reply that has the shape of a probe's."""
         try:
-            believed(question, answer)
+            believed(question, reply)
         except Misshapen as error:
             nonsense = f"{self.host.label}: its answer is not that of the probe ({error})"
             raise HostUnreachable(nonsense) from None
-        return self._keep(question, answer)
+        return self._keep(question, reply)
 
-    def _keep(self, question: str, answer: Answer) -> Answer:
-        self.facts = replace(self.facts, answers={**self.facts.answers, question: answer})
-        return answer
+    def _keep(self, question: str, reply: Reply) -> Reply:
+        self.facts = replace(self.facts, replies={**self.facts.replies, question: reply})
+        return reply
 
 
 def remembered_of(host: str, text: str) -> History:

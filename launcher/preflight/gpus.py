@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from launcher.preflight.facts import ClusterFacts, HostFacts, first_answer
-from launcher.transport.rpc import Answer
+from launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
+from launcher.transport.rpc import Reply
 from rackrun.cuda import gpu_problem
 from rackrun.units import duration, gibibytes, plural
 
@@ -46,7 +46,7 @@ def wrong_count(host: HostFacts, cluster: ClusterFacts) -> str:
     if ranks is not None:
         highest = max((ranks, *(device + 1 for device in devices)))
         return f"slots ask for {highest} GPUs" if 0 < count < highest else ""
-    first = first_answer(cluster)
+    first = first_responding(cluster)
     same = count == first["look"]["gpus"]
     return "" if same else f"{first.host.label} has {first['look']['gpus']}; write slots=N"
 
@@ -96,7 +96,7 @@ def suspicious(host: HostFacts, cluster: ClusterFacts) -> str:
     return "" if cluster.on_cpu else "; ".join(_each(host, signs))
 
 
-def suspects(gpus: Answer, seconds: int) -> str:
+def suspects(gpus: Reply, seconds: int) -> str:
     """Return what is wrong with the GPUs of a host, and happened no longer ago than that."""
     problems = []
     for number, gpu in enumerate(gpus.get("gpus", ())):
@@ -106,7 +106,7 @@ def suspects(gpus: Answer, seconds: int) -> str:
     return "; ".join(problems)
 
 
-def troubles(gpu: Answer) -> list[str]:
+def troubles(gpu: Reply) -> list[str]:
     """Return why a GPU cannot be computed on."""
     uncorrected, problems = gpu.get("uncorrected", 0), []
     if uncorrected:
@@ -120,7 +120,7 @@ def troubles(gpu: Answer) -> list[str]:
     return problems
 
 
-def signs(gpu: Answer) -> list[str]:
+def signs(gpu: Reply) -> list[str]:
     """Return what is suspicious about a GPU."""
     notes = [SLOWED.get(reason, reason) for reason in gpu.get("slowed", ())]
     if gpu.get("remapping") == "pending":
@@ -158,32 +158,32 @@ def busy(host: HostFacts, cluster: ClusterFacts) -> str:
     return "; ".join(filter(None, (in_use, f"processes {', '.join(who)}" if who else "")))
 
 
-def _each(host: HostFacts, problems_of: Callable[[Answer], list[str]]) -> Iterator[str]:
+def _each(host: HostFacts, problems_of: Callable[[Reply], list[str]]) -> Iterator[str]:
     for number, gpu in _used(host):
         if problems := problems_of(gpu):
             yield f"GPU {number}: {', '.join(problems)}"
 
 
-def _used(host: HostFacts) -> list[tuple[int, Answer]]:
+def _used(host: HostFacts) -> list[tuple[int, Reply]]:
     """Return the GPUs that a run may use, with their numbers."""
     chosen = host.host.devices
     gpus = enumerate(host["gpus"].get("gpus", ()))
     return [(number, gpu) for number, gpu in gpus if chosen is None or number in chosen]
 
 
-def _distinct(host: HostFacts, read: Callable[[Answer], str]) -> str:
+def _distinct(host: HostFacts, read: Callable[[Reply], str]) -> str:
     return " and ".join(sorted({read(gpu) for _, gpu in _used(host)} - {""}))
 
 
-def _model(gpu: Answer) -> str:
+def _model(gpu: Reply) -> str:
     return str(gpu["name"])
 
 
-def _links(gpu: Answer) -> str:
+def _links(gpu: Reply) -> str:
     return str(gpu.get("links") or "")
 
 
-def _memory_of(gpu: Answer) -> str:
+def _memory_of(gpu: Reply) -> str:
     return gibibytes(gpu["total"] << 20)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.preflight.answers import believed
 from launcher.preflight.gpus import suspects
+from launcher.preflight.replies import believed
 from launcher.remote import probe
 from launcher.run.plan import HostPlan, Plan
 from launcher.run.result import Result
@@ -47,7 +47,7 @@ def _suspects(pair: Visit, seconds: int) -> str:
     first = order(do="gpus", full=True)
     client = RpcClient(transport, probe, host.agent_python, first, LOOK_SECONDS)
     try:
-        return suspects(believed("gpus", client.answer()), seconds)
+        return suspects(believed("gpus", client.reply()), seconds)
     except Misshapen:
         return ""
     finally:

@@ -31,7 +31,7 @@ READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096
 START_SECONDS = 60.0  # for Ray to give us the nodes, and to start an actor on one
 KEEP_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else an actor without GPUs hides all
-ANSWER_SECONDS = 5.0
+REPLY_SECONDS = 5.0
 SEND_SECONDS = 10.0  # Ray may be slow; a host that accepts nothing for longer is lost
 
 
@@ -220,7 +220,7 @@ def _check_reachable(address: str) -> None:
     if not host or port is None:
         return
     try:
-        socket.create_connection((host, port), ANSWER_SECONDS).close()
+        socket.create_connection((host, port), REPLY_SECONDS).close()
     except OSError as error:
         raise _no_cluster(address) from error
 

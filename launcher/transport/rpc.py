@@ -1,10 +1,10 @@
-"""Remote calls to one of our programs on a host: an order, an answer, and sometimes plain bytes.
+"""Remote calls to one of our programs on a host: an order, a reply, and sometimes plain bytes.
 
-The program (`probe`, `transfer`) is sent over standard input; orders and answers are JSON, with
+The program (`probe`, `transfer`) is sent over standard input; orders and replies are JSON, with
 their length on a line before them. What a login shell prints before is noise. A probe's process
 and channel can be passed on to the run's agent, which saves a login shell and a Python start.
 
-Answers are untrusted: one that is invalid, too long, or not of the expected shape raises
+Replies are untrusted: one that is invalid, too long, or not of the expected shape raises
 HostUnreachable, and so does a host that is silent, or slower than a trickle, for too long.
 """
 
@@ -26,15 +26,15 @@ from rackrun.terminal import one_line
 
 NOTHING = "no output; does the login shell there exit in its start-up file?"
 NOISE_BYTES = 1 << 16
-ANSWER_BYTES = 1 << 23
+REPLY_BYTES = 1 << 23
 LISTING_BYTES = 1 << 25  # of all files of a folder
-ANSWER_SECONDS = 60.0  # until an answer has begun
+REPLY_SECONDS = 60.0  # until a reply has begun
 STALL_SECONDS = 30.0  # for the next TRICKLE_BYTES of it
 TRICKLE_BYTES = 30_000
 LENGTH_DIGITS = 9
 SEND_BYTES = 1 << 14  # at 16 KB/s, it is sent within the second that a send may take
 
-Answer = Mapping[str, Any]
+Reply = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -47,15 +47,15 @@ class RpcClient:
         program: ModuleType,
         python: str = "",
         first: bytes = b"",
-        answer_seconds: float = ANSWER_SECONDS,
+        reply_seconds: float = REPLY_SECONDS,
     ) -> None:
         """Start the program with the system's Python, or with `python` where there is none.
 
-        `first` is an order that is sent along, so that its answer costs no round trip of its own.
-        An answer must begin within `answer_seconds`, unless a call sets another limit.
+        `first` is an order that is sent along, so that its reply costs no round trip of its own.
+        A reply must begin within `answer_seconds`, unless a call sets another limit.
         """
         self._transport = transport
-        self._answer_seconds = answer_seconds
+        self._reply_seconds = reply_seconds
         self._opening = packed(program) + first
         self._buffer = bytearray()
         self._begun = False
@@ -85,13 +85,13 @@ class RpcClient:
         channel, self._channel = self._channel, None
         return channel
 
-    def call(self, question: str, /, **fields: object) -> Answer:
-        """Send an order and return its answer; raise HostUnreachable when none comes."""
+    def call(self, question: str, /, **fields: object) -> Reply:
+        """Send an order and return its reply; raise HostUnreachable when none comes."""
         self.order(question, **fields)
-        return self.answer()
+        return self.reply()
 
     def order(self, question: str, /, **fields: object) -> None:
-        """Send an order; its answer is to be taken later."""
+        """Send an order; its reply is to be taken later."""
         self.send(order(do=question, **fields))
 
     def send(self, data: bytes) -> None:
@@ -107,9 +107,9 @@ class RpcClient:
                 self._buffer += data
             raise self._silent("accepts no more data") from None
 
-    def answer(self, seconds: float | None = None, most_bytes: int = ANSWER_BYTES) -> Answer:
+    def reply(self, seconds: float | None = None, most_bytes: int = REPLY_BYTES) -> Reply:
         """Return the next answer, which must begin within `seconds`, or else the usual time."""
-        length = self._read_until(b"\n", self._answer_seconds if seconds is None else seconds)
+        length = self._read_until(b"\n", self._reply_seconds if seconds is None else seconds)
         if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > most_bytes:
             raise self._nonsense("a length")
         try:
@@ -120,19 +120,19 @@ class RpcClient:
             raise self._nonsense("not an object")
         return reply
 
-    def answer_as(self, shape: type[T], seconds: float | None = None) -> T:
+    def reply_as(self, shape: type[T], seconds: float | None = None) -> T:
         """Return the next answer, validated against a declared shape."""
-        return self.parsed(self.answer(seconds), shape)
+        return self.parsed(self.reply(seconds), shape)
 
-    def parsed(self, reply: Answer, shape: type[T]) -> T:
-        """Return an answer in its declared shape; raise HostUnreachable for any other."""
+    def parsed(self, reply: Reply, shape: type[T]) -> T:
+        """Return a reply in its declared shape; raise HostUnreachable for any other."""
         try:
             value: T = shaped(reply, shape, "the answer")
         except Misshapen as error:
             raise self._nonsense(str(error)) from None
         return value
 
-    def has_answer(self, seconds: float) -> bool:
+    def has_reply(self, seconds: float) -> bool:
         """Return whether the next answer begins within `seconds`."""
         assert self._channel is not None
         if not self._buffer:
@@ -171,7 +171,7 @@ class RpcClient:
         self._begun = False
         self._channel = self._transport.open(bootstrap(python))
         self.send(self._opening)
-        self._read_until(MARKER, self._answer_seconds)
+        self._read_until(MARKER, self._reply_seconds)
         self._begun = True
 
     def _read_until(self, mark: bytes, seconds: float) -> bytes:

@@ -73,13 +73,13 @@ class BoardRequest(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
         elif name == "":
             nonce = secrets.token_urlsafe(TOKEN_BYTES)
-            self._answer("text/html", PAGE.read_text().replace("{nonce}", nonce).encode(), nonce)
+            self._respond("text/html", PAGE.read_text().replace("{nonce}", nonce).encode(), nonce)
         elif name == "live.json":
-            self._answer("application/json", json.dumps(self.server.state()).encode())
+            self._respond("application/json", json.dumps(self.server.state()).encode())
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _answer(self, kind: str, body: bytes, nonce: str = "") -> None:
+    def _respond(self, kind: str, body: bytes, nonce: str = "") -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

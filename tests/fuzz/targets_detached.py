@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.detached.answers import RunAnswer, RunListing, StartAnswer, parsed_answer
 from launcher.detached.entries import AttemptRecord, EntryReader
 from launcher.detached.replay import Replay
+from launcher.detached.replies import RunFacts, RunListing, StartReply, parsed_reply
 from launcher.errors import HostUnreachable
 from launcher.output.console import PlainOutput
 from launcher.output.merge import LogMerger
@@ -56,7 +56,7 @@ def fuzz_record(data: bytes) -> None:
 
 def fuzz_found(data: bytes) -> None:
     """Fuzz the first host's facts about a run."""
-    decode(data, RunAnswer)
+    decode(data, RunFacts)
 
 
 def fuzz_listing(data: bytes) -> None:
@@ -66,12 +66,12 @@ def fuzz_listing(data: bytes) -> None:
 
 def fuzz_began(data: bytes) -> None:
     """Fuzz the answer to a step of the start of a run."""
-    decode(data, StartAnswer)
+    decode(data, StartReply)
 
 
 def decode(data: bytes, shape: type[Any]) -> None:
     with contextlib.suppress(Misshapen, HostUnreachable):
-        parsed_answer("host", parsed_json(data, MOST_BYTES), shape)
+        parsed_reply("host", parsed_json(data, MOST_BYTES), shape)
 
 
 def fuzz_agent_pid(data: bytes) -> None:

@@ -11,9 +11,9 @@ from launcher.commands.node_agreement import check_agreement
 from launcher.commands.parse import parse, split, work_of
 from launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
 from launcher.preflight import check_table
-from launcher.preflight.answers import SHAPES, believed
 from launcher.preflight.checks import CHECKS, examine, refusal
 from launcher.preflight.facts import ClusterFacts, Host, HostFacts
+from launcher.preflight.replies import SHAPES, believed
 from launcher.rendezvous.callers import NodeHello
 from launcher.rendezvous.gather import Agreement, Rendezvous, RendezvousOutcome
 from launcher.run.job import Command
@@ -61,7 +61,7 @@ def shown(question: str, reply: Any) -> str:
     honest = {"look": LOOK, "clock": {"offset": 0.0, "uncertainty": 0.0}}
     theirs = honest if question == "clock" else {**honest, question: reply}
     cluster = ClusterFacts(
-        (HostFacts(Host("a"), answers=honest), HostFacts(Host("b"), answers=theirs))
+        (HostFacts(Host("a"), replies=honest), HostFacts(Host("b"), replies=theirs))
     )
     rows = examine(cluster, CHECKS)
     refusal(cluster, rows)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.detached.answers import RunAnswer, RunListing, parsed_answer
 from launcher.detached.entries import EVENTS, EntryReader
 from launcher.detached.record import begin, encoded
+from launcher.detached.replies import RunFacts, RunListing, parsed_reply
 from launcher.errors import HostUnreachable
 from launcher.run.events import (
     AskedToStop,
@@ -149,8 +149,8 @@ def test_what_a_controller_writes_is_understood() -> None:
     actual = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
     assert [entry for entry in actual if entry in HAPPENED] == list(HAPPENED)
     assert {type(event).__name__ for event in HAPPENED} == {*EVENTS}
-    assert parsed_answer("node1", FOUND, RunAnswer).finish is not None
-    assert len(parsed_answer("node1", LISTING, RunListing).processes) == 2
+    assert parsed_reply("node1", FOUND, RunFacts).finish is not None
+    assert len(parsed_reply("node1", LISTING, RunListing).processes) == 2
 
 
 WRONG_ENTRIES = {
@@ -214,10 +214,10 @@ def test_an_attempt_that_no_controller_would_make_is_refused(what: str) -> None:
 
 def test_an_answer_with_one_wrong_field_is_refused() -> None:
     """Each field in turn is of a type that no field has; the message names host and place."""
-    for reply, shape in ((FOUND, RunAnswer), (LISTING, RunListing)):
+    for reply, shape in ((FOUND, RunFacts), (LISTING, RunListing)):
         for changed, position in with_one_wrong(reply):
             with pytest.raises(HostUnreachable, match="node1: sent an invalid answer"):
-                parsed_answer("node1", changed, shape)
+                parsed_reply("node1", changed, shape)
             assert position
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.commands.settings import SshOptions
-from launcher.preflight.answers import SHAPES
+from launcher.preflight.replies import SHAPES
 from tests.fuzz import targets_probe as targets
 from tests.launcher.commands.test_options import BAD_URLS
 from tests.launcher.rendezvous.test_rendezvous import HONEST, NONCE, agreed
@@ -93,7 +93,7 @@ def coded(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-answers = st.sampled_from(targets.QUESTIONS).flatmap(
+replies = st.sampled_from(targets.QUESTIONS).flatmap(
     lambda question: changed(ANSWERS[question]).map(
         lambda value: bytes([targets.QUESTIONS.index(question)]) + coded(value)
     )
@@ -136,7 +136,7 @@ lines = st.lists(words | st.text(max_size=8), max_size=8).map(
 )
 
 
-@given(answers | st.binary())
+@given(replies | st.binary())
 def test_answers_of_a_probe(data: bytes) -> None:
     """Believed, judged and shown; or Misshapen."""
     targets.fuzz_probe_answer(data)

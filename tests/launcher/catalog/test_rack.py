@@ -17,8 +17,8 @@ import pytest
 
 from launcher.catalog.rack_table import table
 from launcher.errors import HostUnreachable
-from launcher.preflight.answers import LookAnswer
 from launcher.preflight.facts import HostFacts
+from launcher.preflight.replies import LookReply
 from launcher.remote import notes as remote
 from launcher.run.hosts import Host
 from launcher.run.incidents import History, Incident, lines_of
@@ -234,7 +234,7 @@ def test_no_note_makes_the_answer_of_its_host_a_malformed_one(tmp_path: Path) ->
         path.write_bytes(content)
         os.chown(path, NOBODY, NOBODY)
         reply = json.loads(json.dumps({"notes": remote.notes(str(lock))}))
-        shaped(reply["notes"], get_type_hints(LookAnswer, include_extras=True)["notes"])
+        shaped(reply["notes"], get_type_hints(LookReply, include_extras=True)["notes"])
     path.unlink()
     os.mkfifo(path)
     os.chown(path, NOBODY, NOBODY)

@@ -232,7 +232,7 @@ def test_a_file_that_comes_wrong_leaves_nothing(data: bytes, tmp_path: Path) -> 
 
 def test_only_a_listing_may_be_long(tmp_path: Path) -> None:
     """Each question has its own limit: the bytes of a longer answer are not even received."""
-    ending = replies(b'{"size": 3}') + b"abc" + b"%d\n" % (rpc.ANSWER_BYTES + 1)
+    ending = replies(b'{"size": 3}') + b"abc" + b"%d\n" % (rpc.REPLY_BYTES + 1)
     host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + ending)
     with pytest.raises(Problem, match="sent an invalid answer .*a length"):
         fetch_results(host, plan(tmp_path), "", tmp_path)

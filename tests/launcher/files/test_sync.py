@@ -244,7 +244,7 @@ def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
         client.send(b"".join(json.dumps(header).encode() + b"\nnew" for header in headers) + end)
         if not end:
             channel.stream.shutdown(socket.SHUT_WR)
-        assert ("error" in client.answer()) == bool(end)
+        assert ("error" in client.reply()) == bool(end)
         channel.close()
         drain(channel)
         assert (remote / "a").read_text() == "old"

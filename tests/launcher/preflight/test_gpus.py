@@ -16,8 +16,8 @@ from launcher.errors import PreflightRefused
 from launcher.lifecycle import task_check
 from launcher.preflight import gpus as judge
 from launcher.preflight import local_gpus
-from launcher.preflight.answers import believed
 from launcher.preflight.facts import ClusterFacts, HostFacts
+from launcher.preflight.replies import believed
 from launcher.remote import gpus as remote
 from launcher.remote import probe
 from launcher.run.hosts import Host
@@ -264,7 +264,7 @@ def finding(label: str, **gpu: object) -> HostFacts:
     }  # fmt: skip
     replies: dict[str, Any] = {"look": {"gpus": 2, "interpreter": {}}}
     replies["gpus"] = {"gpus": [usual, {**usual, **gpu}], "processes": [], "driver": "550"}
-    return HostFacts(Host(label), answers=replies)
+    return HostFacts(Host(label), replies=replies)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     other = replace(host, host=replace(host.host, devices=(0,)))
     assert judge.gpu_model(other) == "H100"
     torch = {"look": {**host["look"], "interpreter": {"torch": "2.15.0+cu132"}}}
-    report = replace(cluster, hosts=(replace(host, answers={**host.answers, **torch}), other))
+    report = replace(cluster, hosts=(replace(host, replies={**host.replies, **torch}), other))
     assert report.versions == "torch 2.15.0+cu132, driver 550"
     assert replace(report, on_cpu=True).versions == "torch 2.15.0+cu132"
     assert judge.sick(other, cluster) == judge.suspicious(other, cluster) == ""
@@ -341,7 +341,7 @@ def test_the_table_shows_heat_power_and_links() -> None:
 def test_a_host_with_another_driver_is_the_odd_one_out() -> None:
     """As its torch may behave otherwise."""
     host = finding("c")
-    host.answers["gpus"]["driver"] = "580"
+    host.replies["gpus"]["driver"] = "580"
     cluster = ClusterFacts((finding("a"), finding("b"), host))
     assert judge.odd_one_out(host, cluster) == "driver 580, elsewhere 550"
 

@@ -67,7 +67,7 @@ def finding(name: str, **changes: Any) -> HostFacts:
         question, _, key = path.partition("__")
         replies.setdefault(question, {})
         replies[question] = {**replies[question], key: value} if key else value
-    return HostFacts(Host(name), answers=replies)
+    return HostFacts(Host(name), replies=replies)
 
 
 def judged(*findings: HostFacts, allowed: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
@@ -501,8 +501,8 @@ def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(
 def test_advice_takes_up_that_sync_was_typed() -> None:
     """No hint says to type --sync when it has been typed."""
     unfit = finding("b", look__workdir_problem="there is no folder /w", code__count=3)
-    unfit.answers["code"]["missing"] = ["x.py"]
-    unfit.answers["look"]["interpreter"] = {**INTERPRETER, "torch": ""}
+    unfit.replies["code"]["missing"] = ["x.py"]
+    unfit.replies["look"]["interpreter"] = {**INTERPRETER, "torch": ""}
     without, synced = (
         ClusterFacts((finding("a"), unfit), "10.0.0.1", 29500, synced=synced)
         for synced in (False, True)

@@ -1,4 +1,4 @@
-"""Answers of a probe, question by question; anything else is refused.
+"""Replies of a probe, question by question; anything else is refused.
 
 A host describes itself, and may be wrong. What does not have the shape declared here is
 that host's error; what has it is text of bounded length, numbers in range, paths and addresses.
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from launcher.remote import history, probe
 from launcher.remote.notes import LETTERS, MOST_NOTES
-from launcher.transport.rpc import Answer
+from launcher.transport.rpc import Reply
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
 MOST_GPUS = 1024
@@ -101,7 +101,7 @@ class HostNote:
 
 
 @shape
-class LookAnswer(Clock):
+class LookReply(Clock):
     """Facts that are known at once."""
 
     machine: Annotated[str, AtMost(512)]
@@ -138,7 +138,7 @@ class Inside:
 
 
 @shape
-class XidAnswer:
+class XidFacts:
     """An error of a GPU in the kernel's log, and its age."""
 
     code: Number
@@ -146,7 +146,7 @@ class XidAnswer:
 
 
 @shape
-class GpuAnswer:
+class GpuFacts:
     """One GPU: memory in MiB, °C, W; nothing is known of what is 0 or empty."""
 
     name: Name
@@ -159,12 +159,12 @@ class GpuAnswer:
     remapping: Literal["", "pending", "failed"] = ""
     recovery: Name = ""
     slowed: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
-    xids: Annotated[tuple[XidAnswer, ...], AtMost(MOST_NAMED)] = ()
+    xids: Annotated[tuple[XidFacts, ...], AtMost(MOST_NAMED)] = ()
     links: Number = 0
 
 
 @shape
-class ProcessAnswer:
+class ProcessFacts:
     """Process that uses a GPU."""
 
     pid: Number
@@ -175,14 +175,14 @@ class ProcessAnswer:
 class Gpus:
     """All GPUs of a host."""
 
-    gpus: Annotated[tuple[GpuAnswer, ...], AtMost(MOST_GPUS)]
-    processes: tuple[ProcessAnswer, ...]
+    gpus: Annotated[tuple[GpuFacts, ...], AtMost(MOST_GPUS)]
+    processes: tuple[ProcessFacts, ...]
     driver: Name = ""
     capabilities: Annotated[tuple[Name, ...], AtMost(MOST_GPUS)] = ()
 
 
 @shape
-class CodeAnswer:
+class CodeReply:
     """Differences of a host's files from the local ones, the first of them by name."""
 
     missing: Annotated[tuple[Text, ...], AtMost(MOST_NAMED)]
@@ -198,7 +198,7 @@ class Device:
 
 
 @shape
-class RouteAnswer(Device):
+class RouteReply(Device):
     """Our own end of the way to the master, and the master's address."""
 
     interface: Interface
@@ -213,7 +213,7 @@ class Listening:
 
 
 @shape
-class HeldAnswer:
+class HeldReply:
     """Holder of a lock; empty: the probe itself."""
 
     holder: Text
@@ -266,33 +266,33 @@ class Shards:
 
 
 @shape
-class DoneAnswer:
+class DoneReply:
     """There is nothing to report."""
 
 
 SHAPES: dict[str, type] = {
-    "look": LookAnswer,
+    "look": LookReply,
     "image": Inside,
     "gpus": Gpus,
-    "code": CodeAnswer,
+    "code": CodeReply,
     "address": Device,
-    "route": RouteAnswer,
+    "route": RouteReply,
     "listen": Listening,
-    "hush": DoneAnswer,
-    "reach": DoneAnswer,
+    "hush": DoneReply,
+    "reach": DoneReply,
     "shards": Shards,
     "clock": Clock,
-    "hold": HeldAnswer,
-    "unlock": DoneAnswer,
+    "hold": HeldReply,
+    "unlock": DoneReply,
     "occupancy": Occupancy,
-    "remember": DoneAnswer,
-    "note": DoneAnswer,
+    "remember": DoneReply,
+    "note": DoneReply,
 }
-"""By question; instead of any but the time, an answer may be `ProbeFailed`."""
+"""By question; instead of any but the time, a reply may be `ProbeFailed`."""
 
 
-def believed(question: str, answer: Answer) -> Answer:
-    """Return an answer that has the shape of its question's; raise Misshapen for any other."""
-    failed = isinstance(answer, dict) and set(answer) == {"error"} and question != "clock"
-    shaped(answer, ProbeFailed if failed else SHAPES[question], question)
-    return answer
+def believed(question: str, reply: Reply) -> Reply:
+    """Return a reply that has the shape of its question's; raise Misshapen for any other."""
+    failed = isinstance(reply, dict) and set(reply) == {"error"} and question != "clock"
+    shaped(reply, ProbeFailed if failed else SHAPES[question], question)
+    return reply

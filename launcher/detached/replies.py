@@ -1,4 +1,4 @@
-"""Answers of the run manager on a host: shapes that everything is checked against.
+"""Replies of the run manager on a host: shapes that everything is checked against.
 
 A host answers for itself only. It cannot choose which run is meant: other hosts are asked about the
 id that was typed, which the first host may only complete.
@@ -56,7 +56,7 @@ class LiveRun:
 
 
 @dataclass(frozen=True)
-class RunAnswer:
+class RunFacts:
     """What is known of a run: by its first host, or by its folder on this machine.
 
     A first host that answers without a summary knows nothing of it.
@@ -95,10 +95,10 @@ class LivingAgent:
 
 
 @dataclass(frozen=True)
-class RunsAnswer:
+class HostRuns:
     """The runs that a host knows of: detached ones that began there, and agents that live there."""
 
-    runs: Annotated[tuple[RunAnswer, ...], AtMost(MOST_LISTED)]
+    runs: Annotated[tuple[RunFacts, ...], AtMost(MOST_LISTED)]
     agents: Annotated[tuple[LivingAgent, ...], AtMost(MOST_LISTED)]
 
 
@@ -133,33 +133,33 @@ class RunListing:
 
 
 @dataclass(frozen=True)
-class StopAnswer:
-    """Answer to an order: False when there was no process to carry it out on."""
+class StopReply:
+    """Reply to an order: False when there was no process to carry it out on."""
 
     done: bool
 
 
 @dataclass(frozen=True)
 class ControllerAlive:
-    """Answer to whether the controller of a run lives."""
+    """Reply to whether the controller of a run lives."""
 
     alive: bool
 
 
 @dataclass(frozen=True)
 class Exists:
-    """Answer to whether a path exists."""
+    """Reply to whether a path exists."""
 
     exists: bool
 
 
 @dataclass(frozen=True)
-class EmptyAnswer:
+class EmptyReply:
     """An order was carried out; there is nothing to report."""
 
 
 @dataclass(frozen=True)
-class StartAnswer:
+class StartReply:
     """Outcome of a step of the start."""
 
     port: Annotated[int, Between(0, 65535)] = 0
@@ -170,12 +170,12 @@ class StartAnswer:
 
 
 def call(name: str, client: RpcClient, shape: type[T], question: str, /, **arguments: object) -> T:
-    """Return a run manager's answer; raise HostUnreachable, with the host's name, for nonsense."""
-    return parsed_answer(name, client.call(question, **arguments), shape)
+    """Return a run manager's reply; raise HostUnreachable, with the host's name, for nonsense."""
+    return parsed_reply(name, client.call(question, **arguments), shape)
 
 
-def parsed_answer(name: str, reply: object, shape: type[T]) -> T:
-    """Return an answer in its shape; raise HostUnreachable for any other."""
+def parsed_reply(name: str, reply: object, shape: type[T]) -> T:
+    """Return a reply in its shape; raise HostUnreachable for any other."""
     try:
         parsed: T = shaped(reply, shape, "answer")
     except Misshapen as error:
