@@ -105,7 +105,7 @@ def pid(name: str) -> int:
 
 
 def remove(name: str) -> None:
-    """End and remove the container, if this package started it; Problem if Docker cannot tell."""
+    """End and remove the container, if this package started it; Problem if Docker is silent."""
     if _label(name) == name:
         _docker("rm", "--force", name)
 

@@ -1,4 +1,4 @@
-"""The names of the commands, and how the user calls them: what messages tell him to type."""
+"""The names of the commands, and how the user calls them: what messages suggest to type."""
 
 from __future__ import annotations
 

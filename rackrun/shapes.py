@@ -60,16 +60,16 @@ class Misshapen(ValueError):
 
 @dataclass(frozen=True)
 class Between:
-    """Numbers from `least` to `most`, both included; `words` say so in messages about options."""
+    """Numbers from `least` to `most`, both included; `description` replaces that in messages."""
 
     least: float
     most: float = LARGEST_NUMBER
-    words: str = ""
+    description: str = ""
 
     def __str__(self) -> str:
         """Return the range in words."""
-        if self.words:
-            return self.words
+        if self.description:
+            return self.description
         is_open = self.most == LARGEST_NUMBER
         return f"{self.least} or more" if is_open else f"between {self.least} and {self.most}"
 

@@ -25,7 +25,7 @@ _AFTER_CHECKSUM = b"\0 0" + bytes(100) + b"ustar\0" + b"00"
 _CONSTANT_SUM = sum(_BEFORE_SIZE + _AFTER_SIZE + b"        " + _AFTER_CHECKSUM[2:])
 
 
-class Position(NamedTuple):
+class SamplePosition(NamedTuple):
     """The position of a sample in its tar, in bytes: the index fields of the same names."""
 
     offset: int
@@ -44,7 +44,7 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         self._sent = 0
 
-    def add(self, key: str, label: int, image: bytes, extension: str) -> Position:
+    def add(self, key: str, label: int, image: bytes, extension: str) -> SamplePosition:
         """Append `<key>.cls` and `<key>.<extension>`; return their position."""
         if not KEY.fullmatch(key):
             raise ValueError(
@@ -61,7 +61,7 @@ class ShardWriter:
         )
         self._write(head, image, bytes(-len(image) % BLOCK))
         self.samples += 1
-        return Position(offset, self.bytes - offset, offset + len(head))
+        return SamplePosition(offset, self.bytes - offset, offset + len(head))
 
     def copy(self, members: bytes) -> int:
         """Append a sample as it stands in another tar; return its position."""

@@ -14,7 +14,7 @@ from convert.progress import Progress
 from convert.readers.records import Container, Defect, ImageDefect, Record
 from rackrun.errors import DataError
 from shards.index import Row
-from shards.writer import Position, ShardWriter, write_shard
+from shards.writer import SamplePosition, ShardWriter, write_shard
 
 REPORT_SECONDS = 0.2
 EXTENSION = "jpg"  # of every image: stock readers ask for one, and their decoders go by the bytes
@@ -98,7 +98,9 @@ class _ShardFiller:
             )
         )
 
-    def _row(self, label: int, position: Position, length: int, info: ImageInfo, crc: int) -> Row:
+    def _row(
+        self, label: int, position: SamplePosition, length: int, info: ImageInfo, crc: int
+    ) -> Row:
         return Row(
             shard=self.shard.number,
             offset=position.offset,

@@ -107,10 +107,10 @@ def main(args: Sequence[str]) -> int:
             chosen = named(option, options.drain or options.undrain, hosts)
             return _moved(rack, chosen, move)
         if options.json:
-            sys.stdout.write(f"{json.dumps(list(map(as_plain, rack.look())), indent=2)}\n")
+            sys.stdout.write(f"{json.dumps(list(map(as_plain, rack.inspect())), indent=2)}\n")
             return 0
         with suppress(KeyboardInterrupt):
-            show_again_and_again(rack.look, table, LOOK_SECONDS, options.plain)
+            show_again_and_again(rack.inspect, table, LOOK_SECONDS, options.plain)
     return 0
 
 
@@ -133,7 +133,7 @@ class Rack:
         self._pairs = list(zip(hosts, transports, strict=True))
         self._clients: dict[str, RpcClient] = {}
 
-    def look(self) -> list[HostFacts]:
+    def inspect(self) -> list[HostFacts]:
         """Return what the hosts are like now; of one that does not answer, why."""
         outcomes = each(self._facts, self._pairs, REPLY_SECONDS, lambda pair: _late(pair[0]))
         return [

@@ -82,7 +82,7 @@ def _row(facts: HostFacts, health: str, now: float) -> tuple[str, ...]:
 
 
 def free_gpus(facts: HostFacts) -> list[int]:
-    """Return the GPUs that a run could have now: not drained, used by nobody, not sick."""
+    """Return the GPUs that a run could have now: not drained, not used, not sick."""
     state = facts["occupancy"]
     locked = {use["part"] for use in state["uses"]}
     unfit = {n for n, gpu in _gpus(facts) if gpu["used"] > USED_MIB or troubles(gpu)}

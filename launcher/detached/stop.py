@@ -93,7 +93,7 @@ def _hint_for(run: str) -> str:
     return f"without its controller, so without a checkpoint: {called('stop')} --force {run}"
 
 
-class Supervisor(Protocol):
+class RunSupervisor(Protocol):
     """What looks after a run: a controller on its first host, or a launcher on this machine."""
 
     @property
@@ -124,7 +124,7 @@ class Controller:
 
     @property
     def checkpoint_seconds(self) -> float:
-        """As its launcher was told; 0 where the record of the run cannot be read."""
+        """As its launcher was started with; 0 where the record of the run cannot be read."""
         summary = self.run.facts.summary
         return summary.checkpoint_seconds if summary else 0.0
 
@@ -166,7 +166,7 @@ def _reach_controller(run: ReachedRun) -> None:
     )
 
 
-def _interrupt(supervisor: Supervisor, run: str, now: bool) -> bool:
+def _interrupt(supervisor: RunSupervisor, run: str, now: bool) -> bool:
     """End a run and print how it has ended; return False if it was over, or cannot be ended so."""
     was_running = supervisor.interrupt()
     if was_running:
@@ -191,7 +191,7 @@ def _interrupt(supervisor: Supervisor, run: str, now: bool) -> bool:
     return was_running
 
 
-def _wait_for_end(supervisor: Supervisor, now: bool) -> None:
+def _wait_for_end(supervisor: RunSupervisor, now: bool) -> None:
     """Wait until the supervisor has ended; `now`: repeat the order meanwhile."""
     seconds = NOW_SECONDS if now else SUPERVISOR_SECONDS + supervisor.checkpoint_seconds
     deadline = time.monotonic() + seconds

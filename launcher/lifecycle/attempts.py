@@ -195,7 +195,7 @@ class Launch:
         self.spec = replace(self.spec, settings=settings)
 
     def _noted(self, following: RestartState, line: str) -> RestartState:
-        """Return the state for one more attempt, which continues from this one; tell why."""
+        """Return the state for one more attempt, which continues from this one; print why."""
         self.runs.insert(0, str(self.spec.settings.jobs.runs / self.final.folder.name))
         self.observer.say(line)
         text = f"{line}; {last_line(self.final)}"

@@ -83,7 +83,7 @@ class HostOffer:
         return 0 < self.gpus == len(self.free)
 
     def part(self, count: int) -> Host:
-        """Return the host with so many of its GPUs, whole if these are all."""
+        """Return the host with this number of its GPUs, whole if these are all."""
         devices = None if count == self.gpus else self.free[:count]
         return replace(self.host, devices=devices, slots=count)
 

@@ -37,7 +37,7 @@ class LaunchSettings:
     """Give way to launches that wait."""
 
     def queued_now(self) -> LaunchSettings:
-        """Return the same settings for a launch that gave way: it waits, behind all who do."""
+        """Return the same settings for a launch that gave way: it waits, after all others."""
         return replace(self, wait=True, needs=replace(self.needs, turn=_turn(self.polite)))
 
     def before_all(self) -> LaunchSettings:
@@ -78,5 +78,5 @@ def resolved(
 
 
 def _turn(is_polite: bool) -> str:
-    """Return a turn in the queue, as text to sort, behind all that were given before."""
+    """Return a turn in the queue, as text to sort, after all that were given before."""
     return f"{time.time():.6f}-{secrets.token_hex(4)}{POLITE if is_polite else ''}"

@@ -186,7 +186,7 @@ def progress_words(rank: RankState, now: float) -> Iterator[str]:
 
 
 def start_line(plan: Plan, versions: str, folder: Path) -> str:
-    """Return what runs where, as the first line of a run whose ranks do not say so themselves."""
+    """Return what runs where, as the first line of a run whose ranks do not print it themselves."""
     what = ", ".join(filter(None, (machines(plan), one_line(versions))))
     return f"{what}; run {plan.run_id[:SHORT_ID]}, {short_path(folder)}"
 

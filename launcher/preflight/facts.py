@@ -326,7 +326,7 @@ class HostProbe:
         """Start the probe; its first look."""
         requirements, host = self.requirements, self.host
         python = host.python or requirements.python
-        look: dict[str, object] = dict(
+        arguments: dict[str, object] = dict(
             workdir=host.workdir or requirements.workdir,
             python=python,
             parts=parts_of(host),
@@ -338,22 +338,22 @@ class HostProbe:
             name=host.label,
             chooses=requirements.chooses,
         )
-        facts = self._note("look", self._first_reply(python, look))
+        facts = self._note("look", self._first_reply(python, arguments))
         if "error" in facts:
             raise HostUnreachable(f"{host.label}: cannot look around there: {facts['error']}")
         remembered = remembered_of(host.label, facts.get("history", ""))
         self.facts = replace(self.facts, history=remembered)
         return facts
 
-    def _first_reply(self, python: str, look: Mapping[str, object]) -> Reply:
+    def _first_reply(self, python: str, arguments: Mapping[str, object]) -> Reply:
         """Return the reply of the probe that runs there already, or of a new one."""
         if self.client is not None:
             try:
-                return self.client.call("look", **look)
+                return self.client.call("look", **arguments)
             except HostUnreachable:  # it has waited too long for us, or its connection broke
                 self.client.close()
         assert not isinstance(self.transport, Problem)
-        first = order(do="look", **look)
+        first = order(do="look", **arguments)
         self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
         return self.client.reply()
 

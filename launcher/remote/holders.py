@@ -1,4 +1,4 @@
-"""Who holds the locks of a host, and who waits for them: what the kernel and the files tell."""
+"""Who holds the locks of a host, and who waits for them, from the kernel and the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
     """Return who holds these parts of a host, or else who is before a place in the queue.
 
-    A run on the whole host holds all of its parts; locks of this program are in nobody's way.
+    A run on the whole host holds all of its parts; locks of this program block no one.
     """
     if "" in parts:  # the lock of a part has the name of its run
         folder, name = os.path.split(lock)
@@ -54,7 +54,7 @@ def waiter(ticket: str) -> dict[str, Any] | None:
 def holder_of(paths: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Any]:
     """Return the holder of a lock on one of these files, and its run where that is this user's.
 
-    Of the files in `alone`, only one counts that nobody shares with the holder.
+    Of the files in `alone`, only one counts that no other process shares with the holder.
     """
     holders = [
         _in_words(pid, path)

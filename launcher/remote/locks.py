@@ -35,9 +35,9 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # there may be a link, or 
 def lock_path(name: str) -> tuple[str, str]:
     """Return the file that runs on this host lock: in /tmp, which all accounts share.
 
-    Any account may put there what cannot be locked, and nobody else may remove it: it is returned,
-    too. The launches of this account then exclude one another by a file in its home, and no longer
-    those of others.
+    Any account may put there what cannot be locked, and no other account may remove it: it is
+    returned, too. The launches of this account then exclude one another by a file in its home, and
+    no longer those of others.
     """
     path = f"/tmp/rackrun-{name}.lock"
     folder, start = os.path.split(path)

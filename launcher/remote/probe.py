@@ -142,7 +142,7 @@ def look(
     interpreter is that of a container image, which `image` describes. `turn`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
-    `name`: what hosts.txt calls the host. `chooses`: tell which GPUs are taken.
+    `name`: what hosts.txt calls the host. `chooses`: return which GPUs are taken.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = _connection()
@@ -331,7 +331,7 @@ def remember(name: str, lines: str) -> dict[str, Any]:
 
 
 def note(text: str, at: float) -> dict[str, Any]:
-    """Tell other accounts why this host is not to be used; no text: it may be."""
+    """Leave other accounts a note why this host is not to be used; no text: it may be."""
     lock, _ = _lock_path(_connection())
     problem = put_note(lock, text, at)
     return {"error": problem} if problem else {}

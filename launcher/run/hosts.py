@@ -59,7 +59,7 @@ class Host:
         object.__setattr__(self, "label", self.label or self.name)
 
     def processes(self, gpus: int) -> int:
-        """Return how many ranks it gets, if it has so many GPUs."""
+        """Return how many ranks it gets, if it has this number of GPUs."""
         return self.slots or len(self.devices or ()) or gpus or 1
 
 

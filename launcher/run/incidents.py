@@ -55,12 +55,12 @@ class Incident:
     def shown(self, now: float) -> str:
         """Return it in words: lost 2h05m ago in 20261122-093000-night: no heartbeat for 15 s."""
         who = f" by {self.by}" if self.by else ""
-        what = f"{WORDS[self.kind]}{who} {age(now - self.at)} ago"
+        what = f"{DESCRIPTIONS[self.kind]}{who} {age(now - self.at)} ago"
         where = f" in {self.run}" if self.run else ""
         return one_line(f"{what}{where}{self.text and f': {self.text}'}")
 
 
-WORDS: Mapping[Kind, str] = {
+DESCRIPTIONS: Mapping[Kind, str] = {
     "lost": "lost",
     "gpu": "bad GPU",
     "slow": "slow",
@@ -143,7 +143,7 @@ class IncidentLog:
             of_host.append(Incident(time.time(), kind, text))
 
     def take(self, event: Event, host: str) -> None:
-        """Note what an event tells of a host."""
+        """Note what an event shows about a host."""
         match event:
             case Lost(exit_code=HostLost.exit_code):
                 self.add(host, "lost", event.reason)

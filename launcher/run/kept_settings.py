@@ -25,7 +25,7 @@ KEPT_SECONDS = 366 * 86400.0  # since a run with them was started
 def keep_settings(text: str) -> str:
     """Keep a settings file; return its digest.
 
-    A home directory that cannot be written to costs only `rerun`, which then says so.
+    A home directory that cannot be written to costs only `rerun`, which then reports it.
     """
     data = text.encode()
     digest = hashlib.sha256(data).hexdigest()

@@ -169,7 +169,7 @@ class Plan:
 def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int, spares: int = 0) -> Plan:
     """Lay the ranks out over the hosts in their order; `port` is free on the first of them.
 
-    `spares`: so many of an elastic run's hosts, the last ones, start nothing at first.
+    `spares`: the number of an elastic run's hosts, the last ones, that start nothing at first.
     """
     _check_environment(job.template.environment)
     world_size = sum(host.processes for host in hosts[: len(hosts) - spares])

@@ -81,7 +81,7 @@ def _check_name(node: Sourced[int], hosts: list[str], variables: Variables) -> N
 def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the nodes of this process's allocation, all parts of a heterogeneous one.
 
-    Slots are the GPUs that were asked for on each node, or the tasks; where neither was said they
+    Slots are the GPUs that were asked for on each node, or the tasks; where neither was given they
     are found out from the node.
     """
     variables = Variables(environment)

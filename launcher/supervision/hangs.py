@@ -199,7 +199,7 @@ def _computes(rank: RankState, limits: Limits, now: float) -> bool:
 
 
 def _computing_limit(limits: Limits) -> float:
-    """Return how long a first step may compute: as long as a compilation, and not for ever."""
+    """Return how long a first step may compute: as long as a compilation, and no longer."""
     return limits.hang_seconds * PHASE_HANG_FACTORS[phases.COMPILE]
 
 

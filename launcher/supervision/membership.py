@@ -2,7 +2,7 @@
 
 A member is a rank of the plan, by its number. A generation is a group of members in the order of
 their ranks in it; its first member's port is where the others meet. A rank obeys the newest
-generation that it has seen, so whoever is not in there cannot speak for the group any more.
+generation that it has seen, so a rank that is not in there cannot speak for the group any more.
 
     not ready ──ready──▶ waiting ──in a generation──▶ member ──left──▶ finished
         ▲                                               │
@@ -24,7 +24,7 @@ RETRY_EVERY_SECONDS = 60.0  # an error that comes again sooner stands
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """The ranks of a generation, as it is announced to them."""
 
     generation: int
@@ -38,7 +38,7 @@ class Group:
 
 
 @dataclass
-class Member:
+class GroupMember:
     """A rank, as far as groups are concerned."""
 
     node: int
@@ -55,15 +55,15 @@ class Membership:
 
     def __init__(self, members: Mapping[int, int]) -> None:
         """Expect the first members, by the nodes that they run on."""
-        self.members = {number: Member(node) for number, node in members.items()}
-        self.current: Group | None = None
+        self.members = {number: GroupMember(node) for number, node in members.items()}
+        self.current: RankGroup | None = None
         self._broken: Broken | None = None
         """The first failed exchange of the current generation."""
         self._broken_at = 0.0
         self._retried_at = -RETRY_EVERY_SECONDS
 
     def take(self, event: GroupEvent, now: float) -> None:
-        """Take what a rank that lives says; what it says of an older generation is over."""
+        """Take a message of a rank that lives; those about an older generation count no more."""
         member = self.members[event.rank]
         if member.state in ("lost", "left"):
             return
@@ -80,7 +80,7 @@ class Membership:
 
     def expect(self, members: Mapping[int, int]) -> None:
         """Expect newcomers, by node: their processes are about to start."""
-        self.members |= {number: Member(node) for number, node in members.items()}
+        self.members |= {number: GroupMember(node) for number, node in members.items()}
 
     def finish(self, number: int) -> None:
         """Take the end of a rank with exit code 0."""
@@ -94,18 +94,18 @@ class Membership:
             self.members[number].state = "lost"
         return lost
 
-    def next_generation(self, now: float) -> Group | None:
+    def next_generation(self, now: float) -> RankGroup | None:
         """Return the next generation, if there is to be one; its first member has the results."""
-        members, abort, reason = self._wanted(now)
+        members, abort, reason = self._next_members(now)
         if not members:
             return None
         before = self.current.generation if self.current else 0
         port = self.members[members[0]].port
-        self.current = Group(before + 1, tuple(members), port, abort, reason)
+        self.current = RankGroup(before + 1, tuple(members), port, abort, reason)
         self._broken = None
         return self.current
 
-    def _wanted(self, now: float) -> tuple[list[int], bool, str]:
+    def _next_members(self, now: float) -> tuple[list[int], bool, str]:
         """Return the members of the next generation, none for no other; whether to abort; why."""
         if self.current is None:
             first = [*self._with("starting", "ready")]

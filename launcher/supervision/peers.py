@@ -22,7 +22,7 @@ from launcher.supervision.agent_client import EventQueue
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Misshapen, shaped
 
 TEXT_LETTERS = 4096
-GONE = "its launcher is gone"
+LAUNCHER_GONE = "its launcher is gone"
 NONSENSE = "its launcher sent data that is not the protocol of peers"
 
 Node = Annotated[int, Between(0, MOST_HOSTS)]
@@ -124,7 +124,7 @@ class Peers:
 
     def _listen(self, node: int, connection: PeerConnection, events: EventQueue) -> None:
         """Turn the messages of one connection into events; node 0 forwards them to the others."""
-        why = GONE
+        why = LAUNCHER_GONE
         try:
             while fields := connection.receive():
                 message: PeerMessage = shaped(fields, PeerMessage)

@@ -37,7 +37,7 @@ from launcher.supervision.agent_protocol import again_order, kill_order, regroup
 from launcher.supervision.agents import AgentGroup
 from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import Hang
-from launcher.supervision.membership import Group, Membership
+from launcher.supervision.membership import Membership, RankGroup
 from launcher.supervision.retries import Retries
 from launcher.supervision.root_cause import LOST, Failure, Tail, as_raised, cause_of
 from rackrun.generation import Generation
@@ -343,7 +343,7 @@ class Regrouping:
 
     # -- groups
 
-    def _announce(self, group: Group, now: float) -> None:
+    def _announce(self, group: RankGroup, now: float) -> None:
         """Order a generation, and write it down."""
         run = self._run
         nodes = list(dict.fromkeys(run.rank(number).node for number in group.members))

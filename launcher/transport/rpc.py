@@ -52,7 +52,7 @@ class RpcClient:
         """Start the program with the system's Python, or with `python` where there is none.
 
         `first` is an order that is sent along, so that its reply costs no round trip of its own.
-        A reply must begin within `answer_seconds`, unless a call sets another limit.
+        A reply must begin within `reply_seconds`, unless a call sets another limit.
         """
         self._transport = transport
         self._reply_seconds = reply_seconds
@@ -108,7 +108,7 @@ class RpcClient:
             raise self._silent("accepts no more data") from None
 
     def reply(self, seconds: float | None = None, most_bytes: int = REPLY_BYTES) -> Reply:
-        """Return the next answer, which must begin within `seconds`, or else the usual time."""
+        """Return the next reply, which must begin within `seconds`, or else the usual time."""
         length = self._read_until(b"\n", self._reply_seconds if seconds is None else seconds)
         if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > most_bytes:
             raise self._nonsense("a length")
@@ -121,7 +121,7 @@ class RpcClient:
         return reply
 
     def reply_as(self, shape: type[T], seconds: float | None = None) -> T:
-        """Return the next answer, validated against a declared shape."""
+        """Return the next reply, validated against a declared shape."""
         return self.parsed(self.reply(seconds), shape)
 
     def parsed(self, reply: Reply, shape: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""What a task's settings need of the machines that run them, as its check tells the launcher."""
+"""What a task's settings need of the machines that run them, as its check reports it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TaskNeeds:
         return f"{ranks} ranks for steps of {images} images" if ranks > images else ""
 
     def rank_problem(self, ranks: int) -> str:
-        """Return why so many ranks cannot run the task, and what to type; empty if they can."""
+        """Return why a number of ranks cannot run the task, and what to type; empty if it can."""
         images, before = ranks * self.batch_size, self.step_images
         if before and images != before:
             text = (

@@ -211,7 +211,7 @@ def _without_values(typed: Sequence[str]) -> list[str]:
 def resume_command(story: Story, folder: Path) -> str:
     """Return what continues a run that has not reached its end; nothing where it cannot.
 
-    Nothing that a file says is in it: a user is going to run it.
+    No content of a file is in it: a user is going to run it.
     """
     has_ended_early = story.end.verdict not in ("", "done")
     if not (has_ended_early and story.end.saved and story.typed):

@@ -43,7 +43,7 @@ class PeerTimeouts:
     """How long a host that has failed is left alone; doubled each time in a row, up to an hour."""
 
 
-class PeerFailed(Exception):
+class PeerError(Exception):
     """A host does not answer, or not as the protocol has it."""
 
 
@@ -70,8 +70,8 @@ class PeerClient:
         if not self._peers[number].port or self.leaves_alone(number):
             return None
         try:
-            reply = self._answer(number, request)
-        except (OSError, PeerFailed) as error:
+            reply = self._exchange(number, request)
+        except (OSError, PeerError) as error:
             if not self.leaves_alone(number):  # threads that fail at once count as one failure
                 pause = self._timeouts.pause_seconds * 2 ** min(self._failures[number], 20)
                 self._failures[number] += 1
@@ -92,7 +92,7 @@ class PeerClient:
             address = self._peers[number].address
             log.warning("%s: no help as a cache: %s; its blocks come from --data", address, why)
 
-    def _answer(self, number: int, request: Request) -> memoryview | None:
+    def _exchange(self, number: int, request: Request) -> memoryview | None:
         """Return the answer, over a connection that is kept if the host still has it open."""
         data = encoded(self._token, request)
         while True:
@@ -138,16 +138,16 @@ class PeerClient:
         deadline = time.monotonic() + self._timeouts.fetch_seconds
         while status == WAIT:
             if time.monotonic() > deadline:
-                raise PeerFailed("fetches a block for too long")
+                raise PeerError("fetches a block for too long")
             status = connection.recv(1)
         if status == NO:
             return None
         if status != HAVE:
-            raise PeerFailed("sends nonsense" if status else "closes the connection")
+            raise PeerError("sends nonsense" if status else "closes the connection")
         return self._bytes(connection, length)
 
     def _bytes(self, connection: socket.socket, length: int) -> memoryview:
-        """Return so many bytes, which have to come before the time for an answer is over."""
+        """Return this number of bytes; PeerError if they do not come within `answer_seconds`."""
         deadline = time.monotonic() + self._timeouts.answer_seconds
         data = np.empty(length, np.uint8).data  # its memory is not wiped first
         room = data
@@ -155,6 +155,6 @@ class PeerClient:
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             count = connection.recv_into(room)
             if not count:
-                raise PeerFailed("breaks off an answer")
+                raise PeerError("breaks off an answer")
             room = room[count:]
         return data

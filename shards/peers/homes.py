@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shards.index import Shard
 
-Words = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
 NOWHERE = -1
@@ -40,7 +40,7 @@ def homes(
     counts = [-(-shard.bytes // cell_bytes) for shard in shards]
     cells, sizes = _cells(shards, counts, cell_bytes)
     even_bytes = int(sizes.sum() * UNEVENNESS) // max(len(hosts), 1) + cell_bytes
-    host_hashes = [_word(host.encode()) for host in hosts]
+    host_hashes = [_hash_of(host.encode()) for host in hosts]
     placement = _placed(cells, sizes, host_hashes, min(even_bytes, limit_bytes))
     by_shard = np.split(placement, np.cumsum(counts)[:-1])
     return {shard.sha256: cells for shard, cells in zip(shards, by_shard, strict=True)}
@@ -48,8 +48,8 @@ def homes(
 
 def _cells(
     shards: Collection[Shard], counts: Sequence[int], cell_bytes: int
-) -> tuple[Words, Numbers]:
-    """Return a random word for each cell, and its bytes."""
+) -> tuple[Hashes, Numbers]:
+    """Return a hash for each cell, and its bytes."""
     shard_hashes = np.array([int(shard.sha256[:16], 16) for shard in shards], np.uint64).repeat(
         counts
     )
@@ -61,7 +61,7 @@ def _cells(
 
 
 def _placed(
-    cells: Words, sizes: Numbers, hosts: Sequence[np.uint64], capacity: int
+    cells: Hashes, sizes: Numbers, hosts: Sequence[np.uint64], capacity: int
 ) -> npt.NDArray[np.int16]:
     """Return the host of each cell: its best one that is not full of better cells."""
     home = np.full(cells.size, NOWHERE, np.int16)
@@ -78,8 +78,8 @@ def _placed(
 
 
 def _next_best(
-    cells: Words, hosts: Sequence[np.uint64], below: Words
-) -> tuple[npt.NDArray[np.int16], Words]:
+    cells: Hashes, hosts: Sequence[np.uint64], below: Hashes
+) -> tuple[npt.NDArray[np.int16], Hashes]:
     """Return the hosts with the highest scores below these, and the scores."""
     best, home = np.zeros(cells.size, np.uint64), np.full(cells.size, NOWHERE, np.int16)
     for number, host in enumerate(hosts):
@@ -89,12 +89,12 @@ def _next_best(
     return home, best
 
 
-def _word(name: bytes) -> np.uint64:
+def _hash_of(name: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(hashlib.sha256(name).digest()[:8], "little"))
 
 
-def _mixed(words: Words) -> Words:
-    """Return words of which every bit depends on every bit of these (splitmix64's last step)."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+def _mixed(hashes: Hashes) -> Hashes:
+    """Return hashes of which every bit depends on every bit of these (splitmix64's last step)."""
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))

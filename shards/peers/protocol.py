@@ -2,7 +2,7 @@
 
     request   token (16), SHA-256 of a shard (32), first byte (8), number of bytes (4), whether the
               host should verify the block first, as what it sent before was wrong (1)
-    answer    any number of WAIT, while the host fetches the block; then HAVE and so many bytes,
+    answer    any number of WAIT, while the host fetches the block; then HAVE and the bytes,
               or NO: it does not know the shard, or cannot get the bytes
 
 A shard is named by its digest, which a host looks up among those of its data set: nothing in a

@@ -1,6 +1,6 @@
 """Serve blocks of a host's cache to the other hosts of a run: a process of the host's first rank.
 
-    the loop     accepts, collects requests, drops strangers; says WAIT while a block is fetched
+    the loop     accepts, collects requests, drops strangers; sends WAIT while a block is fetched
     answerers    threads that send parts of blocks from their files
     fetchers     threads that first verify a block, or fetch and store it
 
@@ -48,7 +48,7 @@ MOST_ORDER_BYTES = 1 << 20
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """A part of a block."""
 
     source: CachedSource
@@ -71,7 +71,7 @@ class ServedSource:
 
 
 @dataclass(frozen=True)
-class Order:
+class ServerOrder:
     """What a server is started with."""
 
     parent: int
@@ -82,7 +82,7 @@ class Order:
 
 
 @dataclass(eq=False)
-class Connection:
+class RequestConnection:
     """A connection of another host."""
 
     socket: socket.socket
@@ -103,12 +103,12 @@ class PeerServer:
         self._token = token
         self._sources = sources
         self._selector = selectors.DefaultSelector()
-        self._idle: dict[socket.socket, Connection] = {}  # the one unused for longest first
+        self._idle: dict[socket.socket, RequestConnection] = {}  # the one unused for longest first
         self._busy = 0
-        self._waiting = set[Connection]()  # for a fetch
+        self._waiting = set[RequestConnection]()  # for a fetch
         self._lock = threading.Lock()  # of `_waiting`: no sign of life may get among the bytes
         self._sound = set[str]()  # the keys of blocks that were verified here
-        self._answered = deque[Connection]()
+        self._answered = deque[RequestConnection]()
         self._woken, self._waker = socket.socketpair()
         self._answerers = ThreadPoolExecutor(ANSWERERS)
         self._fetchers = ThreadPoolExecutor(FETCHERS)
@@ -140,9 +140,9 @@ class PeerServer:
                 return
             self._drop(next(iter(self._idle.values())))
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._wait_for_request(Connection(accepted))
+        self._wait_for_request(RequestConnection(accepted))
 
-    def _wait_for_request(self, connection: Connection) -> None:
+    def _wait_for_request(self, connection: RequestConnection) -> None:
         connection.socket.setblocking(False)
         connection.since = time.monotonic()
         self._idle[connection.socket] = connection
@@ -150,7 +150,7 @@ class PeerServer:
             connection.socket, selectors.EVENT_READ, partial(self._receive, connection)
         )
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: RequestConnection) -> None:
         """Close a connection that waits for a request."""
         del self._idle[connection.socket]
         self._selector.unregister(connection.socket)
@@ -163,7 +163,7 @@ class PeerServer:
             if silent and not connection.is_known:
                 self._drop(connection)
 
-    def _receive(self, connection: Connection) -> None:
+    def _receive(self, connection: RequestConnection) -> None:
         """Take what has come of a request; hand on a whole one, and drop all else."""
         if connection.socket not in self._idle:
             return  # closed for another one, in this turn
@@ -185,7 +185,7 @@ class PeerServer:
             del self._idle[connection.socket]
             self._selector.unregister(connection.socket)
             self._busy += 1
-            self._answerers.submit(self._answer, connection, request)
+            self._answerers.submit(self._respond, connection, request)
 
     def _take_back(self) -> None:
         """Wait again for requests over the connections that were answered."""
@@ -204,7 +204,7 @@ class PeerServer:
                 with contextlib.suppress(OSError):  # if it is gone, sending the bytes fails
                     connection.socket.send(WAIT)
 
-    def _answer(self, connection: Connection, request: Request) -> None:
+    def _respond(self, connection: RequestConnection, request: Request) -> None:
         """Answer a request from the cache; leave it to a fetcher if the block is not there."""
         part = self._part(request)
         if part is None:
@@ -216,12 +216,12 @@ class PeerServer:
         else:
             self._send(connection, part)
 
-    def _is_sound(self, part: Part) -> bool:
+    def _is_sound(self, part: BlockPart) -> bool:
         """Return whether a block is here, and has been verified by this process."""
         key = part.block.key(part.shard)
         return key in self._sound and part.source.store.has(key, part.block.bytes)
 
-    def _part(self, request: Request) -> Part | None:
+    def _part(self, request: Request) -> BlockPart | None:
         """Return what a request asks for; None unless it is within one block of a known shard."""
         if not 0 < request.length <= MOST_BYTES:
             return None
@@ -230,7 +230,7 @@ class PeerServer:
             for block, span in source.parts_of(shard, request.offset, request.length):
                 first = block.start + span.start
                 if (first, span.stop - span.start) == (request.offset, request.length):
-                    return Part(source, shard, block, span)
+                    return BlockPart(source, shard, block, span)
         return None
 
     @cached_property
@@ -243,7 +243,7 @@ class PeerServer:
             for shard in split.shards
         }
 
-    def _fetch(self, connection: Connection, part: Part) -> None:
+    def _fetch(self, connection: RequestConnection, part: BlockPart) -> None:
         """Verify a block, which is fetched and stored if need be, and answer with a part of it."""
         source, shard, block, _ = part
         is_right = False
@@ -256,7 +256,9 @@ class PeerServer:
             self._waiting.discard(connection)
         self._send(connection, part if is_right else None, data if is_right else b"")
 
-    def _send(self, connection: Connection, part: Part | None, data: Stored = b"") -> None:
+    def _send(
+        self, connection: RequestConnection, part: BlockPart | None, data: Stored = b""
+    ) -> None:
         """Send a part of a block from its file, or of `data`; hand the connection back.
 
         It is closed if that takes too long.
@@ -274,7 +276,7 @@ class PeerServer:
             self._waker.send(b"\0")
 
 
-def _send_block(stream: socket.socket, part: Part, data: Stored) -> None:
+def _send_block(stream: socket.socket, part: BlockPart, data: Stored) -> None:
     """Send a part of a block, without a copy if the file is still there; OSError if not in time."""
     source, shard, block, span = part
     with source.store.opened(block.key(shard), block.bytes) as opened:
@@ -312,7 +314,7 @@ def started(
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=128) as listener:
-        order = Order(
+        order = ServerOrder(
             os.getpid(),
             listener.fileno(),
             token.hex(),
@@ -360,8 +362,8 @@ def opened(served: ServedSource) -> CachedSource:
 
 
 def main() -> NoReturn:
-    """Serve as the order on standard input says."""
-    order = parsed(sys.stdin.buffer.read(MOST_ORDER_BYTES + 1), Order, MOST_ORDER_BYTES)
+    """Serve what the order on standard input names."""
+    order = parsed(sys.stdin.buffer.read(MOST_ORDER_BYTES + 1), ServerOrder, MOST_ORDER_BYTES)
     end_with(order.parent)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * MOST_CONNECTIONS)), hard))

@@ -29,7 +29,7 @@ class PeerTable(NamedTuple):
 
     token: bytes
     peers: tuple[Peer, ...]
-    own: str
+    this_host: str
     """The identity of this host."""
     timeouts: PeerTimeouts = PeerTimeouts()
 
@@ -76,13 +76,15 @@ class PeerSource(CachedSource):
         self._arguments = (*self._arguments[:3], table, block_homes)
         by_identity = {peer.identity: peer for peer in table.peers}
         self._peers = [by_identity[name] for name in sorted(by_identity)]
-        self._own = next(n for n, peer in enumerate(self._peers) if peer.identity == table.own)
+        self._index = next(
+            n for n, peer in enumerate(self._peers) if peer.identity == table.this_host
+        )
         self._homes = block_homes
         self._client = PeerClient(table.token, self._peers, table.timeouts)
 
     def keeps(self, shard: Shard, block: Block) -> bool:
         """Return True if this host stores the block."""
-        return not self._peers or self._homes.keeps_all or self._home(shard, block) == self._own
+        return not self._peers or self._homes.keeps_all or self._home(shard, block) == self._index
 
     def _home(self, shard: Shard, block: Block) -> int:
         return int(self._homes.by_shard[shard.sha256][block.start // CELL_BYTES])
@@ -96,7 +98,7 @@ class PeerSource(CachedSource):
 
     def obtain(self, shard: Shard, block: Block, part: slice, verify: bool = True) -> Stored:
         """Return a part of a block: from the store, its home, or the source."""
-        if not self._peers or (home := self._home(shard, block)) == self._own:
+        if not self._peers or (home := self._home(shard, block)) == self._index:
             return super().obtain(shard, block, part, verify)
         if self._homes.keeps_all:
             fetch = partial(self._asked, home, shard, block, ALL)
@@ -116,7 +118,7 @@ class PeerSource(CachedSource):
     def _obtain_right(self, shard: Shard, block: Block, part: slice) -> Stored:
         """Return a part of a block from its home, if that can be verified, or from the source."""
         home = self._home(shard, block)
-        if home == self._own:
+        if home == self._index:
             return super().obtain(shard, block, part)
         kept = self.store.load(block.key(shard), block.bytes, part)  # removed, if it was wrong
         if kept is not None:

@@ -22,7 +22,7 @@ from shards.image_limits import too_large
 from shards.index import Manifest, Shard, Split, parse_index
 from shards.jpeg import jpeg_frame
 from shards.peers import protocol
-from shards.peers.client import PeerClient, PeerFailed, PeerTimeouts
+from shards.peers.client import PeerClient, PeerError, PeerTimeouts
 from shards.tiles import window
 from shards.versions import read_version
 from training import checkpoint
@@ -114,7 +114,7 @@ def fuzz_peer_answer(data: bytes) -> None:
     with ours:
         with theirs:
             theirs.sendall(data)
-        with contextlib.suppress(PeerFailed, OSError):
+        with contextlib.suppress(PeerError, OSError):
             reply = client._received(ours, ours.recv(1), 5)
             assert reply is None or len(reply) == 5
 

@@ -28,7 +28,7 @@ class DataSettings(Slice):
     """Folder or URL of the shards (`rackrun convert` makes them)."""
     cache: str = ""
     """Folder on the node, on a disk or in /dev/shm, that caches what is read from --data."""
-    cache_size: Annotated[float, Between(0.001, words="more than 0")] = 50.0
+    cache_size: Annotated[float, Between(0.001, description="more than 0")] = 50.0
     """Size limit of --cache in GB on each host; the oldest entries are removed first."""
     cache_peers: bool = True
     """With --cache: hosts keep a part of the data each, and read the rest from each other."""

@@ -6,7 +6,7 @@
 Six things keep a run from outliving its launcher, and each of them was needed:
 
 1. Standard input carries a heartbeat: its end, or silence for too long, ends the run.
-2. The agent is a child subreaper: what a rank starts and leaves behind becomes the agent's child,
+2. The agent is a child subreaper: what a rank starts and leaves running becomes the agent's child,
    and is ended by walking /proc down from the agent, by pid and start time.
 3. The kernel kills torchrun when the agent dies, and a rank's command when its shim dies.
 4. Output comes over pipes of the agent's own, so no orphan holds the launcher's.
@@ -28,7 +28,7 @@ from launcher.remote.agent.cleanup import sweep
 from launcher.remote.agent.frames import Launcher
 from launcher.remote.agent.heartbeat import HeartbeatMonitor
 from launcher.remote.agent.host_watch import HostWatch
-from launcher.remote.agent.membership import Membership
+from launcher.remote.agent.membership import RankSockets
 from launcher.remote.agent.output import RankOutput
 from launcher.remote.agent.ranks import LocalRanks
 from launcher.remote.agent.reachability import Reachability
@@ -132,7 +132,7 @@ class Agent:
         first, processes = order["first_rank"], order["processes"]
         self.output = RankOutput(self.selector, launcher)
         self.reports = Reports(launcher, first, processes)
-        self.membership = Membership(launcher, first, processes) if order["elastic"] else None
+        self.membership = RankSockets(launcher, first, processes) if order["elastic"] else None
         self.ranks = LocalRanks(launcher, first, order["signalled_together"], self.membership)
         self.torchrun = Torchrun(order, launcher)
         self.heartbeat = HeartbeatMonitor(launcher, guard, order["lease_seconds"])

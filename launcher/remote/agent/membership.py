@@ -29,8 +29,8 @@ LARGEST = 2**53
 LAST_PORT = 65535
 
 
-class Membership:
-    """The socket that ranks call, and the rank behind each connection."""
+class RankSockets:
+    """The socket that ranks call, and the rank of each connection."""
 
     def __init__(self, launcher: Launcher, first_rank: int, processes: int) -> None:
         """Take the ranks of this host: `processes` of them, from `first_rank` on."""
@@ -58,7 +58,7 @@ class Membership:
                 self._send(local, {**generation, "rank": rank, "world": len(ranks)})
 
     def end(self, reason: str, locals: Iterable[int] | None = None) -> None:
-        """Tell ranks, by default all of them, that they belong to no group any more."""
+        """Exclude ranks, by default all of them, from every group from now on."""
         for local in [*(self.connections if locals is None else locals)]:
             self._send(local, {"end": reason})
 
@@ -80,7 +80,7 @@ class Membership:
                 self._close(connection)
 
     def _accept(self, descriptor: int = 0) -> None:
-        """Watch new connections; a rank says in its first message which one it is."""
+        """Watch new connections; a rank's first message has its number."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 connection, _ = self.listener.accept()

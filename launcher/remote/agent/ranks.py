@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from launcher.remote.agent.frames import Launcher
-    from launcher.remote.agent.membership import Membership
+    from launcher.remote.agent.membership import RankSockets
 
 
 class LocalRank:
@@ -49,7 +49,7 @@ class LocalRanks:
         launcher: Launcher,
         first_rank: int,
         signalled_together: bool,
-        membership: Membership | None,
+        membership: RankSockets | None,
     ) -> None:
         """Take whether a signal that reaches a rank reaches the launcher as well.
 
@@ -154,7 +154,7 @@ class LocalRanks:
                 self.launcher.send_event(local, event="ended", **killed)
 
     def _close_membership(self, local: int) -> None:
-        """Let what a rank has said of its group reach the launcher before its end does."""
+        """Send the launcher a rank's last messages about its group before its end."""
         if self.membership:
             self.membership.close(local)
 

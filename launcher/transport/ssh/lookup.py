@@ -1,4 +1,4 @@
-"""What ssh_config says about a host, found in the order in which the ssh client looks.
+"""The options of ssh_config for a host, found in the order in which the ssh client looks.
 
 The client reads the files once with the name that was typed. With CanonicalizeHostname, or if any
 line is `Match final`, it reads them a second time with the name that it will connect to: blocks
@@ -30,8 +30,8 @@ Criterion = Mapping[str, Any]
 class ClientConfig(paramiko.SSHConfig):
     """Expanded ssh_config text whose blocks are numbered, as `config.expanded` writes it.
 
-    `block 3` numbers a block, `inside 2` says that it applies only where block 2 does, and `target`
-    has the patterns of a Host line.
+    `block 3` numbers a block, `inside 2` means that it applies only where block 2 does, and
+    `target` has the patterns of a Host line.
     """
 
     _config: list[dict[str, Any]]
@@ -72,7 +72,7 @@ class ClientConfig(paramiko.SSHConfig):
         )
 
     def _read(self, options: Options, name: str, target: str, is_second: bool) -> None:
-        """Add what the text says, where an option has no value yet; keys add up."""
+        """Add the options of the text, where one has no value yet; keys add up."""
         values: dict[str, Any] = options
         reading = _Reading(self, options, name, target, is_second)
         for block in self._config:

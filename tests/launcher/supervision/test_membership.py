@@ -10,8 +10,8 @@ from launcher.run.events import Broken, Formed, Left, Ready
 from launcher.supervision.membership import (
     RETRY_EVERY_SECONDS,
     RETRY_SECONDS,
-    Group,
     Membership,
+    RankGroup,
 )
 
 NODES = {0: 0, 1: 1, 2: 1, 3: 2}
@@ -27,7 +27,7 @@ def begun(nodes: dict[int, int] = NODES) -> Membership:
     return membership
 
 
-def form(membership: Membership, group: Group | None, ports: int, digest: str = "d") -> None:
+def form(membership: Membership, group: RankGroup | None, ports: int, digest: str = "d") -> None:
     assert group is not None
     for number in group.members:
         node = membership.members[number].node
@@ -43,7 +43,7 @@ def test_the_first_group_waits_for_all() -> None:
     assert membership.next_generation(0.0) is None
     membership.take(Ready(1, 2, 1002), 0.0)
     group = membership.next_generation(0.0)
-    assert group == Group(1, (0, 1, 2, 3), 1000, abort=False, reason="start")
+    assert group == RankGroup(1, (0, 1, 2, 3), 1000, abort=False, reason="start")
     assert membership.next_generation(0.0) is None
 
 
@@ -181,10 +181,10 @@ class Rank:
     node: int
     alive: bool = False
     port: int = 0
-    seen: Group | None = None
+    seen: RankGroup | None = None
     formed: int = 0
     sent: deque[object] = field(default_factory=deque)
-    inbox: deque[Group] = field(default_factory=deque)
+    inbox: deque[RankGroup] = field(default_factory=deque)
 
 
 class World:
@@ -222,7 +222,7 @@ class World:
             self.meet(number)
         self.announce()
 
-    def obey(self, number: int, group: Group) -> None:
+    def obey(self, number: int, group: RankGroup) -> None:
         rank = self.ranks[number]
         if rank.seen and group.generation <= rank.seen.generation:
             return

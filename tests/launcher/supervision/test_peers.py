@@ -13,7 +13,7 @@ from launcher.rendezvous.gather import Agreement, Rendezvous
 from launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
 from launcher.supervision.agent_client import EventQueue
 from launcher.supervision.hangs import PHASE_HANG_FACTORS
-from launcher.supervision.peers import GONE, NONSENSE, Peers
+from launcher.supervision.peers import LAUNCHER_GONE, NONSENSE, Peers
 from rackrun.units import MOST_SECONDS
 
 NAMES = ("n0", "n1", "n2")
@@ -112,4 +112,4 @@ def test_node_0_speaks_for_all_but_not_for_us(stack: ExitStack) -> None:
     assert one.inbox.get(timeout=20) == PeerFailed(0, "n0", NONSENSE, 75, False)
     other = Node(2, stack)
     other.ends[0].close()
-    assert other.inbox.get(timeout=20) == PeerFailed(0, "n0", GONE, 75, False)
+    assert other.inbox.get(timeout=20) == PeerFailed(0, "n0", LAUNCHER_GONE, 75, False)
