@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from launcher.commands.parse import job_template
-from launcher.lifecycle.launch_settings import resolved
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import (
     DEMO,
@@ -125,6 +124,7 @@ def _launch_contained(
 ) -> Result:
     """Launch in a container on this machine."""
     from launcher.lifecycle.attempts import Launch
+    from launcher.lifecycle.launch_settings import resolved
 
     host_options = _host_options(options)
     jobs = replace(jobs, environment=host_options.environment)
@@ -135,6 +135,7 @@ def _launch_contained(
 def _show_container(work: Work, options: LocalOptions) -> int:
     """Print what would run in a container."""
     from launcher.commands.show import show_plan
+    from launcher.lifecycle.launch_settings import resolved
 
     with served(work, options.serving, [ADDRESS]) as served_work:
         spec = _contained(served_work, options, resolved(_host_options(options)))

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 
 from launcher.commands.settings import SshOptions
-from launcher.detached.first_step import ending, wait_for_first_step
+from launcher.detached.entries import result_of
+from launcher.detached.locate import run_manager_on
+from launcher.detached.replies import LiveRun, RunFacts, call
 from launcher.detached.start import detached
-from launcher.errors import HostError
+from launcher.errors import HostError, HostLost
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.serving import folder_to_serve
-from launcher.output.console import say
+from launcher.output.console import last_line, say
 from launcher.run.hosts import Host
 from launcher.run.job import Command
 from launcher.transport.base import Transport
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.terminal import clean_lines
+
+_POLL_SECONDS = 0.5
+_NOT_RUNNING = ("connecting", "starting", "stopping", "lost", "failed")
 
 
 def start_detached(spec: LaunchSpec, options: SshOptions) -> int:
@@ -40,7 +49,7 @@ def _wait(run: str, host: Host, transport: Transport, seconds: float | None) -> 
     come_back = f"to see it: {called('attach')} {run}; to end it: {called('stop')} {run}"
     try:
         with ended_by_a_signal():
-            reply = wait_for_first_step(run, host, transport, seconds)
+            reply = _wait_for_first_step(run, host, transport, seconds)
     except KeyboardInterrupt:
         say(f"not waited for, the run continues; {come_back}")
         return 128 + signal.SIGINT
@@ -49,9 +58,49 @@ def _wait(run: str, host: Host, transport: Transport, seconds: float | None) -> 
     if reply.end is None:
         say(f"detached; {come_back}")
         return 0
-    say(f"run {run} has ended: {ending(reply)}")
+    say(f"run {run} has ended: {_ending(reply)}")
     say(f"its output: {called('logs')} {run}")
     return reply.end
+
+
+def _wait_for_first_step(
+    run: str, host: Host, transport: Transport, seconds: float | None
+) -> RunFacts:
+    """Return the first host's reply once every rank has taken a step, or the run has ended.
+
+    Ranks that report no steps have to run for this many seconds; None: every rank reports them.
+    """
+    running_since: float | None = None
+    with run_manager_on(transport, host.python) as client:
+        while True:
+            reply = call(host.label, client, RunFacts, "find", run=run)
+            if reply.end is not None:
+                return reply
+            if not reply.alive:
+                raise HostLost(f"{host.label}: the controller of run {run} has died")
+            if not _all_running(reply.live):
+                running_since = None
+            elif running_since is None:
+                running_since = time.monotonic()
+            if reply.step or _is_past(running_since, seconds):
+                return reply
+            time.sleep(_POLL_SECONDS)
+
+
+def _ending(reply: RunFacts) -> str:
+    """Return how a run has ended, as its first host reports it; its logs are there."""
+    if reply.error or reply.finish is None:
+        return clean_lines(reply.error)
+    result = result_of(reply.finish, Path(reply.finish.folder))
+    return last_line(replace(result, log=None))
+
+
+def _is_past(since: float | None, seconds: float | None) -> bool:
+    return since is not None and seconds is not None and time.monotonic() - since >= seconds
+
+
+def _all_running(run: LiveRun) -> bool:
+    return bool(run.hosts) and all(host.state not in _NOT_RUNNING for host in run.hosts)
 
 
 def refuse_what_stays(spec: LaunchSpec, options: SshOptions) -> None:

@@ -14,9 +14,9 @@ from launcher.config.settings_file import (
     check_kind,
     key_location,
     options_of,
+    toml_of,
     words_of,
 )
-from launcher.config.toml_text import toml_of
 from launcher.run.job import Command, TaskWork, Work
 from launcher.run.settings import Options
 from rackrun.commandline.options import options

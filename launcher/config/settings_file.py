@@ -19,6 +19,8 @@ the tables.
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,3 +171,36 @@ def _is_a(value: object, kind: type) -> bool:
     if kind is float:
         return isinstance(value, int | float)
     return isinstance(value, kind if kind in KINDS else str)
+
+
+def toml_of(keys: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return keys, and tables of keys, as a TOML document."""
+    blocks = [
+        _lines_of(keys),
+        *(f"[{_toml_key(name)}]\n{_lines_of(table)}" for name, table in tables.items()),
+    ]
+    return "\n".join(block for block in blocks if block)
+
+
+def _lines_of(keys: Mapping[str, Any]) -> str:
+    return "".join(f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in keys.items())
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return _toml_text(str(value))
+
+
+def _toml_text(text: str) -> str:
+    """Return a basic string: JSON's escapes are TOML's, which has one more character to escape."""
+    whole = text.encode("utf-8", "replace").decode()
+    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -14,7 +14,6 @@ from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.output.on_event import EventCommand
 from launcher.output.run_page import write_run_page
-from launcher.preflight.sick_gpus import sick_gpus
 from launcher.run.job import Job
 from launcher.run.kept_settings import keep_settings
 from launcher.run.plan import Plan
@@ -114,11 +113,19 @@ class Session:
                     self.note(start_line(self.plan, self._versions, job.folder.path))
                 self.result = self._supervised(logs, self._screen, signals)
         self.note(logs.close(self.result))
-        # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
-        for host, problems in sick_gpus(self.plan, self._transports, self.result):
-            self.note(f"{host}: probable cause: {problems}")
-            self.result = with_incident(self.result, host, "gpu", problems)
+        if self.result.verdict == "failed":
+            self.result = self._with_sick_gpus(self.result)
         return self.result
+
+    def _with_sick_gpus(self, result: Result) -> Result:
+        """Return the result of a failed run with the incidents of its GPUs."""
+        from launcher.preflight.sick_gpus import sick_gpus  # rarely needed
+
+        # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
+        for host, problems in sick_gpus(self.plan, self._transports, result):
+            self.note(f"{host}: probable cause: {problems}")
+            result = with_incident(result, host, "gpu", problems)
+        return result
 
     def _supervised(self, logs: LogFiles, screen: Display, signals: SignalQueue) -> Result:
         agents = AgentGroup(self.plan, self._transports)

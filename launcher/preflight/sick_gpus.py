@@ -27,8 +27,6 @@ def sick_gpus(
     plan: Plan, transports: Sequence[Transport], result: Result
 ) -> Iterator[tuple[str, str]]:
     """Yield each host with a sick GPU, and what is wrong; none for hosts that do not answer."""
-    if result.verdict != "failed":
-        return
     pairs = [
         (host, transport)
         for host, transport in zip(plan.hosts, transports, strict=True)

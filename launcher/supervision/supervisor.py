@@ -34,17 +34,16 @@ from launcher.run.result import Result
 from launcher.run.state import RunState
 from launcher.supervision.agents import AddedHost, AgentGroup, SilenceDetector
 from launcher.supervision.failures import FailureLog
-from launcher.supervision.hang_detector import HangDetector
-from launcher.supervision.hangs import Hang, find_unprotected
+from launcher.supervision.hangs import Hang, HangDetector, find_unprotected
 from launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
 from launcher.supervision.peer_updates import PeerUpdates
-from launcher.supervision.regrouping import Regrouping
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
 from launcher.supervision.signals import GIVE_WAY, TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
     from launcher.supervision.peers import Peers
+    from launcher.supervision.regrouping import Regrouping
 
 _TURN_SECONDS = 0.1
 EVENTS_PER_TURN = 128  # or two per host: ranks report once a second, and a turn looks at all
@@ -94,11 +93,7 @@ class Supervisor:
         self.shutdown = Shutdown(self.run, agents, self.limits)
         self.silence = SilenceDetector(self.run, agents, self.limits)
         self.hangs = HangDetector(self.run, agents, self.limits)
-        self.regrouping = (
-            Regrouping(job, self.run, agents, self.failures, log_files.tail)
-            if job.template.elastic
-            else None
-        )
+        self.regrouping = self._elastic_part(agents) if job.template.elastic else None
         self.signals = signals
         self.host_source = host_source
         self.interrupted = 0
@@ -109,6 +104,12 @@ class Supervisor:
         self.stalled = False
         self.unprotected = False
         """Whether it was reported that some ranks do not report."""
+
+    def _elastic_part(self, agents: AgentGroup) -> Regrouping:
+        """Return what an elastic run has besides."""
+        from launcher.supervision.regrouping import Regrouping  # most runs are not elastic
+
+        return Regrouping(self.job, self.run, agents, self.failures, self.log_files.tail)
 
     def supervise(self) -> Result:
         """Run until every host has ended or is declared lost; return the final result."""

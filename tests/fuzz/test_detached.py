@@ -83,7 +83,7 @@ def result() -> Result:
     return Result(*output, "", *parts, incidents=incidents)
 
 
-def said() -> list[dict[str, Any]]:
+def record_entries() -> list[dict[str, Any]]:
     """Return a record as a controller writes it and the run manager passes it on."""
     facts = [
         PlannedHost(name, name, ranks, "python3", "/home/me", str(FOLDER))
@@ -106,7 +106,7 @@ def said() -> list[dict[str, Any]]:
     return [dict(json.loads(json.dumps(entry, default=str))) for entry in entries]
 
 
-SAID = said()
+RECORD = record_entries()
 
 
 def test_every_kind_of_event_comes_back_from_a_record() -> None:
@@ -130,7 +130,7 @@ FOUND = {
     },
     "alive": True,
     "stopped": 0,
-    "finish": SAID[-3]["finish"],
+    "finish": RECORD[-3]["finish"],
     "end": 137,
     "error": "",
 }
@@ -146,7 +146,7 @@ LISTING = {
 def test_what_a_controller_writes_is_understood() -> None:
     """Every entry and every event that there is, and it is the event that was written down."""
     reader = EntryReader()
-    actual = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
+    actual = [reader.entry(copy.deepcopy(entry)) for entry in RECORD]
     assert [entry for entry in actual if entry in HAPPENED] == list(HAPPENED)
     assert {type(event).__name__ for event in HAPPENED} == {*EVENTS}
     assert parsed_reply("node1", FOUND, RunFacts).finish is not None
@@ -182,7 +182,7 @@ def test_what_no_controller_would_write_is_refused(what: str) -> None:
     reader = EntryReader()
     with pytest.raises(Misshapen):
         reader.entry({"event": ["Joined", {"node": 0}]})  # before there is a plan
-    reader.entry(copy.deepcopy(SAID[0]))
+    reader.entry(copy.deepcopy(RECORD[0]))
     with pytest.raises(Misshapen):
         reader.entry(WRONG_ENTRIES[what])
 
@@ -190,23 +190,23 @@ def test_what_no_controller_would_write_is_refused(what: str) -> None:
 FOLDERS = ("..", ".", ".git", ".20260101-000000-x", "20260101-000000-", "20260101-000000-x/..", "x")
 WRONG_PLANS: dict[str, Callable[[dict[str, Any]], object]] = {
     **{
-        f"the folder {name}": lambda told, name=name: told.update(folder=f"/tmp/{name}")
+        f"the folder {name}": lambda attempt, name=name: attempt.update(folder=f"/tmp/{name}")
         for name in FOLDERS
     },
-    "a folder that is not whole": lambda told: told.update(folder="20260101-000000-x"),
-    "control characters": lambda told: told.update(folder="/\x1b]0;x\x07/20260101-000000-x"),
-    "no ranks": lambda told: told["plan"]["hosts"][0].update(processes=0),
-    "ranks": lambda told: told["plan"]["hosts"][1].update(processes=10**12),
-    "the world": lambda told: told["plan"].update(world_size=10**9),
-    "the order": lambda told: told["plan"]["hosts"].reverse(),
-    "no hosts": lambda told: told["plan"].update(hosts=[], world_size=0),
-    "a name": lambda told: told["plan"]["hosts"][0].update(name="node1\x1b[2J"),
+    "a folder that is not whole": lambda attempt: attempt.update(folder="20260101-000000-x"),
+    "control characters": lambda attempt: attempt.update(folder="/\x1b]0;x\x07/20260101-000000-x"),
+    "no ranks": lambda attempt: attempt["plan"]["hosts"][0].update(processes=0),
+    "ranks": lambda attempt: attempt["plan"]["hosts"][1].update(processes=10**12),
+    "the world": lambda attempt: attempt["plan"].update(world_size=10**9),
+    "the order": lambda attempt: attempt["plan"]["hosts"].reverse(),
+    "no hosts": lambda attempt: attempt["plan"].update(hosts=[], world_size=0),
+    "a name": lambda attempt: attempt["plan"]["hosts"][0].update(name="node1\x1b[2J"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG_PLANS)
 def test_an_attempt_that_no_controller_would_make_is_refused(what: str) -> None:
-    entry = copy.deepcopy(SAID[0])
+    entry = copy.deepcopy(RECORD[0])
     WRONG_PLANS[what](entry["attempt"])
     with pytest.raises(Misshapen):
         EntryReader().entry(entry)
@@ -268,7 +268,7 @@ def mutated(draw: st.DrawFn, seeds: list[Any]) -> bytes:
     return data
 
 
-@given(mutated(SAID) | st.binary())
+@given(mutated(RECORD) | st.binary())
 @example(b"[" * 100_000)
 @example(b"1" * 5_000)
 def test_any_record_is_shown_or_refused(data: bytes) -> None:

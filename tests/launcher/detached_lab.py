@@ -21,7 +21,7 @@ class DetachedLab:
     """A detached run on three hosts, and machines from which to look at it."""
 
     def __init__(self, lab: Lab) -> None:
-        self.one = lab
+        self.lab = lab
         self.work = lab.folder / "work"
         self.work.mkdir()
         self.home = self.machine("started-here")
@@ -31,14 +31,14 @@ class DetachedLab:
 
     def machine(self, name: str) -> Path:
         """Return another machine's home: with keys for the hosts, without records of any run."""
-        home = self.one.folder / name
+        home = self.lab.folder / name
         home.mkdir()
         return home
 
     def detach(self, *args: str, **more: Any) -> str:
         """Start a run, and wait until nothing of the launcher is left."""
         options = {"env": {"HOME": str(self.home), **more.pop("env", {})}, "cwd": self.home}
-        code, out, err = self.one.result_of("--detach", *SHORT, *args, **options, **more)
+        code, out, err = self.lab.result_of("--detach", *SHORT, *args, **options, **more)
         assert code == 0, err
         self.run = out.strip()
         assert re.fullmatch("[0-9a-f]{8}", self.run)
@@ -50,7 +50,7 @@ class DetachedLab:
         hosts = ("--hosts", self.hosts) if where != self.home else ()
         env = {"HOME": str(where)}
         arguments = (*hosts, *args, self.run)
-        return self.one.run_ssh(*arguments, verb=(verb,), cwd=where, env=env)
+        return self.lab.run_ssh(*arguments, verb=(verb,), cwd=where, env=env)
 
     def result_of(self, verb: str, *args: str, home: Path | None = None) -> tuple[int, str, str]:
         process = self.start(verb, *args, home=home)
@@ -65,7 +65,7 @@ class DetachedLab:
     @property
     def state(self) -> Path:
         """Return the folder of the controller on the first host."""
-        return self.one.hosts[0].folder / ".rackrun" / self.run
+        return self.lab.hosts[0].folder / ".rackrun" / self.run
 
     @property
     def folder(self) -> Path:
@@ -74,7 +74,7 @@ class DetachedLab:
 
     def processes(self) -> dict[int, str]:
         """Return the run's processes on all hosts: controller, relays, agents, ranks."""
-        return {pid: line for host in self.one.hosts for pid, line in self.on(host).items()}
+        return {pid: line for host in self.lab.hosts for pid, line in self.on(host).items()}
 
     def on(self, host: Sshd) -> dict[int, str]:
         """Return the run's processes on one host."""

@@ -26,7 +26,7 @@ class PlantedRack:
     """Hosts gpu01, gpu02, ... with some GPUs each, and a launcher's machine."""
 
     def __init__(self, lab: Lab, gpus: Sequence[int], extra: str = "") -> None:
-        self.one = lab
+        self.lab = lab
         self.names = [f"gpu{number:02}" for number, _ in enumerate(gpus, start=1)]
         for name, count in zip(self.names, gpus, strict=True):
             self._start(name, count, extra)
@@ -42,34 +42,34 @@ class PlantedRack:
         )
 
     def _start(self, name: str, gpus: int, extra: str) -> None:
-        folder = self.one.folder / name
+        folder = self.lab.folder / name
         smi = program(folder / "nvidia-smi", SMI.format(folder=folder))
         for number in range(gpus):
             self.set_gpu(name, number)
         nodes = " ".join(f"nvidia{number}" for number in range(gpus))
         devices = DEVICES.replace("nvidia0 nvidia1", nodes)
         command = ("unshare", "--mount", "sh", "-c", devices, str(folder / "dev"))
-        self.one.start(command=command if gpus else (), extra=extra + with_path(smi.parent))
+        self.lab.start(command=command if gpus else (), extra=extra + with_path(smi.parent))
 
     def set_gpu(self, name: str, number: int, text: str = WITHOUT_PROCESSES) -> None:
         """Let nvidia-smi of a host say this of one of its GPUs."""
-        path = self.one.folder / name / f"gpu{number:02}.xml"
+        path = self.lab.folder / name / f"gpu{number:02}.xml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
     def home_of(self, name: str) -> Path:
         """Return the home of the account on a host."""
-        return self.one.hosts[self.names.index(name)].folder
+        return self.lab.hosts[self.names.index(name)].folder
 
     def result_of(self, *args: str, verb: str = "ssh", **more: Any) -> tuple[int, str, str]:
         """Run a command of `rackrun` on the hosts; return exit code, output and errors."""
         arguments = () if verb == "ssh" else (verb,)
-        process = self.one.run_ssh(*args, verb=arguments, **more)
+        process = self.lab.run_ssh(*args, verb=arguments, **more)
         out, err = process.communicate(timeout=300)
         assert "Traceback" not in err, err
         return process.returncode, out, err
 
-    def look(self) -> dict[str, dict[str, Any]]:
+    def inspect(self) -> dict[str, dict[str, Any]]:
         """Return what `rack --json` says of the hosts, by name."""
         code, out, err = self.result_of("--json", str(self.hosts), verb="rack")
         assert code == 0, err

@@ -137,7 +137,7 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> N
     args = (*SHORT[:-2], detached.hosts, "--", sys.executable, "-c", PID)
     home = {"cwd": detached.home, "env": {"HOME": str(detached.home)}}
     for how in ("its launcher lives", "its launcher was killed"):
-        launcher = detached.one.run_ssh(*args, **home)  # type: ignore[arg-type]
+        launcher = detached.lab.run_ssh(*args, **home)  # type: ignore[arg-type]
         assert launcher.stdout is not None
         ranks = [launcher.stdout.readline().split()[-1] for _ in range(3)]
         (detached.home / "hosts.txt").write_text("127.0.0.99\n")
@@ -356,20 +356,20 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: Detac
         "--name",
         "again",
     )  # before anything of it was brought here
-    code, out, err = detached.one.result_of(
+    code, out, err = detached.lab.result_of(
         *again, verb=("rerun",), cwd=detached.home, env={"HOME": str(detached.home)}
     )
     assert (code, "print(" in out, "-again" in out) == (0, True, True), err
     detached.result_of("attach")
     run = detached.detach("--name", "night", detached.hosts, "--", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)
-    code, out, err = detached.one.result_of(
+    code, out, err = detached.lab.result_of(
         "--json", verb=("ps",), cwd=detached.home, env={"HOME": str(detached.home)}
     )
     states = {entry["run"]: entry["state"] for entry in json.loads(out) if entry["detached"]}
     assert (code, states[run]) == (0, "running"), err  # its hosts were not named
     second = detached.machine("second")
-    code, out, err = detached.one.result_of(
+    code, out, err = detached.lab.result_of(
         detached.hosts, "--json", verb=("ps",), cwd=second, env={"HOME": str(second)}
     )
     assert code == 0, err
@@ -385,7 +385,7 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: Detac
     code, out, err = detached.result_of("status", home=detached.machine("third"))
     assert code == 0 and f"run {run} night" in out, err
     assert detached.result_of("stop", "--force")[0] == 0
-    listed = detached.one.result_of(
+    listed = detached.lab.result_of(
         verb=("status",), cwd=detached.home, env={"HOME": str(detached.home)}
     )
     assert listed[0] == 0 and run in listed[1] and over in listed[1]

@@ -43,11 +43,11 @@ def test_the_table_has_runs_queue_and_health(rack: PlantedRack) -> None:
     """Which GPUs are used, by whom, since when, for which run; who waits; what is sick."""
     rack.set_gpu("gpu02", 1, OLDER)
     hosts = str(rack.hosts)
-    night = rack.one.run_ssh("--include", "gpu01:1", "--name", "night", hosts, *SLEEP)
-    until(lambda: any(rack.one.folder.glob("runs/2*-night/logs/gpu01/rank-0.out")), "it runs", 60)
-    waiting = rack.one.run_ssh("--include", "gpu01", "--wait", hosts, *TRUE)
-    until(lambda: rack.look()["gpu01"]["queue"], "it waits", 60)
-    state = rack.look()
+    night = rack.lab.run_ssh("--include", "gpu01:1", "--name", "night", hosts, *SLEEP)
+    until(lambda: any(rack.lab.folder.glob("runs/2*-night/logs/gpu01/rank-0.out")), "it runs", 60)
+    waiting = rack.lab.run_ssh("--include", "gpu01", "--wait", hosts, *TRUE)
+    until(lambda: rack.inspect()["gpu01"]["queue"], "it waits", 60)
+    state = rack.inspect()
     (use,) = state["gpu01"]["uses"]
     assert (use["part"], use["name"].endswith("-night")) == (".gpu1", True)
     assert 0 < time.time() - use["since"] < 600
@@ -71,7 +71,7 @@ def test_a_drained_host_is_refused_with_the_reason_until_it_is_put_back(rack: Pl
     hosts = str(rack.hosts)
     code, _, err = rack.result_of(hosts, "--drain", "gpu02", "fan is broken", verb="rack")
     assert (code, "gpu02: drained: fan is broken" in err) == (0, True), err
-    elsewhere = rack.one.folder / "elsewhere"
+    elsewhere = rack.lab.folder / "elsewhere"
     elsewhere.mkdir()
     for more in ({}, {"env": {"HOME": str(elsewhere)}}):
         code, _, err = rack.result_of("--include", "gpu02", hosts, *TRUE, **more)
@@ -81,21 +81,21 @@ def test_a_drained_host_is_refused_with_the_reason_until_it_is_put_back(rack: Pl
     code, out, _ = rack.result_of("--check", "--json", hosts)
     rows = {row["host"]: row for row in json.loads(out) if row["check"] == "drained"}
     assert code == 78 and list(rows) == ["gpu02"]
-    assert rack.look()["gpu02"]["free"] == []
+    assert rack.inspect()["gpu02"]["free"] == []
     assert "drained by root@" in rack.result_of(hosts, verb="ps")[2]
     assert rack.result_of(hosts, "--undrain", "gpu02", verb="rack")[0] == 0
     code, _, err = rack.result_of("--include", "gpu02", hosts, *TRUE)
     assert code == 0, err
-    assert not list(Path("/tmp").glob(f"*{rack.one.hosts[1].port}.lock{remote.NOTE}*"))
+    assert not list(Path("/tmp").glob(f"*{rack.lab.hosts[1].port}.lock{remote.NOTE}*"))
 
 
 def test_a_host_that_does_not_answer_can_be_drained_from_here(rack: PlantedRack) -> None:
     """It is down, which is why; the table has a row for it all the same."""
-    rack.one.hosts[2].stop()
+    rack.lab.hosts[2].stop()
     hosts = str(rack.hosts)
     code, _, err = rack.result_of(hosts, "--drain", "gpu03", "no power", verb="rack")
     assert (code, "only launches from this machine know of it" in err) == (0, True), err
-    state = rack.look()["gpu03"]
+    state = rack.inspect()["gpu03"]
     assert "refuses" in state["error"] and "no power" in state["drained"]
     out = rack.result_of(hosts, verb="rack")[1]
     assert "drained: gpu03, no answer: gpu03" in out
@@ -105,14 +105,14 @@ def test_a_host_that_was_lost_is_remembered_and_warned_of(rack: PlantedRack) -> 
     """By the next launch, --check, ps and the table; with the time and the run."""
     hosts = str(rack.hosts)
     args = ("--lease-seconds", "2", "--include", "gpu01,gpu02", hosts)
-    run = rack.one.run_ssh(*args, *SLEEP)
-    until(lambda: any(rack.one.folder.glob("runs/2*/logs/gpu02/rank-2.out")), "it runs", 60)
-    for pid in rack.one.hosts[1].sessions():
+    run = rack.lab.run_ssh(*args, *SLEEP)
+    until(lambda: any(rack.lab.folder.glob("runs/2*/logs/gpu02/rank-2.out")), "it runs", 60)
+    for pid in rack.lab.hosts[1].sessions():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     _, err = run.communicate(timeout=120)
     assert run.returncode == 75, err
-    (folder,) = rack.one.folder.glob("runs/2*")
+    (folder,) = rack.lab.folder.glob("runs/2*")
     result = json.loads((folder / "result.json").read_text())
     assert {
         host: [one["kind"] for one in those] for host, those in result["incidents"].items()
@@ -121,7 +121,7 @@ def test_a_host_that_was_lost_is_remembered_and_warned_of(rack: PlantedRack) -> 
     assert code == 0, err
     assert "warning: gpu02: history: lost " in err and f" ago in {folder.name}: " in err
     assert "gpu01" not in err
-    (trouble,) = rack.look()["gpu02"]["troubles"]
+    (trouble,) = rack.inspect()["gpu02"]["troubles"]
     assert (trouble["kind"], trouble["run"]) == ("lost", folder.name)
     assert "gpu02: lost " in rack.result_of(hosts, verb="ps")[2]
 
@@ -136,7 +136,7 @@ def test_a_sick_gpu_and_two_crashes_are_remembered_on_the_host(rack: PlantedRack
     sick = ("--ignore-check", "gpu health", "--include", "gpu02", hosts, "--", "false")
     rack.result_of(*sick)
     rack.set_gpu("gpu02", 1)
-    elsewhere = rack.one.folder / "elsewhere"
+    elsewhere = rack.lab.folder / "elsewhere"
     elsewhere.mkdir()
     args = ("--include", "gpu01,gpu02", hosts, *TRUE)
     code, _, err = rack.result_of(*args, env={"HOME": str(elsewhere)})
@@ -188,7 +188,7 @@ NONSENSE = (
 @pytest.fixture
 def mallory(rack: PlantedRack) -> Iterator[Callable[[bytes | str, int], Path]]:
     """Yield what puts a note of another account beside the lock of the first host."""
-    host, planted = rack.one.hosts[0], []
+    host, planted = rack.lab.hosts[0], []
 
     def note(content: bytes | str, uid: int = NOBODY) -> Path:
         path = Path(f"/tmp/rackrun-{host.address}-{host.port}.lock{remote.NOTE}{uid}")
@@ -249,9 +249,9 @@ def test_the_note_of_root_keeps_every_account_away(
 ) -> None:
     """Only root can write a file of root's: it is obeyed."""
     monkeypatch.setattr(os, "getuid", lambda: NOBODY)
-    assert remote.notes(str(rack.one.folder / "lock")) == []
+    assert remote.notes(str(rack.lab.folder / "lock")) == []
     monkeypatch.undo()
-    lock = str(rack.one.folder / "lock")
+    lock = str(rack.lab.folder / "lock")
     assert remote.put_note(lock, "water in the room", 5.0) == ""
     assert oct(Path(f"{lock}{remote.NOTE}0").stat().st_mode)[-3:] == "644"
     monkeypatch.setattr(os, "getuid", lambda: NOBODY)
@@ -275,8 +275,8 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) 
     """It shows what has changed meanwhile; Ctrl-C is a good end, without a traceback, and leaves
     the last table in the terminal."""
     leading, following = pty.openpty()
-    args = ("--ssh-config", str(rack.one.config), str(rack.hosts))
-    env = {**os.environ, "HOME": str(rack.one.home), "TERM": "xterm", "COLUMNS": "160"}
+    args = ("--ssh-config", str(rack.lab.config), str(rack.hosts))
+    env = {**os.environ, "HOME": str(rack.lab.home), "TERM": "xterm", "COLUMNS": "160"}
     process = subprocess.Popen(
         [sys.executable, "-m", "rackrun", "rack", *args],
         **dict.fromkeys(("stdin", "stdout", "stderr"), following),

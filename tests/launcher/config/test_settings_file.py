@@ -16,8 +16,7 @@ from launcher.commands import rerun
 from launcher.commands.parse import parse, split, with_settings, work_of
 from launcher.commands.settings import SshOptions
 from launcher.config.command_line import settings_text
-from launcher.config.settings_file import options_of, read_settings, words_of
-from launcher.config.toml_text import toml_of
+from launcher.config.settings_file import options_of, read_settings, toml_of, words_of
 from launcher.run import kept_settings
 from launcher.run.job import Command, TaskWork
 from launcher.run.settings import LocalOptions, Options

@@ -25,8 +25,8 @@ from launcher.detached import known_runs, results
 from launcher.detached.controller import RunOrder
 from launcher.detached.locate import ReachedRun
 from launcher.detached.start import sources, start_controller
-from launcher.detached.status import _status_of
-from launcher.detached.stop import _clean_up
+from launcher.detached.status import status_of_all
+from launcher.detached.stop import is_left
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.lifecycle.launch_settings import resolved
 from launcher.remote import processes, run_manager
@@ -89,7 +89,7 @@ def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(
     """Two attached at once, a late one and one after the end show the same bytes."""
     args = ["--detach", *SHORT, detached.hosts, *counting(60, 0.1)]
     env = {"HOME": str(detached.home)}
-    started = detached.one.run_ssh(*args, env=env, cwd=detached.home, start_new_session=True)
+    started = detached.lab.run_ssh(*args, env=env, cwd=detached.home, start_new_session=True)
     assert started.stdout is not None
     detached.run = started.stdout.readline().strip()
     with suppress(ProcessLookupError):  # it may have ended by itself
@@ -165,7 +165,7 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
             "attach",
             detached.run,
             "--ssh-config",
-            detached.one.config,
+            detached.lab.config,
         ),
         cwd=detached.home,
         env={
@@ -209,7 +209,7 @@ def test_restarts_and_spares_work_without_a_launcher(detached: DetachedLab) -> N
     rules = ("--max-restarts", "1", "--spares", "1")
     detached.detach(*rules, detached.hosts, "--", sys.executable, "-c", script)
     detached.wait_for_ranks(2)
-    for pid in detached.on(detached.one.hosts[1]):
+    for pid in detached.on(detached.lab.hosts[1]):
         with_signal(pid, signal.SIGKILL)
     code, out, err = detached.result_of("attach")
     assert code == 0, err
@@ -303,7 +303,7 @@ def test_a_host_whose_relay_is_gone_ends_by_itself_and_stop_sees_to_the_rest(
     """Killed alone, its carriers end with it; stopped with them, it is missed within the lease."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)
-    on_host = set(detached.on(detached.one.hosts[1]))
+    on_host = set(detached.on(detached.lab.hosts[1]))
     relay, *carriers = [pid for pid in detached.relays() if pid in on_host]
     for pid in (relay, *(carriers if how == signal.SIGSTOP else ())):
         os.kill(pid, how)
@@ -326,18 +326,18 @@ def test_a_host_that_does_not_answer_is_named(detached: DetachedLab) -> None:
     attached = detached.start("attach")
     assert attached.stdout is not None
     assert "here" in attached.stdout.readline()
-    for pid in detached.one.hosts[0].sessions():
+    for pid in detached.lab.hosts[0].sessions():
         with_signal(pid, signal.SIGKILL)
     _, err = attached.communicate(timeout=60)
     assert (attached.returncode, "the connection broke; the run continues" in err) == (75, True)
-    detached.one.hosts[2].stop()  # its sshd: the run does not need that
+    detached.lab.hosts[2].stop()  # its sshd: the run does not need that
     status = detached.status()
     assert [host["state"] for host in status["hosts"]] == ["running", "running", "not reached"]
     assert "refuses connections" in status["hosts"][2]["error"]
     code, _, err = detached.result_of("stop")
     assert (code, "2 of 3 hosts clean" in err) == (75, True)
     detached.wait_until_clean(5)
-    detached.one.hosts[0].stop()
+    detached.lab.hosts[0].stop()
     code, out, err = detached.result_of("status")
     assert (code, "does not answer" in out) == (69, True)
     code, _, err = detached.result_of("attach")
@@ -350,7 +350,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(
     """Killed as soon as there is a controller, --detach leaves neither it nor a relay, at once:
     an orphaned controller waits for no relay."""
     args = ["--detach", *SHORT, detached.hosts, "--", sys.executable, "-c", WAIT]
-    process = detached.one.run_ssh(*args, env={"HOME": str(detached.home)}, cwd=detached.home)
+    process = detached.lab.run_ssh(*args, env={"HOME": str(detached.home)}, cwd=detached.home)
 
     def kept() -> bool:
         return any("launcher.detached.controller" in line for line in detached.processes().values())
@@ -363,7 +363,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(
         assert detached.result_of("stop", "--force")[0] == 0
     until(lambda: not detached.processes(), "nothing is left", 20)
     if not out:
-        assert not list((detached.one.hosts[0].folder / ".rackrun").iterdir())
+        assert not list((detached.lab.hosts[0].folder / ".rackrun").iterdir())
 
 
 def test_an_order_comes_back_from_json_as_it_was() -> None:
@@ -405,22 +405,22 @@ def test_an_orphaned_controller_awaits_no_host(
 
 def test_nothing_is_left_of_a_run_whose_controller_cannot_start(detached: DetachedLab) -> None:
     """The controller's error is printed; neither its code nor its folder stays on the host."""
-    broken = detached.one.folder / "broken"
+    broken = detached.lab.folder / "broken"
     refuse = (
         'case "$*" in *launcher.detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
     )
-    broken.write_text(f'#!/bin/sh\n{refuse}\nexec {detached.one.cheap_python()} "$@"\n')
+    broken.write_text(f'#!/bin/sh\n{refuse}\nexec {detached.lab.cheap_python()} "$@"\n')
     broken.chmod(0o755)
-    hosts = str(detached.one.write_hosts(f"python={broken} workdir={detached.work} slots=1"))
+    hosts = str(detached.lab.write_hosts(f"python={broken} workdir={detached.work} slots=1"))
     args = ("--detach", "--include", "127.0.0.2", hosts, "--", "true")
-    code, _, err = detached.one.result_of(
+    code, _, err = detached.lab.result_of(
         *args, env={"HOME": str(detached.home)}, cwd=detached.home
     )
     assert (code, err) == (
         78,
         "error: 127.0.0.2: no detached run could be started: a broken Python\n",
     )
-    states = detached.one.hosts[0].folder / ".rackrun"
+    states = detached.lab.hosts[0].folder / ".rackrun"
     until(lambda: not list(states.iterdir()), "nothing is left", 20)
 
 
@@ -453,14 +453,14 @@ def test_status_shows_what_really_runs(detached: DetachedLab) -> None:
     assert code == 0
     assert "agent, torchrun, shim, rank" in out
     assert re.search(r"127\.0\.0\.4 +training +7 ", out)
-    (detached.one.hosts[2].folder / ".bashrc").write_text("exit 3\n")
+    (detached.lab.hosts[2].folder / ".bashrc").write_text("exit 3\n")
     lines = Path(detached.hosts).read_text().splitlines(keepends=True)
     Path(detached.hosts).write_text("".join(reversed(lines)))  # it is asked for the run first
     code, out, err = detached.result_of("status", home=second)
     assert code == 0, err
     assert re.search(r"127\.0\.0\.4 +not reached: Python could not be started", out), out
     assert re.search(r"127\.0\.0\.2 +training +7 ", out), out
-    (detached.one.hosts[2].folder / ".bashrc").unlink()
+    (detached.lab.hosts[2].folder / ".bashrc").unlink()
     assert detached.result_of("stop", "--force")[0] == 0
 
 
@@ -497,7 +497,7 @@ def test_an_unknown_run_is_named_with_what_to_type(detached: DetachedLab) -> Non
 
 def test_shards_that_only_the_launcher_could_serve_are_refused(detached: DetachedLab) -> None:
     """The launcher goes, and its server with it: said before a host is asked for anything."""
-    code, _, err = detached.one.result_of(
+    code, _, err = detached.lab.result_of(
         "--detach",
         "--serve",
         detached.hosts,
@@ -525,7 +525,7 @@ def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(
     assert not {line for line in detached.processes().values() if secret in line}
     for pid in detached.processes():
         assert not listening(pid)
-    for path in [*detached.one.folder.rglob("*")]:
+    for path in [*detached.lab.folder.rglob("*")]:
         if path.is_file() and not path.is_symlink():
             assert secret.encode() not in path.read_bytes(), path
     assert oct(detached.state.stat().st_mode & 0o777) == "0o700"
@@ -612,9 +612,10 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
     wait = [sys.executable, "-c", WAIT]
     with subprocess.Popen(wait, env=variables, stdout=subprocess.DEVNULL) as left:
         try:
-            looked = _status_of(run, (host, transport))
-            assert [process.pid for process in looked.processes] == [left.pid]
-            _clean_up(run, looked)
+            reached = ReachedRun(run, None, [host], host, "", transports=[transport])
+            (status,) = status_of_all(reached)
+            assert [process.pid for process in status.processes] == [left.pid]
+            assert not is_left(reached, linger_seconds=0.0)
             assert left.wait(10) == -signal.SIGKILL
         finally:
             left.kill()
@@ -674,11 +675,11 @@ def test_what_is_kept_in_the_home_is_closed_whatever_the_umask_is(
     detached: DetachedLab, umask: int
 ) -> None:
     """~/.rackrun and each folder in it are for their account alone, here and on the first host."""
-    for host in detached.one.hosts:
+    for host in detached.lab.hosts:
         (host.folder / ".bashrc").write_text(f"umask {umask:03o}\n")
     in_shell = ("sh", "-c", f'umask {umask:03o}; exec "$@"', "sh")
     detached.detach(detached.hosts, *counting(1, 0.0), before=in_shell)
-    kept = [home / ".rackrun" for home in (detached.home, detached.one.hosts[0].folder)]
+    kept = [home / ".rackrun" for home in (detached.home, detached.lab.hosts[0].folder)]
     assert {path.name for path in kept[0].iterdir()} == {"known", "settings"}
     assert kept[1] / detached.run in kept[1].iterdir()
     folders = [path for home in kept for path in (home, *home.iterdir()) if path.is_dir()]

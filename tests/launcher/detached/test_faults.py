@@ -49,7 +49,7 @@ def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(
 def hang(detached: DetachedLab, *hosts: int) -> None:
     """Let everything that reads the home directory of these hosts hang from now on."""
     for number in hosts:
-        (detached.one.hosts[number].folder / ".bashrc").write_text("exec sleep 999\n")
+        (detached.lab.hosts[number].folder / ".bashrc").write_text("exec sleep 999\n")
 
 
 def ended(*processes: "subprocess.Popen[str]") -> list[tuple[int, str]]:
@@ -73,7 +73,7 @@ def test_a_home_that_does_not_answer_delays_nothing(detached: DetachedLab) -> No
         assert re.search(SILENT, args), (verb, args)
         assert ("127.0.0.4  not reached" in args) == (verb == "status"), (verb, args)
         assert (f"./run-ssh stop --force {detached.run}" in args) == (verb == "stop"), (verb, args)
-    (detached.one.hosts[0].folder / ".bashrc").unlink()
+    (detached.lab.hosts[0].folder / ".bashrc").unlink()
     code, _, err = detached.result_of("stop")
     assert code == 75
     assert re.search(rf"127\.0\.0\.4: {SILENT}", err), err

@@ -25,7 +25,7 @@ time.sleep(999)
 def starting(detached: DetachedLab, seconds: str, *command: str) -> "subprocess.Popen[str]":
     args = ("--detach", "--detach-seconds", seconds, detached.hosts, "--", *command)
     env = {"HOME": str(detached.home)}
-    process = detached.one.run_ssh(*args, env=env, cwd=detached.home)
+    process = detached.lab.run_ssh(*args, env=env, cwd=detached.home)
     assert process.stdout is not None
     detached.run = process.stdout.readline().strip()
     return process

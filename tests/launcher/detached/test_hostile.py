@@ -130,7 +130,7 @@ FOLDERS = {
 def test_attach_writes_nothing_into_the_working_tree(taken: TakenOver, project: Path) -> None:
     """Wherever the host says that its run folder was: no command of its runs here, the next time
     that git is asked for anything, and no run that is here already is touched."""
-    canary, evil = taken.one.folder / "canary", taken.one.folder / "evil"
+    canary, evil = taken.lab.folder / "canary", taken.lab.folder / "evil"
     for name in ("config", ".git/config", "model.py", "final.pt", "launcher/__main__.py"):
         (evil / name).parent.mkdir(parents=True, exist_ok=True)
         (evil / name).write_text(CONFIG.format(canary=canary))

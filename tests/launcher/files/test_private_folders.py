@@ -52,19 +52,19 @@ def passable() -> Iterator[Lab]:
 
 def test_runs_are_private_unless_shared(passable: Lab) -> None:
     """Logs, weights, metrics are private on both sides; --share opens all but the plan."""
-    one, local_folder = passable, passable.folder / "here"
-    for folder in (local_folder, one.folder / "there"):
+    lab, local_folder = passable, passable.folder / "here"
+    for folder in (local_folder, lab.folder / "there"):
         folder.mkdir()
     local("--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}/there"))
     args = (hosts, "--", sys.executable, "-c", WRITES)
-    assert one.result_of("--env", "KEY=hunter2", *args)[0] == 0
-    folders = (local_folder / "runs", one.folder / "runs", one.folder / "there" / "runs")
+    assert lab.result_of("--env", "KEY=hunter2", *args)[0] == 0
+    folders = (local_folder / "runs", lab.folder / "runs", lab.folder / "there" / "runs")
     for runs in folders:
         assert readable(runs) == []
         assert [oct(run.stat().st_mode & 0o777) for run in runs.glob("2*")] == ["0o700"]
     local("--share", "--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)
-    assert one.result_of("--share", *args)[0] == 0
+    assert lab.result_of("--share", *args)[0] == 0
     for runs in folders:
         assert "final.pt" in readable(runs)
         assert "plan.json" not in readable(runs)

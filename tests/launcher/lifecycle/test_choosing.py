@@ -75,14 +75,14 @@ def test_in_every_situation_exactly_that_many_free_gpus_are_taken() -> None:
             free = sorted(chance.sample(range(gpus), chance.randrange(gpus + 1)))
             numbers = "".join(map(str, free))
             offers.append(offer(f"h{number}", numbers, gpus, chance.random() < 0.2))
-        there = sum(len(one.free) for one in offers)
+        unused = sum(len(each.free) for each in offers)
         count = chance.randrange(1, 20)
         hosts = pick_gpus(offers, count)
-        assert (hosts is None) == (there < count)
-        by_name = {one.host.name: one for one in offers}
+        assert (hosts is None) == (unused < count)
+        by_name = {each.host.name: each for each in offers}
         for host in hosts or ():
-            one = by_name[host.name]
-            assert set(one.free) >= set(one.free if host.devices is None else host.devices)
-            assert host.devices is not None or one.is_whole
-            assert host.slots == len(one.free if host.devices is None else host.devices)
+            picked = by_name[host.name]
+            assert set(picked.free) >= set(picked.free if host.devices is None else host.devices)
+            assert host.devices is not None or picked.is_whole
+            assert host.slots == len(picked.free if host.devices is None else host.devices)
         assert sum(host.slots or 0 for host in hosts or ()) == (count if hosts else 0)

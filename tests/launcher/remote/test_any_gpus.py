@@ -42,9 +42,9 @@ def plan_of(rack: PlantedRack, *args: str) -> list[tuple[str, int, str]]:
 
 def started(rack: PlantedRack, name: str, *args: str) -> "subprocess.Popen[str]":
     """Start a run that lasts, and wait until its first rank runs."""
-    run = rack.one.run_ssh("--name", name, *args, str(rack.hosts), *SLEEP)
+    run = rack.lab.run_ssh("--name", name, *args, str(rack.hosts), *SLEEP)
     logs = f"runs/2*-{name}/logs/*/rank-0.out"
-    until(lambda: any(path.read_text() for path in rack.one.folder.glob(logs)), name, 60)
+    until(lambda: any(path.read_text() for path in rack.lab.folder.glob(logs)), name, 60)
     return run
 
 
@@ -75,20 +75,20 @@ def test_free_gpus_are_found_around_runs_and_sick_ones(rack: PlantedRack) -> Non
 def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack) -> None:
     """A later launch takes none that an earlier one waits for, whether it names hosts or not."""
     run = started(rack, "night", "--gpus-needed", "5")
-    large = rack.one.run_ssh(
+    large = rack.lab.run_ssh(
         "--wait", "--name", "large", "--gpus-needed", "4", str(rack.hosts), *RANKS
     )
-    until(lambda: rack.look()["gpu03"]["queue"], "it waits", 60)
+    until(lambda: rack.inspect()["gpu03"]["queue"], "it waits", 60)
     for args, says in (
         (("--gpus-needed", "1"), "1 GPU needed, 0 free and fit"),
         (("--include", "gpu03:1"), "others wait for it: "),
     ):
         code, _, err = rack.result_of(*args, str(rack.hosts), *RANKS)
         assert (code, says in err) == (78, True), err
-    small = rack.one.run_ssh(
+    small = rack.lab.run_ssh(
         "--wait", "--name", "small", "--gpus-needed", "1", str(rack.hosts), *RANKS
     )
-    until(lambda: len(rack.look()["gpu03"]["queue"]) == 2, "it waits behind", 60)
+    until(lambda: len(rack.inspect()["gpu03"]["queue"]) == 2, "it waits behind", 60)
     large.kill()  # a dead waiter holds nobody up
     large.communicate()
     _, err = small.communicate(timeout=120)
@@ -96,17 +96,17 @@ def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack)
     assert run.poll() is None
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=120)
-    assert [host["free"] for host in rack.look().values()] == [[0, 1]] * 3
+    assert [host["free"] for host in rack.inspect().values()] == [[0, 1]] * 3
 
 
 def test_launches_at_the_same_time_share_the_rack(rack: PlantedRack) -> None:
     """Six launches for a GPU each, at once and without --wait: each gets one of its own."""
     runs = [
-        rack.one.run_ssh("--name", f"r{number}", "--gpus-needed", "1", str(rack.hosts), *SLEEP)
+        rack.lab.run_ssh("--name", f"r{number}", "--gpus-needed", "1", str(rack.hosts), *SLEEP)
         for number in range(6)
     ]
-    until(lambda: not any(host["free"] for host in rack.look().values()), "all are used", 120)
-    uses = [(host, use["part"]) for host, state in rack.look().items() for use in state["uses"]]
+    until(lambda: not any(host["free"] for host in rack.inspect().values()), "all are used", 120)
+    uses = [(host, use["part"]) for host, state in rack.inspect().items() for use in state["uses"]]
     assert sorted(uses) == sorted((f"gpu0{n}", f".gpu{g}") for n in (1, 2, 3) for g in (0, 1))
     for run in runs:
         assert run.poll() is None, run.communicate()
@@ -118,7 +118,7 @@ def test_launches_at_the_same_time_share_the_rack(rack: PlantedRack) -> None:
 
 def test_a_drained_host_is_no_spare_and_one_with_a_past_is(rack: PlantedRack) -> None:
     """--spares leaves out what is out of use, and keeps in reserve what was lost before."""
-    history = rack.one.home / ".rackrun/hosts"
+    history = rack.lab.home / ".rackrun/hosts"
     history.mkdir(parents=True)
     line = {"at": time.time() - 60, "kind": "drained", "text": "fan"}
     (history / "gpu01.jsonl").write_text(f"{json.dumps(line)}\n")
@@ -146,22 +146,22 @@ time.sleep(999)
 @pytest.mark.parametrize("how", ["attached", pytest.param("detached", marks=pytest.mark.long)])
 def test_a_polite_run_gives_way_and_comes_back(rack: PlantedRack, how: str) -> None:
     """Not to a polite launch; to another one, after a checkpoint; and it continues by itself."""
-    hosts, one = str(rack.hosts), rack.one
-    saves = ("--", sys.executable, "-c", SAVES.format(str(one.folder / "state")))
+    hosts, lab = str(rack.hosts), rack.lab
+    saves = ("--", sys.executable, "-c", SAVES.format(str(lab.folder / "state")))
     words = ("--polite", "--name", "nice", "--include", "gpu01", *SHORT, hosts, *saves)
     if how == "attached":
-        nice = one.run_ssh(*(word for word in words if word not in SHORT[-2:]))
+        nice = lab.run_ssh(*(word for word in words if word not in SHORT[-2:]))
     else:
         code, out, err = rack.result_of("--detach", *words)
         assert code == 0, err
-        nice = one.run_ssh(out.strip(), verb=("attach",))
+        nice = lab.run_ssh(out.strip(), verb=("attach",))
     logs = "runs/2*-nice/logs/gpu01/rank-1.out"
-    until(lambda: any(path.read_text() for path in one.folder.glob(logs)), "it runs", 60)
-    other = one.run_ssh("--polite", "--wait", "--include", "gpu01", hosts, *RANKS)
-    until(lambda: rack.look()["gpu01"]["queue"], "a polite one waits", 60)
+    until(lambda: any(path.read_text() for path in lab.folder.glob(logs)), "it runs", 60)
+    other = lab.run_ssh("--polite", "--wait", "--include", "gpu01", hosts, *RANKS)
+    until(lambda: rack.inspect()["gpu01"]["queue"], "a polite one waits", 60)
     time.sleep(8)
-    assert not (one.folder / "state").exists(), "it gave way to a polite one"
-    urgent = one.run_ssh("--wait", "--name", "urgent", "--include", "gpu01", hosts, *RANKS)
+    assert not (lab.folder / "state").exists(), "it gave way to a polite one"
+    urgent = lab.run_ssh("--wait", "--name", "urgent", "--include", "gpu01", hosts, *RANKS)
     _, err = urgent.communicate(timeout=120)
     assert urgent.returncode == 0, err
     for polite in (other, nice):
@@ -176,7 +176,7 @@ def planted(rack: PlantedRack) -> Iterator[list[Path]]:
     """Plant what another account may leave in place of locks, tickets and notes of two hosts."""
     paths = []
     for host, endings in ((0, (".lock.gpu0", ".lock.wait-0-x")), (1, (".lock",))):
-        start = f"/tmp/rackrun-{rack.one.hosts[host].address}-{rack.one.hosts[host].port}"
+        start = f"/tmp/rackrun-{rack.lab.hosts[host].address}-{rack.lab.hosts[host].port}"
         paths += [Path(f"{start}{ending}") for ending in endings]
     paths[0].write_text("mine")
     paths[0].chmod(0o444)

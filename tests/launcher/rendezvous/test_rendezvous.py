@@ -103,28 +103,28 @@ def zero() -> Iterator[Callable[..., Zero]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.thread.join(60)
-        assert not one.thread.is_alive()
-        for connection in (one.met.connections if one.met else {}).values():
+    for node in made:
+        node.thread.join(60)
+        assert not node.thread.is_alive()
+        for connection in (node.met.connections if node.met else {}).values():
             connection.close()
 
 
 def test_no_stranger_ends_or_holds_up_the_roll_call(zero: Callable[..., Zero]) -> None:
     """Nonsense of every kind, 60 who are silent and one who drips: the true node is met at once."""
-    one = zero()
+    node = zero()
     enough = threading.Event()
     with contextlib.ExitStack() as callers:
-        dripping = callers.enter_context(one.called())
+        dripping = callers.enter_context(node.called())
         callers.callback(enough.set)
         threading.Thread(target=drip, args=(dripping, enough), daemon=True).start()
         for _ in range(60):
-            callers.enter_context(one.called())
+            callers.enter_context(node.called())
         for args in STRANGE:
             with contextlib.suppress(ConnectionError):  # it hangs up on long ones in the middle
-                callers.enter_context(one.called()).sendall(args)
+                callers.enter_context(node.called()).sendall(args)
         began = time.monotonic()
-        meeting = one.second()
+        meeting = node.second()
         assert time.monotonic() - began < 20  # each of the silent ones had been waited for: 5 min
     assert (meeting.agreement.folder, meeting.agreement.names) == (RUN, ("n0", "n1"))
     meeting.connections[0].close()
@@ -141,25 +141,25 @@ def test_who_drips_is_sent_away_and_the_limit_of_the_roll_call_holds(
     zero: Callable[..., Zero],
 ) -> None:
     """A byte every 0.2 s: the connection ends after 5 s, and node 0 after its --wait-seconds."""
-    one = zero(wait_seconds=8.0)
-    with one.called() as stream, pytest.raises(OSError):
+    node = zero(wait_seconds=8.0)
+    with node.called() as stream, pytest.raises(OSError):
         while True:
             stream.sendall(b"[")
             time.sleep(0.2)
-    one.thread.join(60)
-    assert isinstance(one.error, HostUnreachable)
-    assert "node 1 did not come within 8 s" in str(one.error)
+    node.thread.join(60)
+    assert isinstance(node.error, HostUnreachable)
+    assert "node 1 did not come within 8 s" in str(node.error)
 
 
 def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(
     zero: Callable[..., Zero],
 ) -> None:
     """The oldest silent one leaves first."""
-    one = zero()
+    node = zero()
     with contextlib.ExitStack() as callers:
         for _ in range(MOST_STRANGERS // 2):
-            callers.enter_context(one.called())
-        meeting = one.second()
+            callers.enter_context(node.called())
+        meeting = node.second()
     assert meeting.agreement.folder == RUN
     meeting.connections[0].close()
 
@@ -169,24 +169,24 @@ def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(
 
 def test_with_a_key_only_nodes_that_know_it_meet(zero: Callable[..., Zero]) -> None:
     """No key, another key, and what was overheard before: none takes a seat; the true node does."""
-    one = zero(KNOWN)
+    node = zero(KNOWN)
     with pytest.raises(UsageError, match=f"{JOB_KEY} is set on node 0, and not here"):
-        one.second()
+        node.second()
     with pytest.raises(Problem):
-        one.second(b"another key of 16")
+        node.second(b"another key of 16")
     for args in (hello(), b"0" * 64 + b" " + hello()):
-        with one.called() as stream:
+        with node.called() as stream:
             stream.sendall(args)
             heard = b""
             with contextlib.suppress(ConnectionError):
                 while data := stream.recv(1 << 16):
                     heard += data
             assert heard.count(b"\n") == 1  # its greeting
-    meeting = one.second(KNOWN)
+    meeting = node.second(KNOWN)
     assert meeting.agreement.names == ("n0", "n1")
-    one.thread.join(60)
-    assert one.met is not None
-    ours, theirs = one.met.connections[1], meeting.connections[0]
+    node.thread.join(60)
+    assert node.met is not None
+    ours, theirs = node.met.connections[1], meeting.connections[0]
     theirs.send(done=True)
     assert ours.receive(10) == {"done": True}
     ours.send(stop={"node": 0, "signal": 15})
@@ -404,9 +404,9 @@ def test_a_connection_takes_only_so_much() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as other,
-        listener.accept()[0] as one,
+        listener.accept()[0] as accepted,
     ):
-        connection = PeerConnection(one)
+        connection = PeerConnection(accepted)
         threading.Thread(target=other.sendall, args=(b"x" * 100_000,), daemon=True).start()
         with pytest.raises(ValueError, match="a line of more than 65536 bytes"):
             connection.receive(20)

@@ -82,8 +82,8 @@ def test_real_torchrun_makes_one_world_of_two_containers(
 
     Each container has a home of its own, empty at first.
     """
-    one, args = hosts
-    script = one.folder / "reduce.py"
+    lab, args = hosts
+    script = lab.folder / "reduce.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
@@ -95,21 +95,21 @@ def test_real_torchrun_makes_one_world_of_two_containers(
         "print('rank', dist.get_rank(), 'of', int(total), 'contained', inside, flush=True)\n"
         "dist.destroy_process_group(); os._exit(0)\n"
     )
-    one.write_hosts(f"python={sys.executable}")
-    code, out, err = one.result_of(*args, "--", "python", str(script))
+    lab.write_hosts(f"python={sys.executable}")
+    code, out, err = lab.result_of(*args, "--", "python", str(script))
     assert code == 0, err
     for rank in range(2):
         assert f"rank {rank} of 2 contained True" in out
-    (folder,) = (one.folder / "runs").glob("2*")
+    (folder,) = (lab.folder / "runs").glob("2*")
     assert (folder / "final.pt").read_text() == "2.0"
     assert containers() == []
 
 
 def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[str, ...]]) -> None:
     """The rank's own code comes through; no container has its secret in its words, nor a right."""
-    one, args = hosts
+    lab, args = hosts
     code = "import os, sys, time; time.sleep(3); sys.exit(len(os.environ['TOKEN']))"
-    process = one.run_ssh(
+    process = lab.run_ssh(
         "--secret", "TOKEN", *args, "--", sys.executable, "-c", code, env={"TOKEN": "secret-of-9"}
     )
     until(lambda: len(containers()) == 2, "two containers run", 60)
@@ -129,8 +129,8 @@ LONG = [pytest.param(fault, marks=pytest.mark.long) for fault in ("docker run", 
 @pytest.mark.parametrize("fault", ["Ctrl-C", "agent", *LONG])
 def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault: str) -> None:
     """Whatever is killed, all processes of the run and its containers are gone."""
-    one, args = hosts
-    process = one.run_ssh(*args, "--", *SLEEP)
+    lab, args = hosts
+    process = lab.run_ssh(*args, "--", *SLEEP)
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if fault == "Ctrl-C":
         process.send_signal(signal.SIGINT)
@@ -140,12 +140,12 @@ def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault
         first = json.loads(docker("inspect", containers()[0]).stdout)[0]["State"]["Pid"]
         os.kill(first, signal.SIGKILL)
     else:
-        os.kill(processes("docker\0run\0", str(one.folder))[0], signal.SIGKILL)
+        os.kill(processes("docker\0run\0", str(lab.folder))[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     codes = {"Ctrl-C": 130, "launcher": -signal.SIGKILL}
     assert process.returncode == codes.get(fault, 75), err
     until(lambda: not containers() and not ranks(), "nothing is left", 20)
-    plan = json.loads(next(one.folder.glob("runs/2*/plan.json")).read_text())
+    plan = json.loads(next(lab.folder.glob("runs/2*/plan.json")).read_text())
     until(lambda: not any(Path(host["scratch"]).exists() for host in plan["hosts"]), "swept", 20)
 
 
@@ -170,8 +170,8 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(
     hosts: tuple[Lab, tuple[str, ...]],
 ) -> None:
     """Exit 78, and the line to type; docker pulls nothing behind our back."""
-    one, args = hosts
-    code, _, err = one.result_of("--image", "no/such:image", *args[2:], "--", "true")
+    lab, args = hosts
+    code, _, err = lab.result_of("--image", "no/such:image", *args[2:], "--", "true")
     assert code == 78
     assert "127.0.0.2, 127.0.0.3: image: there is no image no/such:image;" in err
     assert "docker pull" in err
@@ -180,8 +180,8 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(
 
 def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> None:
     """--dry-run prints the docker line that runs, whole."""
-    one, args = hosts
-    code, out, err = one.result_of("--dry-run", *args, "--", "true")
+    lab, args = hosts
+    code, out, err = lab.result_of("--dry-run", *args, "--", "true")
     assert code == 0, err
     line = next(line for line in out.splitlines() if "container:" in line)
     assert "docker run --rm --interactive" in line
@@ -192,21 +192,21 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
     hosts: tuple[Lab, tuple[str, ...]],
 ) -> None:
     """--detach and --image together: attach has every line, the code and the results."""
-    one, args = hosts
-    home = {"HOME": str(one.folder / "home")}
+    lab, args = hosts
+    home = {"HOME": str(lab.folder / "home")}
     code = (
         "import os; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
         "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
         "raise SystemExit(7 * (os.environ['RANK'] == '1'))\n"
     )
-    ended, run, err = one.result_of(
+    ended, run, err = lab.result_of(
         "--detach", *AT_ONCE, *args, "--", sys.executable, "-c", code, env=home
     )
     assert ended == 0, err
-    ended, out, err = one.result_of(run.strip(), verb=("attach",), env=home)
+    ended, out, err = lab.result_of(run.strip(), verb=("attach",), env=home)
     assert ended == 7, err
     assert "contained True" in out
-    (final,) = one.folder.glob("runs/2*/final.pt")
+    (final,) = lab.folder.glob("runs/2*/final.pt")
     assert final.read_text() == "weights"
     assert containers() == []
 
@@ -216,20 +216,20 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
 )
 def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]], how: str) -> None:
     """Stopped by its user, or without its controller: containers, ranks and folders are gone."""
-    one, args = hosts
-    home = {"HOME": str(one.folder / "home")}
-    code, run, err = one.result_of("--detach", *AT_ONCE, *args, "--", *SLEEP, env=home)
+    lab, args = hosts
+    home = {"HOME": str(lab.folder / "home")}
+    code, run, err = lab.result_of("--detach", *AT_ONCE, *args, "--", *SLEEP, env=home)
     assert code == 0, err
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if how != "stop":
         os.kill(run_manager.controller_of(run.strip()), signal.SIGKILL)
         until(lambda: not containers() and not ranks(), "nothing is left", 20)
     else:
-        _, out, _ = one.result_of("--json", run.strip(), verb=("status",), env=home)
+        _, out, _ = lab.result_of("--json", run.strip(), verb=("status",), env=home)
         for host in json.loads(out)["hosts"]:
             (agent,) = [process for process in host["processes"] if process["role"] == "agent"]
             assert "rackrun_agent" in Path(f"/proc/{agent['pid']}/cmdline").read_text()
-    code, _, err = one.result_of(run.strip(), verb=("stop",), env=home)
+    code, _, err = lab.result_of(run.strip(), verb=("stop",), env=home)
     assert code == 0, err
     assert not containers() and not ranks()
     assert "2 of 2 hosts clean" in err
@@ -237,19 +237,19 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
 
 def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) -> None:
     """Not root, but let in by Docker: ranks are that account, and so is what they write."""
-    one, args = account, hosts_of(account, image)
+    lab, args = account, hosts_of(account, image)
     code = (
         "import os; print('uid', os.getuid(), os.environ['USER'], flush=True)\n"
         "open('made', 'w').close()\n"
         "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
     )
-    ended, out, err = one.result_of(*args, "--", sys.executable, "-c", code)
+    ended, out, err = lab.result_of(*args, "--", sys.executable, "-c", code)
     assert ended == 0, err
-    made = one.hosts[1].folder / "work" / "made"
+    made = lab.hosts[1].folder / "work" / "made"
     assert made.owner() == user()
     assert f"uid {made.stat().st_uid} {user()}" in out
-    assert next(one.folder.glob("runs/2*/final.pt")).read_text() == "weights"
-    process = one.run_ssh(*args, "--", *SLEEP)
+    assert next(lab.folder.glob("runs/2*/final.pt")).read_text() == "weights"
+    process = lab.run_ssh(*args, "--", *SLEEP)
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     process.kill()
     process.communicate()
@@ -258,9 +258,9 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
 
 def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str) -> None:
     """No right to ask the daemon: 78 with that, for each host."""
-    one, args = account, hosts_of(account, image)
+    lab, args = account, hosts_of(account, image)
     root("usermod", "--groups", "", user())
-    code, _, err = one.result_of(*args, "--", "true")
+    code, _, err = lab.result_of(*args, "--", "true")
     assert code == 78
     assert "127.0.0.2, 127.0.0.3: image: docker does not answer" in err
     assert "Traceback" not in err

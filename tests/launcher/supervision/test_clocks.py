@@ -31,7 +31,7 @@ class Clocks:
     """Hosts, and a launcher, with clocks of their own: Python's, in files that say how wrong."""
 
     def __init__(self, lab: Lab) -> None:
-        self.one = lab
+        self.lab = lab
         self.folder = lab.folder / "clocks"
         self.folder.mkdir()
         (self.folder / "sitecustomize.py").write_text(ANOTHER_TIME)
@@ -62,15 +62,15 @@ class Clocks:
             pairs = self.set(f"host-{number}", skew).items()
             environment = " ".join(f"env={name}={value}" for name, value in pairs)
             settings.append(f"python={self.python()} {environment}")
-        return str(self.one.write_hosts(*settings))
+        return str(self.lab.write_hosts(*settings))
 
     def train(self, *skews: float, then: tuple[float, ...] = (), detach: bool = False) -> str:
         """Train two real ranks from end to end; set their clocks to other times halfway."""
         hosts = self.hosts(*skews)
         args = ("--", str(warm.interpreter()), SKEWED_RANKS, str(self.folder))
-        environment = {**self.set("launcher", 0), "HOME": str(self.one.folder)}
+        environment = {**self.set("launcher", 0), "HOME": str(self.lab.folder)}
         args = (*["--detach"] * detach, hosts, *args)
-        process = self.one.run_ssh(*args, env=environment, before=("env",))  # with its clock
+        process = self.lab.run_ssh(*args, env=environment, before=("env",))  # with its clock
         until(lambda: all(p.exists() and p.read_text() for p in self.halfway), "both halfway", 60)
         observed = [float(path.read_text()) - time.time() for path in self.halfway]
         assert all(abs(one - skew) < 60 for one, skew in zip(observed, skews, strict=True))
@@ -81,7 +81,7 @@ class Clocks:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         if detach:
-            code, out, err = self.one.result_of(
+            code, out, err = self.lab.result_of(
                 out.strip(), verb=("attach",), env=environment, before=("env",)
             )
             assert code == 0, err

@@ -45,32 +45,32 @@ class Node:
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    with ExitStack() as one:
-        yield one
+    with ExitStack() as stack:
+        yield stack
 
 
 def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: ExitStack) -> None:
     """With the name of the node that it is about."""
-    one = Node(0, stack)
+    node = Node(0, stack)
     failed = b'{"failed": {"node": 1, "text": "x", "exit_code": 3, "secondary": false}}\n'
-    one.ends[1].sendall(failed + b'{"hang_limit": {"node": 1, "seconds": 5}}\n')
-    one.ends[1].sendall(b'{"stop": {"node": 1, "signal": 15}}\n')
-    assert one.inbox.get(timeout=20) == PeerFailed(1, "n1", "x", 3, False)
-    assert one.inbox.get(timeout=20) == PeerHangLimit(1, 5.0)
-    assert one.inbox.get(timeout=20) == PeerStops(1, 15)
+    node.ends[1].sendall(failed + b'{"hang_limit": {"node": 1, "seconds": 5}}\n')
+    node.ends[1].sendall(b'{"stop": {"node": 1, "signal": 15}}\n')
+    assert node.inbox.get(timeout=20) == PeerFailed(1, "n1", "x", 3, False)
+    assert node.inbox.get(timeout=20) == PeerHangLimit(1, 5.0)
+    assert node.inbox.get(timeout=20) == PeerStops(1, 15)
     heard = b""
     while heard.count(b"\n") < 3:
-        heard += one.ends[2].recv(1 << 16)
+        heard += node.ends[2].recv(1 << 16)
     assert heard.startswith(failed)
 
 
 def test_the_longest_hang_limit_is_one_for_the_other_nodes(stack: ExitStack) -> None:
     """--hang-seconds of a century switches the detection off, and a phase multiplies it."""
     longest = MOST_SECONDS * max(PHASE_HANG_FACTORS.values())
-    one, other = Node(0, stack), Node(2, stack)
+    node, other = Node(0, stack), Node(2, stack)
     other.peers.send_hang_limit(longest)
-    one.ends[2].sendall(other.ends[0].recv(1 << 16))
-    assert one.inbox.get(timeout=20) == PeerHangLimit(2, longest)
+    node.ends[2].sendall(other.ends[0].recv(1 << 16))
+    assert node.inbox.get(timeout=20) == PeerHangLimit(2, longest)
 
 
 @pytest.mark.parametrize(
@@ -96,20 +96,20 @@ def test_the_longest_hang_limit_is_one_for_the_other_nodes(stack: ExitStack) -> 
 )
 def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, args: bytes) -> None:
     """Types, ranges, another node's name: node 1 is lost (75), and the others are notified."""
-    one = Node(0, stack)
-    one.ends[1].sendall(args)
-    assert one.inbox.get(timeout=20) == PeerFailed(1, "n1", NONSENSE, 75, False)
-    assert b"not the protocol of peers" in one.ends[2].recv(1 << 16)
+    node = Node(0, stack)
+    node.ends[1].sendall(args)
+    assert node.inbox.get(timeout=20) == PeerFailed(1, "n1", NONSENSE, 75, False)
+    assert b"not the protocol of peers" in node.ends[2].recv(1 << 16)
 
 
 def test_node_0_speaks_for_all_but_not_for_us(stack: ExitStack) -> None:
     """As it passes on what others say; and its own end is one."""
-    one = Node(2, stack)
+    node = Node(2, stack)
     args: dict[str, Any] = {"node": 1, "signal": 15}
-    one.ends[0].sendall(f'{{"stop": {args}}}\n'.replace("'", '"').encode())
-    assert one.inbox.get(timeout=20) == PeerStops(1, 15)
-    one.ends[0].sendall(b'{"stop": {"node": 2, "signal": 15}}\n')
-    assert one.inbox.get(timeout=20) == PeerFailed(0, "n0", NONSENSE, 75, False)
+    node.ends[0].sendall(f'{{"stop": {args}}}\n'.replace("'", '"').encode())
+    assert node.inbox.get(timeout=20) == PeerStops(1, 15)
+    node.ends[0].sendall(b'{"stop": {"node": 2, "signal": 15}}\n')
+    assert node.inbox.get(timeout=20) == PeerFailed(0, "n0", NONSENSE, 75, False)
     other = Node(2, stack)
     other.ends[0].close()
     assert other.inbox.get(timeout=20) == PeerFailed(0, "n0", LAUNCHER_GONE, 75, False)

@@ -359,14 +359,14 @@ def test_whom_the_ssh_client_refuses_we_refuse(
     server: tuple[Lab, dict[str, str]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SSH-1: known_hosts and ssh_config mean what they mean to the real client, or less."""
-    one, args = server
+    lab, args = server
     case = ALL[name]
     known_hosts = case.known.format(**args).encode("utf-8", "surrogateescape")
-    for file in (one.known_hosts, one.folder / f"known_{args['address']}"):
+    for file in (lab.known_hosts, lab.folder / f"known_{args['address']}"):
         file.write_bytes(known_hosts)
     monkeypatch.setenv("LAB", args["folder"])
-    one.configure(case.config.format(**args))
-    (theirs, message), (options, why) = ssh(one), ours(one)
+    lab.configure(case.config.format(**args))
+    (theirs, message), (options, why) = ssh(lab), ours(lab)
     expected = ("refused" if name in REFUSED else "in", "in" if name in ACCEPTED else "refused")
     assert (theirs, options) == expected, f"ssh: {message}\nours: {why}"
 
@@ -375,15 +375,15 @@ def test_a_key_that_other_accounts_may_read_is_not_used(
     server: tuple[Lab, dict[str, str]],
 ) -> None:
     """SSH-1: as with the client; the message has the command that closes the file."""
-    one, args = server
-    one.known_hosts.write_text("{there} {key}\n".format(**args))
-    one.configure("")
+    lab, args = server
+    lab.known_hosts.write_text("{there} {key}\n".format(**args))
+    lab.configure("")
     for mode, verdict in ((0o640, "refused"), (0o604, "refused"), (0o400, "in")):
-        one.key.chmod(mode)
-        (theirs, message), (options, why) = ssh(one), ours(one)
+        lab.key.chmod(mode)
+        (theirs, message), (options, why) = ssh(lab), ours(lab)
         assert (theirs, options) == (verdict, verdict), f"ssh: {message}\nours: {why}"
-        assert (f"so it is not used; type: chmod 600 {one.key}" in why) == (verdict == "refused")
-    one.key.chmod(0o600)
+        assert (f"so it is not used; type: chmod 600 {lab.key}" in why) == (verdict == "refused")
+    lab.key.chmod(0o600)
 
 
 def ssh(lab: Lab) -> tuple[str, str]:

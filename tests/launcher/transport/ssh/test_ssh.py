@@ -49,8 +49,8 @@ def network(start_lab: Labs) -> Iterator[Callable[..., Network]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for opened in made:
+        opened.close()
 
 
 def output(machine: Machine, *argv: str) -> bytes:
@@ -184,15 +184,15 @@ def certify(
 
 
 CASES: dict[str, tuple[Callable[[Lab], object], bool]] = {
-    "certified by an RSA authority": (lambda one: certify(one, authority="rsa"), True),
-    "certified by an ECDSA authority": (lambda one: certify(one, authority="ecdsa"), True),
-    "certified for a pattern of names": (lambda one: certify(one, names="127.0.0.*"), False),
-    "certified for another name": (lambda one: certify(one, names="127.0.0.77"), False),
+    "certified by an RSA authority": (lambda lab: certify(lab, authority="rsa"), True),
+    "certified by an ECDSA authority": (lambda lab: certify(lab, authority="ecdsa"), True),
+    "certified for a pattern of names": (lambda lab: certify(lab, names="127.0.0.*"), False),
+    "certified for another name": (lambda lab: certify(lab, names="127.0.0.77"), False),
     "certified for another time": (
-        lambda one: certify(one, when="20200101:20210101"),
+        lambda lab: certify(lab, when="20200101:20210101"),
         False,
     ),
-    "certified as a user": (lambda one: certify(one, kind="-q"), False),
+    "certified as a user": (lambda lab: certify(lab, kind="-q"), False),
 }
 
 
