@@ -107,6 +107,7 @@ def start(
     os.makedirs(workdir, exist_ok=True)
     with open(os.path.join(state, "controller.err"), "wb") as errors:
         controller = subprocess.Popen(
+            # Isolated and without site: what is installed there cannot replace a module of ours.
             [python, "-I", "-S", "-X", "utf8", "-c", START, os.path.join(state, "code")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -301,6 +302,7 @@ def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
     """
     pid = controller_of(run)
     if pid:
+        # STOP_SIGNAL of supervision/signals.py, which is not sent to hosts.
         send_signal(pid, signal.SIGKILL if kill else signal.SIGUSR2)
     return {"done": bool(pid)}
 
@@ -329,6 +331,7 @@ def follow(run: str, on: bool) -> dict[str, Any]:
             if alive and on:
                 heartbeat.send_due()
             sys.stdout.buffer.flush()
+            # Standard input is ready when the follower has gone: it sends no order meanwhile.
             if reader.over or not (alive and on) or select.select([0], [], [], LOOK_SECONDS)[0]:
                 break
     reader.close()

@@ -56,6 +56,7 @@ class Torchrun:
         with open_null() as null:
             out, err = output.open_pipe(OUT), output.open_pipe(ERR)
             streams = (null, out, err)
+            # Not in the workdir: `python -c` would import the user's modules before its own.
             self.pid = spawn(self.argv, self.environment, "/", streams, signal.SIGKILL)
             os.close(out)
             os.close(err)
@@ -100,9 +101,9 @@ def is_connected(pid: int, port: int) -> bool:
     """Return True if a process, or a descendant, has a connection to or from a port."""
     sockets = connections(port)
     return bool(sockets) and any(
-        link_target(f"/proc/{one}/fd/{number}") in sockets
-        for one in (pid, *(process.pid for process in descendants(pid)))
-        for number in names_in(f"/proc/{one}/fd")
+        link_target(f"/proc/{each}/fd/{number}") in sockets
+        for each in (pid, *(process.pid for process in descendants(pid)))
+        for number in names_in(f"/proc/{each}/fd")
     )
 
 

@@ -15,8 +15,8 @@ from launcher.transport.ssh.failures import translated, was_dropped
 from launcher.transport.ssh.protocol import protocol_for
 from launcher.transport.ssh.route import Proxy, SshRoute
 
-KEEPALIVE_SECONDS = 5
-UNACKNOWLEDGED_SECONDS = 15
+KEEPALIVE_SECONDS = 5  # paramiko never judges them, but they make the kernel notice a dead link
+UNACKNOWLEDGED_SECONDS = 15  # until it does; its own limit is a quarter of an hour
 IDLE_SECONDS = 1.0  # paramiko wakes ten times as often, for each host, to see whether to end
 RETRY_SECONDS = 1.0
 

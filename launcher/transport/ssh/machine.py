@@ -76,6 +76,7 @@ class Machine:
         seconds = route.settings.channel_seconds
         channel = route.connection.transport.open_session(timeout=seconds)
         channel.settimeout(WAKE_SECONDS)
+        # SSH has one string for a command, which a shell there splits: nothing else is quoted.
         _execute(channel, shlex.join(argv), seconds)
         return SshChannel(self.name, channel)
 
