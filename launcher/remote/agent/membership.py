@@ -58,7 +58,7 @@ class RankSockets:
                 self._send(local, {**generation, "rank": rank, "world": len(ranks)})
 
     def end(self, reason: str, locals: Iterable[int] | None = None) -> None:
-        """Exclude ranks, by default all of them, from every group from now on."""
+        """End the membership of ranks, by default of all: they belong to no group any more."""
         for local in [*(self.connections if locals is None else locals)]:
             self._send(local, {"end": reason})
 

@@ -283,12 +283,12 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) 
         env={**env, "PYTHONPATH": str(ROOT)},
     )
     os.close(following)
-    seen = b""
+    output = b""
 
     def shows(text: bytes) -> bool:
-        nonlocal seen
-        seen += os.read(leading, 65536)
-        return text in seen
+        nonlocal output
+        output += os.read(leading, 65536)
+        return text in output
 
     until(lambda: shows(b"4 of 4 GPUs free"), "the first table", 60)
     rack.set_gpu("gpu01", 0, OLDER)
@@ -296,10 +296,10 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) 
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(OSError):
         while data := os.read(leading, 65536):
-            seen += data
+            output += data
     assert process.wait(30) == 0
-    assert b"Traceback" not in seen
-    screen, _, left = seen.rpartition(b"\x1b[?1049l")  # the end of the alternate screen
+    assert b"Traceback" not in output
+    screen, _, left = output.rpartition(b"\x1b[?1049l")  # the end of the alternate screen
     assert b"\x1b[?1049h" in screen and b"3 of 4 GPUs free" in left
     os.close(leading)
 

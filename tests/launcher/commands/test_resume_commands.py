@@ -35,18 +35,20 @@ class Asked(Exception):
 def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
     """Read a line as its script does, up to where it would reach for hosts."""
 
-    def here(work: Work | None, options: LocalOptions, again: tuple[str, ...]) -> NoReturn:
+    def on_this_machine(
+        work: Work | None, options: LocalOptions, again: tuple[str, ...]
+    ) -> NoReturn:
         work = work or DEMO
         raise Asked(work, options, job_template("local", options, work, again))
 
-    def there(work: Work, options: SshOptions, again: tuple[str, ...]) -> NoReturn:
+    def over_ssh(work: Work, options: SshOptions, again: tuple[str, ...]) -> NoReturn:
         raise Asked(work, options, job_template("ssh", options, work, again))
 
     def on_ray(work: Work, options: RayOptions, settings: LaunchSettings) -> NoReturn:
         raise Asked(work, options, settings.jobs)
 
-    monkeypatch.setattr(local_run, "start", here)
-    monkeypatch.setattr(ssh_run, "start", there)
+    monkeypatch.setattr(local_run, "start", on_this_machine)
+    monkeypatch.setattr(ssh_run, "start", over_ssh)
     monkeypatch.setattr(ray, "prepared", on_ray)
     with pytest.raises(Asked) as raised:
         dispatch.run(shlex.split(line.removeprefix("rackrun ")))

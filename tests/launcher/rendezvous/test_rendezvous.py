@@ -70,7 +70,7 @@ class Zero:
         self.port = free_port("127.0.0.1")
         self.met: Rendezvous | None = None
         self.error: Problem | None = None
-        self.said: list[str] = []
+        self.lines: list[str] = []
         this_node = NodeInfo(0, 2, 1, "n0", "")
 
         def agree(members: Any, address: str) -> Agreement:
@@ -79,7 +79,7 @@ class Zero:
 
         def meet() -> None:
             try:
-                self.met = gather(this_node, self.port, wait_seconds, agree, self.said.append, key)
+                self.met = gather(this_node, self.port, wait_seconds, agree, self.lines.append, key)
             except Problem as error:
                 self.error = error
 

@@ -91,10 +91,10 @@ def test_an_option_says_more_than_the_platform() -> None:
 
 def test_a_single_node_shows_the_port_that_it_would_take() -> None:
     """A free one, whatever the scheduler's would be, unless --port names another."""
-    alone = with_free_port(placement_here(NodeOptions(), recorded("none")))
-    assert alone.port.origin == "free here"
-    _, plan = detected_in(alone, WORK, NodeOptions())
-    assert f"--master-port={alone.port.value}" in plan.hosts[0].torchrun
+    single = with_free_port(placement_here(NodeOptions(), recorded("none")))
+    assert single.port.origin == "free here"
+    _, plan = detected_in(single, WORK, NodeOptions())
+    assert f"--master-port={single.port.value}" in plan.hosts[0].torchrun
     for name, options, origin in (
         ("none", NodeOptions(port=4000), "--port"),
         ("slurm-step-2", NodeOptions(), "SLURM_JOB_ID"),

@@ -31,17 +31,17 @@ def test_two_real_hosts_are_measured_and_the_first_one_twice(
     (folder,) = (lab.folder / "runs").glob("*-imagenet-scaling")
     hosts_of_runs = [path.name.rpartition("-")[2] for path in sorted(folder.glob("2*"))]
     assert hosts_of_runs == ["1", "2", "1"]
-    head, alone, together, runs = out.splitlines()[-4:]
+    head, one_host, together, runs = out.splitlines()[-4:]
     assert head.split() == ["hosts", "ranks", "images/s", "range", "efficiency"]
-    assert re.fullmatch(r" *1 +1 +[\d,.]+ +[\d,.]+-[\d,.]+ +100%", alone)
+    assert re.fullmatch(r" *1 +1 +[\d,.]+ +[\d,.]+-[\d,.]+ +100%", one_host)
     assert re.fullmatch(r" *2 +2 +[\d,.]+ +[\d,.]+-[\d,.]+ +\d+-\d+%", together)
     assert runs == f"runs: {folder}"
 
 
 def test_an_efficiency_is_no_narrower_than_its_windows() -> None:
     """At worst: the slowest window of the larger run against the fastest of the smallest one."""
-    alone, four = Speed(8, 64, (0.10, 0.11, 0.09)), Speed(32, 64, (0.12, 0.11, 0.13))
-    *_, first, last = shown({1: alone, 4: four}).splitlines()
+    one, four = Speed(8, 64, (0.10, 0.11, 0.09)), Speed(32, 64, (0.12, 0.11, 0.13))
+    *_, first, last = shown({1: one, 4: four}).splitlines()
     assert first.split() == ["1", "8", "5,120.0", "4,654.5-5,688.9", "100%"]
     assert last.split() == ["4", "32", "17,066.7", "15,753.8-18,618.2", "69-100%"]
 

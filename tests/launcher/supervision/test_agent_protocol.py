@@ -49,7 +49,7 @@ NONSENSE = {
     "no JSON": frame(b"{]}"),
     "deep": frame(b"[" * 100_000),
     "no UTF-8": frame(b'"\xff"'),
-    **{said: frame(said.encode()) for said in ("{}", "[]", "5", '"x"', "null", "NaN")},
+    **{text: frame(text.encode()) for text in ("{}", "[]", "5", '"x"', "null", "NaN")},
     "digits": frame(b'{"event": "opened", "port": 1' + b"0" * 5000 + b"}"),
     "frame of a new kind": frame(b"", kind=9),
     "event of a new kind": event("unheard"),

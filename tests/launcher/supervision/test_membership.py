@@ -181,7 +181,7 @@ class Rank:
     node: int
     alive: bool = False
     port: int = 0
-    seen: RankGroup | None = None
+    group: RankGroup | None = None
     formed: int = 0
     sent: deque[object] = field(default_factory=deque)
     inbox: deque[RankGroup] = field(default_factory=deque)
@@ -224,19 +224,19 @@ class World:
 
     def obey(self, number: int, group: RankGroup) -> None:
         rank = self.ranks[number]
-        if rank.seen and group.generation <= rank.seen.generation:
+        if rank.group and group.generation <= rank.group.generation:
             return
-        rank.seen = group
+        rank.group = group
         if group.members[0] == number:
             assert rank.port == group.port, "a port that it does not have any more"
 
     def meet(self, number: int) -> None:
         """Form the group of a rank if all its members are there."""
-        group = self.ranks[number].seen
+        group = self.ranks[number].group
         if group is None or not self.ranks[number].alive:
             return
         members = [self.ranks[one] for one in group.members]
-        if all(rank.alive and rank.seen == group for rank in members):
+        if all(rank.alive and rank.group == group for rank in members):
             for one in group.members:
                 rank = self.ranks[one]
                 if rank.formed < group.generation:
