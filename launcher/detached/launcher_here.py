@@ -14,6 +14,7 @@ from launcher.remote import processes
 from launcher.remote.run_manager import live_in
 from launcher.run.job import Limits
 from launcher.run.plan import Plan
+from launcher.supervision.signals import STOP_SIGNAL
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, is_supervised
@@ -42,12 +43,13 @@ class LauncherHere:
         return not self.folder.result.exists() and is_supervised(self.folder.plan)
 
     def interrupt(self, kill: bool = False) -> bool:
-        """Press Ctrl-C for it, or kill it; return False for one that is not of this account here.
+        """Have it end its run, or kill it; return False for one that is not of this account here.
 
         A run may be started on another machine that shares the folder.
         """
         if pid := _lock_holder(self.folder.plan):
-            processes.send_signal(pid, signal.SIGKILL if kill else signal.SIGINT)
+            # Not SIGINT, which a launcher in the background of a script ignores.
+            processes.send_signal(pid, signal.SIGKILL if kill else STOP_SIGNAL)
         return bool(pid)
 
     def ending(self) -> Ending | None:

@@ -112,7 +112,7 @@ class Session:
                 if not self.plan.task and self._peers is None:  # a task's rank 0 tells more
                     self.note(start_line(self.plan, self._versions, job.folder.path))
                 self.result = self._supervised(logs, self._screen, signals)
-        self.note(logs.close(self.result))
+            self.note(logs.close(self.result))  # a signal that comes now does not cost the result
         if self.result.verdict == "failed":
             self.result = self._with_sick_gpus(self.result)
         return self.result

@@ -11,7 +11,7 @@ from types import FrameType
 
 from rackrun.signals import restore
 
-STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends the controller of a detached run
+STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends a launcher or a controller
 
 TIME_LIMIT = signal.SIGALRM  # what the supervisor gives itself when --time-limit is reached
 

@@ -36,6 +36,7 @@ from training.run import resume
 ROOT = Path(__file__).parents[3]
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
 OTHER = ("--", sys.executable, "-c", "print('over')")
+WITHOUT_CTRL_C = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 
 
 def written(runs: Path, name: str) -> tuple[Job, LogFiles]:
@@ -133,9 +134,10 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
 
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> None:
-    """Ctrl-C for its launcher, then a look at its hosts; those of this folder are others."""
+    """Its launcher ends it, also one that ignores Ctrl-C as in the background of a script; then
+    its hosts are looked at, and not those of this folder."""
     args = (*SHORT[:-2], detached.hosts, "--", sys.executable, "-c", PID)
-    home = {"cwd": detached.home, "env": {"HOME": str(detached.home)}}
+    home = {"cwd": detached.home, "env": {"HOME": str(detached.home)}, "before": WITHOUT_CTRL_C}
     for how in ("its launcher lives", "its launcher was killed"):
         launcher = detached.lab.run_ssh(*args, **home)  # type: ignore[arg-type]
         assert launcher.stdout is not None
@@ -157,7 +159,7 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> N
         assert not [rank for rank in ranks if processes.look_up(int(rank))], how
         if how == "its launcher lives":
             assert launcher.wait(30) == 130
-            assert "interrupted: stopped by Ctrl-C" in err
+            assert "interrupted: stopped by ./run-ssh stop" in err
             assert not list((detached.home / ".rackrun" / "known").iterdir())  # all were clean
             launcher.communicate()
 
