@@ -10,8 +10,9 @@ most CPU time of the whole process tree per image, its ratio to pure decoding (t
 ratios within each round), images per second by the clock, and the disk space beside that of the
 JPEGs. FFCV has a format of its own; its second set holds images that are encoded again at quality
 90. SPDL's published pipeline resizes to 256 pixels and takes the centre. Two rows are of the same
-images with a shorter side of 256, in ratio to decoding those. Peers that are not installed in the
-Python of bench/install_peers.sh take part only if --peers names it.
+images with a shorter side of 256, in ratio to decoding those. A second table says what a host would
+deliver. Peers that are not installed in the Python of bench/install_peers.sh take part only if
+--peers names it.
 """
 
 import io
@@ -68,6 +69,8 @@ NAMES = {
     "tiles-256": "rackrun, shorter side 256, restart tiles",
     "decode-256": "only decoding, shorter side 256",
 }
+FROM_FOLDERS = ("ours-folder", "tiles-folder", "ours-256", "tiles-256")
+CORES = (16, 32, 64, 128)
 PEERS = ("mds-uint8", "lit-uint8", "dali", "spdl", "ffcv-raw", "ffcv-q90")
 WRITTEN = ("mds", "lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
 
@@ -120,7 +123,9 @@ def main(args: list[str]) -> None:
         with serving(Site(Path(name) / "full/shards", port=0, native=True)) as server:
             disk = {name: disk_bytes(Path(path)) for name, path in locations.items()}
             locations |= {name: server.url for name in locations if name.endswith("-nginx")}
-            report(list(measured(locations, settings)), disk, settings)
+            rounds = list(measured(locations, settings))
+            report(rounds, disk, settings)
+            report_hosts(rounds, disk, settings)
 
 
 def disk_bytes(path: Path) -> int:
@@ -229,6 +234,21 @@ def report(rounds: list[dict[str, Result]], disk: dict[str, int], settings: Sett
             f"| {NAMES[name]} | {statistics.median(cpu):.2f} | {min(cpu):.2f}, {max(cpu):.2f} |"
             f" {statistics.median(ratios):.2f} | {rate:,.0f} | {first:.1f} s | {space} |"
         )
+
+
+def report_hosts(rounds: list[dict[str, Result]], disk: dict[str, int], settings: Settings) -> None:
+    """Print a Markdown table: what so many cores would deliver by these CPU times, and read."""
+    names = [name for name in FROM_FOLDERS if name in rounds[0]]
+    print("\n| cores for loaders | " + " | ".join(NAMES[name] for name in names) + " |")
+    print("|--:|" + "--:|" * len(names))
+    for cores in CORES:
+        cells = []
+        for name in names:
+            cpu_ms = statistics.median(results[name]["cpu_ms"] for results in rounds)
+            rate = cores / cpu_ms * 1000
+            gigabytes = rate * disk[name] / settings.images / 1e9
+            cells.append(f"{round(rate, -3):,.0f} ({gigabytes:.1f} GB/s)")
+        print(f"| {cores} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
