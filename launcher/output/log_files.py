@@ -44,11 +44,16 @@ class LogFiles:
             raise SaveError(f"{error}; or type: --runs FOLDER") from error
 
     def _written(self, plan: Plan) -> TextIO:
-        """Write the plan, and return its file, locked as long as this process lives."""
-        write_json(self.folder.plan, dataclasses.asdict(plan), mode=0o600)  # has --env values
-        file = self.folder.plan.open("r+")  # NFS locks alone only what may be written
+        """Write the plan, and return its file, locked as long as this process lives.
+
+        It is locked before it is in its place: one without a lock is that of a dead launcher.
+        """
+        partial = self.folder.plan.with_name(f".{self.folder.plan.name}.partial")
+        write_json(partial, dataclasses.asdict(plan), mode=0o600)  # has --env values
+        file = partial.open("r+")  # NFS locks alone only what may be written
         with suppress(OSError):  # without locks, an unfinished run goes unnoticed
             fcntl.flock(file, fcntl.LOCK_EX)
+        partial.replace(self.folder.plan)
         return file
 
     def add(self, host: HostPlan, plan: Plan) -> None:
