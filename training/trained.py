@@ -26,7 +26,7 @@ from training.data.transforms import Transforms
 from training.models.named import is_own
 from training.models.weights import are_weights
 from training.recorded import table_differences
-from training.run.folder import weights_file
+from training.run.folder import final_weights
 from training.task import Task
 from training.tasks.definition import recipes_of, require_task, task_of
 
@@ -85,7 +85,7 @@ def load_of_any_task(
 
     The user's own task has to be named, for the same reason as `own_model`.
     """
-    path = weights_file(weights)
+    path = final_weights(weights)
     content = checkpoint.read(path)
     task_name = own_task or str(content.get("task"))
     if not own_task and task_name not in TASKS:

@@ -16,7 +16,7 @@ from tests.convert.drawn import drawn
 from training.data.transforms import Transforms
 from training.models import list_command, registered
 from training.models.named import named_model, normalised_for
-from training.models.published import weights_file
+from training.models.published import downloaded_weights
 from training.models.weights import load_weights
 from training.ranks import Ranks
 
@@ -119,7 +119,7 @@ def test_weights_that_timm_publishes_are_found_on_the_host(
     with pytest.raises(
         UsageError, match="type `hf download timm/test_vit.r160_in1k` on every host"
     ):
-        weights_file("imagenet", "timm:test_vit", alone)
+        downloaded_weights("imagenet", "timm:test_vit", alone)
     published = named_model("timm:test_vit", 1000, 160)
     folder = tmp_path / "models--timm--test_vit.r160_in1k"
     (folder / "refs").mkdir(parents=True)
@@ -127,7 +127,9 @@ def test_weights_that_timm_publishes_are_found_on_the_host(
     (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
     save_file(published.state_dict(), folder / "snapshots" / ("0" * 40) / "model.safetensors")
     model = named_model("timm:test_vit", 5, 96)
-    line = load_weights(model, weights_file("imagenet", "timm:test_vit", alone), tuple("abcde"))
+    line = load_weights(
+        model, downloaded_weights("imagenet", "timm:test_vit", alone), tuple("abcde")
+    )
     assert "position embeddings interpolated from 10 x 10 to 6 x 6" in line
     assert "has 5 classes instead of 1000 and starts afresh" in line
     block = "blocks.0.attn.qkv.weight"

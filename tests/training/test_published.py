@@ -15,7 +15,7 @@ from torchvision import models
 from rackrun.errors import SaveError, UsageError
 from tests.launcher.lab import free_port
 from training.models import published
-from training.models.published import bring, published_url, weights_file
+from training.models.published import bring, downloaded_weights, published_url
 from training.ranks import Ranks
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -65,11 +65,11 @@ def test_weights_are_downloaded_once(
     name = publish(tmp_path / "www")
     with served(tmp_path / "www") as address:
         monkeypatch.setattr(published, "published_url", lambda model: f"{address}/{name}")
-        path = weights_file("imagenet", "densenet121", ALONE)
+        path = downloaded_weights("imagenet", "densenet121", ALONE)
     assert path == home / name and path.read_bytes() == b"weights"
-    assert weights_file("imagenet", "densenet121", ALONE) == path
+    assert downloaded_weights("imagenet", "densenet121", ALONE) == path
     assert [path.name for path in home.iterdir()] == [name]
-    assert weights_file("own.pth", "densenet121", ALONE) == Path("own.pth")
+    assert downloaded_weights("own.pth", "densenet121", ALONE) == Path("own.pth")
 
 
 def test_ranks_meet_while_one_of_them_downloads(
@@ -93,7 +93,7 @@ def test_ranks_meet_while_one_of_them_downloads(
     monkeypatch.setattr(published, "MEETING_SECONDS", 0.01)
     monkeypatch.setattr(published, "bring", slow)
     with served(tmp_path / "www") as address:
-        assert weights_file(f"{address}/{name}", "", ALONE).read_bytes() == b"weights"
+        assert downloaded_weights(f"{address}/{name}", "", ALONE).read_bytes() == b"weights"
     assert meetings[:3] == [1, 1, 1] and meetings[-2:] == [0, 0]
 
 
@@ -102,18 +102,18 @@ def test_what_is_damaged_is_refused(home: Path, tmp_path: Path) -> None:
     name = publish(tmp_path / "www")
     (tmp_path / "www" / name).write_bytes(b"something else")
     with served(tmp_path / "www") as address, pytest.raises(SaveError, match="not the digest"):
-        weights_file(f"{address}/{name}", "", ALONE)
+        downloaded_weights(f"{address}/{name}", "", ALONE)
     assert not list(home.iterdir())
     (home / name).write_bytes(b"cut")
     with pytest.raises(SaveError, match=f"{name}: damaged: not the digest in its name; remove"):
-        weights_file(f"{address}/{name}", "", ALONE)
+        downloaded_weights(f"{address}/{name}", "", ALONE)
 
 
 def test_without_a_network_the_error_says_what_to_bring_where(home: Path) -> None:
     """Address, host and path: to be copied by hand."""
     url = f"http://127.0.0.1:{free_port('127.0.0.1')}/net-01234567.pth"
     with pytest.raises(SaveError, match=r"download .* \(\[Errno 111\] ") as observed:
-        weights_file(url, "", ALONE)
+        downloaded_weights(url, "", ALONE)
     assert url in str(observed.value) and f"bring that file to {home}/net-01234567.pth" in str(
         observed.value
     )

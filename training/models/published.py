@@ -31,7 +31,7 @@ MEETING_SECONDS = 20  # from one exchange to the next while ranks wait for a dow
 PIECE_BYTES = 1 << 20
 
 
-def weights_file(given: str, model: str, ranks: Ranks) -> Path:
+def downloaded_weights(given: str, model: str, ranks: Ranks) -> Path:
     """Return the file that --weights means; the first rank of each host downloads it if need be.
 
     UsageError or SaveError where there is none; all ranks raise when any host has none.

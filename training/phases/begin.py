@@ -9,7 +9,7 @@ from training.config import as_plain
 from training.data.order.cut import Cut
 from training.layers import heads_of
 from training.models.extended import extended
-from training.models.published import weights_file
+from training.models.published import downloaded_weights
 from training.models.weights import load_weights
 from training.phases import resolved
 from training.phases.start import TrainingRun
@@ -96,7 +96,7 @@ def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> s
     if not config.weights or run.earlier or config.synthetic:
         return ""
     log.progress.phase(phases.DOWNLOAD)
-    path = weights_file(config.weights, config.model, run.ranks)
+    path = downloaded_weights(config.weights, config.model, run.ranks)
     log.progress.phase(phases.START)
     line = load_weights(state.model, path, run.data.classes)
     state.start_average()

@@ -50,7 +50,7 @@ def writes_to(folder: RunFolder, ranks: "Ranks") -> bool:
     return ranks.writes and lowest == mark
 
 
-def weights_file(given: str | os.PathLike[str]) -> Path:
+def final_weights(given: str | os.PathLike[str]) -> Path:
     """Return final.pt of a run, and any other path as it is; SaveError if there is none."""
     path = run_folder(given)
     if not path.exists():
