@@ -14,7 +14,7 @@ from rackrun.atomic import write_whole
 from rackrun.errors import UsageError
 from rackrun.terminal import clean_lines
 
-Seen = TypeVar("Seen")
+State = TypeVar("State")
 
 PIPE_COLUMNS = 200  # of what reads a pipe
 STYLES = {"X": "bold red", "!": "yellow"}
@@ -60,19 +60,19 @@ def height(text: str) -> int:
 
 
 def show_again_and_again(
-    look: Callable[[], Seen],
-    draw: Callable[[Seen, int | None], str],
+    read: Callable[[], State],
+    draw: Callable[[State, int | None], str],
     seconds: float,
     once: bool = False,
 ) -> None:
-    """Print what is seen; on a terminal fill the screen with it every few seconds, unless `once`.
+    """Print what was read; on a terminal fill the screen with it every few seconds, unless `once`.
 
     `draw` is given the lines that the screen has, or None for all. Ctrl-C ends it; the last table
     then stays in the terminal, whole.
     """
-    seen = look()
+    state = read()
     if once or not sys.stdout.isatty():
-        sys.stdout.write(draw(seen, None))
+        sys.stdout.write(draw(state, None))
         sys.stdout.flush()
         return
     from rich.console import Console
@@ -82,12 +82,12 @@ def show_again_and_again(
     try:
         with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
             while True:
-                text = draw(seen, shutil.get_terminal_size().lines)
+                text = draw(state, shutil.get_terminal_size().lines)
                 live.update(Text.from_ansi(text.rstrip()), refresh=True)
                 time.sleep(seconds)
-                seen = look()
+                state = read()
     finally:
-        sys.stdout.write(draw(seen, None))
+        sys.stdout.write(draw(state, None))
         sys.stdout.flush()
 
 

@@ -44,11 +44,11 @@ class HostFileWatch:
         self._spec = spec
         self._job = job
         self._plan = plan
-        self._known = {_machine(host) for host in (*spec.hosts, *file.listed)}
-        self._seen: tuple[int, ...] = ()
-        """How the file looked when it was read last."""
+        self._machines = {_machine(host) for host in (*spec.hosts, *file.listed)}
+        self._last_signature: tuple[int, ...] = ()
+        """Of the file, when it was read last."""
         self._is_over = threading.Event()
-        self._found: queue.SimpleQueue[AddedHost | str] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[AddedHost | str] = queue.SimpleQueue()
         self.taken: list[AddedHost] = []
         """The hosts that have become part of the run."""
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -62,21 +62,21 @@ class HostFileWatch:
 
     def take(self) -> list[AddedHost | str]:
         """Return the hosts that were found since the last time, and lines about what is wrong."""
-        found = list[AddedHost | str]()
+        news = list[AddedHost | str]()
         with suppress(queue.Empty):
             while True:
-                found.append(self._found.get_nowait())
-        if added := [each for each in found if isinstance(each, AddedHost)]:
+                news.append(self._news.get_nowait())
+        if added := [each for each in news if isinstance(each, AddedHost)]:
             self.taken += added
             self.on_added()
-        return found
+        return news
 
     def _watch(self) -> None:
         before = _signature(self._file.path)
         while not self._is_over.wait(LOOK_SECONDS):
             now = _signature(self._file.path)
-            if now and now == before != self._seen:
-                self._seen = now
+            if now and now == before != self._last_signature:
+                self._last_signature = now
                 try:
                     self._take_in(self._new_hosts())
                 except Problem as error:
@@ -85,14 +85,14 @@ class HostFileWatch:
 
     def _note(self, text: str) -> None:
         for line in text.splitlines():
-            self._found.put(f"not added: {line}")
+            self._news.put(f"not added: {line}")
 
     def _new_hosts(self) -> list[Host]:
         """Return the hosts in the file that are not part of the launch yet."""
-        return [host for host in self._file.read() if _machine(host) not in self._known]
+        return [host for host in self._file.read() if _machine(host) not in self._machines]
 
     def _take_in(self, hosts: Sequence[Host]) -> None:
-        """Reach, check and plan hosts; say which of them cannot be taken, and why."""
+        """Reach, check and plan hosts; note which of them cannot be taken, and why."""
         outcomes = self._file.connect(hosts) if hosts else ()
         reached: list[tuple[Host, Transport]] = []
         for host, outcome in zip(hosts, outcomes, strict=True):
@@ -109,9 +109,9 @@ class HostFileWatch:
             transports=[transport for _, transport in reached],
             settings=fresh,
         )
-        self._file.bring_code(spec, self._found.put)
+        self._file.bring_code(spec, self._news.put)
         with closing(self._facts_beside_a_host_of_the_run(spec)) as cluster:
-            self._judge(cluster, dict(reached))
+            self._plan_fit_hosts(cluster, dict(reached))
 
     def _facts_beside_a_host_of_the_run(self, spec: LaunchSpec) -> ClusterFacts:
         """Return facts about new hosts, behind those of a host that they are compared with."""
@@ -124,7 +124,7 @@ class HostFileWatch:
             cluster.close()
         raise Problem("no host of the run answers")
 
-    def _judge(self, cluster: ClusterFacts, transport_of: dict[Host, Transport]) -> None:
+    def _plan_fit_hosts(self, cluster: ClusterFacts, transport_of: dict[Host, Transport]) -> None:
         """Plan the hosts that pass the checks."""
         settings, run_folder = self._spec.settings, self._job.folder.path.name
         rows = examine(cluster, CHECKS, settings.ignored_checks)
@@ -141,18 +141,18 @@ class HostFileWatch:
                 self._note("\n".join(refused))
                 continue
             for line in warnings(rows_of_host):
-                self._found.put(f"warning: {line}")
+                self._news.put(f"warning: {line}")
             planned = planned_host(
                 facts, cluster, settings.jobs.runs / run_folder, settings, self._plan.next_scratch
             )
             host_plan = plan_of_added(self._job, self._plan, planned)
             self._plan = self._plan.with_host(host_plan)
-            self._known.add(_machine(facts.host))
-            self._found.put(AddedHost(facts.host, host_plan, transport_of[facts.host]))
+            self._machines.add(_machine(facts.host))
+            self._news.put(AddedHost(facts.host, host_plan, transport_of[facts.host]))
 
 
 def _machine(host: Host) -> tuple[str, int]:
-    """Return what tells a machine from others, however its line is written."""
+    """Return what identifies a machine, however its line is written."""
     return host.name.lower().removesuffix("."), host.port or 22
 
 

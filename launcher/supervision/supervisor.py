@@ -302,15 +302,15 @@ class Supervisor:
         """Take hosts that were added into an elastic run."""
         if self.host_source is None or self.regrouping is None or self.shutdown.ordered:
             return
-        for found in self.host_source.take():
-            if isinstance(found, str):
-                self.display.note(found)
+        for added in self.host_source.take():
+            if isinstance(added, str):
+                self.display.note(added)
                 continue
-            self.agents.add(found)
-            self.run.add(found.plan, self.now)
-            self.log_files.add(found.plan, self.run.plan)
-            self.display.show(Added(found.plan.node, found.plan))
-            self.regrouping.add(found.plan.node)
+            self.agents.add(added)
+            self.run.add(added.plan, self.now)
+            self.log_files.add(added.plan, self.run.plan)
+            self.display.show(Added(added.plan.node, added.plan))
+            self.regrouping.add(added.plan.node)
 
     def _regroup(self) -> None:
         """Replace the group of an elastic run where that is due, and show why."""

@@ -119,7 +119,6 @@ DATES = {
     "known_runs._forget_old",
     "transfer.is_forgotten",
     "probe.clock",  # the preflight compares clocks, and warns
-    "record._write_state",
     "on_event.send",  # of an event, for the command of the user
     "record.begin",
     "results.is_same",
