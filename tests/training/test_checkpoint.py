@@ -10,21 +10,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from catdog.recipes import CatDog, DemoRecipe
 from rackrun.atomic import partial_path
+from rackrun.contract import variables
 from rackrun.errors import SaveError, UsageError
-from rackrun.run_folder import RunFolder
+from rackrun.run_folder import RUNS, RunFolder
 from tests import warm
 from training import checkpoint
 from training.config import Config, as_plain
+from training.ranks import Ranks
 from training.recorded import table_differences
 from training.run import compatibility, resume
+from training.run.folder import own_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -460,3 +465,33 @@ def test_differences_are_told_in_a_few_words() -> None:
     many = {str(number): number for number in range(7)}
     assert len(table_differences(dict(list(many.items())[:6]), {})) == 6
     assert table_differences(many, {})[6:] == ["and 1 more"]
+
+
+def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An option comes before the launcher's folder, and that before a new one below runs/."""
+    ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    monkeypatch.delenv(variables.RUN_FOLDER, raising=False)
+    path = own_folder("catdog", "", ranks).path
+    assert path.parent == RUNS and path.name.endswith("-catdog")
+    monkeypatch.setenv(variables.RUN_FOLDER, "/launched")
+    assert own_folder("catdog", "", ranks).path == Path("/launched")
+    assert own_folder("catdog", "given", ranks).path == Path("given")
+
+
+@pytest.mark.parametrize(("by_run", "source"), [(False, 1), (True, 0)])
+def test_of_what_two_nodes_have_the_newest_is_taken(
+    by_run: bool, source: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later step of the run that was named; with `latest`, that of the later run."""
+    offered = np.frombuffer(b"20260102-000000-catdog/step-00000003.pth", np.uint8)
+    ours = Path("/runs/20260101-000000-catdog/checkpoints/step-00000009.pth")
+    ranks = SimpleNamespace(
+        writes=True,
+        all_gather=lambda offer: [offered, offer],
+        broadcast_bytes=lambda data, source: data if source == 1 else b"other",
+    )
+    monkeypatch.setattr(resume, "parse", lambda data, path: {})
+    earlier = resume._newest(lambda: (ours, b"ours"), cast(Ranks, ranks), by_run)
+    assert earlier and earlier.source == source

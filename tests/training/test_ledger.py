@@ -292,6 +292,19 @@ def test_a_mixture_is_held_against_its_weights(
     assert times[0][further & (labels == 1)].sum() == 1
 
 
+def test_data_that_have_moved_are_named_with_an_option(
+    weighted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--data says where they are now; without it, the command says that they are elsewhere."""
+    data = Path(settings_of(weighted).config.data)
+    moved = data.rename(data.with_name(f"{data.name}-moved"))
+    with pytest.raises(DataError, match="there is no such folder.*type --data FOLDER"):
+        main(["ledger", str(weighted)])
+    capsys.readouterr()
+    main(["ledger", str(weighted), "--data", str(moved)])
+    assert capsys.readouterr().out.count("each as often as planned") == 3
+
+
 def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> None:
     """python -m training ledger RUN, as a user types it."""
     pages = sorted((weighted / "ledger").glob("*.npz"))

@@ -83,7 +83,7 @@ def chosen(settings: "TrainingCommand", epochs: int) -> "dict[int, Rows] | None"
 
     try:
         pool = settings.pool()
-    except Unavailable as problem:
+    except (Unavailable, UsageError) as problem:  # a server, or a folder that is not there
         raise DataError(f"{problem}; {ELSEWHERE}") from None
     mixture = training_mixture(settings.config, pool)
     size = pool.index.size
