@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from convert.__main__ import main
-from convert.packing.copies import copies, local_files
+from convert.packing.copies import copies, groups_of_copies, local_files
 from convert.readers.names import class_table
 from rackrun.errors import DataError, UsageError
 from shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
@@ -149,8 +149,11 @@ def test_a_collision_of_checksums_accuses_nobody(tmp_path: Path) -> None:
         shard = writer.close()
     packed = np.frombuffer(b"".join(PACKED_ROW.pack(*row) for row in rows), INDEX_FIELDS)
     read = local_files(tmp_path.joinpath)
-    (copy,) = copies([("train", packed)], {"train": [shard]}, ["x"], read)
+    index, shards = [("train", packed)], {"train": [shard]}
+    (copy,) = copies(index, shards, ["x"], read)
     assert (copy.name, copy.detail) == (f"{shard.name}/d", f"{shard.name}/a")
+    (group,) = groups_of_copies(index, shards, read)
+    assert [image.name for image in group] == [f"{shard.name}/a", f"{shard.name}/d"]
 
 
 def _colliding_end(start: bytes, crc: int) -> bytes:
