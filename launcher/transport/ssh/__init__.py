@@ -9,6 +9,7 @@ behind a gateway share one connection to it, and programs use plain channels.
 
 import logging
 
+from launcher.transport.ssh import light_fabric  # noqa: F401  before paramiko imports invoke
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.network import Network
 from launcher.transport.ssh.route import ConnectSettings

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
-from fabric import Config
 from paramiko.agent import AgentSSH
 from paramiko.auth_strategy import (
     AuthFailure,
@@ -22,6 +21,7 @@ from paramiko.pkey import UnknownKeyType
 
 from launcher.transport.ssh.algorithms import allowed, signatures
 from launcher.transport.ssh.host_keys.certificates import CERTIFICATE, certificate_of
+from launcher.transport.ssh.light_fabric import Config
 from launcher.transport.ssh.protocol import SshProtocol
 from launcher.transport.ssh.restrictions import rsa_bits
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
-from fabric import Config, Connection
 
 from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
@@ -21,6 +20,7 @@ from launcher.transport.ssh.failures import translated
 from launcher.transport.ssh.host_key_policy import HostKeyPolicy
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
 from launcher.transport.ssh.identities import PublicKeyLogin
+from launcher.transport.ssh.light_fabric import Config, Connection
 from launcher.transport.ssh.lookup import ClientConfig
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.paths import paths

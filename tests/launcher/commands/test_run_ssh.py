@@ -536,6 +536,20 @@ def test_help_is_there_at_once_without_fabric_or_torch() -> None:
     assert "--accept-new" in output.stdout
 
 
+def test_fabric_comes_without_what_it_has_for_tests() -> None:
+    """asyncio, ssl and unittest would be a tenth of a launch's imports; a program that launches
+    from Python has them, and invoke's MockContext, all the same."""
+    code = (
+        "import sys, launcher.transport.ssh\n"
+        "assert not {'asyncio', 'ssl', 'unittest', 'unittest.mock'} & set(sys.modules)\n"
+        "from invoke import MockContext, Result\n"
+        "from unittest.mock import Mock, patch\n"
+        "context = MockContext(run=Result('mocked'))\n"
+        "assert context.run('true').stdout == 'mocked' and isinstance(context.run, Mock)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     ("args", "prog"),
     [(["check"], "rackrun check"), (["./run-ssh", "--check"], "./run-ssh --check")],
