@@ -29,7 +29,7 @@ VERSION = 62
 MESSAGE_BYTES = 200
 MOST_GROWTH = 16  # times the bytes of a JPEG: no child that is sound answers with more
 REQUEST = struct.Struct("=III")  # restart interval, whether to optimise tables, bytes
-ANSWER = struct.Struct("=?I")  # whether it is a JPEG or a message, bytes
+REPLY = struct.Struct("=?I")  # whether it is a JPEG or a message, bytes
 CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 """Signals that a JPEG can bring about; any other one comes from outside, and says nothing of it."""
 
@@ -95,16 +95,16 @@ def rewritten(data: bytes, restart_interval: int = 0, optimised: bool = False) -
     child = _child(os.getpid())
     try:
         child.socket.sendall(REQUEST.pack(restart_interval, optimised, len(data)) + data)
-        is_jpeg, size = ANSWER.unpack(_received(child.socket, ANSWER.size))
+        is_jpeg, size = REPLY.unpack(_received(child.socket, REPLY.size))
         if size > MOST_GROWTH * len(data) + MESSAGE_BYTES:
             raise ConnectionAbortedError
-        answer = _received(child.socket, size)
+        reply = _received(child.socket, size)
     except OSError:
         raise _failure(child.end()) from None
     if not is_jpeg:
         child.end()
-        raise Refused(clean(answer.decode("ascii", "replace")))
-    return answer
+        raise Refused(clean(reply.decode("ascii", "replace")))
+    return reply
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
@@ -120,7 +120,7 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 
 def _failure(code: int) -> Refused | Problem:
-    """Return the error for a child that ended with this exit code, without an answer."""
+    """Return the error for a child that ended with this exit code, without a reply."""
     if -code in CRASHES:
         return Refused(f"libjpeg-turbo crashed ({signal.Signals(-code).name})")
     return Problem(
@@ -165,7 +165,7 @@ def _serve(path: Path, connection: socket.socket, parent: int) -> NoReturn:
         rewriter = _Rewriter(path, connection)
         while True:
             interval, optimised, size = REQUEST.unpack(_received(connection, REQUEST.size))
-            rewriter.answer(_received(connection, size), interval, optimised)
+            rewriter.reply(_received(connection, size), interval, optimised)
     finally:
         os._exit(0)
 
@@ -182,7 +182,7 @@ class _Rewriter:
         self._library.jpeg_std_error(byref(self._errors))
         self._errors.error_exit = self._errors.output_message = _Callback(self._refuse)
 
-    def answer(self, data: bytes, restart_interval: int, optimised: bool) -> None:
+    def reply(self, data: bytes, restart_interval: int, optimised: bool) -> None:
         """Send the JPEG; end this process if it is refused."""
         library, source, target = self._library, _Decompressor(), _Compressor()
         source.errors = target.errors = ctypes.addressof(self._errors)
@@ -210,5 +210,5 @@ class _Rewriter:
         self._send(False, message.value)
         os._exit(0)
 
-    def _send(self, is_jpeg: bool, answer: bytes) -> None:
-        self._connection.sendall(ANSWER.pack(is_jpeg, len(answer)) + answer)
+    def _send(self, is_jpeg: bool, reply: bytes) -> None:
+        self._connection.sendall(REPLY.pack(is_jpeg, len(reply)) + reply)

@@ -1,8 +1,8 @@
 """The exponential moving average of the weights (EMA).
 
 torch's AveragedModel would do, but for two things: it asks the device at every step whether its
-count of updates is 0, so that each step would wait for the GPU, and it copies the weights at the
-first update where this average moves, so that older runs would go on with other numbers.
+count of updates is 0, so that each step would wait for the GPU, and at the first update it copies
+the weights, where this average moves towards them as at every other.
 """
 
 from __future__ import annotations
