@@ -75,6 +75,21 @@ def test_a_table_without_splits_and_class_names(tmp_path: Path, convert: Convert
     assert manifest_of(out).classes == ("a", "b", "c")
 
 
+def test_one_split_of_any_name_is_cut_and_two_need_one_called_train(
+    tmp_path: Path, convert: Convert
+) -> None:
+    """As far as names tell, the only split is what there is to train on."""
+    data = rows(IMAGES, [n % 2 for n in range(12)])
+    only = convert("hf", saved(tmp_path / "one", datasets.DatasetDict({"full": data})))
+    assert [(each.name, each.samples) for each in manifest_of(only).splits] == [
+        ("train", 10),
+        ("val", 2),
+    ]
+    two = saved(tmp_path / "two", datasets.DatasetDict({"first": data, "second": data}))
+    with pytest.raises(UsageError, match="no split train in it, only first, second"):
+        convert("hf", two, out="out2")
+
+
 def test_damage_is_counted_and_a_split_without_labels_left_out(
     tmp_path: Path, convert: Convert
 ) -> None:

@@ -3,8 +3,10 @@
 import io
 import json
 import random
+import re
 import struct
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from convert.__main__ import main
 from convert.images.info import inspect
 from convert.readers.records import Defect
 from shards.image_limits import MAX_SCANS
@@ -259,6 +262,9 @@ def test_the_report_names_every_odd_file(
     assert "\x1b" not in printed
     report = json.loads((out / "report.json").read_text())
     assert report["pictures"] == 13 and report["left_out"] == 4
+    main(["summary", str(out)])
+    counts = re.findall(r"^(left out|kept): (\d+) ", capsys.readouterr().out, re.MULTILINE)
+    assert Counter(what for what, _ in counts) == {"left out": 4, "kept": 3}
     names = {each["file"]: (each["found"], each["done"]) for each in report["findings"]}
     assert names == {
         "train/cat.900.jpg": ("empty", "left out"),

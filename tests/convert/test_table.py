@@ -90,6 +90,8 @@ def test_a_row_that_cannot_be_used_is_named(
     (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     with pytest.raises(problem, match=says):
         convert("csv", as_csv(folder, [*GOOD, row]))
+    with pytest.raises(problem, match=says.replace("line 4", "line 3")):  # without a header
+        convert("csv", as_parquet(folder, [*GOOD, row]))
 
 
 @pytest.mark.parametrize(

@@ -451,6 +451,9 @@ def test_squash_writes_a_plain_folder(tmp_path: Path, data: Path) -> None:
     assert names == [f"photos-train-{number:06d}.tar" for number in range(len(names))]
     run("squash", data, tmp_path / "plain")
     main(["verify", str(tmp_path / "plain")])
+    run("squash", data, tmp_path / "cut", "--shards", 3, "--val-shards", 2)
+    counts = {each.name: len(each.shards) for each in manifest_of(tmp_path / "cut").splits}
+    assert counts == {"train": 3, "val": 2}
 
 
 def test_prune_keeps_what_a_run_names(tmp_path: Path, data: Path) -> None:
