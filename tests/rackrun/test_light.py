@@ -49,7 +49,7 @@ WORKS = [
     "report runs/latest",
     "serve shards --detach --native",
     "serve status",
-    "serve stop",
+    "serve stop shards",  # of no folder, it would end those of all tests
 ]
 NEEDS_IT = [
     "local",
