@@ -38,7 +38,8 @@ class TaskNeeds:
     def growth_problem(self, planned: int, ranks: int) -> str:
         """Return why an elastic run that was planned for some ranks cannot have so many now."""
         images = self.global_batch or planned * self.batch_size
-        return f"{ranks} ranks for steps of {images} images" if ranks > images else ""
+        text = f"{ranks} ranks for steps of {images} images; write fewer slots= in its line"
+        return text if ranks > images else ""
 
     def rank_problem(self, ranks: int) -> str:
         """Return why a number of ranks cannot run the task, and what to type; empty if it can."""
