@@ -79,7 +79,7 @@ class HostFileWatch:
                 self._last_signature = now
                 try:
                     self._take_in(self._new_hosts())
-                except Problem as error:
+                except (Problem, OSError) as error:
                     self._note(str(error))
             before = now
 

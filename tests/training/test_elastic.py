@@ -23,6 +23,7 @@ from training import checkpoint, ranks, world
 from training.config import Config
 from training.membership import RankMembership
 from training.run import ledger
+from training.run.resume import Earlier
 
 SETTINGS: dict[str, Any] = {
     "epochs": 2,
@@ -223,6 +224,14 @@ def test_ranks_whose_launcher_is_gone_keep_their_last_step(
     check_weights(after, undisturbed)
     verdicts = ledger.verdicts(ledger.read(RunFolder(after).ledger))
     assert [verdict.exact for verdict in verdicts] == [True, True], [*map(str, verdicts)]
+
+
+def test_a_restart_on_other_hosts_has_the_images_per_step_of_before() -> None:
+    """Hosts are lost for good or were added: with --elastic the batch of the checkpoint stays."""
+    earlier = Earlier(Path("step-00000007.pt"), {"identity": {"global batch": 12}}, 0, b"")
+    assert earlier.with_batch(Config(elastic=True)).global_batch == 12
+    assert earlier.with_batch(Config(elastic=True, global_batch=8)).global_batch == 8
+    assert not earlier.with_batch(Config()).global_batch
 
 
 def is_running(pid: int) -> bool:

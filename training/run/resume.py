@@ -38,7 +38,8 @@ class Earlier:
     def with_batch(self, config: Config) -> Config:
         """Return the settings with the earlier run's global batch, where that can be chosen."""
         batch = self.content.get("identity", {}).get("global batch", 0)
-        adopts = config.exact_epochs and not config.global_batch
+        can_choose = config.exact_epochs or config.elastic
+        adopts = can_choose and not config.global_batch
         return replace(config, global_batch=batch) if adopts else config
 
     def release(self) -> None:
