@@ -12,7 +12,7 @@ from convert.__main__ import main
 from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Manifest
 from tests.convert.conftest import Convert, everything
-from tests.convert.drawn import drawn, rotated, write_files
+from tests.convert.drawn import drawn, rotated, write_files, write_zip
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -191,6 +191,18 @@ def test_where_nothing_can_be_validated_it_is_asked(
     """64 and what to type, rather than a data set that training refuses."""
     with pytest.raises(UsageError, match=says):
         convert("folder", write_files(tmp_path / "set", files))
+
+
+@pytest.mark.parametrize("top", ["", "photos/", "photos/train/"])
+def test_a_zip_of_class_folders_is_converted_like_the_folder(
+    top: str, tmp_path: Path, convert: Convert
+) -> None:
+    """Also with a folder around them, as a file manager packs one, and with train/ in it."""
+    files = {f"{top}{name}": data for name, data in classes(4, "aster", "tulip").items()}
+    out = convert("folder", write_zip(tmp_path / "photos.zip", files))
+    manifest = manifest_of(out)
+    assert manifest.classes == ("aster", "tulip")
+    assert sorted(sample.image for sample in everything(out)) == sorted(files.values())
 
 
 def test_names_that_would_be_one_key_are_told_apart(tmp_path: Path, convert: Convert) -> None:

@@ -24,6 +24,7 @@ from convert.verify import strangers
 from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Manifest, brace_name
 from shards.open import open_source, sources_of
+from shards.samples import samples
 from tests.convert.conftest import Convert, everything, shown
 from tests.convert.drawn import drawn, textured, write_files, write_zip
 from tests.convert.test_index import as_hugging_face, by_webdataset
@@ -439,6 +440,29 @@ def test_log_lists_what_each_version_changed(
     newest, first = capsys.readouterr().out.splitlines()
     assert re.match(r" +2  [0-9a-f]{12}  46 samples in 2 classes: 2 dropped; ", newest)
     assert re.match(r" +1  [0-9a-f]{12}  48 samples in 2 classes: converted; ", first)
+
+
+def shard_of(location: Path, key: str) -> str:
+    source = open_source(str(location))
+    for split in source.manifest.splits:
+        for number, shard in enumerate(split.shards):
+            if key in (sample.key for sample in samples(source, split.name, number)):
+                return shard.name
+    raise AssertionError(key)
+
+
+def test_a_sample_is_named_with_its_shard(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SHARD.tar/KEY is the sample of that shard; one that lies elsewhere is left aside."""
+    before, other = labels(data), shard_of(data, "cat_1")
+    run("relabel", data, f"{other}/cat_1=dog")
+    assert labels(data) == {**before, "cat_1": "dog"}
+    run("drop", data, f"{shard_of(data, 'cat_1')}/cat_1")
+    left = {key: label for key, label in before.items() if key != "cat_1"}
+    assert labels(data) == left
+    key = next(key for key in left if shard_of(data, key) != shard_of(data, "cat_2"))
+    run("drop", data, f"{shard_of(data, 'cat_2')}/{key}")
+    assert "left aside 1 row for another state of DATA" in capsys.readouterr().err
+    assert labels(data) == left
 
 
 def test_squash_writes_a_plain_folder(tmp_path: Path, data: Path) -> None:
