@@ -17,6 +17,10 @@ from launcher.transport.local import free_port
 from tests import warm_server, warm_shell
 
 ROOT = Path(__file__).parents[1]
+OF_MUTANTS = (
+    "MUTANT_UNDER_TEST",
+    "MUTANTS_REACHED",
+)  # of tests/mutation, for all that a test starts
 COLLECTED_BY = os.getpid()  # workers of pytest are forked from this process
 
 
@@ -61,7 +65,10 @@ class Python(subprocess.Popen[str]):
         request = {
             "words": args,
             "folder": str(folder or Path.cwd()),
-            "environment": dict(os.environ if environment is None else environment),
+            "environment": {
+                **{name: os.environ[name] for name in OF_MUTANTS if name in os.environ},
+                **(os.environ if environment is None else environment),
+            },
             "session": session,
             "project": None,
         }
