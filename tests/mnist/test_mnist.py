@@ -34,9 +34,12 @@ def convert(folder: Path, out: Path) -> Path:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzipped"])
-def test_every_pixel_and_label_arrives(tmp_path: Path, packed: bool) -> None:
+def test_every_pixel_and_label_arrives(
+    tmp_path: Path, packed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The pixels of each image are those of the files, in the right split; 60,000 are missed."""
     out = convert(write(tmp_path / "raw", files(40, 20), packed), tmp_path / "out")
+    assert "40 and 20 images; MNIST has 60,000 and 10,000" in capsys.readouterr().err
     images, labels = digits()
     source = open_source(str(out))
     assert source.manifest.classes == tuple("0123456789")
