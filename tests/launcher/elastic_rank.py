@@ -63,8 +63,9 @@ class Launcher:
             if message["generation"] > self.newest:
                 self.newest = message["generation"]
                 self.generations.put(message)
-                if message["abort"] and self.group:
-                    self.group.shut()
+                group = self.group  # it may be that of this message already
+                if message["abort"] and group and group.generation < message["generation"]:
+                    group.shut()
 
 
 class Group:
