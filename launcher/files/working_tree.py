@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from launcher.remote.files import INSTALLED, file_digest
+from launcher.remote.processes import names_in
 from launcher.remote.transfer import INCOMING, MANIFEST
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
@@ -207,7 +208,8 @@ def _mode_elsewhere(folder: Path, path: str) -> int:
 def _being_written() -> set[tuple[int, int]]:
     """Return which files programs of this account are writing; without /proc, none is known."""
     written = set()
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+    folders = [process / "fd" for process in Path("/proc").glob("[0-9]*")]
+    for descriptor in (folder / name for folder in folders for name in names_in(str(folder))):
         with suppress(OSError):  # it has just been closed
             if descriptor.lstat().st_mode & stat.S_IWUSR and (file := _identity(descriptor)):
                 written.add(file)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,26 @@ def test_a_log_that_grows_is_no_code(tmp_path: Path) -> None:
         assert list(asked.files) == ["model.py", "train.log"]
         assert tee.stdin is not None
         tee.stdin.close()
+
+
+@pytest.mark.parametrize("listing", ["scandir", "listdir"])
+def test_a_program_may_end_while_its_files_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: str
+) -> None:
+    """The list of what is being written goes without it."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "model.py").touch()
+    list_folder = getattr(os, listing)
+
+    def list_unless_gone(folder: Any = ".") -> Any:
+        if str(folder) == f"/proc/{os.getpid()}/fd":
+            raise FileNotFoundError(folder)
+        return list_folder(folder)
+
+    monkeypatch.setattr(os, listing, list_unless_gone)
+    code = working_tree(tmp_path, lambda line: None)
+    assert code is not None
+    assert list(with_untracked(code, [], lambda line: None).files) == ["model.py"]
 
 
 def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
