@@ -121,6 +121,9 @@ def in_group(
 def _leave_group(ranks: Ranks) -> None:
     """End the group that this rank was in; its connections are shut down already."""
     if not dist.is_initialized():
+        # torch numbers groups in each process, and ranks of unlike numbers wait for each other for
+        # ever: one whose last group was never formed has counted it, and a newcomer has not.
+        dist.distributed_c10d._world.group_count = 0
         return
     if ranks.device.type == "cuda":  # NCCL would wait for ranks that are lost
         dist.distributed_c10d._abort_process_group()

@@ -86,6 +86,7 @@ def patch(die: dict[str, Any], pause: float) -> None:
 
     def end_at(point: str, step_number: int | None = None) -> None:
         if die.get("at") == point and step_number in (None, die.get("step")):
+            time.sleep(die.get("after", 0.0))
             die.clear()
             os.kill(os.getpid(), number)
             time.sleep(0.3)  # once it goes on, it reads orders that came meanwhile first
@@ -106,6 +107,7 @@ def patch(die: dict[str, Any], pause: float) -> None:
     TrainingState.advance = advanced
     wrap(step, "summed_loss", lambda: end_at("loss", COUNT["steps"]))
     wrap(evaluate, "evaluation_sums", lambda: end_at("evaluate"))
+    wrap(torch.distributed, "init_process_group", lambda: end_at("connect"))
     wrap(regroup, "_agree", lambda: end_at("agree", COUNT["agree"]))
     wrap(regroup, "pack", lambda: end_at("hand over"))
     wrap(loop, "finish", lambda: end_at("finish"))

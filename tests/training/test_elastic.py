@@ -250,6 +250,21 @@ def test_a_newcomer_is_lost_while_it_joins(start: Start, undisturbed: Any) -> No
     check(server, undisturbed)
 
 
+def test_a_newcomer_joins_after_another_was_lost_while_it_connected(
+    start: Start, undisturbed: Any
+) -> None:
+    """The rank that it joins has tried to form a group, alone since, and the newcomer has not."""
+    server = start({0: {"at": "loss", "step": 2}}, (1, 1), pause=0.1)
+    server.run(lambda: bool(server.formed.get(2)))
+    server.start(0, at="connect", after=0.5)
+    server.run(lambda: bool(server.formed.get(4)))
+    server.start(0)
+    server.run_to_the_end()
+    assert server.codes == {0: [-9, -9, 0], 1: [0]}, server.outputs()
+    assert len(server.orders) == 5
+    check(server, undisturbed)
+
+
 def test_the_rank_that_hands_its_state_over_is_lost(start: Start, undisturbed: Any) -> None:
     """Another one hands it over, and the newcomer has not taken a part of it."""
     die = {0: {"at": "hand over"}, 1: {"at": "loss", "step": 2}}
