@@ -163,6 +163,10 @@ def test_folders_and_patterns(command: Command, final: Path, photos: Path) -> No
     rows = json.loads(command(final, photos, f"{photos}/*.jpg", "--json").stdout)
     names = [Path(row["image"]).name for row in rows]
     assert names == ["a cat.jpg", "dog.PNG", "gray.jpeg", "a cat.jpg"]
+    (photos / "of" / "2026").mkdir(parents=True)
+    (photos / "dog.PNG").rename(photos / "of" / "2026" / "dog.PNG")
+    (row,) = json.loads(command(final, f"{photos}/**/*.PNG", "--json").stdout)
+    assert row["image"] == str(photos / "of" / "2026" / "dog.PNG")
 
 
 def test_batches_change_nothing(command: Command, final: Path, photos: Path) -> None:

@@ -308,6 +308,15 @@ IMAGE = drawn("x")
 GOOD: Members = [("a.jpg", IMAGE), ("a.cls", b"0")]
 
 
+def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path: Path) -> None:
+    """Two samples without a class and one without an image are not the same mistake."""
+    left_out = [("b.jpg", IMAGE), ("c.jpg", IMAGE), ("d.cls", b"0")]
+    write_tar(tmp_path / "set-train-0.tar", [*GOOD, *left_out])
+    main(["index", str(tmp_path), "--workers", "1", "--allow-left-out", "3"])
+    manifest = Manifest.parse((tmp_path / "dataset.json").read_bytes(), "")
+    assert manifest.report == {"no image": 1, "unlabelled": 2}
+
+
 @pytest.mark.parametrize(
     ("members", "problem", "says"),
     [

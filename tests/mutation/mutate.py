@@ -129,13 +129,6 @@ class Mutant:
         return f"{self.path} {self.function}: {self.before} -> {self.after}"
 
 
-UNWALKED = (
-    *("convert/readers", "convert/images", "convert/indexing", "convert/doctor"),
-    *("training/phases", "training/models", "training/monitor", "training/tasks"),
-    *("training/export", "training/track", "training"),
-)
-"""Parts whose survivors are not known, and not listed."""
-
 LISTED = re.compile(r"^\| `(\S+)` `(\S+)` \| `(.+?)` → `(.+?)` \|", re.MULTILINE)
 
 

@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
 import convert.doctor.command as command
+from convert.doctor.findings import LABEL, LEAK, Finding, ordered
 from convert.doctor.fingerprints import FINGERPRINT, SOUND, UNDECODED, fingerprint
 from convert.doctor.near_copies import Prints, near_pairs
 from nginx.serve import serving
@@ -365,3 +366,13 @@ def group(leader: int) -> list[int]:
 def test_a_look_is_small() -> None:
     """100,000 images take 35 MB: what is kept of each has a fixed size."""
     assert FINGERPRINT.itemsize <= 350
+
+
+def test_the_gravest_come_first_and_of_each_problem_the_surest() -> None:
+    """A person who looks at a few rows only looks at those that matter most."""
+    findings = [Finding(LABEL, None, 0, "", score=score) for score in (0.2, 0.9, 0.5)]
+    by_gravity = ordered([*findings, Finding(LEAK, None, 0, "")])
+    assert [(each.problem, each.score) for each in by_gravity] == [
+        (LEAK, None),
+        *((LABEL, score) for score in (0.9, 0.5, 0.2)),
+    ]
