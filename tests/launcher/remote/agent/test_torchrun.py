@@ -100,7 +100,7 @@ def test_the_exception_of_one_rank_is_shown_once_and_not_its_peers(
 ) -> None:
     """One rank of two hosts raises between two all-reduces: its traceback once, code 1."""
     drive = drive_of(tmp_path, python(ENDLESS % (rank, f"raise {error}")), [1, 1])
-    assert drive.wait() == 1
+    assert drive.wait() == 1, drive.err
     assert (drive.out + drive.err).count("Traceback") == 1
     text = error.partition("('")[2].removesuffix("')")
     one_is_the_cause(drive, rank, f"{error.partition('(')[0]}: {text}")
