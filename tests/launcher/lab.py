@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from launcher.run.hosts import Host
 from tests import warm
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = 4.0
@@ -86,6 +87,11 @@ class Sshd:
     def sessions(self) -> list[int]:
         """Return the pids of the sshd processes that serve a connection."""
         return children(self.process.pid)
+
+    def serving(self) -> list[str]:
+        """Return the titles of sshd processes that serve a connection."""
+        lines = self.processes().values()
+        return [line for line in lines if line.startswith("sshd") and "[listener]" not in line]
 
     def processes(self) -> dict[int, str]:
         """Return the processes of this host by id: with `APART`, all of them."""
@@ -233,6 +239,8 @@ class Lab:
         started = [self.start(command=command) for _ in range(count)]
         for host in started:
             wait_for_banner(host.address, host.port)
+        # Else the process that answered may count as one that was there before a test's run.
+        until(lambda: not any(host.serving() for host in started), "every sshd is idle", 20)
         self.trust()
         return self
 
