@@ -1,0 +1,125 @@
+"""What `./run-tests` says of tests that fail beside others."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.launcher.lab import ROOT
+
+FLAKY = """\
+ran: list[int] = []
+
+
+def test_that_leaves_something_behind() -> None:
+    ran.append(1)
+"""
+"""A test after which others of its process fail; alone they pass."""
+
+SETTINGS = """\
+[tool.mypy]
+files = ["tests/test_all.py"]
+[tool.pytest.ini_options]
+markers = ["long"]
+[tool.ruff]
+line-length = 100
+lint.select = ["F"]
+"""
+
+VENV = """\
+# shellcheck shell=bash
+venv_python() {{
+    export python={}
+}}
+"""
+
+
+def project(folder: Path, *tests: str) -> Path:
+    """Write what `./run-tests` checks, with these tests in one file and no environment to make."""
+    for name in ("launcher", "bench", "tests", "examples", ".ci"):
+        (folder / name).mkdir(parents=True)
+    for name in ("run-tests", "tests/flakes.py", "tests/workers.py"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "launcher" / "venv.sh").write_text(VENV.format(sys.executable))
+    for name in ("tests/machine.sh", "bench/a.sh", ".ci/run", "examples/a.sh", "examples/a.sbatch"):
+        (folder / name).write_text("# shellcheck shell=bash\n")
+    (folder / "pyproject.toml").write_text(SETTINGS)
+    (folder / "tests" / "test_all.py").write_text("\n\n".join([FLAKY, *tests]))
+    return folder
+
+
+def flaky(name: str) -> str:
+    return f"def test_{name}() -> None:\n    assert not ran\n"
+
+
+def after(program: list[str], folder: Path) -> tuple[int, str]:
+    """Run a program in the folder; return its exit code and all that it printed."""
+    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        program,
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def pytest_of(folder: Path) -> tuple[int, str]:
+    """Run the tests of a project as `./run-tests` does, on one worker, so that all meet."""
+    words = ["-m", "pytest", "-p", "tests.flakes", "-p", "tests.workers", "--workers", "1"]
+    return after([sys.executable, *words], folder)
+
+
+def test_run_tests_names_and_counts_flakes_and_ends_well(tmp_path: Path) -> None:
+    """A test that fails beside others and passes alone is named and counted in the last lines."""
+    folder = project(tmp_path, flaky("one"), flaky("other"))
+    code, output = after(["./run-tests", "--workers", "1"], folder)
+    assert code == 0, output
+    *_, first, second, closing, types = output.splitlines()
+    assert first.endswith("passed alone twice: tests/test_all.py::test_one")
+    assert second.endswith("passed alone twice: tests/test_all.py::test_other")
+    assert closing == "3 passed, 0 failed, 2 flaky (at most 10)"
+    assert types.startswith("Success: no issues found")
+
+
+def test_run_tests_fails_over_a_wrong_type_beside_a_flake(tmp_path: Path) -> None:
+    """Flakes forgive nothing else: an error of mypy is shown and ends in a failure."""
+    wrong = 'def test_type() -> None:\n    number: int = "1"\n    assert number\n'
+    code, output = after(["./run-tests", "--workers", "1"], project(tmp_path, flaky("one"), wrong))
+    assert code == 1, output
+    assert "1 flaky" in output
+    assert "Incompatible types in assignment" in output
+
+
+def test_what_fails_alone_as_well_is_a_failure(tmp_path: Path) -> None:
+    """A test that fails again without the others fails the run, flakes beside it or not."""
+    real = "def test_real() -> None:\n    assert 1 + 1 == 3\n"
+    code, output = pytest_of(project(tmp_path, flaky("one"), real))
+    assert code == 1, output
+    assert "FAILED tests/test_all.py::test_real" in output
+    assert "passed alone" not in output
+
+
+def test_what_fails_every_other_time_is_a_failure(tmp_path: Path) -> None:
+    """To pass alone once is not enough."""
+    count = (
+        "with open('count', 'a+') as file:\n        file.write('.')\n        times = file.tell()"
+    )
+    rare = f"def test_rare() -> None:\n    {count}\n    assert times == 2\n"
+    code, output = pytest_of(project(tmp_path, rare))
+    assert code == 1, output
+    assert (tmp_path / "count").read_text() == "..."
+
+
+def test_more_than_ten_flakes_are_a_failure(tmp_path: Path) -> None:
+    """Eleven flakes are named, and the run fails; ten would not."""
+    code, output = pytest_of(project(tmp_path / "many", *map(flaky, "abcdefghijk")))
+    assert code == 1, output
+    assert output.endswith("12 passed, 0 failed, 11 flaky (at most 10)\n")
+    code, output = pytest_of(project(tmp_path / "some", *map(flaky, "abcdefghij")))
+    assert code == 0, output
+    assert output.endswith("11 passed, 0 failed, 10 flaky (at most 10)\n")
