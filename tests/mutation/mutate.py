@@ -52,6 +52,12 @@ PARTS = {
         *("convert/test_catdog.py", "convert/test_tiles.py", "mnist/test_mnist.py"),
         *("imagenet/test_conversion.py", "imagenet/test_small_files.py"),
     ),
+    "shards": (
+        *("shards/test_index.py", "shards/test_cache.py", "shards/test_peers.py"),
+        *("shards/test_http.py", "shards/test_source.py", "shards/test_faults.py"),
+        *("shards/test_writer.py", "shards/test_versions.py", "shards/test_mutations.py"),
+        *("convert/test_tiles.py", "training/test_tiles.py", "convert/test_verify.py"),
+    ),
     "training/data": (
         *("training/test_order.py", "training/test_exact.py", "training/test_slots.py"),
         *("training/test_data.py", "training/test_decode.py", "training/test_transforms.py"),
