@@ -67,6 +67,12 @@ def _squared(right: Function) -> Function:
     return lambda self, predictions: right(self, predictions) ** 2
 
 
+def _unsmoothed(right: Function) -> Function:
+    return lambda logits, targets, config, weights: right(
+        logits, targets, replace(config, label_smoothing=0.0), weights
+    )
+
+
 def _unflipped(right: Function) -> Function:
     return lambda self, model, transforms, images, flip=False: right(
         self, model, transforms, images
@@ -113,12 +119,7 @@ MUTATIONS = (
         "squared weights of classes", "training.phases.start", "TrainingRun.class_weights", _squared
     ),
     Mutation("no mirror images in evaluations", "training.device", "Compute.logits", _unflipped),
-    Mutation(
-        "no label smoothing",
-        "training.phases.loss",
-        "cross_entropy",
-        lambda right: lambda *args, label_smoothing, **options: right(*args, **options),
-    ),
+    Mutation("no label smoothing", STEP, "summed_loss", _unsmoothed),
     Mutation("top-5 is top-1", "training.counts", "correct_predictions", _best_only),
     Mutation("ten times the clipping norm", STEP, "clip_grad_norm_", _ten_times),
     Mutation("the same chance on all ranks", STEP, "seed_step", _rankless, ranks=2),

@@ -227,13 +227,17 @@ def loss_and_gradient(
 def losses(outputs: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> torch.Tensor:
     """Return the loss of each sample: (B,)."""
     weights = torch.tensor(recipe.weights, dtype=torch.float64)
-    spread = (1 - recipe.smoothing) * targets + recipe.smoothing / recipe.classes
+    weight = (targets * weights).sum(1)
     if recipe.loss == "ce":
-        return -(weights * spread * log_odds(outputs)).sum(1)
+        log_shares = log_odds(outputs)
+        unsmoothed = (weights * targets * log_shares).sum(1)
+        even = weight * log_shares.mean(1)
+        return -((1 - recipe.smoothing) * unsmoothed + recipe.smoothing * even)
+    spread = (1 - recipe.smoothing) * targets + recipe.smoothing / recipe.classes
     expected = (spread > recipe.threshold).double() if recipe.threshold else spread
     likely = 1 / (1 + (-outputs).exp())
     binary = -(expected * likely.log() + (1 - expected) * (1 - likely).log())
-    return (targets * weights).sum(1) * binary.mean(1)
+    return weight * binary.mean(1)
 
 
 def logits_of(model: nn.Module, weights: Weights, images: torch.Tensor) -> torch.Tensor:

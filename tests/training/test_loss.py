@@ -1,9 +1,10 @@
 """The loss of a batch, held against its definition in float64."""
 
 import numpy as np
+import pytest
 import torch
 
-from training.phases.loss import summed_loss
+from training.phases.loss import class_weights, summed_loss
 from training.settings.optim import OptimSettings
 
 
@@ -23,7 +24,10 @@ def test_the_threshold_of_bce_applies_to_smoothed_targets() -> None:
 
 
 def test_cross_entropy_is_summed_with_weights_and_smoothing() -> None:
-    """Of labels and of shares: each sample counts by the weight of its classes."""
+    """Of labels and of shares: each sample counts by the weight of its classes.
+
+    So does what smoothing spreads over all of them.
+    """
     logits = torch.tensor([[0.3, -1.2, 0.7], [-0.4, 0.9, 0.2]], dtype=torch.float64)
     weights = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
     log_shares = logits.numpy() - np.log(np.exp(logits.numpy()).sum(1, keepdims=True))
@@ -35,8 +39,26 @@ def test_cross_entropy_is_summed_with_weights_and_smoothing() -> None:
             given = targets if targets.ndim == 1 else targets.double()
             expected = -(smooth * log_shares).sum()
             assert abs(float(summed_loss(logits, given, config)) - expected) < 1e-12
-            expected = -(smooth * log_shares * weights.numpy()).sum()
+            unsmoothed = -(shares * log_shares * weights.numpy()).sum()
+            spread = -(shares @ weights.numpy() @ log_shares.mean(1))
+            expected = (1 - smoothing) * unsmoothed + smoothing * spread
             assert abs(float(summed_loss(logits, given, config, weights)) - expected) < 1e-12
+
+
+@pytest.mark.parametrize("loss", ["ce", "bce"])
+def test_a_rare_class_is_not_named_for_others(loss: str) -> None:
+    """--loss-weights balanced with smoothing: one sample of a class beside 1,000 of each other
+    one, and a class without any: each sample learns its own label."""
+    labels = torch.tensor([0, 1, 2])
+    counts = np.array([1000, 1000, 1, 0])
+    weights = class_weights("balanced", ("a", "b", "rare", "none"), lambda: counts)
+    config = OptimSettings(loss=loss, label_smoothing=0.1)
+    logits = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    for _ in range(300):
+        (gradient,) = torch.autograd.grad(summed_loss(logits, labels, config, weights), logits)
+        with torch.no_grad():
+            logits -= gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-9) / 10
+    assert logits.argmax(1).tolist() == [0, 1, 2]
 
 
 def test_binary_cross_entropy_of_labels_is_that_of_their_shares() -> None:

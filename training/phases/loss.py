@@ -28,9 +28,18 @@ def summed_loss(
     if config.loss == "bce":
         return _binary(logits, targets, config, weights)
     smoothing = config.label_smoothing
-    return cross_entropy(
-        logits, targets, weight=weights, reduction="sum", label_smoothing=smoothing
-    )
+    if weights is None:
+        return cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+    # torch weighs what smoothing spreads over the classes by each of them, and not by the sample's:
+    # all samples would learn to name a rare class, whose weight is a hundred times theirs.
+    unsmoothed = cross_entropy(logits, targets, weight=weights, reduction="sum")
+    even = -logits.log_softmax(1).mean(1)
+    return (1 - smoothing) * unsmoothed + smoothing * (even @ _sample_weights(targets, weights))
+
+
+def _sample_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weight of each sample of a batch: (B,)."""
+    return weights[targets] if targets.ndim == 1 else targets.to(weights) @ weights
 
 
 def _binary(
@@ -49,7 +58,7 @@ def _binary(
     if config.bce_threshold:
         smoothed = (smoothed > config.bce_threshold).to(logits)
     losses = binary_cross_entropy_with_logits(logits, smoothed, reduction="none").mean(1)
-    return losses.sum() if weights is None else losses @ (shares @ weights)
+    return losses.sum() if weights is None else losses @ _sample_weights(targets, weights)
 
 
 def class_weights(
