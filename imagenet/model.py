@@ -1,15 +1,17 @@
-"""The models and transforms for ImageNet."""
+"""The models and transforms for ImageNet, and images that are mixed of two."""
+
+import math
 
 import torch
 from torch import nn
-from torch.nn.functional import conv2d
+from torch.distributions import Beta
+from torch.nn.functional import conv2d, one_hot
 
-from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
 from training.data.transforms import Transforms, augmented
+from training.models.extended import begin_as_identity
 from training.models.named import named_model, normalised_for, takes_one_size
-from training.models.residual_blocks import begin_as_identity
 from training.task import Task
 
 FEWEST_BLURRED = 16  # channels; the image itself is not blurred
@@ -79,6 +81,53 @@ def training_size(config: ImageNet, epoch: int) -> int:
         return config.start_image_size
     grown = (config.image_size - config.start_image_size) * (epoch - first) / (last - first)
     return round((config.start_image_size + grown) / GRID) * GRID
+
+
+def mixed(
+    config: ImageNet, images: torch.Tensor, labels: torch.Tensor, classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images, mixed or not, and their targets, by mixup or cutmix.
+
+    Each image of a batch meets its neighbour, and the target is the same blend of their classes
+    (arXiv:1710.09412, arXiv:1905.04899). Not torchvision's MixUp and CutMix: batches are bytes
+    until the model normalises them, and its MixUp fails for bytes, which it multiplies in place.
+
+    uint8 (B, channels, S, S), int64 (B,) -> the same where nothing is mixed; else images, uint8
+    or float32, and float32 (B, classes). With both kinds switched on, each step draws one.
+    """
+    # Shares and places come from the CPU's generator: no step waits for a number from the device.
+    kinds = [kind for kind in (config.mixup, config.cutmix) if kind]
+    if not kinds:
+        return images, labels
+    cut = bool(config.cutmix) and (len(kinds) == 1 or float(torch.rand(())) < 0.5)
+    share = _share(config.cutmix if cut else config.mixup)
+    if cut:
+        images, share = _patched(images, share)
+    else:
+        images = torch.lerp(images.roll(1, 0).float(), images.float(), share)
+    targets = one_hot(labels, classes).float()
+    return images, torch.lerp(targets.roll(1, 0), targets, share)
+
+
+def _share(strength: float) -> float:
+    """Draw the share that an image keeps of itself from Beta(strength, strength)."""
+    return float(Beta(strength, strength).sample())
+
+
+def _patched(images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
+    """Return images with a square of their neighbours in them, and the share that is left."""
+    height, width = images.shape[2:]
+    cut = math.sqrt(1 - share) / 2
+    down, across = (float(number) for number in torch.rand(2))
+    top, bottom = (_within((down + side * cut) * height, height) for side in (-1, 1))
+    left, right = (_within((across + side * cut) * width, width) for side in (-1, 1))
+    patched = images.clone()
+    patched[:, :, top:bottom, left:right] = images.roll(1, 0)[:, :, top:bottom, left:right]
+    return patched, 1 - (bottom - top) * (right - left) / (height * width)
+
+
+def _within(edge: float, limit: int) -> int:
+    return min(max(round(edge), 0), limit)
 
 
 TASK = Task(

@@ -11,6 +11,7 @@ from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_tas
 from training.entry import enter, run_command
 
 COMMANDS = {
+    "ledger": "training.run.ledger_command",
     "evaluate": "training.judge.command",
     "predict": "training.predict",
     "export": "training.export.command",
@@ -26,11 +27,6 @@ def main(args: list[str]) -> int | None:
     if name in ("-h", "--help"):
         print(f"usage: {__doc__}\nTasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}.")
         return None
-    if name == "ledger":
-        from training.run import ledger_command
-
-        ledger_command.main(args[1:])
-        return None
     if name in COMMANDS:
         code: int | None = import_module(COMMANDS[name]).main(args[1:])
         return code
@@ -38,7 +34,7 @@ def main(args: list[str]) -> int | None:
         what = (
             why_no_task(name) if name else f"no task given; there are: {', '.join(known_tasks())}"
         )
-        raise UsageError(f"{what}; commands: ledger, {', '.join(COMMANDS)}")
+        raise UsageError(f"{what}; commands: {', '.join(COMMANDS)}")
     return run_command(name, f"{typed_command('python -m training')} {name}", args[1:])
 
 

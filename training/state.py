@@ -11,8 +11,8 @@ from torch.nn.utils import get_total_norm
 
 from training.config import Config
 from training.counts import Counts
+from training.layers import frozen_weights, resting_modules
 from training.optim.ema import Average
-from training.optim.freezing import frozen_weights, resting_modules
 from training.optim.groups import regrouped
 from training.optim.improvement import Improvement
 from training.optim.loss_scale import LossScale

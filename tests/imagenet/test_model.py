@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from imagenet.mixing import mixed
-from imagenet.model import BlurredConv, build, training_size, transforms
+from imagenet.model import BlurredConv, build, mixed, training_size, transforms
 from imagenet.recipes import RECIPES, ImageNet
 from rackrun.errors import UsageError
 from training.config import from_command_line
-from training.models.residual_blocks import last_norms
+from training.models.extended import last_norms
 from training.optim.groups import make_groups
 from training.schedule import make_schedule
 
@@ -191,7 +190,7 @@ def test_mixup_blends_images_and_answers_alike() -> None:
 
 def test_a_patch_of_cutmix_has_the_share_as_its_area(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept of an image is the share that was drawn, but for patches that a border cuts."""
-    monkeypatch.setattr("imagenet.mixing._share", lambda strength: 0.75)
+    monkeypatch.setattr("imagenet.model._share", lambda strength: 0.75)
     kept = set()
     for seed in range(30):
         torch.manual_seed(seed)

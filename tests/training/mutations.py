@@ -124,7 +124,7 @@ MUTATIONS = (
     Mutation("ten times the clipping norm", STEP, "clip_grad_norm_", _ten_times),
     Mutation("the same chance on all ranks", STEP, "seed_step", _rankless, ranks=2),
     Mutation("no warm-up of the average", "training.optim.ema", "Average.update", _long_average),
-    Mutation("equal shares in mixup", "imagenet.mixing", "_share", lambda right: lambda _: 0.5),
+    Mutation("equal shares in mixup", "imagenet.model", "_share", lambda right: lambda _: 0.5),
     Mutation("the learning rate a step late", "training.schedule", "Schedule.lr", _a_step_late),
     Mutation(
         "plain momentum",
@@ -160,10 +160,10 @@ MUTATIONS = (
         _at_every_step,
         recipe="adamw",
     ),
-    Mutation("cutmix as drawn", "imagenet.mixing", "_patched", _as_drawn, recipe="lamb"),
+    Mutation("cutmix as drawn", "imagenet.model", "_patched", _as_drawn, recipe="lamb"),
     Mutation(
         "no trust ratio",
-        "training.optim.lamb",
+        "training.optim.optimizer",
         "trust_ratios",
         lambda right: lambda weights, updates: [torch.ones(())] * len(weights),
         recipe="lamb",

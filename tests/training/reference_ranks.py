@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from imagenet.mixing import mixed
+from imagenet.model import mixed
 from imagenet.recipes import ImageNet
 from rackrun.run_folder import RunFolder
 from tests.training import reference

@@ -21,8 +21,7 @@ from training.config import Config
 from training.data.worker_server import _stay_beside_the_rank
 from training.device import CODE_CACHE, Compute, set_up
 from training.ranks import Ranks
-from training.run.compilation import compilation_reported
-from training.run.progress import ProgressReporter
+from training.run.progress import ProgressReporter, compilation_reported
 from training.schedule import make_schedule
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))

@@ -12,9 +12,8 @@ from rackrun.errors import UsageError
 from training.checkpoint import pack, unpack
 from training.config import Config
 from training.counts import Counts
-from training.layers import head_of
+from training.layers import frozen_weights, head_of
 from training.models.extended import with_dropout, with_stochastic_depth
-from training.optim.freezing import frozen_weights
 from training.schedule import make_schedule
 from training.state import TrainingState
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from imagenet.mixing import mixed
+from imagenet.model import mixed
 from imagenet.recipes import ImageNet
 from tests.training.mutations import MUTATIONS, Mutation
 from tests.training.reference_ranks import DIFFERENT, EQUAL, OF_ONE_RANK, distance

@@ -6,14 +6,53 @@ torch is imported once there is something to evaluate, so that `--help` answers 
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Literal
 
 from rackrun.atomic import write_whole
+from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.tables import require_folder
 from training.data.worker_server import start_worker_server
-from training.judge.request import Evaluate
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate a trained model on every sample of a split."""
+
+    examples: ClassVar[Examples] = (
+        ("{prog} runs/latest data/shards", "on the validation split"),
+        ("{prog} runs/latest data/shards --split test --csv images.csv", "a row for each image"),
+    )
+
+    checkpoint: Positional[Path]
+    """The weights: a run folder, its final.pt, or a checkpoint."""
+    data: Positional[str]
+    """Folder or URL of shards with the classes of the model."""
+    split: Literal["val", "test", "train"] = "val"
+    """Split of the data to evaluate on."""
+    model: str = ""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    task: str = ""
+    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
+    flip: bool = False
+    """Evaluate the mean of the outputs for an image and for its mirror image."""
+    csv: str = ""
+    """Write the prediction for every sample to this file, with shard and key of the sample."""
+    json: bool = False
+    """Print JSON instead of tables."""
+    batch_size: int = 64
+    """Images at a time on each rank."""
+    workers: int = -1
+    """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to evaluate on; auto: a GPU if there is one."""
+    bad_samples: Literal["fail", "quarantine"] = "fail"
+    """Fail on an image that cannot be decoded, or leave it out and count it."""
+    bad_samples_limit: int = 100
+    """Images per rank that quarantine leaves out before the evaluation fails."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -22,9 +61,21 @@ def main(args: Sequence[str]) -> int:
     require_folder(given.csv)
     if given.workers:
         start_worker_server("training.data.validation")
-    from training.judge.evaluation import evaluate
+    from training.judge.evaluation import evaluate, settings
+    from training.trained import load_of_any_task
 
-    result = evaluate(given)
+    trained = load_of_any_task(given.checkpoint, given.model, given.task)
+    config = settings(
+        trained,
+        data=given.data,
+        eval_split=given.split,
+        batch_size=given.batch_size,
+        workers=given.workers,
+        device=given.device,
+        bad_samples=given.bad_samples,
+        bad_samples_limit=given.bad_samples_limit,
+    )
+    result = evaluate(trained, config, given.flip, with_rows=bool(given.csv))
     if result.first:
         if given.csv:
             write_whole(Path(given.csv), result.table)

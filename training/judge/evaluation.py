@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,8 @@ from training.data.transforms import Transforms
 from training.data.validation import Validation
 from training.device import set_up
 from training.judge.measures import Judgement, Tally
-from training.judge.request import Evaluate
 from training.ranks import Ranks
-from training.trained import Trained, load_of_any_task
+from training.trained import Trained
 from training.world import joined
 
 COLUMNS = ("shard", "key", "label", "prediction", "probability", "label_probability")
@@ -42,10 +41,11 @@ class Evaluation(NamedTuple):
     """True on the rank that writes for all."""
 
 
-def evaluate(given: Evaluate) -> Evaluation:
-    """Return the evaluation of the model on the data by all ranks of the world."""
-    trained = load_of_any_task(given.checkpoint, given.model, given.task)
-    config = settings(given, trained.config)
+def evaluate(trained: Trained, config: Config, flip: bool, with_rows: bool) -> Evaluation:
+    """Return the evaluation of the model on the data by all ranks of the world.
+
+    With `flip`, of the mean of the outputs for an image and its mirror image.
+    """
     with joined(config) as ranks:
         compute = set_up(config, ranks)
         batches = open_split(config, ranks, trained)
@@ -57,32 +57,22 @@ def evaluate(given: Evaluate) -> Evaluation:
                 tally.skip(batch)
                 continue
             with torch.inference_mode():
-                images = batch.images
                 logits = compute.logits(
-                    trained.model, trained.transforms.normalised, images, given.flip
+                    trained.model, trained.transforms.normalised, batch.images, flip
                 )
             tally.add(logits, batch)
-            if given.csv:
+            if with_rows:
                 rows += as_csv(lines(trained.classes, batch, logits))
         judgement = tally.judgement(ranks, trained.classes)
-        parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if given.csv else []
+        parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if with_rows else []
         table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
-        return Evaluation(judgement, table if given.csv else b"", ranks.first)
+        return Evaluation(judgement, table if with_rows else b"", ranks.first)
 
 
-def settings(given: Evaluate, trained: Config) -> Config:
+def settings(trained: Trained, **chosen: Any) -> Config:
     """Return the settings of an evaluation; precision and layout are those of the training."""
-    return Config(
-        data=given.data,
-        eval_split=given.split,
-        batch_size=given.batch_size,
-        workers=given.workers,
-        device=given.device,
-        bad_samples=given.bad_samples,
-        bad_samples_limit=given.bad_samples_limit,
-        precision=trained.precision,
-        channels_last=trained.channels_last,
-    )
+    precision, layout = trained.config.precision, trained.config.channels_last
+    return Config(precision=precision, channels_last=layout, **chosen)
 
 
 def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -23,7 +22,6 @@ from training.data.worker_server import start_worker_server
 from training.device import Compute, set_up
 from training.judge.confident_learning import Probabilities, doubts, held_out_probabilities
 from training.judge.evaluation import open_split, settings
-from training.judge.request import Evaluate
 from training.layers import heads_of
 from training.ranks import Ranks
 from training.trained import Trained, load_of_any_task
@@ -39,14 +37,13 @@ def suspects(question: Question) -> list[SuspectLabel]:
     """
     start_worker_server("training.data.validation")
     trained = load_of_any_task(question.weights, question.model, question.task)
-    asked = Evaluate(
-        checkpoint=Path(question.weights),
+    config = settings(
+        trained,
         data=question.data,
         workers=question.workers or -1,
         bad_samples="quarantine",
         bad_samples_limit=2**31,
     )
-    config = settings(asked, trained.config)
     suspect_labels: list[SuspectLabel] = []
     for split in opened(config).manifest.splits:
         if split.samples:

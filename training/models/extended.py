@@ -1,4 +1,4 @@
-"""What settings add to a task's model: dropout, stochastic depth, gradient checkpointing."""
+"""What settings add to a task's model: dropout, stochastic depth, gradient checkpointing, zeros."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from rackrun.errors import UsageError
 from training.config import Config
 from training.layers import blocks_of, head_of
-from training.models.residual_blocks import last_norms
 
 
 def extended(model: nn.Module, config: Config, classes: int) -> nn.Module:
@@ -93,6 +92,29 @@ class SkippedBranch:
 
         dropped: torch.Tensor = stochastic_depth(branch, self.share, "row", last.training)
         return dropped
+
+
+def begin_as_identity(model: nn.Module) -> None:
+    """Set the last norm of each residual block to 0, so that it passes on its input at first.
+
+    UsageError for a model without such blocks. The rule is of Goyal et al., 2017, arXiv:1706.02677.
+    """
+    norms = last_norms(model)
+    if not norms:
+        raise UsageError(
+            "--zero-init-residual: the model has no residual blocks of torchvision; type"
+            " --no-zero-init-residual"
+        )
+    for norm in norms:
+        nn.init.zeros_(norm.get_parameter("weight"))
+
+
+def last_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the last norm of each block's residual branch, from the image on."""
+    from torchvision.models.resnet import BasicBlock, Bottleneck
+
+    blocks = [module for module in model.modules() if isinstance(module, BasicBlock | Bottleneck)]
+    return [block.bn3 if isinstance(block, Bottleneck) else block.bn2 for block in blocks]
 
 
 def with_recomputed_blocks(model: nn.Module, recompute: bool) -> nn.Module:

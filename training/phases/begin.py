@@ -14,9 +14,9 @@ from training.models.weights import load_weights
 from training.phases import resolved
 from training.phases.start import TrainingRun
 from training.run import compatibility
-from training.run.compilation import compilation_reported
 from training.run.data_version import move
 from training.run.folder import own_folder, writes_to
+from training.run.progress import compilation_reported
 from training.run.recorder import RunRecorder
 from training.run.tracker import check_trackers
 from training.schedule import check_scaled_lr

@@ -1,7 +1,6 @@
 """The checkpoints of a run: ranks save together, and one on each host writes in the background."""
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,14 +9,13 @@ from rackrun.contract import phases
 from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from training import checkpoint
-from training.checkpoint import BackgroundSaves
+from training.checkpoint import BackgroundSaves, Content
 from training.counts import check_weights
 from training.ranks import Ranks
 from training.run.ledger import Ledger
 from training.run.progress import ProgressReporter
 from training.state import TrainingState
 
-Content = dict[str, Any]
 NOTHING, DUE, BEST = 0, 1, 2
 
 

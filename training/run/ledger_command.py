@@ -14,12 +14,12 @@ from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed_file, shaped
 from rackrun.terminal import clean
 from training.config import Config
+from training.recorded import SELECTION
 
 if TYPE_CHECKING:
     from training.data.pool import SamplePool
     from training.run.ledger import Rows, Verdict
 
-CHOICES = ("seed", "only_classes", "class_weights", "max_train_samples", "extra_data")
 LARGEST_CONFIG = 1 << 20  # bytes
 ELSEWHERE = "where the data are elsewhere now, type --data FOLDER"
 
@@ -119,7 +119,7 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
     path = RunFolder(run_folder).config
     try:
         stored = parsed_file(path, dict[str, Any], LARGEST_CONFIG)
-        kept = {name: stored[name] for name in CHOICES if name in stored}
+        kept = {name: stored[name] for name in ("seed", *SELECTION) if name in stored}
         config = shaped({**kept, "data": data or stored.get("data"), "exact_epochs": True}, Config)
         versions = shaped(stored.get("data_versions", {}), dict[str, str])
         return TrainingCommand(config, shaped(stored.get("data_sha256"), str), versions)

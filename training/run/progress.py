@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rackrun.contract import phases, variables
@@ -123,3 +124,34 @@ class ProgressReporter:
 def report_start() -> None:
     """Report that this rank has started: from now on hangs are detected, even before ranks join."""
     send({"rank": rank_number(), "phase": phases.START})
+
+
+@contextmanager
+def compilation_reported(progress: ProgressReporter, compiles: bool) -> Iterator[None]:
+    """Report the phase "compile" while torch compiles, and afterwards the previous phase again.
+
+    With --compile a step may take minutes. The first one compiles for batches of any size, and so
+    do the first one with larger images and the first batch of an evaluation. (Batches of one image
+    or none are exceptions: torch compiles for them separately.)
+    """
+    if not compiles:
+        yield
+        return
+    from torch._dynamo.callback import callback_handler  # takes a second, only with --compile
+
+    interrupted = []
+
+    def begin(_: Any) -> None:
+        interrupted.append(progress.current_phase)
+        progress.phase(phases.COMPILE)
+
+    def end(_: Any) -> None:
+        progress.phase(interrupted.pop())
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(begin)
+        callback_handler.remove_end_callback(end)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from rackrun.contract import phases
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration, plural
 from training import checkpoint
+from training.checkpoint import Content
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counter, Counts, Scaling, check_finite
 from training.data.open import Data
@@ -28,8 +28,6 @@ from training.run.results import Results
 from training.run.resume import Earlier
 from training.schedule import Schedule
 from training.state import TrainingState
-
-Content = dict[str, Any]
 
 
 class RunRecorder:

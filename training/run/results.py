@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +11,8 @@ from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
 from training import checkpoint
+from training.checkpoint import Content
 from training.state import TrainingState
-
-Content = dict[str, Any]
 
 
 class Results:
