@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from shards.folder import FolderSource
 from shards.index import (
     INDEX_FIELDS,
     TAR_END_BYTES,
@@ -34,7 +35,6 @@ from shards.index import (
     index_bytes,
     serialise_index,
 )
-from shards.metadata import DescribedSource
 from training.data.order.blocks import portions, shuffled
 from training.data.order.cut import Cut
 from training.data.order.reading import Reader, Reading
@@ -116,7 +116,7 @@ def measured(samples: int, settings: Settings) -> None:
     )
 
 
-class Stored(DescribedSource):
+class Stored(FolderSource):
     """A shard folder of that many samples that has an index and a manifest, in memory."""
 
     def __init__(self, samples: int) -> None:
@@ -133,7 +133,7 @@ class Stored(DescribedSource):
         self._stored = serialise_index(rows.tobytes())
         digest = hashlib.sha256(self._stored).hexdigest()
         split = Split("train", samples, "train.index.npy", digest, shards)
-        self._metadata._manifest = Manifest("memory", ("image",), (split,))
+        self._manifest = Manifest("memory", ("image",), (split,))
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return the index, and keep no copy of it, as for a file that is read."""

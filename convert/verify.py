@@ -28,10 +28,9 @@ from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import clean
 from rackrun.units import plural
-from shards.metadata import Loan
 from shards.open import open_source, sources_of
 from shards.samples import stored_samples
-from shards.source import Source
+from shards.source import Loan, Source
 from shards.verify import sample_of
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from rackrun.errors import DataError
 from shards.block_store import BlockStore
 from shards.index import Shard, index_bytes
-from shards.metadata import DescribedSource
 from shards.source import Range, Source, Stored
 from shards.traffic import Traffic
 from shards.verify import sample_at, verified
@@ -52,7 +51,7 @@ class Block(NamedTuple):
         return f"{shard.sha256}-{self.start}"
 
 
-class CachedSource(DescribedSource):
+class CachedSource(Source):
     """A source whose blocks are stored in a folder of this machine, on a disk or in memory."""
 
     def __init__(self, source: Source, folder: str, limit_bytes: int) -> None:
@@ -63,13 +62,13 @@ class CachedSource(DescribedSource):
         self.store = BlockStore(Path(folder), limit_bytes)
         self._blocks: dict[str, list[Block]] = {}  # by the name of the shard
 
-    def __reduce__(self) -> tuple[type[DescribedSource], tuple[Any, ...], Any]:
+    def __reduce__(self) -> tuple[type[Source], tuple[Any, ...], Any]:
         kind, arguments, shared = super().__reduce__()
         return kind, arguments, shared and (shared, self.traffic.shared())
 
     def __setstate__(self, shared: Any) -> None:
-        metadata, traffic = shared
-        super().__setstate__(metadata)
+        described, traffic = shared
+        super().__setstate__(described)
         self.traffic.inherit(traffic)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:

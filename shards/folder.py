@@ -14,8 +14,7 @@ from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
 from shards.index import Shard
-from shards.metadata import DescribedSource
-from shards.source import Range, Stored
+from shards.source import Range, Source, Stored
 from shards.verify import verified
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 4 << 20  # at once
 
 
-class FolderSource(DescribedSource):
+class FolderSource(Source):
     """A shard folder on a disk of this machine."""
 
     def __init__(self, location: str) -> None:

@@ -16,14 +16,13 @@ from shards.http.connection import Timeouts
 from shards.http.fetch import RANGE_BYTES, Fetch
 from shards.http.server import ShardServer
 from shards.index import Manifest, Shard
-from shards.metadata import DescribedSource
-from shards.source import Range, Stored
+from shards.source import Range, Source, Stored
 from shards.verify import verified
 
 AHEAD = 2  # ranges requested while the first of them is being used
 
 
-class HttpSource(DescribedSource):
+class HttpSource(Source):
     """A shard folder at an http(s):// URL."""
 
     def __init__(self, location: str, timeouts: Timeouts | None = None) -> None:

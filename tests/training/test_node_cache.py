@@ -18,7 +18,7 @@ from catdog.model import TASK
 from catdog.recipes import CatDog
 from nginx.serve import NginxServer, serving
 from nginx.site import Site
-from shards import metadata
+from shards import source
 from shards.index import Manifest, parse_index
 from training.data.open import Data, open_data
 from training.data.waiting import waits_reported
@@ -110,7 +110,7 @@ def test_readers_of_a_pool_share_one_manifest_and_one_index(
         return parse(text, where)
 
     parse = Manifest.parse
-    monkeypatch.setattr(metadata, "parse_index", counted)
+    monkeypatch.setattr(source, "parse_index", counted)
     monkeypatch.setattr(Manifest, "parse", parsed)
     options = {"data": str(shapes), "image_size": 16, "batch_size": 8, "workers": 0}
     for _ in range(2):
