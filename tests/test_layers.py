@@ -76,7 +76,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "training": {
         "__main__": "deep_check entry export judge predict run track",
         "entry": "conditions config data loop precheck predict tasks",
-        "precheck": "conditions config data models recorded run schedule weights_file",
+        "precheck": "conditions config data models run schedule weights_file",
         "tasks/classify": "config data models settings task",
         "loop": "config data monitor phases ranks run schedule state sync task",
         "phases": "checkpoint conditions config counts data data/order device layers membership"
@@ -88,7 +88,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "trained": "checkpoint config data models recorded run task tasks",
         "models": "checkpoint config data layers ranks recorded",
         "run": "checkpoint config counts data layers monitor ranks recorded schedule settings state"
-        " track",
+        " track weights_file",
         "track": "",
         "monitor": "ranks settings",
         "sync": "checkpoint ranks schedule settings state",
@@ -116,16 +116,15 @@ ROOMS: dict[str, dict[str, str]] = {
     "shards": {
         "open": "cache folder http source versions",
         "peers": "block_store cache index open source traffic",
-        "cache": "block_store index metadata source traffic verify versions",
+        "cache": "block_store index source traffic verify versions",
         "traffic": "",
-        "folder": "http index metadata source verify",
-        "http": "index metadata source verify",
+        "folder": "http index source verify",
+        "http": "index source verify",
         "samples": "index source verify",
         "block_store": "source",
         "verify": "index source writer",
-        "metadata": "index source versions",
         "versions": "index",
-        "source": "index",
+        "source": "index versions",
         "writer": "index",
         "index": "",
         "__init__": "",

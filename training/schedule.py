@@ -141,6 +141,21 @@ def _stages(config: Config, scale: float) -> tuple[Stage, ...]:
     return tuple(stage for stage in stages if stage.first < stage.last)
 
 
+def most_ranks(config: Config) -> tuple[int, str]:
+    """Return the ranks that these settings are for at most, 0 for any number, and why not more."""
+    if config.global_batch:
+        text = f"--global-batch {config.global_batch} has not a sample for each of them"
+        return config.global_batch, text
+    if not config.scale_lr or config.optimizer != "sgd" or config.synthetic:
+        return 0, ""
+    by_rate = int(SCALED_LR * 1.001 / config.lr) if config.lr else SCALED_BATCH
+    return max(1, min(SCALED_BATCH // config.batch_size, by_rate)), (
+        f"--scale-lr is known to hold up to lr {SCALED_LR:g} and {SCALED_BATCH:,} images per step;"
+        " type a smaller --batch-size and --lr, or --no-scale-lr --lr"
+        f" {SCALED_LR:g}, or what you have tried"
+    )
+
+
 def check_scaled_lr(config: Config, peak: float, batch: int) -> None:
     """Raise UsageError where --scale-lr gives SGD a rate that is known to cost accuracy.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rackrun.commands import called
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import UsageError
-from rackrun.user_code.sources import did_you_mean
+from rackrun.user_code.sources import did_you_mean, refuse_absent
 
 TIMM = "timm:"
 """What a model of timm begins with in --model."""
@@ -40,6 +40,29 @@ def registered(library: str) -> list[str]:
             names.update(_REGISTERED.findall(source))
             names.update(name for table in _FORMER.findall(source) for name in _NAME.findall(table))
     return sorted(names)
+
+
+def refuse_unknown(name: str, size: int, task_models: Sequence[str] | None) -> None:
+    """Raise UsageError for a model that neither the task nor an installed library has.
+
+    Raise it, too, for an image size that the model does not support. `task_models` is None for a
+    task that does not list its own: any name may then be one of them.
+    """
+    if name.startswith(TIMM):
+        models = [f"{TIMM}{each}" for each in registered("timm")]
+        if models and name.partition(".")[0] not in models:
+            raise UsageError(f"--model {name}: no such model; {other_models(name, (), models)}")
+    elif task_models is None:
+        return
+    elif ":" in name:
+        refuse_absent("--model", name, "Net", "num_classes")
+    else:
+        refuse_size(name, size)
+        models = registered("torchvision")
+        if models and name not in (*task_models, *models):
+            raise UsageError(
+                f"--model {name}: no such model; {other_models(name, task_models, models)}"
+            )
 
 
 def other_models(name: str, task_models: Sequence[str], library_models: Sequence[str]) -> str:

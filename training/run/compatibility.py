@@ -1,19 +1,29 @@
-"""Compare a checkpoint with the run that resumes from it: what must be equal, and what differs.
+"""Compare a recorded run with the one that resumes from it: what must be equal, and what differs.
 
-Settings that may change are reported, others refused; both as options.
+Settings that may change are reported, others refused; both as options. The launcher looks at the
+config.json of a run on its machine before it contacts a host (`check_settings`, without torch),
+ranks at the checkpoint (`check`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from rackrun.errors import SaveError
+from rackrun.contract.files import LATEST
+from rackrun.contract.tasks import TASKS
+from rackrun.errors import SaveError, UsageError
+from rackrun.run_folder import RunFolder
+from rackrun.runs import run_folder
+from rackrun.shapes import LARGEST_NUMBER, Misshapen, parsed_file
 from rackrun.units import plural
-from training.checkpoint import Content
-from training.config import Config
+from rackrun.user_code.tasks import TaskSource
+from shards.open import open_source
+from training.config import Config, as_plain
 from training.recorded import (
     IN_CHECKPOINT,
     SELECTION,
@@ -23,10 +33,19 @@ from training.recorded import (
     short,
     table_differences,
 )
-from training.run.data_version import described_tensors
+from training.run.data_version import chosen, described_tensors, is_local_folder
+from training.run.folder import newest_run, run_name, runs_folder
 from training.settings.run import OutputSettings, RunSettings
+from training.weights_file import is_whole
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from training.checkpoint import Content
 
 FORMAT = 1
+MOST_BYTES = 1 << 20  # of config.json
+FIXED = ("seed", "optimizer")  # of a run, from its beginning to its end
 FREE = {
     *(field.name for field in fields(OutputSettings)),
     *(field.name for field in fields(RunSettings) if field.name not in ("recipe", "model")),
@@ -99,7 +118,7 @@ def _problems(
         if not chosen or described.get("dataset") != content.get("dataset"):
             recorded_data = _data(content, recorded_identity)
             yield f"data: {_data(described, expected)} here, {recorded_data} {IN_CHECKPOINT}"
-    yield from differences(settings, recorded, ["seed", "optimizer"])
+    yield from differences(settings, recorded, FIXED)
     if "global batch" in differs:
         yield from differences(settings, recorded, ["batch_size"])
         yield _batch(expected["global batch"], recorded_identity.get("global batch"), settings)
@@ -139,3 +158,125 @@ def _batch(batch: int, recorded_batch: object, config: Mapping[str, Any]) -> str
     ):
         text += f" (with {plural(ranks, 'rank')}: --batch-size {recorded_batch // ranks})"
     return text
+
+
+def check_settings(source: TaskSource, config: Config, is_here: bool) -> int:
+    """Raise UsageError if a run on this machine shows that it cannot be continued so.
+
+    Return the images per step that it must go on with; 0 if any, or not known. The ranks check the
+    contents of checkpoints, and runs on hosts.
+    """
+    path = _run_to_resume(source, config, is_here)
+    if path is None:
+        return 0
+    if is_here:
+        _check_checkpoints(config.resume, path)
+    folder = path.parent.parent if path.suffix == ".pt" else path
+    try:
+        recorded = parsed_file(RunFolder(folder).config, dict[str, Any], MOST_BYTES)
+    except (OSError, Misshapen):
+        return 0
+    settings, recorded_settings = settings_of(as_plain(config)), settings_of(recorded)
+    problems = list(
+        differences(
+            settings,
+            recorded_settings,
+            (*SELECTION, *FIXED, *_of_the_model(source, settings, recorded_settings)),
+        )
+    )
+    if not problems and is_local_folder(config.data) and not config.chooses:
+        digest = str(recorded_settings.get("data_sha256"))
+        location = chosen(config.data, digest, config.newer_data)
+        if not location.moves and open_source(location.location).manifest.digest != digest:
+            problems.append(
+                f"--data {config.data} here, {short(recorded_settings.get('data'))} {IN_CHECKPOINT}"
+            )
+    resolved = _counts(recorded.get("resolved"))
+    problems += _other_steps(settings, recorded_settings, resolved)
+    if (settings["layer_decay"] == 1) != (recorded_settings.get("layer_decay", 1) == 1):
+        problems += differences(settings, recorded_settings, ("layer_decay",))
+    if config.global_batch and resolved["batch"] not in (0, config.global_batch):
+        text = f"--global-batch {config.global_batch} here, {resolved['batch']} {IN_CHECKPOINT}"
+        problems.append(f"{text}, which is taken where none is typed")
+    if problems:
+        raise UsageError(f"--resume {config.resume}: not a run to resume: {'; '.join(problems)}")
+    return 0 if config.exact_epochs else resolved["batch"]
+
+
+def _run_to_resume(source: TaskSource, config: Config, is_here: bool) -> Path | None:
+    """Return the run or checkpoint of --resume; None where only the ranks know which it is."""
+    if config.resume != LATEST:
+        if not config.resume:
+            return None
+        return run_folder(config.resume, runs_folder(), must_be_here=False)
+    if not is_here or source.name not in TASKS:
+        return None
+    run = newest_run(source.name)
+    if run is None:
+        named = f"no run {run_name(source.name)} of {source.name} in {runs_folder()}"
+        raise UsageError(f"--resume latest: {named} has a checkpoint")
+    return run
+
+
+def _check_checkpoints(resume: str, path: Path) -> None:
+    """Raise UsageError for a run on this machine without a checkpoint, or without a whole one."""
+    files = [path] if path.is_file() else sorted(RunFolder(path).checkpoints.glob("step-*.pt"))
+    if not files:
+        raise UsageError(f"--resume {resume}: {RunFolder(path).checkpoints} has no checkpoint")
+    with suppress(OSError):  # which the ranks report
+        if not any(map(is_whole, files)):
+            raise UsageError(
+                f"--resume {resume}: {files[-1]}: cut short, or not a checkpoint; type a run"
+                " folder, its final.pt, or a file of its checkpoints/"
+            )
+
+
+def _counts(resolved: object) -> dict[str, int]:
+    """Return images per step and images of a recorded run; 0 for what is not known."""
+    recorded_counts = resolved if isinstance(resolved, Mapping) else {}
+    counts = {name: recorded_counts.get(name) for name in ("batch", "images")}
+    return {
+        name: n if isinstance(n, int) and 0 < n < LARGEST_NUMBER else 0
+        for name, n in counts.items()
+    }
+
+
+def _other_steps(
+    settings: Mapping[str, Any], recorded_settings: Mapping[str, Any], resolved: Mapping[str, int]
+) -> Iterator[str]:
+    """Yield the settings by which an epoch would have other steps than in the recorded run."""
+    images, batch = resolved["images"], resolved["batch"]
+    chosen = any(each.get(name) for each in (settings, recorded_settings) for name in SELECTION)
+    if (
+        images
+        and batch
+        and not chosen
+        and _steps(settings, images, batch) != _steps(recorded_settings, images, batch)
+    ):
+        yield from differences(settings, recorded_settings, STEPS)
+
+
+def _steps(settings: Mapping[str, Any], images: int, batch: int) -> int:
+    """Return the steps of an epoch with these settings, as training.data does."""
+    if settings.get("exact_epochs"):
+        return -(-images // batch)
+    given = settings.get("steps_per_epoch")
+    return given if isinstance(given, int) and given else max(images // batch, 1)
+
+
+def _of_the_model(
+    source: TaskSource, settings: Mapping[str, Any], recorded_settings: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the settings without which a checkpoint does not fit the model, as far as is known."""
+    if (
+        ":" not in f"{settings.get('model')}{recorded_settings.get('model')}"
+    ):  # else two names may mean the same
+        yield "model"
+    if settings.get("model") in (own_models(source) or ()):
+        yield from getattr(import_module(source.recipes), "OF_THE_MODEL", ())
+
+
+def own_models(source: TaskSource) -> tuple[str, ...] | None:
+    """Return the names of a task's own models, or None where its recipes do not list them."""
+    models: tuple[str, ...] | None = getattr(import_module(source.recipes), "OWN_MODELS", None)
+    return models

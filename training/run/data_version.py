@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.shard_folder import folder_and_version
 from shards.open import open_source
@@ -70,6 +72,12 @@ def chosen(location: str, recorded: str, newer: bool) -> FolderVersion:
         )
     remark = f"stays on version {number} of {folder}; to go on with version {newest.number}, add"
     return FolderVersion(at(number), f"{remark} --newer-data" if number < newest.number else "")
+
+
+def is_local_folder(location: str) -> bool:
+    """Return whether a location is a finished folder of shards on this machine."""
+    folder = Path(folder_and_version(location)[0])
+    return location != "" and "://" not in location and (folder / MANIFEST_NAME).is_file()
 
 
 def recorded_digests(content: Mapping[str, Any]) -> list[str]:
