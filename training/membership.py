@@ -24,8 +24,9 @@ from typing import Annotated
 
 from rackrun.contract import variables
 from rackrun.errors import Problem, UsageError
-from rackrun.shapes import AtMost, Between, Misshapen, parsed_json, shaped
+from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed_json, shaped
 from rackrun.terminal import clean
+from training.meeting_point import TOKEN_BYTES, MeetingPoint, store_port
 
 MOST_BYTES = 1 << 16
 MOST_RANKS = 1 << 16
@@ -35,8 +36,6 @@ WAITING_SECONDS = 120.0
 """In which the launcher must have found who was lost; then this rank's own error stands."""
 
 KEEPING_SECONDS = 2.5  # less than an agent without a launcher leaves its ranks
-POLL_SECONDS = 0.2
-HELLO_SECONDS, HELLO_BYTES = 2.0, 256
 
 Number = Annotated[int, Between(0, 1 << 40)]
 Rank = Annotated[int, Between(0, MOST_RANKS)]
@@ -59,6 +58,8 @@ class GroupOrder:
     """By rank, the number that each has for the whole run."""
     master: tuple[Annotated[str, AtMost(255)], Annotated[int, Between(1, 65535)]]
     """Where rank 0 listens."""
+    token: Annotated[str, Matches(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}")]
+    """By which rank 0 knows the other members."""
     reason: Annotated[str, AtMost(1000)] = ""
     abort: bool = True
     """Whether a member was lost, so that no rank can finish a step of the group before."""
@@ -69,14 +70,6 @@ class GroupOrder:
             raise Misshapen("members that are not as many as the world has")
         if not self.rank < self.world or self.members[self.rank] != member:
             raise Misshapen(f"not for member {member}")
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a member sends to rank 0, to learn where the store of the group is."""
-
-    generation: Number
-    member: Rank
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,7 @@ class RankMembership:
         self.member = member
         self.current = 0
         """The generation that this rank is in, or tries to form."""
-        self._listener: socket.socket | None = None
+        self._meeting_point: MeetingPoint | None = None
         self._local_rank = local_rank
         self._changed = threading.Condition()
         self._newest: GroupOrder | None = None
@@ -133,52 +126,26 @@ class RankMembership:
 
     def announce(self) -> None:
         """Say that this rank can be a member, and lead: where others meet it if it is rank 0."""
-        if not self._listener:
-            dual = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if dual else socket.AF_INET
-            self._listener = socket.create_server(
-                ("", 0), family=family, backlog=MOST_RANKS, dualstack_ipv6=dual
-            )
-            self._listener.settimeout(POLL_SECONDS)
-        self._send(ready=self._listener.getsockname()[1])
+        if not self._meeting_point:
+            self._meeting_point = MeetingPoint()
+        self._send(ready=self._meeting_point.port)
 
     def tell_members(self, order: GroupOrder, port: int) -> None:
         """Tell the other members of a group, as they come, the port of the store that rank 0 keeps.
 
         Raise ConnectionAbortedError when the group is not wanted any more.
         """
-        assert self._listener
-        missing = set(order.members) - {self.member}
-        while missing:
-            self.check_order()
-            with suppress(OSError, Misshapen), self._listener.accept()[0] as connection:
-                connection.settimeout(HELLO_SECONDS)
-                hello = shaped(parsed_json(connection.recv(HELLO_BYTES), HELLO_BYTES), Hello)
-                if hello.generation == order.generation:
-                    connection.sendall(port.to_bytes(2, "big"))
-                    missing.discard(hello.member)
+        assert self._meeting_point
+        others = set(order.members) - {self.member}
+        self._meeting_point.tell(bytes.fromhex(order.token), others, port, self.check_order)
 
     def store_port(self, order: GroupOrder) -> int:
         """Return the port of a group's store, which rank 0 tells the others once it has it.
 
         Raise ConnectionAbortedError when the group is not wanted any more.
         """
-        hello = json.dumps({"generation": order.generation, "member": self.member}).encode()
-        while True:
-            with suppress(OSError), socket.create_connection(order.master, HELLO_SECONDS) as rank_0:
-                rank_0.sendall(hello)
-                rank_0.settimeout(POLL_SECONDS)
-                if port := self._port_from(rank_0):
-                    return port
-            self.check_order()
-            time.sleep(POLL_SECONDS / 4)
-
-    def _port_from(self, rank_0: socket.socket) -> int:
-        """Return the port that rank 0 answers when it comes to form the group; 0 if it leaves."""
-        while True:
-            self.check_order()
-            with suppress(TimeoutError):
-                return int.from_bytes(rank_0.recv(2), "big")
+        token = bytes.fromhex(order.token)
+        return store_port(order.master, token, self.member, self.check_order)
 
     def check_order(self) -> None:
         """Raise ConnectionAbortedError unless the group that this rank forms is still wanted."""
@@ -238,6 +205,8 @@ class RankMembership:
         """Say that this rank's training is over: its end is no loss, and no order concerns it."""
         self._left = True
         self._send(left=self.current)
+        if self._meeting_point:
+            self._meeting_point.close()
 
     def _send(self, **message: object) -> None:
         packet = json.dumps({"local": self._local_rank, **message}).encode()

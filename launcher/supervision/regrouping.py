@@ -8,6 +8,7 @@ hosts that others wait for, and tries now and then to have them again.
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -352,6 +353,7 @@ class Regrouping:
                 "generation": group.generation,
                 "members": group.members,
                 "master": (run.plan.host(nodes[0]).address, group.port),
+                "token": secrets.token_hex(16),
                 "reason": group.reason,
                 "abort": group.abort,
             }

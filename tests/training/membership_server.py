@@ -229,6 +229,7 @@ class MembershipServer:
                 "world": len(self.members),
                 "members": self.members,
                 "master": ["127.0.0.1", self.ports.get(self.members[0], 1)],
+                "token": f"{self.number:032x}",
                 "reason": reason,
                 "abort": abort,
             }

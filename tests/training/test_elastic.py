@@ -7,6 +7,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from tests.training.membership_server import ROOT, SCRIPT, MembershipServer
 from tests.waiting import until
 from training import checkpoint, ranks, world
 from training.config import Config
-from training.membership import RankMembership
+from training.meeting_point import HELLO, MOST_STRANGERS
+from training.membership import GroupOrder, RankMembership
 from training.run import ledger
 from training.run.resume import Earlier
 
@@ -435,7 +438,7 @@ def test_on_gpus_a_communicator_is_aborted_before_the_next_one(
         assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
         for number, members in ((1, [0, 1, 2]), (2, [0, 2])):
             order = {"generation": number, "rank": 0, "world": len(members), "members": members}
-            order |= {"master": ["127.0.0.1", 1], "abort": number > 1}
+            order |= {"master": ["127.0.0.1", 1], "token": "0" * 32, "abort": number > 1}
             connection.sendall(json.dumps(order).encode())
             generation = membership.awaited(10)
             assert generation
@@ -483,3 +486,28 @@ def flip_a_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def test_strangers_take_no_place_in_a_group_and_delay_no_member(tmp_path: Path) -> None:
+    """Of many who call rank 0, only those who know the token of the group learn its port."""
+    with ExitStack() as opened:
+        agent = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        members = [RankMembership(str(tmp_path / "agent"), number, 0) for number in range(3)]
+        connections = [opened.enter_context(agent.accept()[0]) for _ in members]
+        for member in members:  # before its agent is gone, which would end this process
+            opened.callback(member.leave)
+        members[0].announce()
+        master = "127.0.0.1", json.loads(connections[0].recv(100))["ready"]
+        orders = [GroupOrder(1, rank, 3, (0, 1, 2), master, "0a" * 16) for rank in range(3)]
+        strangers = []
+        for hello in (b"", HELLO.pack(bytes(16), 1), HELLO.pack(b"\n" * 16, 2)[:9], b"\xff" * 20):
+            for _ in range(MOST_STRANGERS):
+                strangers.append(opened.enter_context(socket.create_connection(master)))
+                strangers[-1].sendall(hello)
+        with ThreadPoolExecutor(3) as threads, members[0].forming(orders[0]):
+            leader = threads.submit(members[0].tell_members, orders[0], 4711)
+            others = [threads.submit(members[rank].store_port, orders[rank]) for rank in (1, 2)]
+            assert [each.result() for each in (leader, *others)] == [None, 4711, 4711]
+        assert {stranger.recv(2) for stranger in strangers} == {b""}
