@@ -6,6 +6,7 @@ from dataclasses import dataclass
 START, END = b"\xff\xd8", b"\xff\xd9"  # markers of an image
 PROGRESSIVE, SCAN, RESTART_INTERVAL = 0xC2, 0xDA, 0xDD
 FRAMES = frozenset((0xC0, 0xC1, PROGRESSIVE))
+OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEGMENT = struct.Struct(">BBH")
 ALONE = frozenset((*range(0xC0), *range(0xD0, 0xDA), 0xFF))  # markers without a length, and none
 TILES, TILES_MAGIC = 0xEB, b"rackrun tiles 1\0"  # APP11, and what the segment begins with
@@ -30,7 +31,10 @@ class Frame:
 
 
 def jpeg_frame(data: bytes) -> Frame | None:
-    """Return the frame header of a gray or color JPEG of 8 bits; None for anything else."""
+    """Return the frame header of a gray or color JPEG of 8 bits; None for anything else.
+
+    Decoders differ in which of two frame headers counts, so a file with two of them is none.
+    """
     if data[:2] != START:
         return None
     at, frame_fields, components, one_scan, end = 2, None, 0, False, len(data) - 10
@@ -39,6 +43,8 @@ def jpeg_frame(data: bytes) -> Frame | None:
         mark, marker, length = SEGMENT.unpack_from(data, at)
         if mark != 0xFF or marker in ALONE:
             break
+        if marker in OTHER_FRAMES or (marker in FRAMES and frame_fields):
+            return None
         if marker in FRAMES:
             precision, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
             if precision != 8 or components not in (1, 3) or not height or not width:

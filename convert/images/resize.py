@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from convert.images.info import UNDECODABLE, ImageInfo, reason
 from convert.readers.records import Defect
-from rackrun.errors import UsageError
+from rackrun.errors import DataError, UsageError
+from rackrun.shapes import Misshapen, shaped
 from shards.image_limits import FORMATS
+from shards.index import Manifest
 from shards.tiles import tile_interval
 
 if TYPE_CHECKING:
@@ -51,6 +53,15 @@ class Preset:
                 raise UsageError(f"{name} {side}: 1 to 4096 pixels are possible")
         if self.quality is not None and not 1 <= self.quality <= 95:
             raise UsageError(f"--quality {self.quality}: 1 to 95 is possible")
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Preset":
+        """Return the preset of a shard folder; DataError for one that no conversion has written."""
+        try:
+            preset: Preset = shaped(manifest.preset, cls, "preset")
+        except (Misshapen, UsageError) as error:
+            raise DataError(f"data set {manifest.dataset}: its manifest: {error}") from None
+        return preset
 
     @property
     def passes_through(self) -> bool:

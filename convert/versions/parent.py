@@ -71,7 +71,7 @@ class Parent:
     @property
     def preset(self) -> Preset:
         """Size and quality of its images."""
-        return Preset(**self.manifest.preset)  # type: ignore[arg-type]
+        return Preset.of(self.manifest)
 
     @cached_property
     def versions(self) -> list[Manifest]:

@@ -50,7 +50,7 @@ class Squash:
         if folder.is_dir() and self.out.resolve().is_relative_to(folder.resolve()):
             raise UsageError(f"{self.out}: lies inside {folder}; choose a folder outside it")
         packing = Packing(
-            preset=Preset(**manifest.preset),  # type: ignore[arg-type]
+            preset=Preset.of(manifest),
             shards=self.shards,
             val_shards=self.val_shards,
             val_percent=0.0,

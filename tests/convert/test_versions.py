@@ -13,6 +13,7 @@ import signal
 import tarfile
 import time
 import warnings
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -254,6 +255,22 @@ def test_a_bad_row_is_named_with_file_and_line(
         run("relabel", data, path)
     assert "\x1b" not in str(error.value)
     assert shown(data) == before
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [({"sharpen": True}, "unknown field 'sharpen'"), ({"size": "8"}, "size: str in place of int")],
+)
+def test_a_preset_that_no_conversion_has_written_is_refused(
+    data: Path, preset: dict[str, str | bool], message: str
+) -> None:
+    """The author of a manifest gets a line into the messages, and no further."""
+    written = replace(manifest_of(data), preset=preset).serialise()
+    (data / "dataset.json").write_bytes(written)
+    for args in (("drop", data, "cat_1"), ("squash", data, data.parent / "squashed")):
+        with pytest.raises(DataError, match=message):
+            run(*args)
+    assert not (data.parent / "squashed" / "dataset.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,18 @@ def test_a_jpeg_cut_short_is_left_to_the_worker_which_refuses_it() -> None:
         preparing(CROPS, on_gpu=True)(data[:-400], np.random.default_rng(5)).decode()
 
 
+@pytest.mark.parametrize("marker", [0xC0, 0xC2, 0xC9])
+def test_a_jpeg_with_two_frame_headers_is_left_to_the_worker_which_refuses_it(marker: int) -> None:
+    """nvJPEG might take the first one, of 13 gigabytes, where the limits hold for the second."""
+    data = encoded(SMALL, quality=80)
+    sides = (65_500).to_bytes(2) * 2
+    first = bytes((0xFF, marker, 0, 17, 8, *sides, 3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1))
+    with pytest.raises(DataError):
+        preparing(CROPS, on_gpu=True)(
+            data[:2] + first + data[2:], np.random.default_rng(5)
+        ).decode()
+
+
 def batch_of(*datas: bytes) -> Batch:
     """Return a batch whose images are left to the GPU, as workers leave them."""
     images, left = torch.zeros((len(datas), SIDE, SIDE, 3), dtype=torch.uint8), []
