@@ -35,6 +35,7 @@ def test_the_tables_of_options_are_those_of_the_source() -> None:
     program = [sys.executable, ROOT / "docs/site/options.py", "-"]
     filled = subprocess.run(program, input=page, capture_output=True, text=True, check=True)
     assert filled.stdout == page
+    assert not re.search(r"^[^|\n]+\| default \|", page, re.MULTILINE)  # no row outside a table
     emptied = re.sub(r"^\|.*\n", "", page, flags=re.MULTILINE)
     again = subprocess.run(program, input=emptied, capture_output=True, text=True, check=True)
     assert again.stdout == page
