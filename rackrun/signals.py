@@ -2,7 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -24,6 +26,43 @@ def restore(before: dict[signal.Signals, Any]) -> None:
     """Undo `handle`."""
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_a_signal() -> Iterator[None]:
+    """Let the first Ctrl-C, TERM or HUP end an optional wait by KeyboardInterrupt, and no other.
+
+    In a thread of a user's program, signals are left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not received:
+            received.append(number)
+            raise KeyboardInterrupt
+
+    before = handle((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), end)
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let TERM and HUP end a display as Ctrl-C does, with exit codes of their own."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(128 + number)
+
+    before = handle((signal.SIGTERM, signal.SIGHUP), end)
+    try:
+        yield
+    finally:
+        restore(before)
 
 
 def end_with(parent: int) -> None:

@@ -51,7 +51,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "__init__": "commands run",
         "commands": "catalog config detached errors files lifecycle output preflight remote "
         "rendezvous run schedulers search supervision transport transport/ssh web",
-        "catalog": "detached errors output preflight remote run transport",
+        "catalog": "detached errors output preflight remote run transport transport/ssh",
         "config": "run",
         "detached": "config errors files lifecycle output preflight remote run supervision "
         "transport transport/ssh",
@@ -61,7 +61,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "supervision": "errors output remote remote/agent rendezvous run transport",
         "transport/ssh": "errors run transport transport/ssh/host_keys",
         "output": "run",
-        "web": "output run",
+        "web": "",
         "rendezvous": "errors remote run",
         "search": "catalog lifecycle output run",
         "schedulers": "run",

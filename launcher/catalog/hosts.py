@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from launcher.catalog.listed import ListedRun, task_of
-from launcher.detached.locate import Asked, each_in_time, run_manager_on
+from launcher.detached.locate import Reached, each_in_time, run_manager_on
 from launcher.detached.replies import HostRuns, LivingAgent, RunFacts, call
 from launcher.run.hosts import Host
 from launcher.transport.base import Transport
@@ -19,7 +18,7 @@ def runs_on(
     hosts: Sequence[Host], transports: Sequence[Transport | Problem]
 ) -> tuple[list[ListedRun], list[Problem]]:
     """Return the runs of all hosts that answer, the newest first, and the others' errors."""
-    outcomes = each_in_time(partial(_asked), list(zip(hosts, transports, strict=True)))
+    outcomes = each_in_time(_asked, list(zip(hosts, transports, strict=True)))
     errors = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
     answered = [
         (host.label, outcome)
@@ -31,10 +30,8 @@ def runs_on(
     return [*detached, *_attached(agents)], errors
 
 
-def _asked(pair: Asked) -> HostRuns:
+def _asked(pair: Reached) -> HostRuns:
     host, transport = pair
-    if isinstance(transport, Problem):
-        raise transport
     with run_manager_on(transport, host.python) as client:
         return call(host.label, client, HostRuns, "list")
 

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,11 @@ from typing import ClassVar
 from launcher.catalog.folders import runs_in
 from launcher.catalog.listed import ListedRun, table
 from launcher.detached.known_runs import hosts_of
-from launcher.detached.reach_options import ReachOptions
 from launcher.errors import HostUnreachable
 from launcher.output.console import say, short_path
 from launcher.preflight.facts import remembered_of
 from launcher.run.hosts import Host, hosts_named
+from launcher.run.settings import ReachOptions
 from launcher.transport.parallel import each
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
@@ -97,7 +98,7 @@ def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
 def _asked(options: PsOptions) -> tuple[list[ListedRun], list[str]]:
     """Return the replies of the named hosts, and why the others gave none."""
     hosts = hosts_named(Path(options.hosts), options.host_list)
-    runs, errors = _reported(options.ssh_config, hosts, options)
+    runs, errors = _reported("", hosts, options)
     return runs, [str(error) for error in errors]
 
 
@@ -106,13 +107,10 @@ def _reported(
 ) -> tuple[list[ListedRun], list[Problem]]:
     """Return what hosts report, and the errors of those that do not."""
     from launcher.catalog.hosts import runs_on  # half of the time of a list that asks no host
-    from launcher.detached.locate import open_network
+    from launcher.transport.ssh import open_network
 
-    network = open_network(config, options)
-    try:
+    with closing(open_network(options, config)) as network:
         return runs_on(hosts, network.try_each(hosts))
-    finally:
-        network.close()
 
 
 def _asked_where_known(
@@ -131,9 +129,9 @@ def _asked_where_known(
         and not any(one.startswith(run) for one in over)
     }
     asked = {
-        (config, host.label): (config, host)
-        for run, record in records.items()
-        for config, host in [(options.ssh_config or record.ssh_config, hosts_of(record)[0])]
+        (record.ssh_config, host.label): (record.ssh_config, host)
+        for record in records.values()
+        for host in hosts_of(record)[:1]
     }
     outcomes = each(partial(_one_asked, options), list(asked.values()), KNOWN_SECONDS, _late)
     reported = [run for outcome in outcomes if not isinstance(outcome, Problem) for run in outcome]

@@ -10,16 +10,14 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from launcher.catalog.rack_table import as_plain, table
-from launcher.detached.locate import open_network
-from launcher.detached.reach_options import ReachOptions
 from launcher.errors import HostUnreachable
 from launcher.output.console import say
 from launcher.preflight.facts import HostFacts, remembered_of
@@ -27,6 +25,7 @@ from launcher.preflight.replies import believed
 from launcher.remote import history, probe
 from launcher.run.hosts import Host, hosts_named, named
 from launcher.run.incidents import Incident, lines_of
+from launcher.run.settings import ReachOptions
 from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import each
@@ -101,7 +100,12 @@ def main(args: Sequence[str]) -> int:
     """Show the table, or take hosts out of use; return the exit code."""
     options = parse(RackOptions, called("rack"), args, renamed={"-H": "--host-list"})
     hosts = hosts_named(Path(options.hosts), options.host_list)
-    with _reached(hosts, options) as rack:
+    from launcher.transport.ssh import open_network  # Fabric takes as long to import as --help may
+
+    with (
+        closing(open_network(options)) as network,
+        closing(Rack(hosts, network.try_each(hosts))) as rack,
+    ):
         if move := options.move:
             option = "--drain" if options.drain else "--undrain"
             chosen = named(option, options.drain or options.undrain, hosts)
@@ -112,17 +116,6 @@ def main(args: Sequence[str]) -> int:
         with suppress(KeyboardInterrupt):
             show_again_and_again(rack.inspect, table, LOOK_SECONDS, options.plain)
     return 0
-
-
-@contextmanager
-def _reached(hosts: Sequence[Host], options: RackOptions) -> Iterator[Rack]:
-    network = open_network(options.ssh_config, options)
-    rack = Rack(hosts, network.try_each(hosts))
-    try:
-        yield rack
-    finally:
-        rack.close()
-        network.close()
 
 
 class Rack:

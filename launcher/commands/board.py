@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from launcher.commands.parse import parse
-from launcher.detached.attach import interruptible, watch
+from launcher.detached.attach import watch
 from launcher.detached.locate import RunOptions, is_controlled, reached
 from launcher.detached.replay import Replay
-from launcher.output.console import say
+from launcher.output.console import last_line, say
+from launcher.output.journal import Curves, live
+from launcher.output.run_view import view
+from launcher.run.events import Event, Report
 from launcher.run.job import Job
 from launcher.run.plan import Plan
+from launcher.run.result import Result
+from launcher.run.state import RunState
 from launcher.web.server import served
-from launcher.web.watch import WebDisplay, of_folder
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, find_run, unknown_run
+from rackrun.shapes import Misshapen, parsed_file
+from rackrun.signals import interruptible
+
+MOST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -84,3 +93,48 @@ def stay(address: str) -> None:
     say(f"board: {address} (Ctrl-C ends it; the run continues)")
     while True:
         time.sleep(3600)
+
+
+def of_folder(folder: Path) -> Mapping[str, Any]:
+    """Return what live.json of a run has; how the run ended when there is none any more."""
+    files = RunFolder(folder)
+    for path, name in ((files.live, "run"), (files.result, "result")):
+        try:
+            state = parsed_file(path, dict[str, Any], MOST_BYTES)
+        except (OSError, Misshapen):
+            continue
+        return state if name == "run" else {"ended": f"{state.get('verdict', 'ended')}"}
+    return {"waiting": "the run has not begun, or its launcher was killed"}
+
+
+class WebDisplay(AbstractContextManager["WebDisplay"]):
+    """A display of a detached run whose page is in a browser."""
+
+    closed = False
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        """Begin with nothing known."""
+        self.job = job
+        self.first_rank = plan.hosts[0].first_rank
+        self.curves = Curves()
+        self.state: Mapping[str, Any] = {"waiting": "reading the record of the run"}
+
+    def __exit__(self, *reason: object) -> None:
+        """Leave the page as it is."""
+
+    def show(self, event: Event) -> None:
+        """Take the points of the curves."""
+        if isinstance(event, Report) and event.rank == self.first_rank:
+            self.curves.add(event.fields)
+
+    def note(self, text: str) -> None:
+        """Leave lines out of the page: `attach` and `logs` have them."""
+
+    def draw(self, run: RunState, now: float) -> None:
+        """Replace what the page shows."""
+        shown = view(run, self.job.work.name, self.job.folder.path, now)
+        self.state = live(shown, self.curves)
+
+    def finish(self, result: Result) -> None:
+        """Show how the run ended, beside what was seen last."""
+        self.state = {**self.state, "ended": last_line(result)}

@@ -36,8 +36,7 @@ from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.lifecycle.launch_settings import LaunchSettings
-    from launcher.lifecycle.launch_spec import LaunchSpec
+    from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
 
 MOST_PROCESSES = 1024  # of a sweep on this machine
 
@@ -124,7 +123,7 @@ def _launch_contained(
 ) -> Result:
     """Launch in a container on this machine."""
     from launcher.lifecycle.attempts import Launch
-    from launcher.lifecycle.launch_settings import resolved
+    from launcher.lifecycle.launch_spec import resolved
 
     host_options = _host_options(options)
     jobs = replace(jobs, environment=host_options.environment)
@@ -135,7 +134,7 @@ def _launch_contained(
 def _show_container(work: Work, options: LocalOptions) -> int:
     """Print what would run in a container."""
     from launcher.commands.show import show_plan
-    from launcher.lifecycle.launch_settings import resolved
+    from launcher.lifecycle.launch_spec import resolved
 
     with served(work, options.serving, [ADDRESS]) as served_work:
         spec = _contained(served_work, options, resolved(_host_options(options)))

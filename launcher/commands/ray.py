@@ -21,8 +21,7 @@ from launcher.commands.parse import (
 )
 from launcher.commands.show import show_plan
 from launcher.lifecycle.attempts import Launch
-from launcher.lifecycle.launch_settings import LaunchSettings, resolved
-from launcher.lifecycle.launch_spec import LaunchSpec
+from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec, resolved
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.commands.settings import SshOptions
 from launcher.errors import PreflightRefused
 from launcher.lifecycle.choosing import Need
-from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.launch_spec import LaunchSpec
+from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
 from launcher.lifecycle.planning import wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.output.console import say
@@ -46,17 +45,10 @@ def connected(
     """Yield the hosts that the options name and a network to reach them; close it afterwards."""
     hosts = listed(options)
     RestartState(restarts, hosts)  # refuses spares that do not fit before a host is asked
-    from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
-        ConnectSettings,
-        Network,
-    )
+    from launcher.transport.ssh import open_network  # Fabric takes as long to import as --help may
 
-    config = Path(options.ssh_config) if options.ssh_config else None
-    network = Network(ConnectSettings(config=config, accept_new=options.accept_new))
-    try:
+    with closing(open_network(options)) as network:
         yield hosts, network
-    finally:
-        network.close()
 
 
 HOLD_TRIES = 5

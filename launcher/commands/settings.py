@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from launcher.run.job import check_seconds
-from launcher.run.settings import SERVER, HostOptions, Options, SweepOptions
+from launcher.run.settings import SERVER, HostOptions, Options, ReachOptions, SweepOptions
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import Positional
@@ -49,7 +49,7 @@ CHECK_HEAD = Head(
 
 @dataclass(frozen=True)
 class HostChoice:
-    """Hosts and SSH."""
+    """Hosts."""
 
     hosts: Positional[Path] = Path("hosts.txt")
     """Host file: one host per line, in node rank order."""
@@ -67,10 +67,6 @@ class HostChoice:
     """Number of GPUs to use, any that are free and fit, whole hosts first; 0: all of the hosts."""
     sweep_hosts: int = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
-    accept_new: bool = False
-    """Add unknown host keys to known_hosts; changed keys are still refused."""
-    ssh_config: str = ""
-    """ssh_config file to use instead of your own and the system's."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,9 @@ class DetachOptions:
 
 
 @dataclass(frozen=True)
-class SshOptions(HostOptions, SweepOptions, DetachOptions, SyncOptions, CheckOptions, HostChoice):
+class SshOptions(
+    HostOptions, SweepOptions, DetachOptions, SyncOptions, CheckOptions, ReachOptions, HostChoice
+):
     """Options of `./run-ssh`."""
 
     json: bool = False

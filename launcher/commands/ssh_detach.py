@@ -14,7 +14,6 @@ from launcher.detached.locate import run_manager_on
 from launcher.detached.replies import LiveRun, RunFacts, call
 from launcher.detached.start import detached
 from launcher.errors import HostError, HostLost
-from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.output.console import last_line, say
@@ -24,6 +23,7 @@ from launcher.transport.base import Transport
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.signals import ended_by_a_signal
 from rackrun.terminal import clean_lines
 
 _POLL_SECONDS = 0.5

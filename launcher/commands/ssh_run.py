@@ -16,8 +16,7 @@ from launcher.commands.show import check, deep_check, show_plan
 from launcher.commands.upload import bring_code, pending, planned_code, with_code
 from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Attempt, Launch
-from launcher.lifecycle.launch_settings import resolved
-from launcher.lifecycle.launch_spec import HostFile, LaunchSpec
+from launcher.lifecycle.launch_spec import HostFile, LaunchSpec, resolved
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data

@@ -6,12 +6,9 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import ClassVar
 
 from launcher.detached.entries import Beat, Entry, EntryReader, Failed, Last, Wrote
@@ -26,7 +23,7 @@ from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.runs import Run
 from rackrun.shapes import Misshapen
-from rackrun.signals import handle, restore
+from rackrun.signals import interruptible
 from rackrun.terminal import one_line
 
 QUEUED_ENTRIES = 256
@@ -132,17 +129,3 @@ def _read_entries(run: ReachedRun, on: bool, entries: queue.Queue[tuple[Entry, b
         entries.put((Failed("the connection broke"), b""))
     except Misshapen as error:
         entries.put((Failed(f"its answer is not the record of a run: {one_line(str(error))}"), b""))
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the display as Ctrl-C does, with exit codes of their own."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(128 + number)
-
-    before = handle((signal.SIGTERM, signal.SIGHUP), end)
-    try:
-        yield
-    finally:
-        restore(before)

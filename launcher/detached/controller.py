@@ -25,8 +25,7 @@ from typing import Annotated, Any
 from launcher.detached.record import RunRecord
 from launcher.detached.replies import RUN
 from launcher.lifecycle.attempts import Launch, RunObserver
-from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.launch_spec import LaunchSpec
+from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
 from launcher.lifecycle.planning import code_here
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork, command_of

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from launcher.config.settings_file import read_settings
 from launcher.detached.known_runs import hosts_of, keep
 from launcher.detached.launcher_here import facts_in, plan_in
-from launcher.detached.reach_options import ReachOptions
 from launcher.detached.replies import RunFacts, call
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.output.console import say
 from launcher.remote import run_manager
 from launcher.run.hosts import Host, hosts_named
 from launcher.run.job import RUN_ID
+from launcher.run.settings import ReachOptions
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
 from launcher.transport.parallel import all_or_raise, each
@@ -98,9 +98,11 @@ def reached(
     Of an attached run, `answer` is what its folder on this machine has; that is enough where no
     hosts are needed and none are known.
     """
+    from launcher.transport.ssh import open_network  # Fabric takes as long to import as --help may
+
     record, hosts = run.record, _hosts_of(run, options, need_hosts)
-    network = open_network(options.ssh_config or (record.ssh_config if record else ""), options)
     with ExitStack() as stack:
+        network = open_network(options, record.ssh_config if record else "")
         stack.callback(network.close)
         reached_run = ReachedRun(
             run.asked,
@@ -109,8 +111,8 @@ def reached(
             hosts[0] if hosts else Host(""),
             record.runs if record else "runs",
             run.name,
+            record.resume if record else (),
         )
-        reached_run.resume = record.resume if record else ()
         if is_controlled(run, options):
             _find(reached_run, record is not None, need_controller)
         elif run.folder:
@@ -143,18 +145,6 @@ def is_of_this_machine(run: Run, options: RunOptions) -> bool:
     with suppress(UsageError):
         return read_settings(RunFolder(run.folder).settings).launch == "local"
     return False
-
-
-def open_network(config: str, options: ReachOptions) -> Network:
-    """Return a network by an ssh_config file, or by the default ones."""
-    from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
-        ConnectSettings,
-        Network,
-    )
-
-    return Network(
-        ConnectSettings(config=Path(config) if config else None, accept_new=options.accept_new)
-    )
 
 
 def _find(run: ReachedRun, is_remembered: bool, need_controller: bool) -> None:
@@ -191,11 +181,9 @@ Reached = tuple[Host, Transport]
 Asked = tuple[Host, Transport | Problem]
 
 
-def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunFacts]:
+def _query(run: str, started: set[str], pair: Reached) -> tuple[Reached, RpcClient, RunFacts]:
     """Return a host's facts about the run, and the client of its run manager."""
     host, transport = pair
-    if isinstance(transport, Problem):
-        raise transport
     client = RpcClient(transport, run_manager, host.python or "")
     started.add(host.label)
     reply = call(host.label, client, RunFacts, "find", run=run)
@@ -203,7 +191,7 @@ def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient
         raise HostUnreachable(
             f"{host.label}: was asked for run {run}, and answered for another one"
         )
-    return (host, transport), client, reply
+    return pair, client, reply
 
 
 def _is_not_first(reply: tuple[Reached, RpcClient, RunFacts]) -> bool:
@@ -213,15 +201,21 @@ def _is_not_first(reply: tuple[Reached, RpcClient, RunFacts]) -> bool:
 
 
 def each_in_time(
-    work: Callable[[Asked], T], pairs: Sequence[Asked], seconds: float = REPLY_SECONDS
+    work: Callable[[Reached], T], pairs: Sequence[Asked], seconds: float = REPLY_SECONDS
 ) -> list[T | Problem]:
-    """Return the replies that come in time; the other hosts are too late."""
+    """Return the replies that come in time; the other hosts are too late, or cannot be reached."""
+
+    def reply(pair: Asked) -> T:
+        host, transport = pair
+        if isinstance(transport, Problem):
+            raise transport
+        return work((host, transport))
 
     def late(pair: Asked) -> Problem:
         why = f"does not answer within {seconds:g} s; is its home directory on a disk that is down?"
         return TooLate(f"{pair[0].label}: {why}")
 
-    return each(work, pairs, seconds, late)
+    return each(reply, pairs, seconds, late)
 
 
 class TooLate(HostUnreachable):

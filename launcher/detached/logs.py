@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from launcher.detached.attach import interruptible, watch
+from launcher.detached.attach import watch
 from launcher.detached.entries import AttemptRecord, Wrote
 from launcher.detached.launcher_here import plan_in
 from launcher.detached.locate import RunOptions, is_controlled, reached
@@ -22,6 +22,7 @@ from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised, name_of
+from rackrun.signals import interruptible
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

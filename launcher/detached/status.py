@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from launcher.detached.locate import (
-    Asked,
+    Reached,
     ReachedRun,
     RunOptions,
     TooLate,
@@ -97,10 +97,8 @@ def status_of_all(run: ReachedRun) -> list[HostStatus]:
     return _without_duplicates(run, statuses)
 
 
-def _status_of(run_id: str, pair: Asked) -> HostStatus:
+def _status_of(run_id: str, pair: Reached) -> HostStatus:
     host, transport = pair
-    if isinstance(transport, Problem):
-        raise transport
     with run_manager_on(transport, host.python) as client:
         listing = call(host.label, client, RunListing, "processes", run=run_id)
     return HostStatus(host.label, transport, listing.python, listing.processes)

@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, replace
 from launcher.errors import HostError
 from launcher.files.download import fetch_results, fetch_returned
 from launcher.lifecycle.host_file_watch import HostFileWatch
-from launcher.lifecycle.interruptible import ended_by_a_signal
-from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.launch_spec import LaunchSpec
+from launcher.lifecycle.host_incidents import remember
+from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
 from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
-from launcher.lifecycle.remembering import remember
 from launcher.lifecycle.restart_policy import RestartState, after
 from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen, report_end
 from launcher.output.console import last_line, say
@@ -31,6 +29,7 @@ from launcher.run.result import Result
 from launcher.supervision.agents import AddedHost
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
+from rackrun.signals import ended_by_a_signal
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,29 @@
-"""A launch on hosts before its first attempt: what is to run, where, and under which settings."""
+"""A launch on hosts before its first attempt: what is to run, where, and under which settings.
+
+options -> LaunchSettings, once, for all attempts -> LaunchSpec, with hosts, work and code
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree
-from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.restart_policy import RestartState
+from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
+from launcher.preflight.checks import check_allowed
 from launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
+from launcher.remote.locks import POLITE
+from launcher.run.container import container_of
 from launcher.run.hosts import Host
-from launcher.run.job import Work, data_of, is_on_cpu
+from launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
+from launcher.run.settings import HostOptions
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
-
-
-@dataclass(frozen=True)
-class HostFile:
-    """A host file that may get more lines, and what the launch does with their hosts."""
-
-    path: Path
-    listed: Sequence[Host]
-    """The hosts that it named at the start, also those that the launch has left out."""
-    read: Callable[[], Sequence[Host]]
-    """Returns the hosts that it names now; raises UsageError that names all bad lines."""
-    connect: Callable[[Sequence[Host]], Sequence[Transport | Problem]]
-    """Logs in to hosts; returns for each the transport, or why it cannot be reached."""
-    bring_code: Callable[[LaunchSpec, Callable[[str], object]], object]
-    """Copies to the hosts of a launch what --sync copies, if that is asked for, and says so."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +68,82 @@ class LaunchSpec:
             waits=self.settings.wait and not full,
             on_cpu=is_on_cpu(self.work),
         )
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """The options of a launch on hosts, as plain values."""
+
+    jobs: JobTemplate
+    needs: Requirements
+    """What hosts must offer, but for code and data, which a `LaunchSpec` has."""
+    restarts: RestartPolicy = RestartPolicy()
+    ignored_checks: tuple[str, ...] = ()
+    pending: Mapping[str, str] = field(default_factory=dict)
+    """Checks that hosts need not pass yet, and what the launch will do about them."""
+    plain: bool = False
+    """Plain lines instead of the dashboard."""
+    wait: bool = False
+    """Wait for hosts that other runs use."""
+    polite: bool = False
+    """Give way to launches that wait."""
+
+    def queued_now(self) -> LaunchSettings:
+        """Return the same settings for a launch that gave way: it waits, after all others."""
+        return replace(self, wait=True, needs=replace(self.needs, turn=_turn(self.polite)))
+
+    def before_all(self) -> LaunchSettings:
+        """Return the same settings for a restart, which comes before launches that wait."""
+        return replace(self, needs=replace(self.needs, turn=""))
+
+    def with_needs(self, task: TaskNeeds) -> LaunchSettings:
+        """Return the same settings for a task that needs this of the hosts."""
+        return replace(self, needs=replace(self.needs, task=task))
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """A host file that may get more lines, and what the launch does with their hosts."""
+
+    path: Path
+    listed: Sequence[Host]
+    """The hosts that it named at the start, also those that the launch has left out."""
+    read: Callable[[], Sequence[Host]]
+    """Returns the hosts that it names now; raises UsageError that names all bad lines."""
+    connect: Callable[[Sequence[Host]], Sequence[Transport | Problem]]
+    """Logs in to hosts; returns for each the transport, or why it cannot be reached."""
+    bring_code: Callable[[LaunchSpec, Callable[[str], object]], object]
+    """Copies to the hosts of a launch what --sync copies, if that is asked for, and says so."""
+
+
+def resolved(
+    options: HostOptions, jobs: JobTemplate | None = None, synced: bool = False
+) -> LaunchSettings:
+    """Return what the options ask for; raise UsageError for invalid usage."""
+    check_allowed(options.ignore_check)
+    jobs = jobs or options.jobs
+    needs = Requirements(
+        workdir=options.workdir or str(Path.cwd()),
+        python=options.python,
+        environment=(*jobs.environment, *jobs.secrets),
+        port=options.port,
+        turn=_turn(options.polite),
+        image=container_of(options.image, options.volume),
+        synced=synced,
+    )
+    min_hosts = options.min_hosts or int(options.elastic)
+    restarts = RestartPolicy(options.max_restarts, options.spares, min_hosts)
+    return LaunchSettings(
+        jobs,
+        needs,
+        restarts,
+        options.ignore_check,
+        plain=options.plain,
+        wait=options.wait,
+        polite=options.polite,
+    )
+
+
+def _turn(is_polite: bool) -> str:
+    """Return a turn in the queue, as text to sort, after all that were given before."""
+    return f"{time.time():.6f}-{secrets.token_hex(4)}{POLITE if is_polite else ''}"

@@ -8,8 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree, working_tree
-from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.launch_spec import LaunchSpec
+from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
 from launcher.preflight.facts import ClusterFacts, HostFacts, gather_facts

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
-from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.output.console import Display, PlainOutput, last_line, say, start_line
 from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
@@ -24,6 +23,7 @@ from launcher.supervision.supervisor import HostSource, Supervisor
 from launcher.transport.base import Transport
 from rackrun.atomic import write_whole
 from rackrun.contract import variables
+from rackrun.signals import ended_by_a_signal
 
 if TYPE_CHECKING:
     from launcher.supervision.peers import Peers
@@ -119,7 +119,7 @@ class Session:
 
     def _with_sick_gpus(self, result: Result) -> Result:
         """Return the result of a failed run with the incidents of its GPUs."""
-        from launcher.preflight.sick_gpus import sick_gpus  # rarely needed
+        from launcher.lifecycle.host_incidents import sick_gpus  # rarely needed
 
         # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
         for host, problems in sick_gpus(self.plan, self._transports, result):

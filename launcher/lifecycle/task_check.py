@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
+from launcher.errors import PreflightRefused
 from launcher.run.job import (
     PYTHONS,
     Command,
@@ -222,6 +223,12 @@ def check_gpus(work: Work, ranks: int, name: str, python: str, image: str) -> No
             " start fewer"
         )
     if gpu_count() and not is_on_cpu(work) and not image:
-        from launcher.preflight.local_gpus import refuse_unusable_gpus
+        from launcher.remote.probe import describe
+        from rackrun.cuda import driver_here, gpu_problem
 
-        refuse_unusable_gpus(name, python, CPU if isinstance(work, TaskWork) else NO_GPUS)
+        versions = describe([python])
+        torch, cuda = versions.get("torch", ""), versions.get("cuda", "")
+        if torch and (why := gpu_problem(torch, cuda, "", driver_here(), [])):
+            # torch would leave the GPUs alone, and train on the CPU without a word
+            way_out = CPU if isinstance(work, TaskWork) else NO_GPUS
+            raise PreflightRefused(f"{name}: {why}; {way_out}")

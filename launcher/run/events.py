@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from launcher.errors import HostLost
 from launcher.run.plan import HostPlan
 from rackrun.generation import Generation
-from rackrun.shapes import AtMost, Between
+from rackrun.shapes import LARGEST_NUMBER, AtMost, Between
 
 Stream: TypeAlias = Literal["out", "err"]
 Node: TypeAlias = Annotated[int, Between(0, 2**20)]
@@ -277,11 +277,12 @@ class PeerFailed:
     """Another node of a run that was started node by node: its first failure, in its words."""
 
     node: Node
-    name: ShortText
     text: ShortText
-    exit_code: Code
+    exit_code: Annotated[int, Between(1, 255)]
     secondary: bool = False
     """It blames a connection, and so probably another node."""
+    name: str = ""
+    """Of the node; not from its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,7 @@ class PeerStops:
     """Request to save and to end, received by another node."""
 
     node: Node
-    signal: Signal
+    signal: Annotated[int, Between(1, 64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ class PeerHangLimit:
     """The seconds that ranks of another node may go without progress, in their phase."""
 
     node: Node
-    seconds: float
+    seconds: Annotated[float, Between(0, LARGEST_NUMBER)]
 
 
 PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerHangLimit

@@ -24,6 +24,16 @@ SERVER = ("serve_address", "serve_port", "serve_native", "serve_image")
 
 
 @dataclass(frozen=True)
+class ReachOptions:
+    """SSH."""
+
+    ssh_config: str = ""
+    """ssh_config file to use instead of your own and the system's."""
+    accept_new: bool = False
+    """Add unknown host keys to known_hosts; changed keys are still refused."""
+
+
+@dataclass(frozen=True)
 class Serving:
     """Serving shards to hosts."""
 

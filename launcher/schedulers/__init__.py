@@ -1,13 +1,13 @@
 """The scheduler that started this process, and its node rank; pure, from the environment.
 
-Another platform is a file beside these, and an entry in `PLATFORMS`.
+Another platform is a function in `platforms`, and an entry in `PLATFORMS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from launcher.schedulers import by_hand, kubeflow, mpi, ngc, slurm
+from launcher.schedulers import platforms, slurm
 from launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.contract.variables import RUN_ID
 from rackrun.errors import UsageError
@@ -15,12 +15,13 @@ from rackrun.errors import UsageError
 __all__ = ["PLATFORMS", "Sourced", "Placement", "find_placement"]
 
 PLATFORMS: tuple[Callable[[Variables], Placement | None], ...] = (
-    mpi.open_mpi,  # mpirun inside Slurm starts its daemons by srun: trust its own variables
+    platforms.open_mpi,  # mpirun inside Slurm starts its daemons by srun: trust its own variables
     slurm.find_placement,  # before PMI, which srun may speak as well
-    ngc.find_placement,
-    mpi.pmi,
-    kubeflow.find_placement,
-    by_hand.by_hand,
+    platforms.ngc,
+    platforms.pmi,
+    platforms.train_job,
+    platforms.pytorch_job,
+    platforms.by_hand,
 )
 """Tried in this order; the first that recognizes the environment gives the placement."""
 
@@ -33,6 +34,4 @@ def find_placement(environment: Mapping[str, str]) -> Placement:
             started = f"{name} is set: this is a rank already"
             raise UsageError(f"{started}; start node outside of torchrun, or the task itself in it")
     placements = (platform(variables) for platform in PLATFORMS)
-    return next((placement for placement in placements if placement), None) or by_hand.alone(
-        variables
-    )
+    return next(filter(None, placements), None) or platforms.alone(variables)

@@ -9,58 +9,29 @@ exit code.
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Any
 
 from launcher.errors import HostLost
 from launcher.rendezvous.connection import PeerConnection
 from launcher.rendezvous.gather import Rendezvous
-from launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
-from launcher.run.hosts import MOST_HOSTS
+from launcher.run.events import PeerEvent, PeerFailed, PeerHangLimit, PeerStops
 from launcher.supervision.agent_client import EventQueue
-from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Misshapen, shaped
+from rackrun.shapes import Misshapen, shaped
 
 TEXT_LETTERS = 4096
 LAUNCHER_GONE = "its launcher is gone"
 NONSENSE = "its launcher sent data that is not the protocol of peers"
-
-Node = Annotated[int, Between(0, MOST_HOSTS)]
-
-
-@dataclass(frozen=True)
-class PeerFailureMessage:
-    """The failure that ends a node."""
-
-    node: Node
-    text: Annotated[str, AtMost(TEXT_LETTERS)]
-    exit_code: Annotated[int, Between(1, 255)]
-    secondary: bool
-
-
-@dataclass(frozen=True)
-class PeerStopMessage:
-    """A request to end the run."""
-
-    node: Node
-    signal: Annotated[int, Between(1, 64)]
-
-
-@dataclass(frozen=True)
-class PeerHangLimitMessage:
-    """The seconds that the ranks of a node may go without progress."""
-
-    node: Node
-    seconds: Annotated[float, Between(0, LARGEST_NUMBER)]
 
 
 @dataclass(frozen=True)
 class PeerMessage:
     """One line from another node; exactly one field is set."""
 
-    failed: PeerFailureMessage | None = None
-    stop: PeerStopMessage | None = None
-    hang_limit: PeerHangLimitMessage | None = None
+    failed: PeerFailed | None = None
+    stop: PeerStops | None = None
+    hang_limit: PeerHangLimit | None = None
     done: bool = False
 
 
@@ -130,10 +101,10 @@ class Peers:
                 message: PeerMessage = shaped(fields, PeerMessage)
                 if message.done:
                     return
-                for updates in (message.failed, message.stop, message.hang_limit):
-                    if updates is not None:
-                        self._check(updates.node, node)
-                        self._take(updates, events)
+                for event in (message.failed, message.stop, message.hang_limit):
+                    if event is not None:
+                        self._check(event.node, node)
+                        self._take(event, events)
                 if self.node == 0:
                     self._forward(fields, node)
         except Misshapen:
@@ -141,7 +112,7 @@ class Peers:
             why = NONSENSE
         if self.leaving:
             return
-        lost = PeerFailureMessage(node, why, HostLost.exit_code, secondary=False)
+        lost = PeerFailed(node, why, HostLost.exit_code)
         self._take(lost, events)
         if self.node == 0:
             self._forward({"failed": asdict(lost)}, node)
@@ -156,17 +127,9 @@ class Peers:
             if node != origin:
                 connection.send(**fields)
 
-    def _take(
-        self,
-        message: PeerFailureMessage | PeerStopMessage | PeerHangLimitMessage,
-        events: EventQueue,
-    ) -> None:
-        name = self.names[message.node]
-        match message:
-            case PeerFailureMessage():
-                events.put(PeerFailed(**asdict(message), name=name))
-            case PeerStopMessage():
-                self.stopped = True
-                events.put(PeerStops(**asdict(message)))
-            case PeerHangLimitMessage():
-                events.put(PeerHangLimit(**asdict(message)))
+    def _take(self, event: PeerEvent, events: EventQueue) -> None:
+        if isinstance(event, PeerFailed):
+            event = replace(event, name=self.names[event.node])
+        elif isinstance(event, PeerStops):
+            self.stopped = True  # as the others have been asked by now, we need not ask them
+        events.put(event)

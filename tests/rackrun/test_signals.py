@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from launcher.detached.attach import interruptible
-from launcher.lifecycle.interruptible import ended_by_a_signal
+from rackrun.signals import ended_by_a_signal, interruptible
 from training.run.stop_requests import StopRequests
 
 

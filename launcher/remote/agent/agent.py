@@ -26,7 +26,6 @@ import time
 
 from launcher.remote.agent.cleanup import sweep
 from launcher.remote.agent.frames import Launcher
-from launcher.remote.agent.heartbeat import HeartbeatMonitor
 from launcher.remote.agent.host_watch import HostWatch
 from launcher.remote.agent.membership import RankSockets
 from launcher.remote.agent.output import RankOutput
@@ -135,7 +134,6 @@ class Agent:
         self.membership = RankSockets(launcher, first, processes) if order["elastic"] else None
         self.ranks = LocalRanks(launcher, first, order["signalled_together"], self.membership)
         self.torchrun = Torchrun(order, launcher)
-        self.heartbeat = HeartbeatMonitor(launcher, guard, order["lease_seconds"])
         self.host = HostWatch(
             launcher,
             self.torchrun,
@@ -181,11 +179,11 @@ class Agent:
         for key, _ in sorted(ready, key=lambda pair: pair[0].fd == self.signals):
             key.data(key.fd)
         now = time.monotonic()
-        if problem := self.heartbeat.problem(now):
+        if problem := self._why_unsupervised(now):
             self._abandon(problem)
         if self.host.due(now):
             self.host.report(now)
-            self.heartbeat.show(now, self.scratch, self.locks)
+            self._show_heartbeat(now)
         self.reachability.report(now)
         self.shutdown.advance(now)
         self.output.balance()  # ranks wait rather than the agent's memory grows
@@ -255,6 +253,27 @@ class Agent:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self.signals = reading
         self.selector.register(reading, selectors.EVENT_READ, self._take_signals)
+
+    # -- the launcher, without which the run must end
+
+    def _why_unsupervised(self, now: float) -> str:
+        """Return why nobody looks after this host any more; empty while somebody does."""
+        if os.getppid() != self.guard:
+            return "the guard of the agent was killed"
+        if self.launcher.is_gone:
+            return "the launcher is gone"
+        if now - self.launcher.heard_at > self.order["lease_seconds"]:
+            return f"no heartbeat from the launcher for {self.order['lease_seconds']:g} s"
+        return ""
+
+    def _show_heartbeat(self, now: float) -> None:
+        """Give agent.pid the time of the last heartbeat, for `status`; keep locks young."""
+        heard = time.time() - (now - self.launcher.heard_at)
+        with contextlib.suppress(OSError):
+            os.utime(f"{self.scratch}/agent.pid", (heard, heard))
+        for descriptor in self.locks.values():  # systemd-tmpfiles removes what is old from /tmp
+            with contextlib.suppress(OSError):  # another user's file: only its owner may do that
+                os.utime(descriptor)
 
     # -- what comes in
 

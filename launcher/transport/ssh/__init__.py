@@ -11,9 +11,9 @@ import logging
 
 from launcher.transport.ssh import light_fabric  # noqa: F401  before paramiko imports invoke
 from launcher.transport.ssh.machine import Machine
-from launcher.transport.ssh.network import Network
+from launcher.transport.ssh.network import Network, open_network
 from launcher.transport.ssh.route import ConnectSettings
 
-__all__ = ["ConnectSettings", "Machine", "Network"]
+__all__ = ["ConnectSettings", "Machine", "Network", "open_network"]
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are reported once, by us

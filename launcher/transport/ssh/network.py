@@ -1,5 +1,7 @@
 """The SSH connections of a launch: hosts to routes, routes to machines."""
 
+from __future__ import annotations
+
 import getpass
 import os
 import re
@@ -12,6 +14,7 @@ import paramiko
 
 from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
+from launcher.run.settings import ReachOptions
 from launcher.transport.open_files import allow_connections
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.ssh.config import Directives, expanded
@@ -45,6 +48,12 @@ _DEFAULTS = 'Host *\nCanonicalDomains ""\n'  # the parser needs it with Canonica
 
 Failures = Mapping[int, Problem]
 """By the id of a route."""
+
+
+def open_network(options: ReachOptions, config: str = "") -> Network:
+    """Return a network by the ssh_config file of the options, else by this or the usual ones."""
+    file = options.ssh_config or config
+    return Network(ConnectSettings(Path(file) if file else None, options.accept_new))
 
 
 class Network:

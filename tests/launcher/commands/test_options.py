@@ -17,8 +17,7 @@ from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_o
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.commands.ssh_detach import refuse_what_stays
-from launcher.lifecycle.launch_settings import resolved
-from launcher.lifecycle.launch_spec import LaunchSpec
+from launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.lifecycle.this_machine import plan_alone
 from launcher.preflight.checks import CHECKS, check_allowed

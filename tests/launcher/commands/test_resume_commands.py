@@ -13,7 +13,7 @@ from launcher.commands.ray import RayOptions
 from launcher.commands.settings import SshOptions
 from launcher.detached.entries import Ending
 from launcher.detached.replay import resume_command
-from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.launch_spec import LaunchSettings
 from launcher.lifecycle.task_check import DEMO
 from launcher.run.job import JobTemplate, TaskWork, Work, without_option
 from launcher.run.settings import LocalOptions, Options

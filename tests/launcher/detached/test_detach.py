@@ -28,7 +28,7 @@ from launcher.detached.start import sources, start_controller
 from launcher.detached.status import status_of_all
 from launcher.detached.stop import is_left
 from launcher.errors import HostUnreachable, PreflightRefused
-from launcher.lifecycle.launch_settings import resolved
+from launcher.lifecycle.launch_spec import resolved
 from launcher.remote import processes, run_manager
 from launcher.remote.relay import call
 from launcher.remote.sockets import tls

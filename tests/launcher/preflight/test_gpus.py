@@ -15,7 +15,6 @@ import pytest
 from launcher.errors import PreflightRefused
 from launcher.lifecycle import task_check
 from launcher.preflight import gpus as judge
-from launcher.preflight import local_gpus
 from launcher.preflight.facts import ClusterFacts, HostFacts
 from launcher.preflight.replies import believed
 from launcher.remote import gpus as remote
@@ -349,7 +348,7 @@ def test_a_host_with_another_driver_is_the_odd_one_out() -> None:
 def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """When torch cannot use the GPUs here, a script is not advised --device cpu."""
     monkeypatch.setattr(task_check, "gpu_count", lambda: 2)
-    monkeypatch.setattr(local_gpus, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
+    monkeypatch.setattr(probe, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
     for work, says in ((TaskWork("catdog"), "--device cpu"), (Command(("x",)), "VISIBLE_DEVICES=")):
         with pytest.raises(PreflightRefused, match=says) as refused:
             task_check.check_gpus(work, 1, "here", "python", "")
@@ -359,7 +358,7 @@ def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each needs its own, unless they train on the CPU; a command may share them."""
     monkeypatch.setattr(task_check, "gpu_count", lambda: 2)
-    monkeypatch.setattr(local_gpus, "describe", lambda pythons: {})
+    monkeypatch.setattr(probe, "describe", lambda pythons: {})
     with pytest.raises(UsageError, match="--nproc 3: a rank needs its own GPU, and here are 2"):
         task_check.check_gpus(TaskWork("catdog"), 3, "here", "python", "")
     for work in (TaskWork("catdog", ("--device", "cpu")), Command(("x",))):

@@ -111,7 +111,7 @@ def test_a_host_with_another_time_trains_with_the_others(
 
 
 DATES = {
-    "heartbeat.show",  # the age of a file, for people who ask
+    "agent._show_heartbeat",  # the age of a file, for people who ask
     "run_manager.clear_old",
     "run_manager.pass_on",
     "run_manager.agents_of",
@@ -134,12 +134,13 @@ DATES = {
     "journal.live",  # when a line of usage.jsonl was measured
     "journal.show",
     "metrics._write",  # when a line of metrics.jsonl was written
-    "launch_settings._turn",  # who of two waiting launches came first
+    "launch_spec._turn",  # who of two waiting launches came first
     # When something happened to a host, who has used it since when, and how long ago that was:
     *(
         "facts.doubtful",
         "holders.described",
         "incidents.add",
+        "host_incidents.remember",
         "ps.ps",
         "rack.move",
         "rack_table._free_in_words",
@@ -149,7 +150,6 @@ DATES = {
         "rack_table.as_plain",
         "rack_table.free_gpus",
         "rack_table.table",
-        "remembering.remember",
         "result.with_incident",
     ),
 }

@@ -55,7 +55,7 @@ def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: Exit
     failed = b'{"failed": {"node": 1, "text": "x", "exit_code": 3, "secondary": false}}\n'
     node.ends[1].sendall(failed + b'{"hang_limit": {"node": 1, "seconds": 5}}\n')
     node.ends[1].sendall(b'{"stop": {"node": 1, "signal": 15}}\n')
-    assert node.inbox.get(timeout=20) == PeerFailed(1, "n1", "x", 3, False)
+    assert node.inbox.get(timeout=20) == PeerFailed(1, "x", 3, False, "n1")
     assert node.inbox.get(timeout=20) == PeerHangLimit(1, 5.0)
     assert node.inbox.get(timeout=20) == PeerStops(1, 15)
     heard = b""
@@ -98,7 +98,7 @@ def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, arg
     """Types, ranges, another node's name: node 1 is lost (75), and the others are notified."""
     node = Node(0, stack)
     node.ends[1].sendall(args)
-    assert node.inbox.get(timeout=20) == PeerFailed(1, "n1", NONSENSE, 75, False)
+    assert node.inbox.get(timeout=20) == PeerFailed(1, NONSENSE, 75, False, "n1")
     assert b"not the protocol of peers" in node.ends[2].recv(1 << 16)
 
 
@@ -109,7 +109,7 @@ def test_node_0_speaks_for_all_but_not_for_us(stack: ExitStack) -> None:
     node.ends[0].sendall(f'{{"stop": {args}}}\n'.replace("'", '"').encode())
     assert node.inbox.get(timeout=20) == PeerStops(1, 15)
     node.ends[0].sendall(b'{"stop": {"node": 2, "signal": 15}}\n')
-    assert node.inbox.get(timeout=20) == PeerFailed(0, "n0", NONSENSE, 75, False)
+    assert node.inbox.get(timeout=20) == PeerFailed(0, NONSENSE, 75, False, "n0")
     other = Node(2, stack)
     other.ends[0].close()
-    assert other.inbox.get(timeout=20) == PeerFailed(0, "n0", LAUNCHER_GONE, 75, False)
+    assert other.inbox.get(timeout=20) == PeerFailed(0, LAUNCHER_GONE, 75, False, "n0")

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from launcher.commands.board import of_folder
 from launcher.output.journal import Curves, live
 from launcher.output.run_view import view
 from launcher.run.events import Event, Gpu, RankStarted, Report, Usage
 from launcher.run.state import RunState
 from launcher.web.server import served
-from launcher.web.watch import of_folder
 from rackrun.run_folder import new_run_folder
 from tests.launcher.detached_lab import DetachedLab
 from tests.launcher.drive import ROOT
