@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from rackrun.commands import called
 from rackrun.contract.files import LATEST
-from rackrun.errors import UsageError
+from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RUN_NAME, RUNS, RunFolder
 from rackrun.shapes import AtMost, Misshapen, parsed_file
 
@@ -139,6 +140,35 @@ def run_folder(text: str | os.PathLike[str], runs: Path = RUNS, must_be_here: bo
         fetch = f"{called('attach')} {run.id}"
         raise UsageError(f"{run}: its results are on its hosts; to bring them here, type: {fetch}")
     return run.folder
+
+
+def folder_of_run(text: str | os.PathLike[str]) -> Path:
+    """Return the folder of the run that is meant; UsageError if there is none here."""
+    folder = run_folder(text)
+    if not folder.is_dir():
+        raise unknown_run(os.fspath(text))
+    return folder
+
+
+def final_weights(given: str | os.PathLike[str]) -> Path:
+    """Return final.pt of a run, and any other path as it is.
+
+    Raises UsageError if there is none, SaveError for a run that has not written it.
+    """
+    path = run_folder(given)
+    if not path.exists():
+        runs = {folder.name: str(folder) for folder in path.parent.glob("*")}
+        near = [runs[name] for name in get_close_matches(path.name, runs, n=1)]
+        meant = near[0] if near else f"another; {called('ps')} lists the runs"
+        raise UsageError(f"{path}: no such run or file; type {meant}")
+    if not path.is_dir():
+        return path
+    files = RunFolder(path)
+    if not files.final.exists():
+        saved = sorted(files.checkpoints.glob("*.pt"))
+        what = f"; type {saved[-1]}" if saved else ", and no checkpoints; type another run"
+        raise SaveError(f"{path}: no {files.final.name}, which a run writes at its end{what}")
+    return files.final
 
 
 def unknown_run(text: str, verb: str = "") -> UsageError:

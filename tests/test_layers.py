@@ -135,6 +135,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "convert": {
         "__main__": "commands signals",
+        "convert": "",
         "commands": "catdog folder hf imagenet indexing mnist packing signals summary table verify "
         "versions",
         "signals": "",

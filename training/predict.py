@@ -19,6 +19,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
+from rackrun.runs import final_weights
 from rackrun.tables import require_folder, write_table
 from rackrun.terminal import clean, say
 
@@ -105,9 +106,10 @@ def show(given: Predict, task: str) -> int:
     if given.top_k < 1:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")
     require_folder(given.csv)
+    weights = final_weights(given.checkpoint)
     from training.trained import load_of_any_task
 
-    trained = load_of_any_task(given.checkpoint, given.model, task or given.task)
+    trained = load_of_any_task(weights, given.model, task or given.task)
     trained = trained.on_best_device() if given.device == "auto" else trained.on(given.device)
     results = list(predictions(trained, paths, given.top_k))
     if given.csv:

@@ -16,6 +16,7 @@ from torch import nn
 from rackrun.commands import called
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import SaveError, UsageError
+from rackrun.runs import final_weights
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
 from rackrun.user_code.tasks import OWN_TASK
@@ -26,7 +27,6 @@ from training.data.transforms import Transforms
 from training.models.named import is_own
 from training.models.weights import are_weights
 from training.recorded import table_differences
-from training.run.folder import final_weights
 from training.task import Task
 from training.tasks.definition import recipes_of, require_task, task_of
 

@@ -41,6 +41,7 @@ from rackrun.commands import called
 from rackrun.contract.suspects import FindSuspects, Question
 from rackrun.errors import UsageError, install_command
 from rackrun.machine import core_count
+from rackrun.runs import final_weights
 from rackrun.shard_folder import folder_and_version
 from rackrun.tables import table, write_table
 from rackrun.terminal import clean, say
@@ -82,6 +83,8 @@ def run(args: Sequence[str], find_suspects: FindSuspects) -> int:
     if not given.out.is_dir():
         folder = shlex.quote(str(given.out))
         raise UsageError(f"--out {given.out}: no such folder; type: mkdir -p {folder}")
+    if given.checkpoint is not None:
+        final_weights(given.checkpoint)  # what is not there is refused before images are looked at
     fingerprints, findings = examined(given, find_suspects)
     table_path, page = _paths(given.out)
     write_table(table_path, rows(fingerprints, findings))

@@ -198,7 +198,7 @@ def _behind_tasks(settings: type[Any], name: str) -> dict[str, str]:
         return {}
     typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
     return {
-        option: f"an option of tasks, and goes behind one: {typed_first} {option}"
+        option: f"an option of tasks, and goes behind one, as in: {typed_first} {option}"
         for option in OF_TASKS
     }
 

@@ -25,6 +25,7 @@ from launcher.transport.local import LocalTransport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
 from rackrun.commandline.options import Positional
+from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run
@@ -232,7 +233,7 @@ def _not_found(run: ReachedRun, candidates: Sequence[Host], errors: Sequence[Pro
     """Return the message for a run that no host knows."""
     names = ", ".join(host.label for host in candidates)
     if not errors:
-        return UsageError(f"no run {run.id} on {names}; --detach printed its id")
+        return UsageError(f"no run {run.id} on {names}; {called('ps')} lists those known here")
     refused = [error for error in errors if isinstance(error, AccessRefused)]
     kind = AccessRefused if refused else HostUnreachable
     lines = [f"run {run.id} was not found: not every host answers", *map(str, errors)]

@@ -20,6 +20,7 @@ from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
 from rackrun.commands import called
 from rackrun.contract import phases
+from rackrun.contract.tasks import TASKS
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import clean, clean_lines, discard, one_line
 from rackrun.units import duration, plural
@@ -225,10 +226,12 @@ def next_commands(result: Result, plan: Plan) -> Iterator[tuple[str, str]]:
     model = result.folder / one_line(str(result.report.get("final", "")))
     with suppress(OSError):  # a rank may report any path
         if plan.task and model.is_file():
-            args = [plan.task, "predict", short_path(model), "IMAGE"]
+            args = [short_path(model), "IMAGE"]
+            if plan.task not in TASKS:
+                args += ["--task", plan.task]  # code of the user: no weights file decides it
             if plan.own_model:
-                args += ["--model", plan.own_model]  # which no weights file decides
-            yield TO_USE, f"{called('local')} {shlex.join(args)}"
+                args += ["--model", plan.own_model]
+            yield TO_USE, f"{called('predict')} {shlex.join(args)}"
 
 
 def last_line(result: Result) -> str:

@@ -53,9 +53,7 @@ COMMANDS = {
     "attach": ModuleCommand(
         "Runs", "Follow a detached run; Ctrl-C detaches.", _MANAGE, ("attach",)
     ),
-    "logs": ModuleCommand(
-        "Runs", "Print the output of a detached run's ranks.", _MANAGE, ("logs",)
-    ),
+    "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _MANAGE, ("logs",)),
     "status": ModuleCommand(
         "Runs", "Show the processes of a run on every host.", _MANAGE, ("status",)
     ),

@@ -1,5 +1,6 @@
 """The commands of `python -m convert`: each is imported only when it is called."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,17 @@ def test_each_file_is_a_script(script: str, start: str, tmp_path: Path) -> None:
     )
     assert done.returncode == expected.returncode != 0
     assert done.stderr == expected.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_runs_with_a_python_that_has_nothing(script: str, tmp_path: Path) -> None:
+    """`python3 convert/imagenet.py` in a new clone is `./run-local convert imagenet`."""
+    (tmp_path / "convert").mkdir()
+    for name in ("convert.py", f"{script}.py"):
+        shutil.copy(ROOT / "convert" / name, tmp_path / "convert")
+    door = tmp_path / "run-local"
+    door.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    door.chmod(0o755)
+    bare = [sys._base_executable, "-S", f"convert/{script}.py", "my images", "out"]  # type: ignore[attr-defined]
+    done = subprocess.run(bare, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"convert|{SCRIPTS[script]}|my images|out|", "")

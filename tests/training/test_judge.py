@@ -237,7 +237,7 @@ def test_a_wrong_place_of_weights_is_answered_with_the_right_one(
         (tmp_path / "zz", "no such run or file; type another; ./run-ssh ps lists the runs"),
         (run, "no final.pt, which a run writes at its end, and no checkpoints; type anot"),
     ):
-        with pytest.raises(SaveError, match=re.escape(says)):
+        with pytest.raises((SaveError, UsageError), match=re.escape(says)):
             main([str(wrong), str(three), *ALONE])
     (run / "checkpoints" / "step-00000008.pt").write_bytes(b"<html>404</html>")
     with pytest.raises(SaveError, match=r"at its end; type .*/checkpoints/step-00000008.pt$"):

@@ -13,7 +13,7 @@ from convert.__main__ import main as convert
 from mnist.model import TASK
 from mnist.recipes import Mnist
 from rackrun.cli.doctor import main
-from rackrun.errors import SaveError, UsageError
+from rackrun.errors import UsageError
 from tests.mnist.digits import digits
 from training import loop
 from training.judge.confident_learning import (
@@ -169,6 +169,6 @@ def test_a_model_of_other_classes_is_refused(
     _, run, _ = messy
     with pytest.raises(UsageError, match="its 2 classes are not the 10 of"):
         main([str(shapes), str(run), "--out", str(tmp_path), "--workers", "1"])
-    with pytest.raises(SaveError, match="no such run or file"):
+    with pytest.raises(UsageError, match="no such run or file"):
         main([str(shapes), str(tmp_path / "nothing"), "--out", str(tmp_path), "--workers", "1"])
     assert not list(tmp_path.iterdir())

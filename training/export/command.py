@@ -13,6 +13,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.runs import final_weights
 from rackrun.tables import require_folder
 
 SUFFIXES = (".safetensors", ".onnx", ".pt2")
@@ -44,10 +45,11 @@ def main(args: Sequence[str]) -> int:
     if given.out.suffix not in SUFFIXES:
         raise UsageError(f"{given.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")
     require_folder(str(given.out))
+    weights = final_weights(given.checkpoint)
     from training.export.formats import export
     from training.trained import load_of_any_task
 
-    difference = export(load_of_any_task(given.checkpoint, given.model, given.task), given.out)
+    difference = export(load_of_any_task(weights, given.model, given.task), given.out)
     size = given.out.stat().st_size / 1e6
     sys.stdout.write(
         f"{given.out}: {size:.1f} MB; answers to random images differ from the model's by at most"

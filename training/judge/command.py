@@ -14,6 +14,7 @@ from rackrun.atomic import write_whole
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
+from rackrun.runs import final_weights
 from rackrun.tables import require_folder
 from training.data.worker_server import start_worker_server
 
@@ -59,6 +60,7 @@ def main(args: Sequence[str]) -> int:
     """Evaluate as a rank of torchrun, or alone; rank 0 writes for all."""
     given = parse(Evaluate, called("evaluate"), args)
     require_folder(given.csv)
+    final_weights(given.checkpoint)  # what is not there is refused before torch is imported
     if given.workers:
         start_worker_server("training.data.validation")
     from training.judge.evaluation import evaluate, settings

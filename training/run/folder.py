@@ -5,16 +5,12 @@ import json
 import os
 import re
 import secrets
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rackrun.atomic import PARTIAL, translated_os_errors
-from rackrun.commands import called
 from rackrun.contract import variables
-from rackrun.errors import SaveError
 from rackrun.run_folder import RUNS, RunFolder, folder_name
-from rackrun.runs import run_folder
 
 if TYPE_CHECKING:  # the check of a task reads names here, without torch
     from training.ranks import Ranks
@@ -48,24 +44,6 @@ def writes_to(folder: RunFolder, ranks: "Ranks") -> bool:
     if ranks.writes:
         mark.unlink(missing_ok=True)
     return ranks.writes and lowest == mark
-
-
-def final_weights(given: str | os.PathLike[str]) -> Path:
-    """Return final.pt of a run, and any other path as it is; SaveError if there is none."""
-    path = run_folder(given)
-    if not path.exists():
-        runs = {folder.name: str(folder) for folder in path.parent.glob("*")}
-        near = [runs[name] for name in get_close_matches(path.name, runs, n=1)]
-        meant = near[0] if near else f"another; {called('ps')} lists the runs"
-        raise SaveError(f"{path}: no such run or file; type {meant}")
-    if not path.is_dir():
-        return path
-    files = RunFolder(path)
-    if not files.final.exists():
-        saved = sorted(files.checkpoints.glob("*.pt"))
-        what = f"; type {saved[-1]}" if saved else ", and no checkpoints; type another run"
-        raise SaveError(f"{path}: no {files.final.name}, which a run writes at its end{what}")
-    return files.final
 
 
 def runs_folder() -> Path:

@@ -10,7 +10,7 @@ from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, Problem, Unavailable, UsageError
 from rackrun.run_folder import RunFolder
-from rackrun.runs import run_folder
+from rackrun.runs import folder_of_run
 from rackrun.shapes import Misshapen, parsed_file, shaped
 from rackrun.terminal import clean
 from training.config import Config
@@ -132,4 +132,4 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
 def main(args: list[str]) -> None:
     """Check the ledger of the run that the command line names."""
     command = parse(LedgerCommand, called("ledger"), args)
-    replace(command, run_folder=run_folder(command.run_folder)).run()
+    replace(command, run_folder=folder_of_run(command.run_folder)).run()

@@ -26,7 +26,7 @@ from rackrun.contract.trackers import TrackerName
 from rackrun.errors import MissingPackage, Problem, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import MetricsReader, read_settings
-from rackrun.runs import run_folder
+from rackrun.runs import folder_of_run
 from rackrun.terminal import one_line, say
 from rackrun.units import plural
 from training.track.scalars import Line, summary
@@ -74,7 +74,7 @@ class TrackedRun(Protocol):
 def main(args: list[str]) -> None:
     """Send a run to a tracker."""
     options = parse(TrackOptions, called("track"), args)
-    options = replace(options, run=run_folder(options.run))
+    options = replace(options, run=folder_of_run(options.run))
     if not RunFolder(options.run).config.exists():
         raise UsageError(f"{options.run}: not the folder of a run: config.json is missing")
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})

@@ -125,7 +125,7 @@ def test_what_uses_the_model_is_typed_as_it_stands(
     (run / "final.pt").touch()
     assert not list(next_commands(result, planned(Command(("python", "train.py")))))
     for work, says in (
-        (TaskWork("./my task.py"), "'./my task.py' predict 'my runs/final.pt' IMAGE"),
+        (TaskWork("./my task.py"), "final.pt' IMAGE --task './my task.py'"),
         (TaskWork("classify", ("--model", "timm:resnet18")), "final.pt' IMAGE"),
         (TaskWork("classify", ("--model", "my:Net")), "final.pt' IMAGE --model my:Net"),
         (TaskWork("classify", ("--lr", "1", "--model=my:Net")), "IMAGE --model my:Net"),
@@ -133,7 +133,7 @@ def test_what_uses_the_model_is_typed_as_it_stands(
         ((_, args),) = next_commands(result, planned(work))
         assert args.endswith(says)
     ((_, args),) = next_commands(result, plan)
-    assert args == "./run-local catdog predict 'my runs/final.pt' IMAGE"
+    assert args == "./run-local predict 'my runs/final.pt' IMAGE"
     for width in (80, 30):  # no path is cut or broken
         drawn, board = io.StringIO(), Dashboard(plan, "x", run)
         board.console = Console(file=drawn, force_terminal=True, width=width, color_system=None)
