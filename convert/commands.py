@@ -74,11 +74,11 @@ COMMANDS = {
     "finish": Subcommand(
         SHARDS,
         "Complete the shards of an array job.",
-        "convert.packing.commands",
+        "convert.packing.pack",
         "Finish",
     ),
     "sidecars": Subcommand(
-        SHARDS, "Write index files for other programs.", "convert.packing.commands", "Sidecars"
+        SHARDS, "Write index files for other programs.", "convert.packing.sidecars", "Sidecars"
     ),
     "summary": Subcommand(SHARDS, "Print counts, bytes and classes.", "convert.summary", "Summary"),
     "verify": Subcommand(

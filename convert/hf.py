@@ -14,7 +14,7 @@ from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import SPLITS, TRAIN, VAL
 from convert.readers.arrow_images import ArrowImages
-from convert.readers.listed_files import ListedFiles
+from convert.readers.directories import ListedFiles
 from convert.readers.names import class_table, dataset_name, is_class_name
 from convert.readers.records import HELD_OUT, ImageDefect, Record, RecordListing
 from rackrun.commandline.options import Examples, Positional

@@ -25,9 +25,9 @@ class Originals:
     @classmethod
     def of(cls, source: Path) -> "Originals":
         """Read a folder, a zip, or a tar (also of tars) once; UsageError for anything else."""
-        container, records = open_images(source, "--source")
+        container = open_images(source, "--source")
         by_digest: dict[bytes, Record] = {}
-        images = [record for record in records if is_image(record.name)]
+        images = [record for record in container.records() if is_image(record.name)]
         with meter("read", len(images)) as shown:
             for record in images:
                 try:

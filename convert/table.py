@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import SPLITS, TRAIN, VAL
-from convert.readers.listed_files import ListedFiles
+from convert.readers.directories import ListedFiles
 from convert.readers.names import MAX_NAME, class_table, dataset_name, free_key, is_class_name
 from convert.readers.records import (
     HELD_OUT,

@@ -1,14 +1,20 @@
 """From an image of a source to what a shard stores: checked, turned upright, resized, tiled."""
 
+import io
+import warnings
 import zlib
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
 from pathlib import PurePosixPath
 
-from convert.images.info import ImageInfo, inspect
-from convert.images.reencode import as_upright_jpeg
-from convert.images.resize import Preset
+from convert.images.info import UNDECODABLE, ImageInfo, inspect, reason
+from convert.images.resize import Preset, in_mode
 from convert.images.tiles import Untiled, tiled
-from convert.readers.records import REENCODED_SUFFIXES, Container, Defect, Record
+from convert.readers.records import READS_HEIC, REENCODED_SUFFIXES, Container, Defect, Record
+from shards.image_limits import too_large
+
+UPRIGHT_QUALITY = 95  # of JPEGs made of images that are turned, or in other formats
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,8 @@ class Treatment:
         if self.tiles:
             try:
                 stored = tiled(stored)
-            except Untiled as reason:
-                untiled = str(reason)
+            except Untiled as why:
+                untiled = str(why)
         if stored is not data:
             crc = zlib.crc32(stored)
         return StoredImage(stored, info, crc, source, untiled)
@@ -62,3 +68,34 @@ class Treatment:
         upright = as_upright_jpeg(data)
         info = inspect(upright, ".jpg", decode)
         return upright, replace(info, oddities=(*info.oddities, oddity))
+
+
+def as_upright_jpeg(data: bytes) -> bytes:
+    """Return an image as a JPEG, turned by its EXIF orientation; Defect if it is damaged."""
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            image = Image.open(io.BytesIO(data), formats=_formats())
+            if not all(image.size) or too_large(*image.size):
+                raise Defect("too large", f"{image.width}x{image.height} pixels")
+            if image.mode in ("F", "I"):
+                raise Defect("undecodable", f"pixels of {image.mode} have no known range")
+            turned = ImageOps.exif_transpose(image)
+            stored = io.BytesIO()
+            mode = "L" if turned.mode == "L" else "RGB"
+            in_mode(turned, mode).save(stored, "JPEG", quality=UPRIGHT_QUALITY, subsampling="4:4:4")
+    except Image.DecompressionBombError:
+        raise Defect("too large", "more pixels than an image has") from None
+    except UNDECODABLE as error:
+        raise Defect("undecodable", reason(error)) from None
+    return stored.getvalue()
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the formats that are read, as Pillow names them."""
+    if not READS_HEIC:
+        return "JPEG", "TIFF", "AVIF"
+    import_module("pillow_heif").register_heif_opener()
+    return "JPEG", "TIFF", "AVIF", "HEIF"

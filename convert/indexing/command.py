@@ -22,15 +22,15 @@ from convert.indexing.split_index import (
     link,
     refuse_duplicates,
     rows_of,
-    write_split,
 )
 from convert.indexing.tar_index import classes_of, index_tars
 from convert.indexing.tar_listing import list_tars
 from convert.packing.copies import leaks_refused
-from convert.packing.finalize import may_be_lost, print_use
+from convert.packing.finalize import may_be_lost, print_use, write_split
 from convert.packing.output_folder import REPORT_NAME
 from convert.packing.quality_report import print_report, save_report
-from convert.packing.sidecars import remove_sidecars, write_sidecars
+from convert.packing.sidecar_formats import remove_sidecars
+from convert.packing.sidecars import write_sidecars
 from convert.readers.records import ImageDefect
 from convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.atomic import translated_os_errors, write_whole
@@ -39,12 +39,7 @@ from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.machine import core_count
-from shards.index import (
-    Manifest,
-    Row,
-)
-
-LABEL = Row._fields.index("label")
+from shards.index import Manifest
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,9 @@ class Index:
         if not listing.url:
             link(splits, folder)
         written = tuple(
-            write_split(folder, listing.dataset, split, rows[split], tars)
+            write_split(
+                folder, listing.dataset, split, rows[split], tuple(tar.shard for tar in tars)
+            )
             for split, tars in splits.items()
         )
         report = dict(sorted(Counter(finding.kind for finding in findings).items()))

@@ -14,20 +14,11 @@ from convert.packing.copies import copies, local_files
 from convert.packing.plan import TRAIN, VAL
 from convert.readers.records import ImageDefect
 from convert.readers.webdataset_tars import Label
-from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.atomic import translated_os_errors
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean, say
 from rackrun.units import plural
-from shards.index import (
-    INDEX_FIELDS,
-    PACKED_ROW,
-    Row,
-    Shard,
-    Split,
-    index_name,
-    serialise_index,
-    shard_name,
-)
+from shards.index import INDEX_FIELDS, PACKED_ROW, Row, Shard, shard_name
 
 
 class IndexedTar(NamedTuple):
@@ -155,17 +146,6 @@ def link(splits: Splits, folder: Path) -> None:
             if path.is_symlink():
                 path.unlink()
             path.symlink_to(tar.path.resolve())
-
-
-def write_split(
-    folder: Path, dataset: str, split: str, rows: bytes, tars: Sequence[IndexedTar]
-) -> Split:
-    """Write the index of a split; return its entry of the manifest."""
-    index, name = serialise_index(rows), index_name(dataset, split)
-    write_whole(folder / name, index)
-    shards = tuple(tar.shard for tar in tars)
-    samples = sum(shard.samples for shard in shards)
-    return Split(split, samples, name, sha256(index).hexdigest(), shards)
 
 
 def _names(listing: TarListing, folder: Path, numbers: Mapping[str, int]) -> list[str]:

@@ -74,7 +74,13 @@ def close_folder(
     manifest = Manifest(
         dataset=plan.dataset,
         classes=plan.classes,
-        splits=tuple(_write_split(target, plan, part) for part in parts),
+        splits=tuple(
+            part.unchanged
+            or write_split(
+                target.folder, plan.dataset, part.name, part.rows, part.shards, plan.version
+            )
+            for part in parts
+        ),
         seed=plan.seed,
         preset=asdict(plan.preset),
         sources=plan.origins,
@@ -87,6 +93,7 @@ def close_folder(
         change=plan.change or ({"added": stored} if before else {}),
     )
     if before:
+        # A copy first: whatever ends this now, dataset.json is the parent's or the new one, whole.
         write_whole(target.folder / manifest_name(before.number), target.manifest.read_bytes())
     write_whole(target.manifest, manifest.serialise())
     target.clear_work()
@@ -218,12 +225,11 @@ def _outcome(target: Target, plan: ShardPlan, number: int) -> ShardResult:
     return outcome
 
 
-def _write_split(target: Target, plan: ShardPlan, part: _Part) -> Split:
-    """Write the index of one split; return its entry of the manifest."""
-    if part.unchanged:
-        return part.unchanged
-    index = serialise_index(part.rows)
-    file_name = index_name(plan.dataset, part.name, plan.version)
-    write_whole(target.folder / file_name, index)
-    samples = sum(shard.samples for shard in part.shards)
-    return Split(part.name, samples, file_name, sha256(index).hexdigest(), part.shards)
+def write_split(
+    folder: Path, dataset: str, split: str, rows: bytes, shards: tuple[Shard, ...], version: int = 1
+) -> Split:
+    """Write the index of a split; return its entry of the manifest."""
+    index, name = serialise_index(rows), index_name(dataset, split, version)
+    write_whole(folder / name, index)
+    samples = sum(shard.samples for shard in shards)
+    return Split(split, samples, name, sha256(index).hexdigest(), shards)

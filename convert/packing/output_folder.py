@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convert.packing.plan import ShardPlan, head_of, load_plan
-from convert.packing.sidecars import remove_sidecars
+from convert.packing.sidecar_formats import remove_sidecars
 from rackrun.atomic import partials, translated_os_errors, written_for
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
@@ -87,6 +87,7 @@ class Target:
         """
         with translated_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+            # O_NOFOLLOW: a link in a folder of many accounts would have another file truncated.
             path = self.folder / ".lock"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with os.fdopen(descriptor, "r+") as file:

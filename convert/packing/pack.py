@@ -7,10 +7,11 @@ A data set's file in convert/ yields the listing; all that follows is the same f
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Literal
 
 from convert.images.transcoder import library
 from convert.options import Packing
@@ -24,6 +25,7 @@ from convert.packing.workers import in_parallel
 from convert.progress import meter, metered
 from convert.readers.directories import Folder
 from convert.readers.records import Container, RecordListing
+from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
@@ -33,10 +35,18 @@ from shards.source import Source
 NAMED = 5  # missing shards that a message names
 
 
-def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
-    """Convert a data set into the folder `out`, or a task's share of it."""
+def pack(
+    listing: RecordListing,
+    packing: Packing,
+    out: Path,
+    planned: Callable[[ShardPlan], ShardPlan] = lambda plan: plan,
+) -> None:
+    """Convert a data set into the folder `out`, or a task's share of it.
+
+    `planned` returns the plan with what the listing does not know of it.
+    """
     refuse_inside(out, listing.containers)
-    if packing.tiles and not packing.preset.encodes_all:
+    if packing.tiles and not (packing.preset.encodes_all or listing.copied):
         library()  # or an error, before anything is read
     target = Target(out)
     is_share = packing.task_index is not None
@@ -45,7 +55,9 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
         say(f"{out}: listing the images of {listing.dataset}")
         counted = replace(listing, records=metered(listing.records, "listed"))
         plan, lines = make_plan(counted, packing)
+        plan = planned(plan)
         if target.adopt(plan, packing.force):
+            # An interrupted conversion left the same plan: what it has finished is kept.
             if not target.plan.exists():
                 save_plan(target.plan, plan, lines)
             # Hundreds of megabytes for a large set, which workers would be forked with.
@@ -64,31 +76,43 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
         say(f"{out}: when all {packing.task_count} tasks have ended, type: {close}")
 
 
-def finish(out: Path, allow_left_out: int | None = None, allow: Sequence[str] = ()) -> None:
-    """Close a folder that the tasks of an array job have filled; refused while a shard is missing.
+@dataclass(frozen=True)
+class Finish:
+    """Complete the folder of shards that the tasks of an array job have written."""
 
-    A folder that is finished already stays as it is.
-    """
-    target = Target(out)
-    if not out.is_dir():
-        raise UsageError(f"{out}: there is no such folder")
-    with target.locked():
-        if target.manifest.exists():
-            say(f"{out}: is finished already")
-            if target.plan.exists() and not load_plan(target.plan).parent:
-                target.clear_work()
-            print_use(out, target.read().dataset)
-            return
-        if not target.plan.exists():
-            raise UsageError(f"{out}: no conversion has been begun here")
-        plan = load_plan(target.plan)
-        missing = [shard.name for shard in plan.shards if not finished(target, plan, shard)]
-        if missing:
-            raise DataError(
-                f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
-                f"{first_few(missing, NAMED)}; run the tasks that have not ended well again"
-            )
-        close_folder(target, plan, allow_left_out, allow)
+    examples: ClassVar[Examples] = (("{prog} data/shards", "after all tasks of an array job"),)
+
+    out: Positional[Path]
+    """Folder with the shards."""
+    allow_left_out: int | None = None
+    """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
+    allow: tuple[Literal["leaks"], ...] = ()
+    """leaks: copies of an image in several splits."""
+
+    def run(self) -> None:
+        """Write indexes, report and manifest; refuse while a share is missing."""
+        if (self.allow_left_out or 0) < 0:
+            raise UsageError("--allow-left-out cannot be negative")
+        out, target = self.out, Target(self.out)
+        if not out.is_dir():
+            raise UsageError(f"{out}: there is no such folder")
+        with target.locked():
+            if target.manifest.exists():  # a folder that is finished already stays as it is
+                say(f"{out}: is finished already")
+                if target.plan.exists() and not load_plan(target.plan).parent:
+                    target.clear_work()
+                print_use(out, target.read().dataset)
+                return
+            if not target.plan.exists():
+                raise UsageError(f"{out}: no conversion has been begun here")
+            plan = load_plan(target.plan)
+            missing = [shard.name for shard in plan.shards if not finished(target, plan, shard)]
+            if missing:
+                raise DataError(
+                    f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
+                    f"{first_few(missing, NAMED)}; run the tasks that have not ended well again"
+                )
+            close_folder(target, plan, self.allow_left_out, self.allow)
 
 
 def refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
@@ -102,15 +126,18 @@ def write_version(
     target: Target,
     plan: ShardPlan,
     lines: list[bytes],
-    container: Container,
     packing: Packing,
     parent: Source,
+    write: Callable[[], None],
 ) -> None:
-    """Make the next version of a finished folder, which is locked, from its plan."""
+    """Make the next version of a finished folder, which is locked, from its plan.
+
+    `write` makes the shards that are not there yet, and their results.
+    """
     target.begin_version(plan, packing.force)
     if not target.plan.exists():
         save_plan(target.plan, plan, lines)
-    write_shards(target, plan, (container,), packing)
+    write()
     close_folder(target, plan, packing.allow_left_out, packing.allow, parent)
     if parent.manifest.sidecars:
         write_sidecars(target.folder, packing.processes, only_missing=True)

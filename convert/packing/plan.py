@@ -33,7 +33,7 @@ SPLITS = {  # as they are called in names of folders, tars and tables
     **dict.fromkeys(("val", "valid", "validation"), VAL),
     **dict.fromkeys(("test", "testing"), TEST),
 }
-HASH_BYTES = 8
+HASH_BYTES = 8  # two of 1.3 million keys share them once in 20 million plans: keys decide then
 SHARD_BYTES = 64 << 20
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
@@ -159,6 +159,7 @@ def make_plan(
             "class has three images"
         )
     shards, lines, start = [], [], 0
+    # Sorted: the plan's bytes are its identity, by which an interrupted conversion is known again.
     for split in sorted(parts):
         images, (position, number, fixed) = len(parts[split]), Start(0, 0, 0)
         if starts is None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from convert.images.info import LEFT_OUT, ImageInfo, findings
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, records_of
-from convert.packing.shard_result import ResultRows, ShardResult
+from convert.packing.shard_result import ShardResult
 from convert.packing.stored_samples import StoredSamples
 from convert.packing.workers import working_on
 from convert.progress import Progress
 from convert.readers.records import Container, Defect, ImageDefect, Record
 from rackrun.errors import DataError
-from shards.index import Row
+from shards.index import PACKED_ROW, Row
 from shards.writer import SamplePosition, ShardWriter, write_shard
 
 REPORT_SECONDS = 0.2
@@ -47,7 +47,7 @@ def write_one(
             raise DataError(_nothing_left(shard, filler.findings))
         written = writer.close()
     # The tar is whole before its result is there: a result is what says that a shard is done.
-    ShardResult(written, filler.rows.packed(), filler.findings).save(target.done(shard.name), plan)
+    ShardResult(written, bytes(filler.rows), filler.findings).save(target.done(shard.name), plan)
     reporter.end()
 
 
@@ -67,7 +67,7 @@ class _ShardFiller:
     plan: ShardPlan
     shard: PlannedShard
     writer: ShardWriter
-    rows: ResultRows = field(default_factory=ResultRows)
+    rows: bytearray = field(default_factory=bytearray)  # packed, as the index has them
     findings: list[ImageDefect] = field(default_factory=list)
 
     def add(self, record: Record, container: Container) -> None:
@@ -84,19 +84,19 @@ class _ShardFiller:
         extension = image.info.extension if self.plan.extension == "true" else EXTENSION
         position = self.writer.add(record.key, record.label, image.data, extension)
         row = self._row(record.label, position, len(image.data), image.info, image.crc)
-        self.rows.append(row)
+        self.rows += PACKED_ROW.pack(*row)
 
     def copy(self, record: Record, samples: StoredSamples) -> None:
         """Append a stored sample, with the label of its record."""
+        # All members, also those that nothing here reads: a mask belongs to its sample.
         row, members = samples.labelled(record)
         offset = self.writer.copy(members)
-        self.rows.append(
-            row._replace(
-                shard=self.shard.number,
-                offset=offset,
-                image_offset=row.image_offset - row.offset + offset,
-            )
+        row = row._replace(
+            shard=self.shard.number,
+            offset=offset,
+            image_offset=row.image_offset - row.offset + offset,
         )
+        self.rows += PACKED_ROW.pack(*row)
 
     def _row(
         self, label: int, position: SamplePosition, length: int, info: ImageInfo, crc: int

@@ -8,7 +8,7 @@ from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan
 from convert.readers.records import ImageDefect
 from rackrun.atomic import write_whole
-from shards.index import PACKED_ROW, Row, Shard
+from shards.index import Shard
 
 
 @dataclass
@@ -28,21 +28,6 @@ class ShardResult:
         """Write it: a line of JSON, then the rows as the index has them."""
         head = {"plan": plan.digest, "shard": asdict(self.shard), "findings": self.findings}
         write_whole(path, json.dumps(head).encode() + b"\n" + self.rows)
-
-
-class ResultRows:
-    """Collects rows as the bytes they are in the index."""
-
-    def __init__(self) -> None:
-        self._packed = bytearray()
-
-    def append(self, row: Row) -> None:
-        """Add a row at the end."""
-        self._packed += PACKED_ROW.pack(*row)
-
-    def packed(self) -> bytes:
-        """Return all rows."""
-        return bytes(self._packed)
 
 
 def finished(target: Target, plan: ShardPlan, shard: PlannedShard) -> ShardResult | None:

@@ -6,10 +6,12 @@ Energon   NAME.tar.idx: where each sample begins and the last one ends, 64 bits 
           .nv-meta/: counts, splits, and what the members are
 """
 
+import contextlib
 import json
 import struct
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from convert.readers.names import is_meta
@@ -106,3 +108,13 @@ def sidecar_names(manifest: Manifest) -> set[str]:
     wids = {f"{manifest.dataset}-{split.name}.wids.json" for split in manifest.splits}
     indexes = {f"{name.removesuffix('.tar')}.idx" for name in shards}
     return wids | indexes | {f"{name}.idx" for name in shards} | set(energon_files(manifest, {}))
+
+
+def remove_sidecars(folder: Path, manifest: Manifest) -> None:
+    """Remove those that the manifest lists as ours."""
+    if not manifest.sidecars:
+        return
+    for name in sidecar_names(manifest):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: Energon's own files are in it
+        (folder / META).rmdir()

@@ -1,13 +1,13 @@
 """Files for other readers, beside the shards of a finished folder."""
 
-import contextlib
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from convert.packing.output_folder import Target
 from convert.packing.sidecar_formats import (
     ENERGON_BYTES,
     META,
@@ -23,9 +23,32 @@ from convert.progress import Progress, meter
 from convert.readers.records import open_archive
 from convert.readers.tars import Tar
 from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.commandline.options import Examples, Positional
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
+from rackrun.machine import core_count
 from shards.index import Manifest
+
+
+@dataclass(frozen=True)
+class Sidecars:
+    """Write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
+
+    examples: ClassVar[Examples] = (("{prog} data/shards", "for DALI, wids and Energon"),)
+
+    folder: Positional[Path]
+    """Finished shard folder."""
+    workers: int = 0
+    """Number of processes; 0: one per core."""
+
+    def run(self) -> None:
+        """Write them from the headers of the tars; the shards stay as they are."""
+        if self.workers < 0:
+            raise UsageError("--workers cannot be negative")
+        if not self.folder.is_dir():
+            raise UsageError(f"{self.folder}: there is no such folder")
+        with Target(self.folder).locked():
+            write_sidecars(self.folder, self.workers or core_count())
 
 
 class IndexedShard(NamedTuple):
@@ -67,16 +90,6 @@ def write_sidecars(folder: Path, workers: int, only_missing: bool = False) -> No
         (folder / META).mkdir(exist_ok=True)
     for name, data in files.items():
         write_whole(folder / name, data)
-
-
-def remove_sidecars(folder: Path, manifest: Manifest) -> None:
-    """Remove those that the manifest lists as ours."""
-    if not manifest.sidecars:
-        return
-    for name in sidecar_names(manifest):
-        (folder / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not empty: Energon's own files are in it
-        (folder / META).rmdir()
 
 
 def _samples_indexed(tar: Path) -> int:

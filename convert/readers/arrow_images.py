@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from convert.readers.listed_files import ListedFiles
+from convert.readers.directories import ListedFiles
 from convert.readers.names import safe_key
 from convert.readers.records import (
     IMAGE_SUFFIXES,

@@ -82,6 +82,12 @@ class Tar:
                 yield member
             long_name = ""
 
+    def records(self) -> Iterator[Record]:
+        """Yield every file, also of tars in the tar, as a record that lacks key and label."""
+        for member in self.members():
+            for file in self.members(member) if member.name.endswith(".tar") else (member,):
+                yield Record("", 0, "", file.name, 0, file.offset, file.size, file.size)
+
     def content(self, member: TarMember) -> bytes:
         """Return the bytes of a member."""
         return pread_exactly(self._descriptor, member.size, member.offset, self.path)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from convert.images.transcoder import library
 from convert.images.treatment import Treatment
 from convert.options import Packing
 from convert.packing.copies import image_marks
-from convert.packing.pack import refuse_inside, write_version
+from convert.packing.pack import refuse_inside, write_shards, write_version
 from convert.packing.plan import make_plan
 from convert.packing.sidecars import write_sidecars
 from convert.packing.stored_samples import keys_of, rows_of
@@ -56,7 +57,8 @@ def append_images(
     merged = _with_classes_of(manifest.classes, listing, kept)
     plan, lines = make_plan(replace(merged, dataset=manifest.dataset), packing, parent.starts())
     plan = parent.planned(plan)
-    write_version(parent.target, plan, lines, container, packing, parent.source)
+    write = partial(write_shards, parent.target, plan, (container,), packing)
+    write_version(parent.target, plan, lines, packing, parent.source, write)
     parent.say_added(plan)
 
 

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -25,10 +26,9 @@ from convert.indexing.split_index import (
 from convert.indexing.tar_index import TarIndex, index_tars
 from convert.indexing.tar_listing import TarListing, list_tars
 from convert.options import Packing
-from convert.packing.finalize import close_folder
-from convert.packing.plan import PlannedShard, ShardPlan, make_plan, save_plan
+from convert.packing.pack import write_version
+from convert.packing.plan import PlannedShard, ShardPlan, make_plan
 from convert.packing.shard_result import ShardResult
-from convert.packing.sidecars import write_sidecars
 from convert.packing.stored_samples import keys_of
 from convert.readers.records import RecordListing
 from convert.readers.tars import Tar
@@ -92,24 +92,18 @@ class TarAppend:
             lines_sha256=sha256("".join(each.sha256 for each in contents).encode()).hexdigest(),
             change={ADOPTED: sum(each.samples for each in contents)},
         )
-        self._close(plan, splits, numbers, packing)
+        write = partial(self._link, plan, splits, numbers)
+        write_version(target, plan, [], packing, parent.source, write)
+        parent.say_added(plan)
 
-    def _close(
-        self, plan: ShardPlan, splits: Splits, numbers: Mapping[Label, int], packing: Packing
-    ) -> None:
+    def _link(self, plan: ShardPlan, splits: Splits, numbers: Mapping[Label, int]) -> None:
+        """Make links to the tars that lie elsewhere, and write the result of each."""
         target = self.parent.target
-        target.begin_version(plan, packing.force)
-        if not target.plan.exists():
-            save_plan(target.plan, plan, [])
         link(splits, target.folder)
         tars = chain.from_iterable(splits[split] for split in sorted(splits))
         for shard, tar in zip(plan.shards, tars, strict=True):
             rows = rows_of([tar], numbers, shard.number)
             ShardResult(tar.shard, rows, tar.contents.findings).save(target.done(shard.name), plan)
-        close_folder(target, plan, packing.allow_left_out, packing.allow, self.parent.source)
-        if self.parent.manifest.sidecars:
-            write_sidecars(target.folder, packing.processes, only_missing=True)
-        self.parent.say_added(plan)
 
     def _listing(self) -> TarListing:
         """List the tars that no version lists."""

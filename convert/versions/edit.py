@@ -8,11 +8,12 @@ The old shards stay as they are, for the versions that have them.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 from convert.options import Packing
-from convert.packing.pack import write_version
+from convert.packing.pack import write_shards, write_version
 from convert.packing.plan import make_plan
 from convert.packing.stored_samples import ShardKeys, StoredSamples, keys_of, rows_of
 from convert.readers.records import RecordListing
@@ -114,7 +115,8 @@ def _edited(
         )
         if not plan.shards and len(touched) == len(keys):
             raise UsageError(f"{data}: no sample would be left; remove the folder instead")
-        write_version(parent.target, plan, lines, samples, packing, parent.source)
+        write = partial(write_shards, parent.target, plan, (samples,), packing)
+        write_version(parent.target, plan, lines, packing, parent.source, write)
         done = f"{plural(len(labels), 'sample')} {DONE[action]}"
         say(f"{folder}: version {plan.version} is the newest one: {done}")
         if others:

@@ -1,22 +1,18 @@
 """A version of a shard folder as a folder of its own, without a history."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from convert.images.resize import Preset
 from convert.options import Packing
-from convert.packing.finalize import close_folder, print_use
-from convert.packing.output_folder import Target
-from convert.packing.pack import write_shards
-from convert.packing.plan import make_plan, save_plan
-from convert.packing.sidecars import write_sidecars
+from convert.packing.pack import pack
 from convert.packing.stored_samples import StoredSamples, keys_of, shards_of
 from convert.readers.records import RecordListing
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
-from rackrun.terminal import say
 from shards.open import open_source
 
 
@@ -57,25 +53,14 @@ class Squash:
             seed=manifest.seed,
             allow=("similar-classes",),
             tiles=manifest.tiles,
+            sidecars=manifest.sidecars,
             workers=self.workers,
             force=self.force,
         )
-        target = Target(self.out)
-        with target.locked():
-            shards = [(source, stored) for stored in shards_of(manifest)]
-            records = samples.records(keys_of(shards, packing.processes), {})
-            listing = RecordListing(
-                manifest.dataset, manifest.classes, (samples,), records, copied=True
-            )
-            plan, lines = make_plan(listing, packing)
-            plan = replace(plan, origins=manifest.sources, adopted=manifest.adopted)
-            if not target.adopt(plan, packing.force):
-                say(f"{self.out}: holds this data set already")
-                print_use(self.out, plan.dataset)
-                return
-            if not target.plan.exists():
-                save_plan(target.plan, plan, lines)
-            write_shards(target, plan, (samples,), packing)
-            close_folder(target, plan, None)
-            if manifest.sidecars:
-                write_sidecars(self.out, packing.processes)
+        shards = [(source, stored) for stored in shards_of(manifest)]
+        records = samples.records(keys_of(shards, packing.processes), {})
+        listing = RecordListing(
+            manifest.dataset, manifest.classes, (samples,), records, copied=True
+        )
+        origins, adopted = manifest.sources, manifest.adopted
+        pack(listing, packing, self.out, partial(replace, origins=origins, adopted=adopted))

@@ -268,7 +268,7 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(
     """EXIF is applied and counted, unless it is not wanted; TIFF and AVIF are read, and HEIC is
     not where pillow-heif is missing.
     """
-    monkeypatch.setattr("convert.images.reencode._formats", lambda: ("JPEG", "TIFF", "AVIF"))
+    monkeypatch.setattr("convert.images.treatment._formats", lambda: ("JPEG", "TIFF", "AVIF"))
     monkeypatch.setattr("convert.readers.records.READS_HEIC", False)
     odd = {
         "a/side.jpg": rotated("side"),

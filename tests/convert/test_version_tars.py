@@ -105,7 +105,7 @@ def test_an_append_of_tars_that_is_cut_off_leaves_the_version_and_the_tars(
 
     def cut_off(source: Path) -> None:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("convert.versions.append_tars.close_folder", interrupted)
+            patch.setattr("convert.packing.pack.close_folder", interrupted)
             run("append", source, tars)
         assert not list(strangers([*sources_of(str(tars))]))
         with pytest.raises(UsageError, match="another change of it was interrupted"):

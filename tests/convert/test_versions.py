@@ -615,13 +615,11 @@ def test_an_interrupted_change_is_completed_or_given_up(tmp_path: Path, data: Pa
 
 def begin_drop(data: Path) -> None:
     """Begin a drop, and kill it before its first shard is written."""
-    from convert.packing import pack
-
     with pytest.MonkeyPatch.context() as patch:
 
         def interrupted(*args: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(pack, "write_shards", interrupted)
+        patch.setattr("convert.versions.edit.write_shards", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run("drop", data, "cat_1")
