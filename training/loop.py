@@ -67,6 +67,8 @@ def train_elastically(run: TrainingRun, state: TrainingState, log: RunRecorder) 
     while True:
         run = regrouped(run, state, log)
         try:
+            # A newcomer has filled no cache, and would wait in an exchange that the others passed.
+            filled = bool(run.ranks.all_reduce_max(filled))
             request = NOTHING if filled else prefetch(run, log)
             filled = not request
             request = request or train_stages(run, state, log)
@@ -123,6 +125,7 @@ def train_stage(
     # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same after
     # a step, so they agree on the strongest request during the steps.
     exchange = StepExchange(run.ranks, run.pending, balance.sent)
+    # Anew in each stage: DDP waits for the gradients of all weights that trained when it was made.
     sync = GradientSync(config, run.ranks, state, schedule.steps)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
 
@@ -166,6 +169,7 @@ def log_interval(
     balance: Balance,
 ) -> None:
     """Record the steps since the last time, of all ranks."""
+    # Exchanges: every rank comes here after the same steps, also one that writes nothing.
     counts, waiting = run.sum_over_ranks(log.sums.sums), stragglers.take()
     if waiting:
         waiting = replace(waiting, remedy=balance.remedy(waiting, state.step))
@@ -178,6 +182,7 @@ def end_epoch(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
     schedule = run.schedule
     for model in state.models:
         run.ranks.share_statistics(model)  # each rank's batch norms have seen other images
+    # One predicate for all that is due, true at the last step: no run ends without a result.
     evaluates = run.data.has_evaluation and due(state.step, schedule.evaluate, schedule.steps)
     metrics = evaluate(run, state, log) if evaluates else None
     request, is_best = run.agreed_request(), False

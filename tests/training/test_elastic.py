@@ -175,8 +175,11 @@ def test_the_others_go_on_as_if_nothing_had_happened(
 
 
 def test_a_host_that_returns_joins_and_can_go_on_alone(start: Start, undisturbed: Any) -> None:
-    """It gets the state at a step's end, and with it all that makes a run folder whole."""
-    server = start({1: {"at": "loss", "step": 2}}, pause=0.15)
+    """It gets the state at a step's end, and with it all that makes a run folder whole.
+
+    The others, whose caches were filled before the first step, do not fill them again for it.
+    """
+    server = start({1: {"at": "loss", "step": 2}}, pause=0.15, prefetch=True)
     server.run(lambda: len(server.formed.get(2, ())) == 2)
     server.start(1)
     server.run(lambda: len(server.formed.get(3, ())) == 3)
