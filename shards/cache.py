@@ -120,6 +120,7 @@ class CachedSource(Source):
             return self._counted(self.source.read_file(name, most_bytes))
         split = next(split for split in self.manifest.splits if split.index == name)
         length, digest = index_bytes(split.samples), split.index_sha256
+        # By its digest alone: the same index is stored once, whatever its name or its folder's.
         data = self.store.get_or_fetch(
             digest,
             length,

@@ -184,6 +184,7 @@ class _Written(Manifest):
         """Return the manifest; raise Misshapen if its digest is wrong."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Manifest)}
         manifest = Manifest(**fields)
+        # json.loads notices no flipped byte in a number, and every other digest hangs on this one.
         if self.sha256 != manifest.digest:
             raise Misshapen("damaged: its SHA-256 is not that of its fields")
         return manifest
@@ -327,6 +328,7 @@ def check_index(rows: "np.ndarray", manifest: Manifest, split: Split, where: str
     demand(rows.dtype == np.dtype(INDEX_FIELDS) and rows.ndim == 1, "not a sample index")
     demand(len(rows) == split.samples, f"{len(rows)} rows for {split.samples} samples")
     numbers = rows["shard"]
+    # What readers take for granted: blocks of the cache and the exact reader cut by searchsorted.
     demand(bool(np.all(numbers[1:] >= numbers[:-1])), "rows are out of order")
     counts = np.diff(np.searchsorted(numbers, np.arange(len(split.shards) + 1, dtype=np.uint64)))
     demand(counts.tolist() == [shard.samples for shard in split.shards], "samples per shard differ")

@@ -31,7 +31,7 @@ def portions(
     damaged or missing sample has a fault; Unavailable is raised.
     """
     waiting = deque(requests)
-    while waiting:
+    while waiting:  # after a portion that cannot be read, begin anew with the one after it
         reads = source.reads([_range_of(*portion) for portion in waiting])
         try:
             for data in reads:

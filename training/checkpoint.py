@@ -103,6 +103,7 @@ def unpack(data: bytes) -> dict[str, Any]:
 def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
     """Write the checkpoint of a step, mark it as the best if it is, drop all but the last ones."""
     path = folder.checkpoint(content["state"]["step"])
+    # torch.save in place on a full disk destroys the checkpoint that is there: hence `write`.
     write(path, content)
     if best:
         _link(path, folder.best)
@@ -123,7 +124,7 @@ class BackgroundSaves:
         self._folder = folder
         self._keep = keep
         self._snapshot = Snapshot()
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # 307 MB held up steps for 1.5 s
         self._save: Future[Path] | None = None
         self._step = 0
 

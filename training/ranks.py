@@ -115,7 +115,7 @@ class Ranks:
         """Return the largest number that any rank gives; all ranks get the same result."""
         if self.world == 1:
             return number
-        result = torch.tensor(number)
+        result = torch.tensor(number)  # on the CPU: it goes by gloo, and waits for no GPU
         dist.all_reduce(result, dist.ReduceOp.MAX)
         return int(result)
 
@@ -209,6 +209,7 @@ class Ranks:
             return payload or b""
         length = torch.tensor(len(payload or b""))
         dist.broadcast(length, source)
+        # Bytes, not pickles: what another host sends must not run as code here.
         content = torch.zeros(int(length), dtype=torch.uint8)
         if payload and self.rank == source:  # a bytearray, as torch wants memory that it may write
             content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)

@@ -96,6 +96,7 @@ class TrainingState:
     @torch.no_grad()
     def begin_step(self) -> None:
         """Keep what a step changes before its gradients are there, in case it is lost."""
+        # Forward changes batch norms at once; weights change in `advance`, after the last exchange.
         buffers = list(self.model.buffers())
         if not self._buffers:
             self._buffers = [torch.empty_like(buffer) for buffer in buffers]
@@ -149,6 +150,7 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain data and tensors."""
+        # No generator of random numbers: what is drawn follows from seed, step and rank.
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -96,6 +96,7 @@ class Planned:
                 f"--global-batch {self.batch} has not a sample for each of {ranks.world} ranks"
             )
         pool = training_pool(config)
+        # From here on ranks exchange: all of them come through these lines in this order.
         for source in pool.sources:
             share_index(source, pool.split, ranks)
         self._decoder, self.remark = gpu_decoder(config, ranks, transforms(0), pool.sources[0])
@@ -225,6 +226,7 @@ class Walk:
     def parts(self, step: int, reader: Reader) -> Iterator[tuple[int, ReaderPart]]:
         """Yield what a loader worker reads from a step on, epoch after epoch, part by part."""
         begun, first = divmod(step, self.epoch_steps)
+        # Without end: workers read on into the next epoch while the last batches of this one train.
         for epoch in count(begun):
             start = first * self.batch if epoch == begun else 0
             for part in self._reading(epoch, start, reader).parts():
@@ -254,6 +256,7 @@ class Feed:
         if not self._made:
             self._made = loaded(ExactShares(self._walk), self._workers, requests=self._requests)
         shares = list[Share]()  # of a step
+        # DataLoader takes items from its workers in turn: one of each, in a row, makes a step.
         for share in self._made:
             if share.assignment == assignment.number:  # else it was asked for before
                 shares.append(share)
@@ -297,7 +300,7 @@ class Requests:
         self._cuts[cut.step] = cut
 
     def __iter__(self) -> Iterator[Assignment | Cut | None]:
-        while True:
+        while True:  # DataLoader asks AHEAD items of each worker before it gets the first
             turn, self._asked = self._asked // self._workers, self._asked + 1
             assert self._assignment
             yield self._cuts.get(self._assignment.start + turn) if turn else self._assignment
@@ -359,6 +362,7 @@ def _share(
         prepared_sample(position, stored, prepare, seed, quarantine)
         for position, stored in zip(positions.tolist(), stored_samples, strict=True)
     )
+    # None keeps the place of a bad sample: those after it lie where the plan has put them.
     kept_or_none, indices = list[Kept | None](), iter(batch_indices.tolist())
     while group := next_group(prepared, len(stored_samples), quarantine):
         kept_or_none += [
@@ -406,6 +410,7 @@ def _taken(
     brought_by: int,
 ) -> StoredSample:
     """Return a sample out of its read, which is the next to arrive if this is its first use."""
+    # Kept until its last sample is used: neighbours of a shard are steps apart in the order.
     if position == brought_by:
         waiting[brought_by] = next(arriving)
     stored = waiting[brought_by].pop(row)

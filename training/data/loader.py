@@ -55,17 +55,17 @@ def loaded(
         items = iter(
             DataLoader(
                 dataset,
-                batch_size=None,
+                batch_size=None,  # an item of the data set is a batch already, or a share of one
                 sampler=requests,
                 num_workers=workers,
                 multiprocessing_context=CONTEXT if workers else None,
                 worker_init_fn=worker_init,
-                collate_fn=_as_it_is,
+                collate_fn=_as_it_is,  # arrays stay arrays: each tensor would get shared memory
                 prefetch_factor=AHEAD if workers else None,
                 pin_memory=pin,
             )
         )
-    processes = multiprocessing.active_children()
+    processes = multiprocessing.active_children()  # now: a dead one is not among them later
     try:
         for item in items:
             if isinstance(item, Problem):

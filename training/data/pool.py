@@ -130,6 +130,7 @@ def share_index(source: Source, split: str, ranks: Ranks) -> None:
     """
     if not ranks.connected:
         return
+    # ImageNet's index has 61 MB: eight ranks and their workers would hold, and read, it as often.
     lends = ranks.local_rank == 0 and ranks.local_world > 1
     loan = source.lend_index(split) if lends else (0, 0, 0, 0)
     process, number, device, inode = map(

@@ -69,6 +69,7 @@ class Validation:
         """Return the images of these rows, or some at even distances, if there are any."""
         if not self.has_evaluation:
             return None
+        # A set: of fewer samples than are asked for, each once.
         rows = rows or sorted({self._total * number // count for number in range(count)})
         return self._rows.batch([range(row, row + 1) for row in rows])
 

@@ -48,6 +48,7 @@ def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
             run.ranks.restore_statistics(state.model, statistics)
             _restore_cut(run, run.earlier.content.get("images_by_rank"))
         log.begin(state.step, run.earlier)
+        # Before the folder: a file that does not fit ends the run while nothing is written.
         loaded = _load_weights(run, state, log)
         if not run.membership:
             open_folder(run, state, log)

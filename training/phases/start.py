@@ -133,6 +133,7 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
             config = earlier.with_batch(config)
         if config.elastic and not config.global_batch:  # the same for any group
             config = replace(config, global_batch=config.batch_size * planned_world())
+        # Before the data are opened: ranks must read one version, though an append ends meanwhile.
         version = pinned(config, earlier, ranks)
         if earlier:
             earlier.moves = version.moves

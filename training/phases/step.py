@@ -36,6 +36,7 @@ def train_step(
         exchange.complete()
         return  # the end of an exact epoch: the ranks that have samples compute the step
     config, ranks = run.config, run.ranks
+    # By the step, so that a run that resumes draws what it would have drawn.
     seed_step(config, ranks, state.step)
     share = ranks.world / run.data.batch  # DDP divides by the world
     step_sums: list[torch.Tensor] = []  # on the device, so that no step waits for a number
@@ -45,6 +46,7 @@ def train_step(
             mixed, targets = run.task.mix(config, images, labels, len(run.data.classes))
             logits = run.compute.logits(sync.model, transforms.normalised, mixed)
             check_logits(logits, len(labels), len(run.data.classes))
+            # A sum over samples, then a constant: means of uneven parts weigh their samples unlike.
             loss = summed_loss(logits, targets, config, run.class_weights(logits))
             state.loss_scale.backward(loss * share)
         # By the labels from before mixing: of a mixed image only one class counts as right.

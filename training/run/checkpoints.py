@@ -66,10 +66,11 @@ class RunCheckpoints:
 
         Raise Diverged if no run could continue from it, before the next line of the log does.
         """
+        # Owed until it is done: if a rank is lost in between, the next group saves first.
         self.owed = BEST if best else max(self.owed, DUE)
         self._progress.phase(phases.SAVE)
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
-        self.wait()
+        self.wait()  # for the save before: its copy of the state is written over now
         self._ledger.write(state.step)
         # The file has the mean of all ranks' statistics, for whoever loads it, and those of each
         # rank: a run that resumes goes on with the same numbers as one that was not interrupted.

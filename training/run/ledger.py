@@ -122,6 +122,7 @@ class Ledger:
 
     def note(self, step: int, counts: Rows, rows: Rows) -> None:
         """Note the samples of a step; they count once it is taken, and are noted again if not."""
+        # By step: one that was lost with a rank is trained again, and then overwrites its note.
         self._notes[step] = Note(self._ranks.generation, counts, rows)
 
     def write(self, step: int) -> None:

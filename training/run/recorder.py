@@ -84,6 +84,7 @@ class RunRecorder:
         self.progress.phase(phases.START)
         self._pace.begun = self.logged = step
         self._earlier = earlier
+        # Any rank of an elastic run may become the first one, and then has to know all lines.
         if self._ranks.first or self._config.elastic:
             before = earlier.folder.metrics if earlier and not earlier.moves else None
             lines = lines_until(step, before) if before else ()
@@ -157,6 +158,7 @@ class RunRecorder:
             self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
             if noted := earlier.content.get("noted"):
                 self._ledger.load_state_dict({name: t.numpy() for name, t in noted.items()})
+        # On every node: whichever survives can go on from here without those that saved it.
         path = self.folder.checkpoint(step)
         if self.checkpoints.writes and not path.exists():
             write_whole(path, earlier.data)

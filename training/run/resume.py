@@ -78,6 +78,7 @@ def _newest(
     """
     checkpoint, problem = _search_node(search) if ranks.writes else (None, None)
     name = f"{checkpoint[0].parents[1].name}/{checkpoint[0].name}" if checkpoint else ""
+    # Run folder and step, both with zeros in front: the greatest text is the newest.
     offers = [bytes(offer) for offer in ranks.all_gather(np.frombuffer(name.encode(), np.uint8))]
     if not any(offers):
         if problem:

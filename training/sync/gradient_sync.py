@@ -34,6 +34,7 @@ class GradientSync:
         """Take the steps of the whole run, on which it depends when ranks begin to step alone."""
         self.model = ranks.ddp(state.model)
         """What a step calls: the state's model, under DDP where there are other ranks."""
+        # Before UnevenInputs looks: Join cannot serve gradients that travel in another form.
         register_comm_hook(self.model, config, steps, state.step)
         self._config = config
         self._ranks = ranks
@@ -48,7 +49,7 @@ class GradientSync:
 
     def step(self, samples: int, fewest: int) -> AbstractContextManager[None]:
         """Run a step of that many samples over all ranks, `fewest` in a part, in this context."""
-        self._norms.share(fewest)
+        self._norms.share(fewest)  # before Join, inside of which any other exchange hangs
         return self._uneven.at(samples)
 
     def has_work(self, planned: int) -> bool:
