@@ -1,7 +1,6 @@
 """The work of one process: a tar in, its rows of the index out."""
 
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -18,7 +17,8 @@ from convert.readers.names import refuse_similar
 from convert.readers.records import MAX_IMAGE_BYTES, Defect, ImageDefect, open_archive, reading
 from convert.readers.tars import Tar, TarMember
 from convert.readers.webdataset_tars import Label, TarSample, label_of, samples_in
-from rackrun.atomic import PARTIAL, translated_os_errors
+from convert.readers.zips import nameless_file
+from rackrun.atomic import translated_os_errors
 from rackrun.errors import DataError, UsageError
 from shards.index import PACKED_ROW, Row
 
@@ -142,9 +142,7 @@ def _copied(job: IndexJob) -> int:
     """Copy a tar from its server to a file that is gone when its descriptor is closed."""
     from shards.http.source import HttpSource
 
-    with translated_os_errors(job.scratch):
-        descriptor, name = tempfile.mkstemp(dir=job.scratch, prefix=".", suffix=PARTIAL)
-        Path(name).unlink()
+    descriptor = nameless_file(job.scratch)
     with os.fdopen(descriptor, "wb", closefd=False) as file:
         for part in HttpSource(job.url).file(job.name, LARGEST_TAR):
             with translated_os_errors(job.scratch):

@@ -117,7 +117,7 @@ class Zip:
         if method == STORED:
             return Zip(self.path / member.name, Extent(self._descriptor, start, member.size))
         self._refuse_bomb(member, scratch)
-        descriptor = _nameless_file(scratch)
+        descriptor = nameless_file(scratch)
         self._unpack(member, start, descriptor, scratch)
         return Zip(self.path / member.name, Extent(descriptor, 0, member.size))
 
@@ -270,7 +270,7 @@ def _whole(path: Path) -> Extent:
     return Extent(descriptor, 0, os.fstat(descriptor).st_size)
 
 
-def _nameless_file(folder: Path) -> int:
+def nameless_file(folder: Path) -> int:
     """Open a file in a folder that is gone when its last descriptor is closed."""
     with translated_os_errors(folder):
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=PARTIAL)

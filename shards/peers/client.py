@@ -7,10 +7,11 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated
 
 import numpy as np
 
+from rackrun.shapes import AtMost, Between, Matches
 from shards.peers.protocol import HAVE, NO, WAIT, Request, encoded
 
 IDLE = 2  # connections of a process to one host that are kept for the next request
@@ -19,13 +20,16 @@ LONGEST_PAUSE = 3600.0  # seconds
 log = logging.getLogger(__name__)
 
 
-class Peer(NamedTuple):
-    """A host of the run; `port` 0: it serves no blocks."""
+@dataclass(frozen=True)
+class Peer:
+    """A host of the run, as it tells the others."""
 
-    identity: str
-    address: str
-    port: int
-    rank: int = 0
+    identity: Annotated[str, Matches("[0-9a-f]{64}")]
+    """Of its cache: hosts with the same one share it."""
+    address: Annotated[str, AtMost(64)]
+    port: Annotated[int, Between(0, 65535)]
+    """0: it serves no blocks."""
+    rank: Annotated[int, Between(0, 2**24)] = 0
     """The first rank of the host, as the launcher counts them."""
 
 

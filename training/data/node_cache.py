@@ -14,7 +14,7 @@ import secrets
 import socket
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ import numpy as np
 from rackrun.contract import variables
 from rackrun.machine import boot_id
 from rackrun.reports import rank_number
-from rackrun.shapes import AtMost, Between, Matches, parsed
+from rackrun.shapes import AtMost, Matches, parsed
 from shards.block_store import SPARE
 from shards.cache import Block, CachedSource
 from shards.index import Shard
@@ -58,7 +58,7 @@ class MissingBlock(NamedTuple):
         return self.block.bytes
 
 
-Message = TypeVar("Message", "Route", "Server")
+Message = TypeVar("Message", "Route", "Peer")
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,6 @@ class Route:
     """From which it reaches the first host."""
     master: Annotated[str, AtMost(64)]
     """At which it reaches the first host; empty: not known."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """The server of a host."""
-
-    identity: Annotated[str, Matches("[0-9a-f]{64}")]
-    """Of the cache: hosts with the same one share it."""
-    address: Annotated[str, AtMost(64)]
-    port: Annotated[int, Between(0, 65535)]
-    """0: it could not be started."""
-    rank: Annotated[int, Between(0, 2**24)]
-    """The rank that has started it, as the launcher counts them."""
 
 
 class NodeCache:
@@ -143,9 +130,8 @@ class NodeCache:
         this_host = first_ranks[routes[ranks.rank].host]
         token = ranks.broadcast_bytes(secrets.token_bytes(TOKEN_BYTES) if ranks.first else None)
         ours = self._serve(_address(ranks, routes), token) if ranks.rank == this_host else None
-        servers = _exchanged(ranks, Server, ours)
-        peers = tuple(Peer(*astuple(each)) for each in servers.values())
-        table = PeerTable(token, peers, servers[this_host].identity)
+        peers = _exchanged(ranks, Peer, ours)
+        table = PeerTable(token, tuple(peers.values()), peers[this_host].identity)
         total = sum(_bytes(source) for source in sources)
         for source in sources:
             source.join(table, share=_bytes(source) / max(total, 1))
@@ -157,7 +143,7 @@ class NodeCache:
             self._server.wait()
             self._server = None
 
-    def _serve(self, address: str, token: bytes) -> Server:
+    def _serve(self, address: str, token: bytes) -> Peer:
         """Start the server of this host; return where it is, with port 0 if that fails."""
         port = 0
         try:
@@ -167,7 +153,7 @@ class NodeCache:
             _log.warning("%s: serves no blocks to other hosts: %s", address, why)
         folder = Path(self._sources[0].folder).resolve()
         identity = hashlib.sha256(f"{address} {os.getuid()} {folder}".encode()).hexdigest()
-        return Server(identity, address, port, rank_number())
+        return Peer(identity, address, port, rank_number())
 
 
 def _bytes(source: Source) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,14 +114,16 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
 
 def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
     """Return locations, remarks, whether the run moves, and a problem, as plain data."""
-    recorded = recorded_digests(earlier.content) if earlier else []
+    recorded = chain(recorded_digests(earlier.content) if earlier else [], repeat(""))
     attempts = config.earlier_attempts.split(",")
     is_attempt = earlier is not None and str(earlier.path.parents[1]) in attempts
     newer = config.newer_data and not is_attempt
     try:
         choices = [
             chosen(location, digest, newer)
-            for location, digest in zip(locations(config), _padded(recorded), strict=False)
+            for location, digest in zip(
+                locations(config), chain(recorded, repeat("")), strict=False
+            )
         ]
     except UsageError as problem:
         return {"problem": str(problem)}
@@ -132,10 +135,6 @@ def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
         "remarks": [choice.remark for choice in choices if choice.remark],
         "moves": any(choice.moves for choice in choices),
     }
-
-
-def _padded(digests: Sequence[str]) -> list[str]:
-    return [*digests, *[""] * 1000]
 
 
 def locations(config: DataSettings) -> list[str]:
@@ -154,7 +153,7 @@ def with_locations(config: Config, folders: Sequence[str]) -> Config:
 
 def at_recorded(config: Config, content: Mapping[str, Any]) -> Config:
     """Return the settings with the versions that a run has recorded, where they are there."""
-    digests = _padded(recorded_digests(content))
+    digests = chain(recorded_digests(content), repeat(""))
     pairs = zip(locations(config), digests, strict=False)
     return with_locations(config, [chosen(each, digest, False).location for each, digest in pairs])
 
