@@ -89,7 +89,7 @@ def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
         started = f"salloc --nodes=2 {called('ssh')} --slurm ..."
         raise UsageError(f"--slurm: in no allocation; type: {started}")
     parts = range(variables.number("SLURM_HET_SIZE").value if "SLURM_HET_SIZE" in variables else 0)
-    suffixes = [f"_HET_GROUP_{part}" for part in parts] or [""]
+    suffixes = (f"_HET_GROUP_{part}" for part in parts) if parts else ("",)
     return tuple(host for suffix in suffixes for host in part_of(variables, suffix))
 
 

@@ -140,6 +140,7 @@ class Decoder:
     def __init__(self, plan: HostPlan) -> None:
         """Give events the node rank of the plan and global ranks."""
         self._node = plan.node
+        self._is_polite = plan.polite
         self._ranks: dict[int, int | None] = {frames.NO_RANK: None}
         """Global ranks by local ones."""
         for local in range(plan.processes):
@@ -205,6 +206,8 @@ class Decoder:
         name = message.pop("event", None) if isinstance(message, dict) else None
         if isinstance(name, str) and name in RANK_EVENTS:
             return self._shaped(RANK_EVENTS[name], {**message, "rank": rank})
+        if name == "awaited" and not self._is_polite:  # only a polite run ends for those who wait
+            raise Misshapen("event: of a polite run")
         if isinstance(name, str) and name in HOST_EVENTS:
             # Not from the message: no host may choose the exit code of the run.
             ours = {"exit_code": PreflightRefused.exit_code} if name == "refused" else {}

@@ -1,6 +1,7 @@
 """Fuzz targets of conversion: each takes any bytes and lets only undocumented errors out."""
 
 import contextlib
+import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -122,4 +123,9 @@ def _file(data: bytes, suffix: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / f"a{suffix}"
         path.write_bytes(data)
-        yield path
+        first = os.dup(0)
+        os.close(first)
+        try:
+            yield path
+        finally:
+            os.closerange(first, first + 8)  # archives stay open until their process ends

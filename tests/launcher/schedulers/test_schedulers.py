@@ -156,6 +156,7 @@ LONG = "a" * 64
         ("slurm-salloc", {"SLURM_JOB_NODELIST": "n[1-999]," * 9 + "m"}, "n1 is on line 1 already"),
         ("slurm-salloc", {"SLURM_GPUS_PER_NODE": "9" * 5000}, "1 to 1024 processes"),
         ("slurm-salloc", {"SLURM_HET_SIZE": "9" * 5000}, "not a whole number"),
+        ("slurm-salloc", {"SLURM_HET_SIZE": "8" + "0" * 12}, "SLURM_JOB_NODELIST_HET_GROUP_0"),
         ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4(x999999999)"}, "as Slurm writes it"),
         ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4(x"}, "as Slurm writes it"),
         ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "x"}, "as Slurm writes it"),
@@ -172,7 +173,7 @@ LONG = "a" * 64
         ("ngc-3", {"NGC_MASTER_ADDR": "", "NGC_JOB_ID": LONG}, "no address"),
         ("ngc-3", {"NGC_GPUS_PER_NODE": "9" * 5000}, "not a whole number"),
     ],
-    ids=range(28),
+    ids=range(29),
 )
 def test_an_environment_that_cannot_be_is_refused_at_once(
     name: str, changes: dict[str, str], line: str
