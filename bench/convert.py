@@ -4,8 +4,9 @@
 
 Every contestant is a whole process that gets the same images of 110 KB, already in the page cache,
 and is timed from start to end, in turn, for several rounds; the medians count. `cp` of the same
-bytes is the limit. convert also writes digests, checks and the index, and flushes each shard to the
-disk before it gets its name; the others leave their bytes in the page cache.
+bytes is the limit. convert also writes digests, checks and the index, by default restart tiles, and
+flushes each shard to the disk before it gets its name; the others leave their bytes in the page
+cache.
 """
 
 import io
@@ -77,9 +78,12 @@ def contestants(archives: dict[str, Path], out: Path) -> Iterator[tuple[str, lis
     yield "cp of the files", ["cp", "-r", folder, str(out)]
     for workers in (1, CORES):
         options = ["--shards", str(SHARDS), "--workers", str(workers)]
-        yield f"convert, {workers} processes", [*convert, stored, str(out), *options]
+        tiled = f"convert, {workers} processes, restart tiles"
+        yield tiled, [*convert, stored, str(out), *options]
+    options.append("--no-tiles")
+    yield f"convert, {CORES} processes", [*convert, stored, str(out), *options]
     yield f"convert, {CORES} processes, folder", [*convert, folder, str(out), *options]
-    yield f"convert, {CORES} processes, deflated zip", [*convert, deflated, str(out)]
+    yield f"convert, {CORES} processes, deflated zip", [*convert, deflated, str(out), *options]
     for workers in (1, CORES):
         writer = [*python, __file__, "--shard-writer", stored, str(out), str(workers)]
         yield f"ShardWriter, {workers} processes", writer

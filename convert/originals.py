@@ -1,4 +1,4 @@
-"""The images that a data set was made of, found by their digests, to compare tiled ones with."""
+"""The images that a data set was made of, found by their digests, to compare stored ones with."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -57,27 +57,38 @@ class Originals:
 
 @dataclass(frozen=True)
 class Compared:
-    """Counts of images with tiles that were to be compared with their originals."""
+    """Counts of stored images by how they compare with their originals."""
 
-    equal: int = 0
+    same_bytes: int = 0
+    same_coefficients: int = 0
+    """Of images with tiles."""
     without_original: int = 0
 
     def __add__(self, other: "Compared") -> "Compared":
-        return Compared(self.equal + other.equal, self.without_original + other.without_original)
+        return Compared(
+            self.same_bytes + other.same_bytes,
+            self.same_coefficients + other.same_coefficients,
+            self.without_original + other.without_original,
+        )
 
 
-def tiles_compared(sample: Sample, where: str, originals: Originals | None) -> Compared:
-    """Return the count of an image with tiles, compared with its original; of others, no count.
+def compared(sample: Sample, where: str, has_tiles: bool, originals: Originals | None) -> Compared:
+    """Return the count of an image compared with its original; none where no originals are given.
 
-    DataError if its list of tiles does not fit it, or its coefficients are not the original's.
+    DataError if its list of tiles does not fit it in a data set that has tiles, or if its
+    coefficients are not the original's.
     """
-    frame, where = jpeg_frame(sample.image), f"{where}: sample {sample.key}"
-    if frame is None or not frame.tiles_at:
-        return Compared()
-    if not has_sound_tiles(sample.image, frame):
+    frame = jpeg_frame(sample.image) if has_tiles else None
+    tiled_frame = frame if frame and frame.tiles_at else None
+    where = f"{where}: sample {sample.key}"
+    if tiled_frame and not has_sound_tiles(sample.image, tiled_frame):
         raise DataError(f"{where}: its list of tiles does not fit it")
     if originals is None:
         return Compared()
-    if originals.check(sample.image, original_digest(sample.image, frame), where):
-        return Compared(equal=1)
+    if sha256(sample.image).digest() in originals.records:
+        return Compared(same_bytes=1)
+    if tiled_frame:
+        digest = original_digest(sample.image, tiled_frame)
+        if originals.check(sample.image, digest, where):
+            return Compared(same_coefficients=1)
     return Compared(without_original=1)

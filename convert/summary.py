@@ -46,8 +46,9 @@ class Summary:
 
 def _options(manifest: Manifest) -> str:
     preset = [f"{name} {value}" for name, value in manifest.preset.items() if value]
-    stored = ", ".join(preset) or ("original coefficients" if manifest.tiles else "original bytes")
-    return f"{stored}, {'restart tiles, ' if manifest.tiles else ''}seed {manifest.seed}"
+    stored = ", ".join(preset) or ("original pixels" if manifest.tiles else "original bytes")
+    tiles = "restart tiles in large JPEGs, " if manifest.tiles else ""
+    return f"{stored}, {tiles}seed {manifest.seed}"
 
 
 def _split_lines(source: Source, split: Split) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from convert.images.transcoder import library
-from convert.originals import Compared, Originals, tiles_compared
+from convert.originals import Compared, Originals, compared
 from convert.packing.copies import copies
 from convert.packing.output_folder import Target, shard_files
 from convert.packing.quality_report import report_lines
@@ -50,9 +50,10 @@ class Verify:
     """Processes; 0: one per core."""
     json: bool = False
     """Print JSON: location, versions, samples, shards; faults and copies, lists of sentences; with
-    --source also equal and without_original, counts of images with tiles."""
+    --source also counts of images: same_bytes, same_coefficients, without_original."""
     source: Path | None = None
-    """Of a data set made with --tiles: folder, zip or tar of the originals, to compare with."""
+    """Folder, zip or tar of the originals, to compare bytes with; of images with restart tiles,
+    coefficients, and so pixels."""
 
     def run(self) -> None:
         """Verify; DataError after everything that is wrong has been named."""
@@ -61,7 +62,7 @@ class Verify:
         versions = list(sources_of(self.location))
         source = versions[0]
         originals = self._originals(source)
-        faults, compared = list(strangers(versions)), Compared()
+        faults, counts = list(strangers(versions)), Compared()
         indexes, jobs = list[SharedIndexes](), list[VerifyJob]()
         for version in versions:
             loans, index_faults = indexes_of(version)
@@ -79,26 +80,22 @@ class Verify:
                 if isinstance(message, Progress):
                     shown.advance(message)
                 elif isinstance(message, Compared):
-                    compared += message
+                    counts += message
                 else:
                     faults.append(message)
         duplicates = [] if faults else report_lines(list(_copies(source)))
-        self._print(versions, total, len(jobs), sorted(map(clean, faults)), compared, duplicates)
+        self._print(versions, total, len(jobs), sorted(map(clean, faults)), counts, duplicates)
         if faults:
             raise DataError(
                 f"{self.location}: {plural(len(faults), 'fault')}; convert or copy it again"
             )
 
     def _originals(self, source: Source) -> Originals | None:
-        """Return the originals, read once, or None without --source.
-
-        UsageError for a data set that keeps their bytes.
-        """
+        """Return the originals, read once, or None without --source."""
         if self.source is None:
             return None
-        if not source.manifest.tiles:
-            raise UsageError(f"{self.location}: not made with --tiles; leave out --source")
-        library()  # or an error, before anything is read
+        if source.manifest.tiles:
+            library()  # or an error, before anything is read
         return Originals.of(self.source)
 
     def _print(
@@ -107,7 +104,7 @@ class Verify:
         samples: int,
         shards: int,
         faults: list[str],
-        compared: Compared,
+        counts: Compared,
         duplicates: list[str],
     ) -> None:
         if self.json:
@@ -115,7 +112,7 @@ class Verify:
             counted: dict[str, object] = {"location": self.location, "versions": numbers}
             counted |= {"samples": samples, "shards": shards}
             if self.source is not None:
-                counted |= asdict(compared)
+                counted |= asdict(counts)
             sentences = {"faults": faults, "copies": [line.strip() for line in duplicates]}
             lines = [json.dumps(counted | sentences, indent=2)]
         elif faults:
@@ -126,8 +123,9 @@ class Verify:
             lines += [*_chain_lines(self.location, versions), *duplicates]
         if self.source is not None and not self.json:
             lines.append(
-                f"{self.source}: original coefficients found in {plural(compared.equal, 'image')} "
-                f"with tiles, {compared.without_original:,} more have no original there"
+                f"{self.source}: {counts.same_bytes:,} images have the bytes of their originals, "
+                f"{counts.same_coefficients:,} with restart tiles have their coefficients, "
+                f"{counts.without_original:,} have no original there"
             )
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 
@@ -221,20 +219,19 @@ def _verify_shard(
 ) -> None:
     """Report every fault of a shard as a line, and at the end how much was read."""
     source, (split, number, shard) = indexes[job.version].source, job.stored
-    where, compared = f"{source.location}: {shard.name}", Compared()
+    where, counts = f"{source.location}: {shard.name}", Compared()
     working_on(where)
     try:
         for row, data in stored_samples(source, split, number):
             working_on(f"{where}: the sample at byte {row['offset']}")
             try:
                 sample = sample_of(source, shard, row, data)
-                if source.manifest.tiles:
-                    compared += tiles_compared(sample, where, originals)
+                counts += compared(sample, where, source.manifest.tiles, originals)
             except DataError as fault:
                 report(str(fault))
     except DataError as fault:
         report(str(fault))
-    report(compared)
+    report(counts)
     report(Progress(shard.samples, shard.bytes))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convert.images.info import UNDECODABLE, ImageInfo, reason
+from convert.images.tiles import gains_by_tiles
 from convert.readers.records import Defect
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, shaped
@@ -76,8 +77,8 @@ class Preset:
     def apply(self, data: bytes, info: ImageInfo, tiles: bool = False) -> tuple[bytes, ImageInfo]:
         """Return the bytes to store and their facts; raise Defect if the image is damaged.
 
-        With `tiles`, a JPEG that is encoded gets restart markers where convert.images.tiles asks
-        for them.
+        With `tiles`, a JPEG that is encoded gets the restart markers of its tiles, if it gains by
+        them.
         """
         if self.passes_through or self._is_small_enough(info):
             return data, info
@@ -89,7 +90,8 @@ class Preset:
         stored = io.BytesIO()
         quality = DEFAULT_QUALITY if self.quality is None else self.quality
         mcu = MCU["L" if self.gray else "RGB"]
-        interval = tile_interval(*image.size, mcu) if tiles else 0
+        has_tiles = tiles and gains_by_tiles(*image.size)
+        interval = tile_interval(*image.size, mcu) if has_tiles else 0
         image.save(
             stored,
             "JPEG",

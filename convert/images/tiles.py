@@ -5,32 +5,39 @@ bytes -> restart markers, by libjpeg-turbo or by Pillow -> the list of tiles, in
 Coefficients stay as they are, so every pixel does. Progressive JPEGs become baseline ones.
 """
 
-import re
 import struct
 from collections.abc import Iterator
 from hashlib import sha256
 
 from convert.images.transcoder import Refused, rewritten
 from shards.jpeg import END, SCAN, SEGMENT, START, TILES, TILES_MAGIC, Frame, jpeg_frame
-from shards.tiles import LONGEST, grid_of, mcu_size, tile_bounds, tile_interval
+from shards.tiles import FIRST_RESTART, LONGEST, grid_of, mcu_size, tile_bounds, tile_interval
 
-FEWEST = 4  # tiles that are worth a list
-USUAL_GROWTH = 1.02  # with the usual Huffman tables; beyond it, an image gets tables of its own
+FEWEST_PIXELS = 60_000  # of images that decode faster with tiles: 300 x 200 gain a tenth or less
+USUAL_GROWTH = 1.1  # with the usual Huffman tables; beyond it, an image gets tables of its own
 GROWTH = 1.25  # times its bytes that an image may have with tiles; progressive ones grow by 1.1
-MARKER = re.compile(rb"\xff[\xd0-\xd9]")  # no compressed pixels look like this
 JFIF, COMMENT = 0xE0, 0xFE
+MARKERS = END[1] + 1 - FIRST_RESTART  # from the first restart marker to the end of an image
 REMARKS = {*range(JFIF, JFIF + 16), COMMENT}
 
 
 class Untiled(Exception):
-    """An image that is stored as it is; the text gives the reason."""
+    """A JPEG that is stored as it is, although tiles would help; the text gives the reason."""
+
+
+def gains_by_tiles(width: int, height: int) -> bool:
+    """Return True if crops of an image of that size (pixels) decode faster with tiles."""
+    return width * height >= FEWEST_PIXELS
 
 
 def tiled(data: bytes) -> bytes:
-    """Return an image with tiles; Untiled if it is none that has them, or the gain is too small."""
+    """Return a JPEG with tiles, any other image as it is.
+
+    Untiled for a JPEG that cannot have tiles, or would grow too much.
+    """
     frame = jpeg_frame(data)
     if frame is None:
-        raise Untiled("no JPEG of 8 bits, gray or colour")
+        return data
     if frame.tiles_at:
         return _with_tiles_already(data, frame)
     size = mcu_size(data, frame)
@@ -39,7 +46,7 @@ def tiled(data: bytes) -> bytes:
     interval = tile_interval(frame.width, frame.height, size)
     marked = data
     if frame.restart_interval != interval or not frame.one_scan:
-        marked = _with_markers(data, interval)
+        marked = _with_markers(data, frame, interval)
     tiled_data = _listed(marked, sha256(data).digest())
     if len(tiled_data) > GROWTH * len(data):
         raise Untiled(f"{len(tiled_data):,} bytes with tiles, {len(data):,} without")
@@ -67,11 +74,12 @@ def _with_tiles_already(data: bytes, frame: Frame) -> bytes:
     return data
 
 
-def _with_markers(data: bytes, interval: int) -> bytes:
+def _with_markers(data: bytes, frame: Frame, interval: int) -> bytes:
     """Return the JPEG as a baseline one with restart markers, and with all its remarks."""
     try:
-        marked = rewritten(data, interval)
-        if len(marked) > USUAL_GROWTH * len(data):
+        # Progressive files have tables of their own, and would grow too much without.
+        marked = rewritten(data, interval, optimised=not frame.one_scan)
+        if frame.one_scan and len(marked) > USUAL_GROWTH * len(data):
             marked = rewritten(data, interval, optimised=True)
     except Refused as error:
         raise Untiled(f"libjpeg-turbo: {error}") from None
@@ -98,19 +106,21 @@ def _kind(segment: bytes) -> bytes:
 
 def _listed(marked: bytes, digest: bytes) -> bytes:
     """Return a JPEG with restart markers and the list of its tiles."""
+    import numpy as np
+
     frame = jpeg_frame(marked)
     grid = None if frame is None else grid_of(marked, frame)
     if frame is None or grid is None:
         raise Untiled("no baseline JPEG with restart markers")
-    ends = [marker.end() for marker in MARKER.finditer(marked, frame.scan_at)]
-    lengths = [end - start for start, end in zip([frame.scan_at, *ends], ends, strict=False)]
+    # No compressed pixels look like one of these markers; the last one ends the image.
+    scan = np.frombuffer(marked, np.uint8)[frame.scan_at :]
+    is_marker = (scan[:-1] == 0xFF) & (scan[1:] - np.uint8(FIRST_RESTART) < MARKERS)
+    lengths = np.diff(np.flatnonzero(is_marker) + 2, prepend=0)
     if len(lengths) != grid.columns * grid.rows or marked[-2:] != END:
         raise Untiled("more or fewer restart markers than its size asks for")
-    if len(lengths) < FEWEST:
-        raise Untiled("too small")
-    if max(lengths) > LONGEST:
+    if lengths.max() > LONGEST:
         raise Untiled("a tile is too long")
-    content = TILES_MAGIC + digest + struct.pack(f"<{len(lengths)}H", *lengths)
+    content = TILES_MAGIC + digest + lengths.astype("<u2").tobytes()
     segment = struct.pack(">BBH", 0xFF, TILES, 2 + len(content)) + content
     at = _after_jfif(marked)
     listed = marked[:at] + segment + marked[at:]

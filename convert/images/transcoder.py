@@ -79,8 +79,8 @@ def library() -> Path:
     libraries = sorted(Path(origin).parents[1].glob(LIBRARY)) if origin else []
     if not libraries:
         raise MissingProgram(
-            "--tiles needs the libjpeg-turbo of Pillow's wheels for Linux, and this Pillow is"
-            " another one; type: python -m pip install --force-reinstall --only-binary :all: pillow"
+            "restart tiles need the libjpeg-turbo of Pillow's wheels for Linux, and this Pillow is "
+            "another one; type: python -m pip install --force-reinstall --only-binary :all: pillow"
         )
     return libraries[0]
 

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from convert.images.info import UNDECODABLE, ImageInfo, inspect, reason
 from convert.images.resize import Preset, in_mode
-from convert.images.tiles import Untiled, tiled
+from convert.images.tiles import Untiled, gains_by_tiles, tiled
 from convert.readers.records import READS_HEIC, REENCODED_SUFFIXES, Container, Defect, Record
 from shards.image_limits import too_large
 
@@ -48,7 +48,7 @@ class Treatment:
         stored, source = self._inspected(data, PurePosixPath(record.name).suffix.lower())
         stored, info = self.preset.apply(stored, source, self.tiles)
         untiled = ""
-        if self.tiles:
+        if self.tiles and gains_by_tiles(info.width, info.height):
             try:
                 stored = tiled(stored)
             except Untiled as why:

@@ -27,7 +27,7 @@ from convert.readers.directories import Folder
 from convert.readers.records import Container, RecordListing
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError, MissingProgram, UsageError
 from rackrun.terminal import say
 from rackrun.units import first_few
 from shards.source import Source
@@ -46,9 +46,9 @@ def pack(
     `planned` returns the plan with what the listing does not know of it.
     """
     refuse_inside(out, listing.containers)
-    if packing.tiles and not (packing.preset.encodes_all or listing.copied):
-        library()  # or an error, before anything is read
     target = Target(out)
+    if not listing.copied:
+        packing = replace(packing, tiles=_has_tiles(target, packing))
     is_share = packing.task_index is not None
     # The tasks of an array job fill the folder together: each writes other shards of one plan.
     with target.locked(shared=is_share):
@@ -74,6 +74,27 @@ def pack(
     if is_share:
         close = f"{called('convert')} finish {shlex.quote(str(out))}"
         say(f"{out}: when all {packing.task_count} tasks have ended, type: {close}")
+
+
+def _has_tiles(target: Target, packing: Packing) -> bool:
+    """Return whether JPEGs get restart tiles; MissingProgram if they must and cannot.
+
+    Unless it was said, what is in the folder decides, then what this machine can do: all hosts of
+    an array job, and a run that goes on elsewhere, do as the one that came first.
+    """
+    tiles = packing.tiles
+    if tiles is None and not packing.force:
+        tiles = target.has_tiles()
+    if tiles is False or packing.preset.encodes_all:
+        return tiles is not False
+    try:
+        library()  # or an error, before anything is read
+    except MissingProgram as error:
+        if tiles:
+            raise
+        say(f"{target.folder}: original bytes are stored, as with --no-tiles: {error}")
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def make_plan(
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
         lines_sha256=_digest(lines),
-        tiles=packing.tiles,
+        tiles=bool(packing.tiles),
         copied=listing.copied,
     )
     return plan, lines

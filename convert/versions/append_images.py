@@ -142,7 +142,7 @@ def _marks_of(records: Sequence[Record], container: Container, packing: Packing)
     It is 0 for an image that cannot be used, which the conversion will name.
     """
     upright = packing.exif == "apply"
-    treatment = Treatment(packing.preset, packing.tiles, packing.check, upright)
+    treatment = Treatment(packing.preset, bool(packing.tiles), packing.check, upright)
     jobs = range(0, len(records), COMPARED_AT_ONCE)
 
     def compare(job: int, report: Callable[[_Compared], None]) -> None:

@@ -26,7 +26,7 @@ def table(settings: type[Any]) -> str:
     lines = ["| option | default | |", "|---|---|---|"]
     for option in declared(settings):
         name = f"`{option.name}`"
-        if option.default is True:
+        if option.has_negation:
             name += f", `--no-{option.key}`"
         default = f"`{option.default_text}`" if option.default_text else ""
         lines.append(f"| {name} | {default} | {cell(option.help)} |")

@@ -107,7 +107,7 @@ def _row(option: Option) -> tuple[str, str]:
     name = f"{option.name} {option.placeholder}".rstrip()
     if option.is_positional:
         name = option.name
-    elif option.default is True:
+    elif option.has_negation:
         name = f"{option.name}, --no-{option.key}"
     text, default = option.help, option.default_text
     if default and "(default:" not in text:

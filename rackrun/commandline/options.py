@@ -107,6 +107,11 @@ class Option:
         return self.type is bool
 
     @property
+    def has_negation(self) -> bool:
+        """Whether --no-NAME has a use: a switch that is on by default, or by circumstances."""
+        return self.is_switch and self.default is not False
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The possible values; none if there is no list of them."""
         return tuple(map(str, get_args(self.type))) if get_origin(self.type) is Literal else ()

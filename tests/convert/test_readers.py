@@ -17,7 +17,7 @@ from shards.index import Manifest, brace_name
 from shards.writer import MTIME
 from tests import warm
 from tests.convert.conftest import Convert, everything
-from tests.convert.drawn import drawn, kaggle, write_zip
+from tests.convert.drawn import drawn, kaggle, textured, write_zip
 
 STOCK = """
 import json, sys, zlib, webdataset
@@ -43,12 +43,13 @@ Expected = dict[str, tuple[int, str, bytes]]
 
 @pytest.fixture
 def folder(tmp_path: Path, convert: Convert) -> Path:
-    """Return shards of both classes, with an image of every other format among them."""
+    """Return shards of both classes; in them JPEGs with restart tiles, and every other format."""
     others = {
         f"train/cat.{90 + number}.jpg": drawn(name, format=name)
         for number, name in enumerate(("PNG", "GIF", "BMP", "WEBP"))
     }
-    files = kaggle(20) | others
+    photos = {f"train/dog.{90 + number}.jpg": textured(number) for number in range(3)}
+    files = kaggle(20) | others | photos
     source = write_zip(tmp_path / "train.zip", files)
     return convert("catdog", source, "--shards", 3, "--val-shards", 1)
 

@@ -1,4 +1,4 @@
-"""--tiles: JPEGs with restart tiles, not a coefficient changed; all else as it was, and counted."""
+"""Restart tiles: JPEGs written anew, not a coefficient changed; all else as it was, and counted."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from convert.__main__ import main
 from convert.images import transcoder
 from convert.images.tiles import Untiled, has_sound_tiles, same_coefficients, tiled
 from convert.images.transcoder import Refused, rewritten
-from convert.originals import Originals, tiles_compared
+from convert.originals import Originals, compared
 from convert.packing import pack
 from convert.packing.plan import load_plan
 from rackrun.errors import DataError, MissingProgram, Problem, UsageError
@@ -95,20 +95,52 @@ def test_a_file_with_tiles_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (textured(1, mode="CMYK"), "no JPEG of 8 bits"),
-        (textured(1, format="PNG"), "no JPEG of 8 bits"),
         (quarter_colour(), "a rare sampling"),
-        (drawn(1, (40, 30)), "too small"),
         (textured(1)[:-900] + b"\xff\xd9", "libjpeg-turbo: "),
         (tiled(textured(1)) + b"\xff\xd9", "its list of tiles does not fit"),
         (drawn(1, (300, 200)), "bytes with tiles"),
     ],
-    ids=["CMYK", "PNG", "4:1:1", "small", "damaged", "another list", "grows"],
+    ids=["4:1:1", "damaged", "another list", "grows"],
 )
 def test_what_does_not_fit_is_named(data: bytes, why: str) -> None:
-    """No image is changed that would not gain, and each has its reason."""
+    """A JPEG that would gain by tiles and cannot have them has its reason."""
     with pytest.raises(Untiled, match=why):
         tiled(data)
+
+
+def test_what_would_not_gain_keeps_its_bytes(tmp_path: Path, convert: Convert) -> None:
+    """A crop of a small JPEG decodes no faster with tiles, and other images have none."""
+    kept = {
+        "cmyk": textured(1, mode="CMYK"),
+        "png": textured(2, format="PNG"),
+        "narrow": textured(3, (299, 200)),
+        "thumbnail": textured(4, (64, 64)),
+    }
+    files = {f"{kind}/{n}.jpg": textured(10 * n + ord(kind)) for kind in "ab" for n in range(2)}
+    files |= {f"a/{name}.jpg": data for name, data in kept.items()}
+    out = convert("folder", write_files(tmp_path / "images", files))
+    images = {sample.key: sample.image for sample in everything(out)}
+    assert {name: images.pop(f"a_{name}") for name in kept} == kept
+    assert all(has_tiles(image) for image in images.values())
+
+
+def test_baseline_jpegs_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of its own, at twice the time, are for files that would grow by more than a tenth."""
+    tables = []
+
+    def counted(data: bytes, interval: int, optimised: bool) -> bytes:
+        tables.append(optimised)
+        return rewritten(data, interval, optimised)
+
+    monkeypatch.setattr("convert.images.tiles.rewritten", counted)
+    for data, expected in [
+        (textured(1, quality=92), [False]),
+        (textured(1, progressive=True), [True]),
+        (textured(1, quality=20, subsampling="4:4:4", optimize=True), [False, True]),
+    ]:
+        tables.clear()
+        assert has_tiles(tiled(data))
+        assert tables == expected
 
 
 @pytest.mark.parametrize(
@@ -143,6 +175,8 @@ def folder(tmp_path: Path) -> Path:
         "a/progressive.jpg": textured(1, progressive=True),
         "a/png.png": textured(2, format="PNG"),
         "bb/cmyk.jpg": textured(3, mode="CMYK"),
+        "bb/small.jpg": textured(5, (64, 64)),
+        "bb/quarter.jpg": quarter_colour(),
         "bb/turned.jpg": rotated(4),
     }
     return write_files(tmp_path / "images", files | odd)
@@ -151,71 +185,130 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_is_converted_with_tiles(
     folder: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What fits has tiles of the original's coefficients; the rest is as it was, and is named."""
-    out = convert("folder", folder, "--tiles")
+    """What gains has tiles and its coefficients; all else its bytes, and odd JPEGs are named."""
+    out = convert("folder", folder)
     originals = {sha256(path.read_bytes()).digest(): path for path in folder.glob("*/*")}
     stored = [sample.image for sample in everything(out)]
     with_tiles = [data for data in stored if has_tiles(data)]
-    assert len(with_tiles) == 14
+    assert len(with_tiles) == 13
     for data in with_tiles:
         path = originals.pop(original_digest(data, frame_of(data)), None)
         assert path is None or same_coefficients(data, path.read_bytes())
-    assert {path.name for path in originals.values()} == {"png.png", "cmyk.jpg", "turned.jpg"}
+    untouched = {"png.png", "cmyk.jpg", "small.jpg", "quarter.jpg"}
+    assert {path.name for path in originals.values()} == untouched | {"turned.jpg"}
+    assert {path.read_bytes() for path in originals.values() if path.name in untouched} < {*stored}
     report = json.loads((out / "report.json").read_bytes())
     untiled = {each["file"] for each in report["findings"] if each["found"] == "untiled"}
-    assert untiled == {"a/png.png", "bb/cmyk.jpg"}
+    assert untiled == {"bb/quarter.jpg"}
     manifest = Manifest.parse((out / "dataset.json").read_bytes(), "here")
-    assert manifest.tiles and manifest.report["untiled"] == 2
-    assert "2 stored without tiles; decoded whole" in capsys.readouterr().out
+    assert manifest.tiles and manifest.report["untiled"] == 1
+    assert "1 stored without tiles; decoded whole" in capsys.readouterr().out
 
 
-def test_without_the_option_nothing_changes(folder: Path, convert: Convert) -> None:
-    """Originals are the default, and neither plan nor manifest has tiles."""
-    out = convert("folder", folder, "--task-index", 0, "--task-count", 2)
+def test_originals_are_kept_on_request(folder: Path, convert: Convert) -> None:
+    """With --no-tiles, neither plan nor manifest has tiles, and no image is changed."""
+    out = convert("folder", folder, "--no-tiles", "--task-index", 0, "--task-count", 2)
     assert not load_plan(out / ".converting/plan").tiles
-    out = convert("folder", folder, out="whole")
+    out = convert("folder", folder, "--no-tiles", out="whole")
     assert not Manifest.parse((out / "dataset.json").read_bytes(), "here").tiles
     assert not any(has_tiles(sample.image) for sample in everything(out))
 
 
 def test_other_options_are_another_data_set(folder: Path, convert: Convert) -> None:
     """A folder with originals does not become one with tiles by itself; --force makes it one."""
-    convert("folder", folder)
+    originals = shown(convert("folder", folder, "--no-tiles"))
     with pytest.raises(UsageError, match="--force"):
         convert("folder", folder, "--tiles")
-    out = convert("folder", folder, "--tiles", "--force")
-    assert shown(out) == shown(convert("folder", folder, "--tiles", out="again"))
+    assert shown(convert("folder", folder)) == originals
+    out = convert("folder", folder, "--force")
+    assert shown(out) == shown(convert("folder", folder, "--tiles", out="again")) != originals
+
+
+@pytest.mark.parametrize("options", [(), ("--short-side", 150)], ids=["as they are", "resized"])
+def test_tiles_are_a_function_of_the_image(
+    folder: Path, convert: Convert, options: tuple[object, ...]
+) -> None:
+    """One process, three, or the tasks of an array job: all files are the same bytes."""
+    alone = shown(convert("folder", folder, "--shards", 3, "--workers", 1, *options, out="alone"))
+    together = convert("folder", folder, "--shards", 3, "--workers", 3, *options, out="together")
+    assert shown(together) == alone
+    for task in (1, 0):
+        share = ("--task-index", task, "--task-count", 2, "--workers", 1)
+        array = convert("folder", folder, "--shards", 3, *share, *options, out="array")
+    main(["finish", str(array)])
+    assert shown(array) == alone
 
 
 @pytest.fixture
 def other_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this Pillow be none of the wheels that bring libjpeg-turbo."""
+    without_library(monkeypatch)
+
+
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process find no libjpeg-turbo beside Pillow."""
     transcoder._child(os.getpid()).end()
     monkeypatch.setattr(transcoder, "LIBRARY", "nothing")
     monkeypatch.setattr(transcoder, "library", cache(transcoder.library.__wrapped__))
+    monkeypatch.setattr(pack, "library", transcoder.library)
 
 
 @pytest.mark.usefixtures("other_pillow")
 def test_presets_need_no_library(folder: Path, convert: Convert) -> None:
     """What is encoded anyway gets its markers from Pillow; the pixels are those without them."""
-    options = ("--short-side", 150, "--quality", 90)
-    plain = everything(convert("folder", folder, *options, out="plain"))
-    marked = everything(convert("folder", folder, *options, "--tiles"))
+    options = ("--short-side", 220, "--quality", 90)
+    plain = everything(convert("folder", folder, *options, "--no-tiles", out="plain"))
+    marked = everything(convert("folder", folder, *options))
     assert [each.key for each in marked] == [each.key for each in plain]
     for sample, original in zip(marked, plain, strict=True):
-        assert has_tiles(sample.image) == (sample.key != "bb_turned")
+        assert has_tiles(sample.image) == (sample.key not in ("bb_turned", "bb_small"))
         assert np.array_equal(pixels(sample.image), pixels(original.image))
 
 
 @pytest.mark.usefixtures("other_pillow")
 def test_a_missing_library_is_named_before_anything_is_read(
-    folder: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path, convert: Convert, tmp_path: Path
 ) -> None:
     """The error has what to type."""
-    monkeypatch.setattr(pack, "library", transcoder.library)
     with pytest.raises(MissingProgram, match="pip install --force-reinstall"):
         convert("folder", folder, "--tiles")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("other_pillow")
+def test_without_the_library_originals_are_stored(
+    folder: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says so, and the folder is that of --no-tiles."""
+    out = convert("folder", folder)
+    line = "original bytes are stored, as with --no-tiles: restart tiles need the libjpeg-turbo"
+    assert capsys.readouterr().err.count(line) == 1
+    assert shown(out) == shown(convert("folder", folder, "--no-tiles", out="originals"))
+
+
+@pytest.mark.parametrize("is_first_without", [False, True])
+def test_hosts_of_an_array_job_do_as_the_first(
+    folder: Path, convert: Convert, is_first_without: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two hosts lacks the library: no folder has originals and tiles side by side.
+
+    The host without it writes originals if it is the first; if not, it says what is missing.
+    """
+
+    def task(number: int, is_without: bool) -> Path:
+        with monkeypatch.context() as context:
+            if is_without:
+                without_library(context)
+            return convert("folder", folder, "--task-index", number, "--task-count", 2)
+
+    out = task(0, is_first_without)
+    if not is_first_without:
+        with pytest.raises(MissingProgram, match="restart tiles need"):
+            task(1, is_without=True)
+    task(1, is_without=False)
+    main(["finish", str(out)])
+    options = ("--no-tiles",) if is_first_without else ("--tiles",)
+    assert shown(out) == shown(convert("folder", folder, *options, out="alone"))
 
 
 @pytest.mark.parametrize(
@@ -273,28 +366,37 @@ def test_verify_compares_with_the_originals(
     folder: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From a folder, a zip or a tar: how many are equal, and how many have no original there."""
-    out = convert("folder", folder, "--tiles")
+    out = convert("folder", folder)
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")}
     del files["a/3.jpg"]
     archive = write_zip(folder.parent / "images.zip", files)
     with tarfile.open(folder.parent / "images.tar", "w") as tar:
         tar.add(folder / "a", "a")
-    for source, equal, others in [(folder, 13, 1), (archive, 12, 2), (Path(tar.name), 7, 7)]:
+    # The image that was turned upright is a new one.
+    for source, bytes_, coefficients, without in [
+        (folder, 4, 13, 1),
+        (archive, 4, 12, 2),
+        (Path(tar.name), 1, 7, 10),
+    ]:
         capsys.readouterr()
         main(["verify", str(out), "--source", str(source), "--workers", "1"])
-        line = f"{source}: original coefficients found in {equal} images with tiles, {others} more"
+        line = (
+            f"{source}: {bytes_} images have the bytes of their originals, {coefficients} with"
+            f" restart tiles have their coefficients, {without} have no original there"
+        )
         assert line in capsys.readouterr().out
     main(["verify", str(out), "--source", str(folder), "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["equal"], printed["without_original"], printed["faults"]) == (13, 1, [])
+    assert (printed["same_bytes"], printed["same_coefficients"]) == (4, 13)
+    assert (printed["without_original"], printed["faults"]) == (1, [])
+    plain = convert("folder", folder, "--no-tiles", out="plain")
+    main(["verify", str(plain), "--source", str(folder)])
+    assert "17 images have the bytes of their originals, 0 with" in capsys.readouterr().out
 
 
-def test_verify_names_a_source_that_is_none(folder: Path, convert: Convert, tmp_path: Path) -> None:
-    """A data set of originals has nothing to compare, and not every file is a source."""
-    plain = convert("folder", folder, out="plain")
-    with pytest.raises(UsageError, match="not made with --tiles"):
-        main(["verify", str(plain), "--source", str(folder)])
-    out = convert("folder", folder, "--tiles")
+def test_verify_names_a_source_that_is_none(folder: Path, convert: Convert) -> None:
+    """Not every file is a source."""
+    out = convert("folder", folder)
     with pytest.raises(UsageError, match="a folder, a zip or a tar"):
         main(["verify", str(out), "--source", str(folder / "a/0.jpg")])
 
@@ -313,13 +415,13 @@ def test_verify_names_an_image_of_other_coefficients(tmp_path: Path, convert: Co
     broken[frame_of(bytes(broken)).tiles_at + 60] ^= 1
     stored = {"a/1.jpg": with_tiles_of(better, real), "b/1.jpg": bytes(broken)}
     many = {f"{kind}/x{n}.jpg": textured(30 + n) for kind in "ab" for n in range(2)}
-    out = convert("folder", write_files(tmp_path / "stored", stored | many), "--tiles")
+    out = convert("folder", write_files(tmp_path / "stored", stored | many))
     originals = write_files(tmp_path / "originals", {"one.jpg": real})
     source = Originals.of(originals)
     faults = []
     for sample in everything(out):
         try:
-            tiles_compared(sample, "here", source)
+            compared(sample, "here", True, source)
         except DataError as error:
             faults.append(str(error))
     assert sorted(faults) == [

@@ -1,5 +1,6 @@
 """Restart tiles in the loader: the pixels of the whole file, from a part of its bytes."""
 
+import io
 import struct
 from collections.abc import Callable
 from functools import cache, partial
@@ -13,6 +14,8 @@ import simplejpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from torchvision.io import decode_image
 
 from convert.folder import FolderOfClasses
 from convert.images.tiles import tiled
@@ -31,6 +34,7 @@ from training.data.pool import training_pool
 from training.ranks import Ranks
 
 SIZES = [(150, 203), (333, 96), (97, 512), (256, 256), (129, 65)]  # height and width
+LARGE = 3  # of SIZES
 KINDS: dict[str, dict[str, object]] = {
     "4:4:4": {"subsampling": "4:4:4"},
     "4:2:2": {"subsampling": "4:2:2"},
@@ -81,6 +85,29 @@ def test_any_box_has_the_pixels_of_the_whole_file(
     result = decoder.crop(with_tiles, lambda *_: box, side)
     assert result.shrink == expected.shrink
     assert np.array_equal(result.pixels, expected.pixels)
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_other_programs_read_the_whole_file(kind: str) -> None:
+    """torchvision's decoder and Pillow see the same pixels as without tiles."""
+    data, with_tiles = pair(kind, 3)
+    assert frame_of(with_tiles).tiles_at and not frame_of(data).tiles_at
+    of_torchvision, of_pillow = (
+        [decode(each) for each in (data, with_tiles)] for decode in (by_torchvision, by_pillow)
+    )
+    assert np.array_equal(*of_torchvision)
+    assert np.array_equal(*of_pillow)
+
+
+def by_torchvision(data: bytes) -> np.ndarray:
+    """Return an image as torchvision decodes it."""
+    return decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8)).numpy()
+
+
+def by_pillow(data: bytes) -> np.ndarray:
+    """Return an image as Pillow decodes it."""
+    return np.asarray(Image.open(io.BytesIO(data)))
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "4:2:2", "4:4:0"])
@@ -205,7 +232,8 @@ def two_forms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for number in range(40):
         path = root / "images" / "ab"[number % 2] / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pair("4:2:0", number % len(SIZES))[0])
+        size = LARGE if number % 3 else number % len(SIZES)  # of most, a conversion makes tiles
+        path.write_bytes(pair("4:2:0", size)[0])
     (root / "images/a/one.png").write_bytes(encoded(photograph(0, 150, 203), "PNG"))
     for name, tiles in (("plain", False), ("tiles", True)):
         packing = Packing(tiles=tiles, shards=2, sidecars=True, workers=1, allow=("leaks",))
