@@ -11,7 +11,7 @@ from rackrun.commandline.conditions import Condition
 from rackrun.commandline.ranges import Count
 from rackrun.shapes import Between
 from training.config import Config
-from training.models.registered import has_one_size, two_sizes
+from training.models.registered import has_one_size
 from training.settings.data import CropArea
 from training.settings.optim import Optimizer, Shape
 
@@ -81,7 +81,11 @@ class ImageNet(Config):
         """Return why no model for images of one size can be trained, or ""."""
         for size in (self.start_image_size, self.image_size):
             if size not in (0, self.judged_size):
-                return two_sizes(self.model, size, self.judged_size)
+                return (
+                    f"--model {self.model}: is built for images of one size, which would have"
+                    f" {size} pixels in training and {self.judged_size} in evaluation; type"
+                    f" --image-size {self.judged_size} --start-image-size 0"
+                )
         return ""
 
     def problems(self) -> list[str]:

@@ -20,8 +20,8 @@ from rackrun.units import plural
 from training.config import Config
 from training.ranks import Ranks, usual_workers
 from training.settings.ranks import Precision
-from training.settings.slice import Switch
 
+PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16
 EMULATED = {"bf16": "bfloat16", "fp16": "float16"}
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -180,7 +180,7 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     return Compute(
         device=ranks.device,
         precision=precision,
-        channels_last=_on(config.channels_last, True),
+        channels_last=config.channels_last != "off",
         compile=config.compile,
     )
 
@@ -258,9 +258,6 @@ def _pci_address(device: torch.device) -> str:
     return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
-PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
-
-
 def _usual(config: Config, ranks: Ranks, native: bool) -> Precision:
     if native:
         return "bf16"
@@ -282,7 +279,3 @@ def _computes(precision: Precision) -> bool:
 def _has_bfloat16() -> bool:
     """Return whether the GPU computes in bfloat16 itself: older ones emulate it, slowly."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def _on(switch: Switch, default: bool) -> bool:
-    return default if switch == "auto" else switch == "on"

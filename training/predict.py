@@ -115,7 +115,8 @@ def show(given: Predict, task: str) -> int:
     if given.csv:
         write_table(Path(given.csv), _csv_rows(results))
     elif given.json:
-        _print_json(results)
+        plain = [result.plain() for result in results]  # one list, in the order of the images
+        sys.stdout.write(json.dumps(plain, indent=1) + "\n")
     else:
         print_table(results)
     unread = [result for result in results if isinstance(result, Unread)]
@@ -174,11 +175,6 @@ def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
         return Unread(path, f"cannot be read: {error.strerror}")
     except DataError as error:
         return Unread(path, str(error))
-
-
-def _print_json(results: Sequence[Prediction | Unread]) -> None:
-    """Print one list, in the order of the images."""
-    sys.stdout.write(json.dumps([result.plain() for result in results], indent=1) + "\n")
 
 
 def _csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, ...]]:

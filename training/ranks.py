@@ -27,6 +27,9 @@ from rackrun.machine import core_count
 Numbers = npt.NDArray[np.integer[Any]]
 Rows = npt.NDArray[np.int32]
 
+EXCHANGES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+"""Words in torch's errors of an exchange, most of which have no class of their own."""
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -280,13 +283,7 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def is_of_exchange(error: Exception) -> bool:
-    """Return whether an error is that of an exchange in which another rank had no part.
-
-    torch raises a plain RuntimeError for most of them.
-    """
+    """Return whether an error is that of an exchange in which another rank had no part."""
     if isinstance(error, dist.DistError | ConnectionError):
         return True
     return isinstance(error, RuntimeError) and any(name in str(error) for name in EXCHANGES)
-
-
-EXCHANGES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")

@@ -18,7 +18,7 @@ from rackrun.atomic import translated_os_errors
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean, say
 from rackrun.units import plural
-from shards.index import INDEX_FIELDS, PACKED_ROW, Row, Shard, shard_name
+from shards.index import INDEX_FIELDS, PACKED_ROW, Row, Shard, pack_rows, shard_name
 
 
 class IndexedTar(NamedTuple):
@@ -110,13 +110,11 @@ def rows_of(tars: Sequence[IndexedTar], numbers: Mapping[int | str, int], first:
 
     `numbers` are those of the classes.
     """
-    rows = bytearray()
-    for number, tar in enumerate(tars, first):
-        for packed in PACKED_ROW.iter_unpack(tar.contents.rows):
-            row = Row(*packed)
-            label = numbers[tar.contents.labels[row.label]]
-            rows += PACKED_ROW.pack(*row._replace(shard=number, label=label))
-    return bytes(rows)
+    return pack_rows(
+        row._replace(shard=number, label=numbers[tar.contents.labels[row.label]])
+        for number, tar in enumerate(tars, first)
+        for row in map(Row._make, PACKED_ROW.iter_unpack(tar.contents.rows))
+    )
 
 
 def copies_in(

@@ -84,13 +84,13 @@ PARTS = {
     "training/run": (
         *("training/test_checkpoint.py", "training/test_ledger.py", "training/test_progress.py"),
         *("training/test_data_versions.py", "training/test_trackers.py", "training/test_loop.py"),
-        "training/test_device.py",
+        *("training/test_device.py", "training/test_precheck.py"),
     ),
     "training/judge": ("training/test_judge.py", "training/test_labels.py"),
     "training/models": (
         *("training/test_named.py", "training/test_layouts.py", "training/test_published.py"),
         *("training/test_weights.py", "training/test_recomputed.py", "training/test_freezing.py"),
-        "imagenet/test_model.py",
+        *("imagenet/test_model.py", "training/test_precheck.py"),
     ),
     "training/monitor": (
         *("training/test_slow_links.py", "training/test_stragglers.py"),

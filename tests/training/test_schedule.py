@@ -9,7 +9,7 @@ import pytest
 
 from rackrun.errors import UsageError
 from training.config import Config
-from training.schedule import Stage, check_scaled_lr, due, make_schedule
+from training.schedule import Stage, check_scaled_lr, due, make_schedule, most_ranks
 from training.settings.optim import BODY
 
 
@@ -161,3 +161,31 @@ def test_a_scaled_rate_has_a_limit() -> None:
     check_scaled_lr(scaled, 6.4, 256)  # one rank: nothing is scaled
     for other in ({"scale_lr": False}, {"optimizer": "adamw"}, {"synthetic": True}):
         check_scaled_lr(replace(scaled, **other), 6.4, 16384)
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 0),
+        ({"scale_lr": True, "lr": 0.1, "batch_size": 256}, 32),
+        ({"scale_lr": True, "lr": 0.1, "batch_size": 1024}, 8),
+        ({"scale_lr": True, "lr": 0.1, "batch_size": 8}, 32),
+        ({"scale_lr": True, "lr": 0.0, "batch_size": 256}, 32),
+        ({"scale_lr": True, "lr": 5.0, "batch_size": 256}, 1),
+        ({"scale_lr": True, "lr": 0.1, "batch_size": 256, "optimizer": "adamw"}, 0),
+        ({"scale_lr": True, "lr": 0.1, "batch_size": 256, "synthetic": True}, 0),
+        ({"scale_lr": False, "global_batch": 48, "exact_epochs": True}, 48),
+    ],
+)
+def test_the_most_ranks_follow_from_rate_and_batch(options: dict[str, Any], most: int) -> None:
+    """As many as a step has samples, and as keep --scale-lr where it is known to hold."""
+    limit, why = most_ranks(Config(**options))
+    assert limit == most
+    assert why == (
+        "--global-batch 48 has not a sample for each of them"
+        if most == 48
+        else "--scale-lr is known to hold up to lr 3.2 and 8,192 images per step; type a smaller"
+        " --batch-size and --lr, or --no-scale-lr --lr 3.2, or what you have tried"
+        if most
+        else ""
+    )

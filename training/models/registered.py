@@ -113,12 +113,3 @@ def refuse_size(model: str, size: int) -> None:
 def has_one_size(model: str) -> bool:
     """Return whether a model of torchvision is built for images of one size."""
     return bool(_VIT.fullmatch(model)) or model.startswith(MAXVIT)
-
-
-def two_sizes(model: str, training: int, evaluation: int) -> str:
-    """Return why a model that is built for one size cannot have two."""
-    return (
-        f"--model {model}: is built for images of one size, which would have {training} pixels in"
-        f" training and {evaluation} in evaluation; type --image-size {evaluation}"
-        " --start-image-size 0"
-    )

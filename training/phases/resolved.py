@@ -53,7 +53,7 @@ def resolved(
         "hosts": _hosts(ranks),
         "cores": core_count(),
         "dataset": data.dataset,
-        "data_version": max(map(_version, data.versions), default=0),
+        "data_version": max((folder_and_version(each)[1] for each in data.versions), default=0),
         "images": 0 if config.synthetic else data.rows,
         "classes": len(data.classes),
         "model": config.model,
@@ -66,10 +66,6 @@ def resolved(
         "driver": driver_here(),
         "git_commit": _commit() if ranks.first else "",
     }
-
-
-def _version(location: str) -> int:
-    return folder_and_version(location)[1]
 
 
 def _commit() -> str:

@@ -57,7 +57,7 @@ class LedgerCommand:
             raise DataError(f"{self.run_folder}: {wrong} of {len(results)} epochs are not exact")
 
 
-def keys(settings: "TrainingCommand", verdict: "Verdict") -> Iterator[str]:
+def keys(settings: "RecordedData", verdict: "Verdict") -> Iterator[str]:
     """Return names of the first samples that an epoch lacks or repeats, if the data are there."""
     if verdict.missing.size + verdict.extra.size == 0:
         return
@@ -73,7 +73,7 @@ def keys(settings: "TrainingCommand", verdict: "Verdict") -> Iterator[str]:
         yield f"these are not named: {problem}; {ELSEWHERE}"
 
 
-def chosen(settings: "TrainingCommand", epochs: int) -> "dict[int, Rows] | None":
+def chosen(settings: "RecordedData", epochs: int) -> "dict[int, Rows] | None":
     """Return, by epoch, how often each row was due; None when the run took all of them once."""
     if not settings.config.chooses:
         return None
@@ -94,8 +94,8 @@ def chosen(settings: "TrainingCommand", epochs: int) -> "dict[int, Rows] | None"
 
 
 @dataclass(frozen=True)
-class TrainingCommand:
-    """Check a run's ledger against its data."""
+class RecordedData:
+    """The data that a run was trained on, as it has recorded them."""
 
     config: Config
     data_sha256: str
@@ -114,7 +114,7 @@ class TrainingCommand:
         return pool
 
 
-def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
+def settings_of(run_folder: Path, data: str = "") -> RecordedData:
     """Return the settings of a run, if need be with the data elsewhere."""
     path = RunFolder(run_folder).config
     try:
@@ -122,7 +122,7 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
         kept = {name: stored[name] for name in ("seed", *SELECTION) if name in stored}
         config = shaped({**kept, "data": data or stored.get("data"), "exact_epochs": True}, Config)
         versions = shaped(stored.get("data_versions", {}), dict[str, str])
-        return TrainingCommand(config, shaped(stored.get("data_sha256"), str), versions)
+        return RecordedData(config, shaped(stored.get("data_sha256"), str), versions)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except Misshapen as error:

@@ -51,7 +51,8 @@ class RunRecorder:
         self._classes = len(described["classes"])
         self._identity = identity
         digest = next(iter(data.versions.values()), "")
-        self._ledger = Ledger(folder.ledger, ranks, False, data.rows, data.epoch_steps, digest)
+        writes = False  # before `enter` says which rank of a group writes to which disk
+        self._ledger = Ledger(folder.ledger, ranks, writes, data.rows, data.epoch_steps, digest)
         self.checkpoints = RunCheckpoints(
             folder, ranks, self._ledger, self.progress, {"identity": identity, **described}
         )
@@ -63,7 +64,8 @@ class RunRecorder:
         self._ranks = ranks
         self._metrics: MetricsWriter | None = None
         self._earlier: Earlier | None = None
-        self._resolved: Content | None = None
+        self.resolved: Content | None = None
+        """What the settings were resolved to, in the first group of the run."""
         self._finished = False
         self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step
         self.logged = 0  # the last step of which the sums are in the metrics
@@ -113,17 +115,12 @@ class RunRecorder:
 
     def open(self, step: int, resolved: Content) -> None:
         """Write the settings and what they were resolved to, and all that came before."""
-        self._resolved = resolved
+        self.resolved = resolved
         if self._ranks.first:
             self._open_metrics(step)
         if self._earlier:
             self._take_over(step, self._earlier)
         self._earlier = None
-
-    @property
-    def resolved(self) -> Content | None:
-        """What the settings were resolved to, in the first group of the run."""
-        return self._resolved
 
     def _open_metrics(self, step: int) -> None:
         recorded = {
@@ -132,7 +129,7 @@ class RunRecorder:
             **as_plain(self._config),
             "data_sha256": self._identity["data"],
             "data_versions": self._described["data_versions"],
-            "resolved": self._resolved,
+            "resolved": self.resolved,
         }
         settings = json.dumps(recorded, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
@@ -178,7 +175,7 @@ class RunRecorder:
     @property
     def is_in_run(self) -> bool:
         """Return whether this rank has been in a group of the run."""
-        return self._resolved is not None
+        return self.resolved is not None
 
     @property
     def position(self) -> list[int]:
@@ -199,7 +196,7 @@ class RunRecorder:
         return {
             "lines": lines,
             "ledger": ledger,
-            "resolved": json.dumps(self._resolved),
+            "resolved": json.dumps(self.resolved),
             "pace": self._pace.state_dict(),
             "steps": [self.logged, self.checkpoints.owed],
             "files": {path.name: _content(path) for path in paths if path.exists()},
@@ -211,7 +208,7 @@ class RunRecorder:
         if self._metrics:
             self._metrics.lines[:] = record["lines"]
         self._ledger.load_state_dict({name: t.numpy() for name, t in record["ledger"].items()})
-        self._resolved = json.loads(record["resolved"])
+        self.resolved = json.loads(record["resolved"])
         self._pace.load_state_dict(record["pace"])
         logged, owed = record["steps"]
         if logged != self.logged:  # the sums here are of steps that the others have logged

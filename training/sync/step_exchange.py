@@ -38,7 +38,8 @@ class StepExchange:
         self._ranks = ranks
         self._pending = pending
         self._others = others
-        self._largest: list[int] = []
+        self.largest: list[int] = []
+        """The largest of the other numbers, by place; empty where none are due after the step."""
         self._requests: PendingMax | None = None  # under way
         self._steps = 0  # since that began
         self._took: int | None = None  # of these, until it was complete on this rank
@@ -50,7 +51,7 @@ class StepExchange:
 
     def begin(self) -> None:
         """Begin a step. A request that arrives from now on waits for the next exchange."""
-        self._agreed, self._largest = 0, []
+        self._agreed, self.largest = 0, []
         if self._ranks.world > 1 and not self._requests:
             lag = 2 * max(self._durations)
             self._requests = self._ranks.all_reduce_max_later(self._pending(), lag, *self._others())
@@ -78,13 +79,8 @@ class StepExchange:
             self._took = self._steps
         if self._steps == self._lag:
             self._durations.append(self._steps + 1 if self._took is None else self._took)
-            (self._agreed, self._lag, *self._largest), self._requests = requests.wait(), None
+            (self._agreed, self._lag, *self.largest), self._requests = requests.wait(), None
         self._steps += 1
-
-    @property
-    def largest(self) -> list[int]:
-        """The largest of the other numbers, by place; empty where none are due after the step."""
-        return self._largest
 
     @property
     def request(self) -> int:

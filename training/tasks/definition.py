@@ -1,4 +1,4 @@
-"""The definition of a task: the settings that it offers, and its `Task`, imported from its source.
+"""A task imported from its source: the settings that it offers, and its `Task`.
 
 For the user's own file or module, its folder comes first among those that are imported from, as if
 Python ran it: in this process, in loader workers, and in the server that forks them.
