@@ -25,7 +25,6 @@ class Logs:
     """The logs of a server, cut for as long as it runs."""
 
     def __init__(self, *paths: Path) -> None:
-        """Cut nothing yet."""
         self.paths = paths
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

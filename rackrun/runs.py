@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -262,14 +262,11 @@ def _id_in(folder: Path) -> str:
 def _with_folder(run: Run, records: Mapping[str, LaunchRecord]) -> Run:
     """Return the run with the folder that the results of its record were to go to."""
     if run.folder is None and run.record is not None:
-        for candidate in _in_all(Path(run.record.runs), records):
+        for folder in folders_in(Path(run.record.runs)):
+            candidate = _in_folder(folder, records)
             if candidate.is_called(run.id):
                 return replace(run, folder=candidate.folder)
     return run
-
-
-def _in_all(runs: Path, records: Mapping[str, LaunchRecord]) -> Iterator[Run]:
-    return (_in_folder(folder, records) for folder in folders_in(runs))
 
 
 def _are_namesakes(runs: Sequence[Run]) -> bool:

@@ -153,14 +153,11 @@ def _late(target: tuple[str, Host]) -> Problem:
 
 def _from_folders(runs: Path) -> Iterator[ListedRun]:
     """Yield the runs of the folder here and of those from which detached runs were started."""
-    folders = {folder.resolve(): folder for folder in (runs, *map(Path, _known_folders()))}
+    known = sorted({record.runs for record in recorded_runs().values()})
+    folders = {folder.resolve(): folder for folder in (runs, *map(Path, known))}
     for folder in folders:
         for run in runs_in(folder):
             yield replace(run, folder=short_path(Path(run.folder)))
-
-
-def _known_folders() -> list[str]:
-    return sorted({record.runs for record in recorded_runs().values()})
 
 
 def _remembered() -> Iterator[ListedRun]:

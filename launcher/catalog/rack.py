@@ -122,7 +122,6 @@ class Rack:
     """Hosts, each with a probe that stays to be asked again."""
 
     def __init__(self, hosts: Sequence[Host], transports: Sequence[Transport | Problem]) -> None:
-        """Start nothing yet."""
         self._pairs = list(zip(hosts, transports, strict=True))
         self._clients: dict[str, RpcClient] = {}
 

@@ -57,16 +57,11 @@ def main(args: Sequence[str]) -> int:
         say(str(run))
     with suppress(KeyboardInterrupt), interruptible():
         if run.folder and (run.is_over or not is_controlled(run, options)):
-            _show_folder(run.folder)
+            with served(partial(of_folder, run.folder)) as address:
+                stay(address)
         else:
             _show_detached(run, options)
     return 0
-
-
-def _show_folder(folder: Path) -> None:
-    """Serve what the launcher of a run writes into its folder."""
-    with served(partial(of_folder, folder)) as address:
-        stay(address)
 
 
 def _show_detached(run: Run, options: RunOptions) -> None:
@@ -113,7 +108,6 @@ class WebDisplay(AbstractContextManager["WebDisplay"]):
     closed = False
 
     def __init__(self, job: Job, plan: Plan) -> None:
-        """Begin with nothing known."""
         self.job = job
         self.first_rank = plan.hosts[0].first_rank
         self.curves = Curves()

@@ -121,7 +121,6 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
 def _launch_contained(
     work: Work, options: LocalOptions, jobs: JobTemplate, needs: TaskNeeds
 ) -> Result:
-    """Launch in a container on this machine."""
     from launcher.lifecycle.attempts import Launch
     from launcher.lifecycle.launch_spec import resolved
 
@@ -132,7 +131,6 @@ def _launch_contained(
 
 
 def _show_container(work: Work, options: LocalOptions) -> int:
-    """Print what would run in a container."""
     from launcher.commands.show import show_plan
     from launcher.lifecycle.launch_spec import resolved
 

@@ -122,7 +122,6 @@ def detected_in(
 
 
 def _detected_text(detected: Mapping[str, object]) -> str:
-    """Return a line for each detected value."""
     lines = [f"platform: {detected['platform']}"]
     for name, part in detected.items():
         if isinstance(part, dict):

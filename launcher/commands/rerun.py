@@ -96,7 +96,6 @@ def command_line(file: SettingsFile, typed: Sequence[str]) -> list[str]:
 
 
 def _module_of(launch: str) -> Any:
-    """Import the module of a way to launch, which has `main` and OPTIONS."""
     return import_module(f"launcher.commands.{launch}")
 
 

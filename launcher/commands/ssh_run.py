@@ -38,13 +38,13 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
         if options.detach and not options.check:
             from launcher.commands.ssh_detach import refuse_what_stays, start_detached
 
-            refuse_what_stays(spec, options)
+            refuse_what_stays(spec, options)  # before images are drawn and code is copied
         is_launch = not (options.check or options.dry_run)
         if is_launch and is_demo(work) and (failed := make_demo_data()):
             return failed
         if options.detach and is_launch:
             return start_detached(with_code(spec, options), options)
-        pending_checks = pending(spec.work, options)
+        pending_checks = pending(spec.work, options)  # by the folder of data, not by its URL
         with served(spec.work, options.serving, spec.addresses) as served_work:
             spec = replace(spec, work=served_work)
             if options.check:

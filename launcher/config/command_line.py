@@ -123,7 +123,6 @@ def settings_text(way: str, settings: Options, work: Work, typed: Sequence[str] 
 
 
 def _changed(settings: Options) -> dict[str, Any]:
-    """Return the options that differ from their defaults."""
     values: dict[str, Any] = {}
     for option in options(type(settings)):
         value = reduce(getattr, option.whole, settings)

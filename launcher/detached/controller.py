@@ -117,7 +117,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _report(**values: object) -> None:
-    """Send a line to the run manager."""
     sys.stdout.write(f"{json.dumps(values)}\n")
     sys.stdout.flush()
 

@@ -178,7 +178,6 @@ class EntryReader:
     """Turns JSON into entries, and checks them against the plan that they belong to."""
 
     def __init__(self) -> None:
-        """Start at the beginning of a record, where no plan is known."""
         self.plan: Plan | None = None
 
     def entry(self, message: Mapping[str, Any]) -> Entry:
@@ -258,6 +257,5 @@ def result_of(ending: Ending, folder: Path) -> Result:
 
 
 def _printable(generation: Generation) -> Generation:
-    """Return a generation whose texts can be printed."""
     lost, joined = tuple(map(one_line, generation.lost)), tuple(map(one_line, generation.joined))
     return replace(generation, lost=lost, joined=joined)

@@ -27,7 +27,6 @@ class LauncherHere:
     title = "the launcher"
 
     def __init__(self, folder: RunFolder) -> None:
-        """Take the folder of its run."""
         self.folder = folder
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -262,14 +262,9 @@ def _hosts_of(run: Run, options: RunOptions, need_hosts: bool) -> tuple[Host, ..
     return ()
 
 
-@contextmanager
-def run_manager_on(transport: Transport, python: str | None) -> Iterator[RpcClient]:
-    """Yield a client of the run manager on a host, closed afterwards."""
-    client = RpcClient(transport, run_manager, python or "")
-    try:
-        yield client
-    finally:
-        client.close()
+def run_manager_on(transport: Transport, python: str | None) -> closing[RpcClient]:
+    """Return a context with a client of the run manager on a host."""
+    return closing(RpcClient(transport, run_manager, python or ""))
 
 
 def short_message(error: Problem, host: Host) -> str:

@@ -104,7 +104,6 @@ class Recorder(AbstractContextManager["Recorder"]):
     closed = False
 
     def __init__(self, record: RunRecord, plan: Plan) -> None:
-        """Write to the record, under the time of each turn."""
         self.record = record
         self.waiting: list[Entry] = []
         self.rare: dict[tuple[str, int], ThrottledEvents] = {}
@@ -164,7 +163,6 @@ class ThrottledEvents:
     """The newest of a kind of event that comes often, and when one was written down."""
 
     def __init__(self) -> None:
-        """Start without an event."""
         self.event: Report | Usage | None = None
         self.written_at = 0.0
         self.phase: object = None

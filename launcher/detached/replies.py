@@ -133,24 +133,10 @@ class RunListing:
 
 
 @dataclass(frozen=True)
-class StopReply:
-    """Reply to an order: False when there was no process to carry it out on."""
+class YesOrNo:
+    """Reply to whether a controller lives, was sent a signal, or a path exists."""
 
-    done: bool
-
-
-@dataclass(frozen=True)
-class ControllerAlive:
-    """Reply to whether the controller of a run lives."""
-
-    alive: bool
-
-
-@dataclass(frozen=True)
-class Exists:
-    """Reply to whether a path exists."""
-
-    exists: bool
+    yes: bool
 
 
 @dataclass(frozen=True)

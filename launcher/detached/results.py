@@ -19,10 +19,10 @@ from pathlib import Path
 
 from launcher.detached.entries import AttemptRecord
 from launcher.detached.locate import ReachedRun, run_manager_on
-from launcher.detached.replies import Exists, call
+from launcher.detached.replies import YesOrNo, call
 from launcher.files.download import fetch_results
 from launcher.output.console import say
-from launcher.output.run_page import write_run_page
+from launcher.output.log_files import write_run_page
 from launcher.run.kept_settings import kept_settings
 from rackrun.atomic import write_whole
 from rackrun.contract.files import ATTACHED
@@ -97,6 +97,6 @@ def is_same(run: ReachedRun, source: Path, target: Path) -> bool:
     try:
         with run_manager_on(run.transport, run.host.python) as client:  # the other one is following
             path = str(source / mark.name)
-            return call(run.host.label, client, Exists, "exists", path=path).exists
+            return call(run.host.label, client, YesOrNo, "exists", path=path).yes
     finally:
         mark.unlink()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -71,8 +71,7 @@ def _handed_over(spec: LaunchSpec, config: str, cluster: ClusterFacts) -> str:
     )
     # with a container image, the Python that was found is in the image and not on the host
     python = "python3" if spec.settings.needs.image else basics[0]["python"]
-    client = RpcClient(transports[0], run_manager, python)
-    try:
+    with closing(RpcClient(transports[0], run_manager, python)) as client:
         port = start_controller(client, order, python, basics[0]["workdir"])
         call = {"run": run, "address": address, "port": port, "key": order.key}
         calls = list(zip(hosts[1:], transports[1:], tokens, basics[1:], strict=True))
@@ -83,8 +82,6 @@ def _handed_over(spec: LaunchSpec, config: str, cluster: ClusterFacts) -> str:
         if refusal := remember(run, hosts, jobs.runs, config, *about):
             say(refusal)
         checked(hosts[0].label, client.call("go"))
-    finally:
-        client.close()
     return run
 
 
@@ -113,11 +110,8 @@ def start_controller(client: RpcClient, order: RunOrder, python: str, workdir: s
 def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Reply]) -> None:
     """Start a relay on a host, which calls the controller and stays."""
     host, transport, token, facts = target
-    client = RpcClient(transport, relay, facts["python"])
-    try:
+    with closing(RpcClient(transport, relay, facts["python"])) as client:
         checked(host.label, client.call("stay", token=token, **call))
-    finally:
-        client.close()
 
 
 def checked(name: str, reply: Reply) -> StartReply:

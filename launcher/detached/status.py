@@ -198,7 +198,6 @@ def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
 
 
 def _headline(report: dict[str, Any]) -> str:
-    """Return the state of the run, in words."""
     controller = report["controller"]
     supervisor = f"its controller on {controller['host']}" if controller["host"] else "its launcher"
     if controller["error"]:

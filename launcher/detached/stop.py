@@ -20,7 +20,7 @@ from launcher.detached.locate import (
     reached,
     run_manager_on,
 )
-from launcher.detached.replies import ControllerAlive, EmptyReply, RunFacts, StopReply, call
+from launcher.detached.replies import EmptyReply, RunFacts, YesOrNo, call
 from launcher.detached.status import HostStatus, status_of_all
 from launcher.errors import HostLost, HostUnreachable
 from launcher.output.console import last_line, say
@@ -65,8 +65,10 @@ def stop(run: Run, options: StopOptions) -> int:
     if run.folder and not is_controlled(run, options):
         launcher = LauncherHere(RunFolder(run.folder))
         was_running = _interrupt(launcher, run.id, options.force)
-        if not (was_running or options.name_hosts) and _was_clean(launcher.ending()):
-            return 0
+        if not (was_running or options.name_hosts):
+            ending = launcher.ending()
+            if ending and set(ending.hosts.values()) == {"clean"}:
+                return 0
     linger_seconds = LINGER_SECONDS
     with reached(run, options, need_controller=False) as reached_run:
         try:
@@ -76,21 +78,13 @@ def stop(run: Run, options: StopOptions) -> int:
                 _interrupt(Controller(reached_run), reached_run.id, options.force)
         except Problem as error:
             if not options.force:
-                raise HostUnreachable(f"{error}; {_hint_for(reached_run.id)}") from error
+                hint = "without its controller, so without a checkpoint"
+                command = f"{called('stop')} --force {reached_run.id}"
+                raise HostUnreachable(f"{error}; {hint}: {command}") from error
             say(f"{one_line(str(error))}; ending what runs on the others")
             linger_seconds = 0.0
         left = is_left(reached_run, linger_seconds)
     return HostLost.exit_code if left else 0
-
-
-def _was_clean(ending: Ending | None) -> bool:
-    """Return True for a run whose launcher has seen every host clean at its end."""
-    return ending is not None and set(ending.hosts.values()) == {"clean"}
-
-
-def _hint_for(run: str) -> str:
-    """Return the command that ends a run without what looks after it."""
-    return f"without its controller, so without a checkpoint: {called('stop')} --force {run}"
 
 
 class RunSupervisor(Protocol):
@@ -118,7 +112,6 @@ class Controller:
     """The controller of a detached run, by the run manager on its host."""
 
     def __init__(self, run: ReachedRun) -> None:
-        """Take a run whose controller's host is reached."""
         self.run = run
         self.title = f"the controller on {run.host.label}"
 
@@ -130,11 +123,11 @@ class Controller:
 
     def is_alive(self) -> bool:
         """Return whether there is such a process."""
-        return self._call(ControllerAlive, "alive").alive
+        return self._call(YesOrNo, "alive").yes
 
     def interrupt(self, kill: bool = False) -> bool:
         """Send it the signal; return False where there is none."""
-        return self._call(StopReply, "interrupt", kill=kill).done
+        return self._call(YesOrNo, "interrupt", kill=kill).yes
 
     def ending(self) -> Ending | None:
         """Return what its record ends with."""
@@ -228,12 +221,10 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
 
 
 def _too_late(host: HostStatus) -> Problem:
-    """Return the error for a host that has not confirmed its end."""
     return HostLost(f"{host.name}: has not ended it within {SWEEP_SECONDS:g} s")
 
 
 def _with_failure(host: HostStatus, failure: Problem | None) -> HostStatus:
-    """Return the findings after the cleanup, with the reason where it failed."""
     return replace(host, error=one_line(str(failure))) if failure and host.processes else host
 
 

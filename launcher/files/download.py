@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -96,7 +97,6 @@ class _ProgressNotes:
     """Reports now and then that results are coming."""
 
     def __init__(self, say: Say, total: int) -> None:
-        """Report nothing in the first seconds."""
         self.say = say
         self.total = total
         self.number = 0
@@ -142,8 +142,9 @@ def fetch_results(
     files are on their way, when that takes its time. Raises Problem when the host offers what it
     must not, falls silent or breaks off; whole files that are here stay.
     """
-    client = RpcClient(transport, transfer, plan.agent_python, reply_seconds=LISTING_SECONDS)
-    try:
+    with closing(
+        RpcClient(transport, transfer, plan.agent_python, reply_seconds=LISTING_SECONDS)
+    ) as client:
         kept = LAUNCHER_FILES | set(kept)
         offer = _offer_of(client, plan, run_id, kept, say)
         for path in offer.files:
@@ -160,8 +161,6 @@ def fetch_results(
         if files:
             _take_all(client, files, folder, _ProgressNotes(say, len(files)), fetched)
         return fetched
-    finally:
-        client.close()
 
 
 def fetch_returned(transport: Transport, plan: HostPlan, run_id: str, folder: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -68,8 +69,7 @@ def upload_code(code: WorkingTree, destinations: Sequence[Destination], say: Say
 
 def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
     name = destination.transport.name
-    client = RpcClient(destination.transport, transfer, destination.python)
-    try:
+    with closing(RpcClient(destination.transport, transfer, destination.python)) as client:
         listing = {"files": dict(code.files), "modes": dict(code.modes)}
         client.order("differences", root=destination.workdir, **listing)
         reply = client.reply(DIGEST_SECONDS, LISTING_BYTES)
@@ -82,8 +82,6 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
             _checked(name, client.reply())
         if not (destination.python or destination.image):  # which have packages of their own
             _make_environment(client, differences.root, name, destination.is_own_command, say)
-    finally:
-        client.close()
 
 
 def _send(

@@ -140,7 +140,7 @@ class Launch:
         transports = [transport_of[host.label] for host in hosts]
         work = after(self.spec.work, self.runs)
         spec = replace(self.spec, hosts=hosts, transports=transports, work=work)
-        self.spec = replace(self.spec, probed=NO_FACTS)
+        self.spec = replace(self.spec, probed=NO_FACTS)  # this attempt takes its probes over
         with preflight(spec, self.observer.say, is_restart=not is_first) as all_hosts:
             cluster = all_hosts.first(len(active))
             if is_first:
@@ -173,6 +173,7 @@ class Launch:
         """Return what is left of the time limit, which counts from the first attempt on."""
         self.began = self.began or time.monotonic()
         limit = self.spec.settings.jobs.time_limit_seconds
+        # At least a second, as 0 means no limit: an attempt that is too late ends at once.
         return max(1.0, limit - (time.monotonic() - self.began)) if limit else 0.0
 
     def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
@@ -190,7 +191,6 @@ class Launch:
         return self._noted(following, f"restart {following.restarts} of {most}")
 
     def _change(self, settings: LaunchSettings) -> None:
-        """Let the attempts that follow go by other settings."""
         self.spec = replace(self.spec, settings=settings)
 
     def _noted(self, following: RestartState, line: str) -> RestartState:

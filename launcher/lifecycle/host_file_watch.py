@@ -88,7 +88,6 @@ class HostFileWatch:
             self._news.put(f"not added: {line}")
 
     def _new_hosts(self) -> list[Host]:
-        """Return the hosts in the file that are not part of the launch yet."""
         return [host for host in self._file.read() if _machine(host) not in self._machines]
 
     def _take_in(self, hosts: Sequence[Host]) -> None:
@@ -125,7 +124,6 @@ class HostFileWatch:
         raise Problem("no host of the run answers")
 
     def _plan_fit_hosts(self, cluster: ClusterFacts, transport_of: dict[Host, Transport]) -> None:
-        """Plan the hosts that pass the checks."""
         settings, run_folder = self._spec.settings, self._job.folder.path.name
         rows = examine(cluster, CHECKS, settings.ignored_checks)
         for facts in cluster.hosts[1:]:

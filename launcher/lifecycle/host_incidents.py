@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from launcher.preflight.gpus import suspects
 from launcher.preflight.replies import believed
@@ -87,8 +87,5 @@ def _reply(
     question: str, host: HostPlan, transport: Transport, first: bytes, seconds: float
 ) -> Reply:
     """Return the reply of a new probe to its first order; raise Problem or Misshapen."""
-    client = RpcClient(transport, probe, host.agent_python, first, seconds)
-    try:
+    with closing(RpcClient(transport, probe, host.agent_python, first, seconds)) as client:
         return believed(question, client.reply())
-    finally:
-        client.close()

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from launcher.output.console import say
@@ -153,7 +152,6 @@ class RestartingServer:
     """
 
     def __init__(self, site: Site) -> None:
-        """Run nothing yet."""
         self.site = site
         self.started: queue.Queue[NginxServer | Problem] = queue.Queue()
         self.enough = threading.Event()
@@ -167,12 +165,7 @@ class RestartingServer:
             raise first
         return first
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *reason: object) -> None:
         self.enough.set()
         self.thread.join()
 

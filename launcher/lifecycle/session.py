@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from launcher.output.console import Display, PlainOutput, last_line, say, start_line
 from launcher.output.journal import JournaledDisplay
-from launcher.output.log_files import LogFiles, unfinished_run_notice
+from launcher.output.log_files import LogFiles, unfinished_run_notice, write_run_page
 from launcher.output.on_event import EventCommand
-from launcher.output.run_page import write_run_page
 from launcher.run.job import Job
 from launcher.run.kept_settings import keep_settings
 from launcher.run.plan import Plan
@@ -118,7 +117,6 @@ class Session:
         return self.result
 
     def _with_sick_gpus(self, result: Result) -> Result:
-        """Return the result of a failed run with the incidents of its GPUs."""
         from launcher.lifecycle.host_incidents import sick_gpus  # rarely needed
 
         # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.

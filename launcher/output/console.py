@@ -58,19 +58,13 @@ class Display(Protocol):
         """Print the summary, and one last line."""
 
 
-class PlainOutput(AbstractContextManager["PlainOutput"]):
-    """Lines for a file, a pipe, or a terminal that can do no more."""
+class MergedOutput:
+    """What lines and board have in common: standard output, and the merged output of all ranks."""
 
     def __init__(self, plan: Plan) -> None:
-        """Show nothing yet."""
         self.plan = plan
         self.out = NonBlockingWriter(1)
-        self.stderr = NonBlockingWriter(2)
         self.merger = LogMerger(fold=plan.world_size > 1)
-        self.progress_at = time.monotonic()
-
-    def __exit__(self, *reason: object) -> None:
-        self.out.flush()
 
     @property
     def closed(self) -> bool:
@@ -85,6 +79,18 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
             self.merger.forget(event.rank)
         elif isinstance(event, Added):
             self.plan = self.plan.with_host(event.host)
+
+
+class PlainOutput(MergedOutput, AbstractContextManager["PlainOutput"]):
+    """Lines for a file, a pipe, or a terminal that can do no more."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.stderr = NonBlockingWriter(2)
+        self.progress_at = time.monotonic()
+
+    def __exit__(self, *reason: object) -> None:
+        self.out.flush()
 
     def note(self, text: str) -> None:
         """Print a line of the launcher's own."""

@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from launcher.output.console import (
+    MergedOutput,
     last_line,
     line_prefix,
     next_commands,
@@ -26,10 +27,10 @@ from launcher.output.console import (
     summary,
 )
 from launcher.output.host_table import folded, host_table
-from launcher.output.merge import Line, LogMerger, LogSource
-from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
+from launcher.output.merge import Line, LogSource
+from launcher.output.nonblocking import STALL_SECONDS
 from launcher.output.run_view import BUSY, RunView, view
-from launcher.run.events import Added, Event, Output, RankEnded
+from launcher.run.events import Event
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
@@ -47,15 +48,14 @@ COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
 LINES_AROUND = 10  # the head of the board, the table's own, and one for the log
 
 
-class Dashboard(AbstractContextManager["Dashboard"]):
+class Dashboard(MergedOutput, AbstractContextManager["Dashboard"]):
     """Draws a run on a terminal, and leaves the terminal as it was."""
 
     def __init__(self, plan: Plan, name: str, folder: Path) -> None:
         """Take what runs as `name`, and the run folder, for the head of the dashboard."""
-        self.plan = plan
+        super().__init__(plan)
         self.name = name
         self.folder = folder
-        self.out = NonBlockingWriter(1)
         self.console = Console(file=self.out, force_terminal=True, highlight=False)  # type: ignore[arg-type]
         self.live = Live(
             console=self.console,
@@ -64,7 +64,6 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self.merger = LogMerger(fold=plan.world_size > 1)
         self.lines: deque[Line] = deque()
         """What waits for the next drawing."""
         self.skipped: Counter[tuple[LogSource, ...]] = Counter()
@@ -79,21 +78,11 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         self.live.stop()
         self.out.flush_within(STALL_SECONDS)
 
-    @property
-    def closed(self) -> bool:
-        """Return True once the terminal is closed."""
-        return self.out.closed
-
     def show(self, event: Event) -> None:
-        """Take output; the traceback of a rank that failed is left for the end."""
-        if isinstance(event, Output) and event.rank is not None:
-            self.merger.feed(event)
-            if self.merger.raw_bytes > RAW_BYTES:
-                self._collect()
-        elif isinstance(event, RankEnded) and event.exit_code:
-            self.merger.forget(event.rank)
-        elif isinstance(event, Added):
-            self.plan = self.plan.with_host(event.host)
+        """Take output; of much of it, only the newest lines are kept."""
+        super().show(event)
+        if self.merger.raw_bytes > RAW_BYTES:
+            self._collect()
 
     def note(self, text: str) -> None:
         """Add a line of the launcher's own to those of the ranks."""
@@ -230,7 +219,6 @@ def measures(run: RunView) -> list[str]:
 
 
 def _milestones(run: RunView) -> str:
-    """Return the best accuracy and the last checkpoint, as far as there are any."""
     texts = (
         shown(run.best, "best validation accuracy {:.1%}"),
         f"last checkpoint at step {run.checkpoint:,}" if run.checkpoint else "",

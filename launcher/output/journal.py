@@ -31,7 +31,6 @@ class JournaledDisplay:
     """A display of which the run folder keeps what a browser wants to know."""
 
     def __init__(self, job: Job, plan: Plan, shown: Display) -> None:
-        """Take `shown` as the display for people."""
         self.job = job
         self.shown = shown
         self.first_rank = plan.hosts[0].first_rank
@@ -92,7 +91,6 @@ class Curves:
     """What the first rank reported over the steps, in a bounded number of points."""
 
     def __init__(self) -> None:
-        """Begin without a point."""
         self.points: list[list[float | None]] = []
         self.every = 1
         self.passed = 0

@@ -1,4 +1,4 @@
-"""The files of a run that the launcher writes: every byte of every rank, the plan, the result."""
+"""The files of a run that the launcher writes: every byte of every rank, plan, result, report."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import is_supervised
+from rackrun.terminal import one_line
 
 TAIL_BYTES = 1 << 16
 SEARCHED_BYTES = 1 << 23  # for the traceback of an exception with a long message
@@ -28,7 +29,6 @@ class LogFiles:
     """Writes down a run as it happens; a failure of the disk is reported once."""
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
-        """Make the folders of the logs, and write the plan."""
         self.folder = folder
         self.hosts = {host.node: host.name for host in plan.hosts}
         self.refusal = ""
@@ -113,7 +113,6 @@ class LogFiles:
 
 
 def _read_at(file: BinaryIO, offset: int) -> bytes:
-    """Return a file from there to its end."""
     file.seek(offset)
     return file.read()
 
@@ -124,6 +123,27 @@ def _last_traceback(log: bytes) -> bytes:
     before = log[: end + len(b"[rank999999]: Traceback (most recent call last):")]
     begun = [match.start() for match in _TRACEBACK.finditer(before) if match.start() < end]
     return log[begun[-1] : min(begun[-1] + TAIL_BYTES, end)] + b"\n" if begun else b""
+
+
+def write_run_page(folder: Path, task: str) -> str:
+    """Draw report.html of a task that has ended, also of one that failed before its first step.
+
+    Return why that failed, else nothing. A command's own program that measures nothing has no page;
+    `rackrun report RUN` draws one of its hosts.
+    """
+    if not (task or RunFolder(folder).metrics.exists()):
+        return ""
+    try:
+        from rackrun.run_report.page import write
+        from rackrun.run_report.tensorboard import write_usage
+    except ImportError:  # the controller of a detached run: the page is drawn where one attaches
+        return ""
+    try:
+        write(folder)
+        write_usage(folder)
+    except Exception as error:  # whatever it is, the run is over
+        return f"no report.html: {one_line(str(error))[:300]}"
+    return ""
 
 
 def unfinished_run_notice(runs: Path, besides: Path) -> str:

@@ -125,7 +125,6 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
 
 
 def _host_view(run: RunState, host: HostState, now: float) -> HostView:
-    """Return what there is to see of one host."""
     ranks = run.ranks_of(host.plan.node)
     slowest = min(ranks, key=lambda rank: rank.step)
     state = state_of(run, host, now)

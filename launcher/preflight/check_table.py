@@ -27,7 +27,6 @@ def shown(rows: Sequence[TableRow]) -> str:
 
 
 def _table_rows(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
-    """Return a line per check and finding."""
     lines: list[tuple[str, ...]] = []
     for check in dict.fromkeys(row.check for row in rows):
         of_check = [row for row in rows if row.check == check]

@@ -11,6 +11,7 @@ import os
 import re
 import time
 
+from launcher.remote.processes import names_in
 from launcher.remote.waiting import find_program, lines_of
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
@@ -134,18 +135,10 @@ def xids(lines: list[str] | None = None) -> dict[str, list[dict[str, int]]]:
 def amd_gpus() -> int:
     """Return how many GPUs the driver of a host with rocm-smi has; nodes without one are CPUs."""
     count = 0
-    for path in (os.path.join(KFD_NODES, name, "gpu_id") for name in names(KFD_NODES)):
+    for path in (os.path.join(KFD_NODES, name, "gpu_id") for name in names_in(KFD_NODES)):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             count += int(file.read()) > 0
     return count
-
-
-def names(folder: str) -> list[str]:
-    """Return the names in a folder; none where there is no folder."""
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def name_of(pid: int) -> str:

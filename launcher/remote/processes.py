@@ -135,7 +135,7 @@ def link_target(path: str) -> str:
 
 
 def names_in(folder: str) -> list[str]:
-    """Return the names in a folder of /proc; none when the process is gone."""
+    """Return the names in a folder of the kernel's; none where it is gone, as in /proc."""
     with contextlib.suppress(OSError):
         return os.listdir(folder)
     return []

@@ -78,10 +78,10 @@ def serve(bundle: object) -> None:
             "list": list_runs,
             "follow": follow,
             "interrupt": interrupt,
-            "alive": lambda run: {"alive": bool(controller_of(run))},
+            "alive": lambda run: {"yes": bool(controller_of(run))},
             "processes": processes,
             "sweep": sweep,
-            "exists": lambda path: {"exists": os.path.exists(path)},
+            "exists": lambda path: {"yes": os.path.exists(path)},
         }
     )
     give_up()  # a run that could not begin before the launcher was gone
@@ -153,6 +153,7 @@ def _hear_controller(line: str) -> dict[str, Any]:
             with open(controller.stdin.fileno(), "wb", closefd=False) as pipe:
                 pipe.write(line.encode() + b"\n")
     output = controller.stdout.fileno()
+    # Standard input is ready here only at its end: the launcher sends no order before this reply.
     if output not in select.select([output, 0], [], [])[0]:
         raise service.Over
     line_read = controller.stdout.readline()
@@ -261,7 +262,6 @@ def live_in(folder: str) -> dict[str, Any]:
 
 
 def _is_run(path: str) -> bool:
-    """Return True for the folder of a run that was begun."""
     return os.path.exists(os.path.join(path, "record"))
 
 
@@ -278,6 +278,7 @@ def _is_controlled(record: str) -> bool:
 def last_words(record: str) -> dict[str, Any]:
     """Return `finish` and `end` of a record: the end of the last attempt, and of the run."""
     with open(record, "rb") as file:
+        # A record grows for as long as its run; what ends an attempt and a run is at its end.
         file.seek(max(0, file.seek(0, os.SEEK_END) - PIECE_BYTES))
         lines = file.read().splitlines()
     ending: dict[str, Any] = {}
@@ -304,7 +305,7 @@ def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
     if pid:
         # STOP_SIGNAL of supervision/signals.py, which is not sent to hosts.
         send_signal(pid, signal.SIGKILL if kill else signal.SIGUSR2)
-    return {"done": bool(pid)}
+    return {"yes": bool(pid)}
 
 
 def controller_of(run: str) -> int:
@@ -342,7 +343,6 @@ class RecordHeartbeat:
     """Sends a sign of life regularly, with the state of the controller."""
 
     def __init__(self, run: str) -> None:
-        """Send the first one after one interval."""
         self.controller = controller_of(run)
         self.next_at = time.monotonic() + BEAT_SECONDS
         self.stopped = 0
@@ -353,11 +353,11 @@ class RecordHeartbeat:
             return
         self.next_at = time.monotonic() + BEAT_SECONDS
         self.stopped = self.stopped + 1 if _is_stopped(self.controller) else 0
-        service.write(json.dumps({"beat": self.controller if self.stopped > 1 else 0}).encode())
+        stopped = self.controller if self.stopped > 1 else 0  # a tracer stops it only for moments
+        service.write(json.dumps({"beat": stopped}).encode())
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped (SIGSTOP), or is traced."""
     return state_of(pid) in ("T", "t")
 
 
@@ -376,7 +376,6 @@ class RecordReader:
     """Sends entries, and the bytes of logs that they announce."""
 
     def __init__(self) -> None:
-        """Start at the beginning of a record."""
         self.folders: list[str] = []
         self.files: dict[str, IO[bytes]] = {}
         self.over = False

@@ -86,7 +86,6 @@ class Flow:
     """One direction of a pump."""
 
     def __init__(self, source: socket.socket, target: socket.socket) -> None:
-        """Take two sockets that do not block."""
         self.source = source
         self.target = target
         self.waiting = bytearray()
@@ -127,7 +126,6 @@ def _attempt(work: Any) -> Any:
 
 
 def _wait(inward: Flow, outward: Flow) -> None:
-    """Wait until a flow can move."""
     flows = (inward, outward)
     readable = [flow.source for flow in flows if flow.hungry]
     writable = [flow.target for flow in flows if flow.waiting]

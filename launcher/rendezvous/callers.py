@@ -52,7 +52,6 @@ class PendingCallers:
     """Callers that have not identified themselves yet, read concurrently."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
-        """Take the key of the job."""
         self.listener = listener
         self.key = key
         self.hint = ""

@@ -130,7 +130,6 @@ class IncidentLog:
     """The incidents of a run, as they happen."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._of_host: dict[str, list[Incident]] = {}
         self._throttled: Counter[tuple[str, int]] = Counter()
 

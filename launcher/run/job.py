@@ -292,7 +292,6 @@ def _last_of(work: Work, option: str) -> str:
 
 
 def _given(work: Work, option: str) -> list[str]:
-    """Return all values of a task's option, in order."""
     options = work.options if isinstance(work, TaskWork) else ()
     return [options[index].removeprefix(f"{option}=") for index in _positions_of(work, option)]
 

@@ -108,7 +108,6 @@ class Options:
     """When options have an effect; each class of options has those of its own."""
 
     def __post_init__(self) -> None:
-        """Refuse options without effect."""
         refuse_ineffective(self)
 
     @property

@@ -162,7 +162,6 @@ class RunState:
     """All hosts and ranks of a plan."""
 
     def __init__(self, plan: Plan, now: float) -> None:
-        """Begin before anything has happened."""
         self.plan = plan
         self.started_at = now
         self.gathering_at = now
@@ -243,7 +242,6 @@ class RunState:
                     host.state = "done" if host.state == "running" else host.state
 
     def _take_generation(self, event: Regrouped) -> None:
-        """Take up a generation of an elastic run, or that it is formed now."""
         self.leader = event.rank
         if self.generations and self.generations[-1].number == event.generation.number:
             self.generations.pop()
@@ -340,7 +338,6 @@ class RunState:
 
 
 def _ranks_on(host: HostPlan) -> list[RankState]:
-    """Return the ranks of a host before anything has happened."""
     numbers = range(host.first_rank, host.first_rank + host.processes)
     return [RankState(number, host.node) for number in numbers]
 

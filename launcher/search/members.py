@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launcher.run.hosts import Host
@@ -69,15 +69,12 @@ def groups_of(hosts: Sequence[Host], size: int) -> list[str]:
     if not 0 < size <= len(hosts):
         raise UsageError(f"--sweep-hosts {size}: there are {plural(len(hosts), 'host')}")
     names = [_included(host) for host in hosts]
-    return [",".join(names[first : first + size]) for first in _starts(len(names), size)]
+    starts = range(0, len(names) - size + 1, size)  # hosts that fill no group are left out
+    return [",".join(names[first : first + size]) for first in starts]
 
 
 def _included(host: Host) -> str:
     return host.name + (f":{','.join(map(str, host.devices))}" if host.devices else "")
-
-
-def _starts(count: int, size: int) -> Iterator[int]:
-    yield from range(0, count - size + 1, size)
 
 
 def command(launcher_args: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:

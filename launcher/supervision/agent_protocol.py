@@ -138,7 +138,6 @@ class Decoder:
     """
 
     def __init__(self, plan: HostPlan) -> None:
-        """Give events the node rank of the plan and global ranks."""
         self._node = plan.node
         self._is_polite = plan.polite
         self._ranks: dict[int, int | None] = {frames.NO_RANK: None}

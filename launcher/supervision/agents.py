@@ -99,7 +99,6 @@ class SilenceDetector:
     """
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
-        """Count silence from the first check on."""
         self._run = run
         self._agents = agents
         self._limits = limits

@@ -69,7 +69,6 @@ class HangDetector:
     """Watches for ranks that do not start or make no progress."""
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
-        """Begin with nothing tested."""
         self._run = run
         self._agents = agents
         self._limits = limits

@@ -106,7 +106,6 @@ def describe(cause: Cause | Hang, plan: Plan) -> str:
 
 
 def _interruption(number: int) -> Cause:
-    """Return the cause of the end of a run that a signal ended."""
     name = _source_of(number)
     codes = {
         signal.SIGUSR1: LOST,

@@ -39,7 +39,6 @@ class Peers:
     """The other nodes, as a context; leaving it without an exception is a regular end."""
 
     def __init__(self, node: int, rendezvous: Rendezvous) -> None:
-        """Listen to nothing yet; `node` is this one."""
         self.node = node
         self.names = rendezvous.agreement.names
         self.connections = rendezvous.connections

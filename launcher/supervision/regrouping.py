@@ -22,7 +22,6 @@ from launcher.run.events import (
     Closed,
     Event,
     Formed,
-    GroupEvent,
     Left,
     Lost,
     RankEnded,
@@ -105,7 +104,8 @@ class Regrouping:
         """Take an event; return True when the run goes on, whatever else the event would mean."""
         match event:
             case Ready() | Formed() | Broken() | Left():
-                self._take_group_event(event, now)
+                if event.node not in self._dropped:  # a lost host has no say any more
+                    self._membership.take(event, now)
             case RankEnded():
                 return self._take_end(event, now)
             case Lost() if self.is_still_left(event):
@@ -115,11 +115,6 @@ class Regrouping:
             case Swept() if event.reason:
                 self._sweep_at[event.node] = now + SWEEP_SECONDS
         return True
-
-    def _take_group_event(self, event: GroupEvent, now: float) -> None:
-        """Take what a rank says, unless its host is lost."""
-        if event.node not in self._dropped:
-            self._membership.take(event, now)
 
     def _take_end(self, event: RankEnded, now: float) -> bool:
         """Take the end of a rank: by a signal or with 75 it is lost, with another code it failed.
@@ -255,15 +250,12 @@ class Regrouping:
             self._announce(group, now)
         self._note_formed(now)
         self._run.has_finished = self._has_finished
-        if broken := self._membership.problem(now, self._patience_seconds):
+        # A broken exchange is often the first sign of a loss, which is known a lease later.
+        patience_seconds = self._limits.lease_seconds + UNEXPLAINED_SECONDS
+        if broken := self._membership.problem(now, patience_seconds):
             self._failures.add(broken, after_end=False)
         news, self._news = self._news, []
         return news
-
-    @property
-    def _patience_seconds(self) -> float:
-        """How long an exchange may have failed without a loss that explains it."""
-        return self._limits.lease_seconds + UNEXPLAINED_SECONDS
 
     def _end_stopped(self, now: float) -> None:
         """End ranks that have been stopped by a signal for as long as a host may be silent."""
@@ -315,7 +307,8 @@ class Regrouping:
             self._starting.setdefault(node, now)
             first = self._run.plan.host(node).first_rank
             self._agents.of(node).send(again_order(number - first))
-        while self._reserve and sum(map(self._lives, self._nodes)) < self._host_count:
+        nodes = [host.plan.node for host in self._run.hosts]
+        while self._reserve and sum(map(self._lives, nodes)) < self._host_count:
             self._start_host(self._reserve.pop(0), now)
 
     def _start_host(self, node: int, now: float) -> None:
@@ -406,21 +399,14 @@ class Regrouping:
     def _has_finished(self) -> bool:
         """Return whether the training is done, and the ranks that did it have ended."""
         members = self._membership.members.items()
-        finished = [number for number, member in members if member.state == "left"]
-        return self._membership.has_succeeded and all(self._has_ended(n) for n in finished)
-
-    def _has_ended(self, number: int) -> bool:
-        rank = self._run.rank(number)
-        return rank.lost or rank.ended is not None
+        finished = [self._run.rank(number) for number, member in members if member.state == "left"]
+        has_ended = all(rank.lost or rank.ended is not None for rank in finished)
+        return self._membership.has_succeeded and has_ended
 
     @property
     def _step(self) -> int:
         """Return the furthest step that a rank has reported."""
         return max(rank.step for rank in self._run.ranks)
-
-    @property
-    def _nodes(self) -> list[int]:
-        return [host.plan.node for host in self._run.hosts]
 
     def _lives(self, node: int) -> bool:
         """Return whether a rank of a host trains, starts, or is about to start again."""
@@ -428,7 +414,6 @@ class Regrouping:
         return waits or self._is_in_use(node)
 
     def _is_in_use(self, node: int) -> bool:
-        """Return whether a rank of a host trains or starts."""
         states = {number: member.state for number, member in self._membership.members.items()}
         return any(states.get(number, "lost") != "lost" for number in self._ranks_of(node))
 
@@ -449,6 +434,5 @@ class Regrouping:
 
 
 def _node_of(failure: Failure) -> int:
-    """Return the node of a failure, which has one."""
     assert failure.node is not None
     return failure.node

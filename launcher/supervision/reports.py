@@ -42,22 +42,18 @@ _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _is_count(value: object) -> bool:
-    """Return whether it is a whole number of steps or the like."""
     return type(value) is int and 0 <= value <= _LARGEST
 
 
 def _is_number(value: object) -> bool:
-    """Return whether it is a finite number."""
     return type(value) is float and math.isfinite(value) or _is_count(value)
 
 
 def _is_measure(value: object) -> bool:
-    """Return whether it is a measured number, or None for one that is not known."""
     return value is None or _is_number(value)
 
 
 def _is_text(value: object) -> bool:
-    """Return whether it is text no longer than a path."""
     return type(value) is str and len(value) <= 4096
 
 
@@ -75,22 +71,18 @@ def _is_speed(value: object) -> bool:
 
 
 def _is_seconds(value: object) -> bool:
-    """Return whether it is a duration."""
     return isinstance(value, int | float) and _is_number(value) and 0 <= value < _LARGEST
 
 
 def _is_share(value: object) -> bool:
-    """Return whether it is a part of one."""
     return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def _is_rank(value: object) -> bool:
-    """Return whether it is a rank, or -1 for none."""
-    return type(value) is int and -1 <= value <= _LARGEST
+    return type(value) is int and -1 <= value <= _LARGEST  # -1: none
 
 
 def _are_ranks(value: object) -> bool:
-    """Return whether it is a list of some ranks."""
     return isinstance(value, list) and len(value) <= 64 and all(map(_is_count, value))
 
 

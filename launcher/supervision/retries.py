@@ -21,7 +21,6 @@ class Retries:
     """The losses of each rank in a row."""
 
     def __init__(self) -> None:
-        """Begin without a loss."""
         self._joined_at: dict[int, int] = {}
         """The step at which a rank of the group has joined it."""
         self._losses: Counter[int] = Counter()

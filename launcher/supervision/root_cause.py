@@ -220,10 +220,9 @@ def _stack_of(tail: str) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGTERM for 15; real-time signals have only numbers."""
     try:
         return signal.Signals(number).name
-    except ValueError:
+    except ValueError:  # real-time signals have only numbers
         return f"signal {number}"
 
 
@@ -275,12 +274,10 @@ def _cut_traceback_of(tail: str) -> str:
 
 
 def _cut(line: str) -> str:
-    """Return a line, or the beginning of a long one."""
     more = " ... (cut: the log has all of it)"
     return line if len(line) <= _MESSAGE_LETTERS else line[:_MESSAGE_LETTERS] + more
 
 
 def _last_line(tail: str) -> str:
-    """Return the last line of a log that is not blank; or ""."""
     lines = [line for line in tail.splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""

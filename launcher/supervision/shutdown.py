@@ -22,7 +22,6 @@ class Shutdown:
     """Orders the end of a run, and decides when each of its hosts is done."""
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
-        """Order nothing yet."""
         self._run = run
         self._agents = agents
         self._limits = limits

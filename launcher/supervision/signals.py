@@ -29,7 +29,6 @@ class SignalQueue:
     """Signals that have arrived and are not processed yet."""
 
     def __init__(self) -> None:
-        """Install no handler yet."""
         self._pending: deque[int] = deque()
 
     def add(self, number: int) -> None:

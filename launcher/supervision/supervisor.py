@@ -93,7 +93,11 @@ class Supervisor:
         self.shutdown = Shutdown(self.run, agents, self.limits)
         self.silence = SilenceDetector(self.run, agents, self.limits)
         self.hangs = HangDetector(self.run, agents, self.limits)
-        self.regrouping = self._elastic_part(agents) if job.template.elastic else None
+        self.regrouping: Regrouping | None = None
+        if job.template.elastic:
+            from launcher.supervision.regrouping import Regrouping  # most runs are not elastic
+
+            self.regrouping = Regrouping(job, self.run, agents, self.failures, log_files.tail)
         self.signals = signals
         self.host_source = host_source
         self.interrupted = 0
@@ -104,12 +108,6 @@ class Supervisor:
         self.stalled = False
         self.unprotected = False
         """Whether it was reported that some ranks do not report."""
-
-    def _elastic_part(self, agents: AgentGroup) -> Regrouping:
-        """Return what an elastic run has besides."""
-        from launcher.supervision.regrouping import Regrouping  # most runs are not elastic
-
-        return Regrouping(self.job, self.run, agents, self.failures, self.log_files.tail)
 
     def supervise(self) -> Result:
         """Run until every host has ended or is declared lost; return the final result."""

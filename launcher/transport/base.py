@@ -1,5 +1,10 @@
 """The interface of every way to start programs on a host, be it this machine or one over SSH.
 
+    channel = transport.open(bootstrap(python))
+    channel.send(program + order)           frames and answers come back:
+    while data := channel.receive():        b"" is the end, however it came
+        ...
+
 The supervisor gets transports and does not know of which kind they are. To clean up after an agent
 that was killed or whose connection broke, it opens a second agent over the same transport, which is
 ordered to end the first one's processes: so there is no method for that here.

@@ -28,7 +28,6 @@ class LocalTransport:
     """This machine, under any name."""
 
     def __init__(self, name: str) -> None:
-        """Take a name for messages and log folders."""
         self.name = name
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
@@ -60,7 +59,6 @@ class SocketChannel:
     """A program whose standard input and output are the other end of a socket."""
 
     def __init__(self, stream: socket.socket) -> None:
-        """Wrap our end."""
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         self.stream = stream
         self.errors = ""
@@ -114,7 +112,6 @@ class LocalChannel(SocketChannel):
     def __init__(
         self, process: subprocess.Popen[bytes], stream: socket.socket, complaints: IO[bytes]
     ) -> None:
-        """Take the stream whose other end is the agent's standard input and output."""
         super().__init__(stream)
         self.process = process
         self.complaints = complaints

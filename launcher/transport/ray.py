@@ -84,7 +84,6 @@ class RayTransport:
     """One node of the cluster."""
 
     def __init__(self, name: str, group: Any, bundle: int) -> None:
-        """Take the part of the placement group on this node."""
         self.name = name
         self.group = group
         self.bundle = bundle
@@ -116,7 +115,6 @@ class RayChannel:
     """The channel of a program on a node, through its actor."""
 
     def __init__(self, actor: Any) -> None:
-        """Take the actor, which has started the program."""
         self.actor = actor
         self.broken = ""
         self.reading: Any = None
@@ -226,7 +224,6 @@ def _check_reachable(address: str) -> None:
 
 
 def _no_cluster(address: str) -> HostUnreachable:
-    """Return the error for an address without a cluster, with what to type."""
     start = "ray start --head, and on every other node: ray start --address=HEAD:6379"
     return HostUnreachable(f"no Ray cluster at {address!r} (see ray status); type: {start}")
 
@@ -288,5 +285,4 @@ def _resources(node: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of one of Ray's long messages."""
     return (str(error).splitlines() or [type(error).__name__])[0]

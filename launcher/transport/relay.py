@@ -155,7 +155,6 @@ class RelayTransport:
     def __init__(
         self, name: str, control: ssl.SSLSocket, address: str, context: ssl.SSLContext
     ) -> None:
-        """Take our own address, and the connection for orders."""
         self._name = name
         self._control = control
         self._address = address

@@ -311,7 +311,6 @@ class MetricsReader:
     """Reads the lines that are appended to metrics.jsonl while a run writes it."""
 
     def __init__(self, path: Path) -> None:
-        """Start at the beginning; the file may not be there yet."""
         self.path = path
         self._offset = 0
         self._lines = 0

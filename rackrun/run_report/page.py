@@ -425,7 +425,6 @@ def grid(predictions: Predictions) -> list[dict[str, Any]]:
 
 
 def _short_class(name: object) -> str:
-    """Return the first of the names of a class."""
     return one_line(str(name).split(",")[0])
 
 

@@ -14,7 +14,7 @@ import pytest
 from markupsafe import escape
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from launcher.output.run_page import write_run_page
+from launcher.output.log_files import write_run_page
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.run_report.chart import Series, chart, ticks

@@ -52,6 +52,7 @@ from launcher.remote.processes import (
     open_null,
     prctl,
     send_signal,
+    signal_pipe,
 )
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
@@ -227,10 +228,11 @@ class Agent:
 
     def _start(self) -> None:
         """Open all inputs, then start torchrun: its shims call as soon as they are started."""
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons of ranks become children of ours, to be ended
         if self.order["signalled_together"]:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # here, and in all children
-        self._watch_signals()
+        self.signals = signal_pipe()  # so that one selector waits for everything
+        self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
         self.selector.register(0, selectors.EVENT_READ, self._take_orders)
         self.ranks.open(self.selector, f"{self.scratch}/control", self.order["processes"])
         self.reports.open(self.selector, f"{self.scratch}/reports")
@@ -243,16 +245,6 @@ class Agent:
         self.host.watch_gpus(self.selector)
         self.launcher.send_event(event="opened", port=port)
         self._take_orders(0)  # one may have been read together with the first order
-
-    def _watch_signals(self) -> None:
-        """Turn signals into bytes on a pipe, so that one selector waits for everything."""
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        os.set_blocking(writing, False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        self.signals = reading
-        self.selector.register(reading, selectors.EVENT_READ, self._take_signals)
 
     # -- the launcher, without which the run must end
 

@@ -103,7 +103,6 @@ class RankSockets:
             self._close(connection)
 
     def _close(self, connection: socket.socket) -> None:
-        """Forget a connection."""
         self._unnamed.discard(connection)
         with contextlib.suppress(KeyError, ValueError):  # closed already
             self.selector.unregister(connection)

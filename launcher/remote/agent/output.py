@@ -22,7 +22,6 @@ class RankOutput:
     """Pipes between ranks and agent, so that no orphan holds the launcher's stream."""
 
     def __init__(self, selector: selectors.BaseSelector, launcher: Launcher) -> None:
-        """Relay nothing until a pipe is opened."""
         self.selector = selector
         self.launcher = launcher
         self.pipes: dict[int, tuple[int, int]] = {}  # descriptor -> kind, local rank

@@ -66,7 +66,6 @@ class RankServer:
     """Forks a rank for each shim that asks."""
 
     def __init__(self, scratch: str, bundle: Bundle) -> None:
-        """Listen for shims."""
         self.bundle = bundle
         with open(f"{scratch}/command.json", "rb") as file:
             self.order: dict[str, Any] = json.loads(file.read())

@@ -27,7 +27,6 @@ class Reachability:
     """One round of calls at a time; the latest replaces the one before."""
 
     def __init__(self, selector: selectors.BaseSelector, launcher: Launcher) -> None:
-        """Call no host yet."""
         self.selector = selector
         self.launcher = launcher
         self.port = socket.socket()  # for calls of other hosts: nothing listens there
@@ -90,7 +89,6 @@ class Reachability:
         self._take_status(address, problem)
 
     def _hang_up(self, address: str) -> None:
-        """Close a call."""
         call = self.calls.pop(address)
         with contextlib.suppress(KeyError):
             self.selector.unregister(call)

@@ -64,7 +64,6 @@ class Shim:
     """One rank's connection to the agent; when that ends, so does the rank."""
 
     def __init__(self, scratch: str, local: int) -> None:
-        """Call the agent."""
         self.scratch = scratch
         self.local = local
         self.pids: list[int] = []  # its own, and that of a parent

@@ -41,7 +41,6 @@ class Torchrun:
     """The one torchrun of this host."""
 
     def __init__(self, order: dict[str, Any], launcher: Launcher) -> None:
-        """Take its command line, and the environment of the run."""
         self.argv: list[str] = order["torchrun"]
         self.environment = environment(order)
         self.launcher = launcher

@@ -67,7 +67,6 @@ def signatures(key_type: str) -> tuple[str, ...]:
 
 
 def _names(written: str) -> list[str]:
-    """Return the names of a list, as paramiko spells them."""
     return [ALIASES.get(name, name) for name in written.split(",")]
 
 

@@ -25,7 +25,6 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
     """
 
     def __init__(self, route: SshRoute) -> None:
-        """Check the key of one route."""
         self._route = route
 
     def missing_host_key(

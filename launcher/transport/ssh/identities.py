@@ -39,7 +39,6 @@ class PublicKeyLogin(AuthStrategy):
     """
 
     def __init__(self, ssh_config: dict[str, Any], fabric_config: Config, username: str) -> None:
-        """Take the settings that Fabric resolved for this host."""
         super().__init__(ssh_config=fabric_config.base_ssh_config)
         self._settings = ssh_config
         self._username = username

@@ -151,7 +151,6 @@ def matches(text: str, patterns: list[str]) -> bool:
 
 
 def _expanded(hostname: str, name: str) -> str:
-    """Return a HostName with its tokens replaced."""
     tokens = {"%%": "%", "%h": name}
     return re.sub("%[%h]", lambda token: tokens[token[0]], hostname)
 

@@ -29,7 +29,6 @@ class Machine:
     """A host after login: the transport over SSH."""
 
     def __init__(self, host: Host, route: SshRoute) -> None:
-        """Take over an open connection."""
         self.host = host
         self._route = route
         self._short_route = replace(route, settings=route.settings.with_short_timeouts())
@@ -89,7 +88,6 @@ class SshChannel:
     """The channel of a program that runs on a host: standard input, output and error."""
 
     def __init__(self, name: str, channel: paramiko.Channel) -> None:
-        """Wrap a channel on which a command was started."""
         self._name = name
         self._channel = channel
         self._errors = b""

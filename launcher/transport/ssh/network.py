@@ -84,7 +84,6 @@ class Network:
         return routes
 
     def _resolve_all(self, routes: Sequence[SshRoute]) -> Failures:
-        """Resolve the names of all hosts and gateways."""
         return _failures(_resolve, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
 
     def _log_in(
