@@ -170,6 +170,7 @@ QUANTITIES = (  # any will do as long as it is large, or only hours would show t
     "keepalive_requests 1000000;",
     "send_timeout 600s;",
     "client_header_timeout 5s;",
+    'return 200 "";',  # error_page keeps the status of the error, whatever is returned here
 )
 
 

@@ -27,6 +27,7 @@ def test_a_run_ends_like_the_reference(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The distutils package")  # inductor imports it
 def test_a_compiled_run_ends_like_the_reference(tmp_path: Path) -> None:
     """--compile, by inductor: steps are compiled, and the average of their weights is the same."""
     assert distance(ALONE, tmp_path, "sgd", compile=True) < EQUAL
