@@ -39,7 +39,7 @@ class Reporter:
         self._unsent = False
 
     def report(self, phase: str, fields: dict[str, Any]) -> None:
-        """Take up new values; send them at once in another phase, otherwise now and then."""
+        """Take new values; send them at once in another phase, otherwise every few moments."""
         changed = phase != self.fields["phase"]
         self.fields |= {**fields, "phase": phase}
         self._unsent = True

@@ -26,7 +26,7 @@ class Pick:
     missing: str = ""
     """What there is too little of; empty if there is enough."""
     is_in_vain: bool = False
-    """There would be too little, too, if nobody used the hosts."""
+    """There would be too little even if all hosts were free."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class HostOffer:
 
     host: Host
     is_free: bool
-    """Nobody has any part of the host, or comes before us."""
+    """No run has a part of the host, and no launch before ours waits for it."""
     gpus: int
     free: tuple[int, ...]
-    """GPUs that are fit, and that nobody uses."""
+    """GPUs that are fit, and not in use."""
     fit: int
     """GPUs that are fit, by number."""
     is_doubtful: bool
@@ -118,7 +118,7 @@ def _offer(facts: HostFacts, is_free: bool, is_doubtful: bool) -> HostOffer:
 
 
 def pick_hosts(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
-    """Return the first hosts that are free, those with a past last; None if they are too few."""
+    """Return the first hosts that are free, doubtful ones last; None if they are too few."""
     free = sorted((offer for offer in offered if offer.is_free), key=lambda o: o.is_doubtful)
     return [offer.host for offer in free[:count]] if len(free) >= count else None
 
@@ -152,7 +152,7 @@ def pick_gpus(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
 
 
 def without_drained(hosts: Sequence[Host], rows: Sequence[TableRow]) -> list[Host]:
-    """Return hosts without those that are out of use; those with a past come last, as spares."""
+    """Return hosts without those that are out of use; doubtful ones come last, as spares."""
     drained = {row.host for row in rows if row.check == DRAINED and row.level == "refused"}
     doubtful = {row.host for row in rows if row.check == HISTORY and row.level == "warning"}
     left = [host for host in hosts if host.label not in drained]

@@ -37,7 +37,7 @@ class HostFileWatch:
     """Watches the host file of a run; what it finds waits to be taken."""
 
     def __init__(self, file: HostFile, spec: LaunchSpec, job: Job, plan: Plan) -> None:
-        """Take the hosts of the launch for known, also those that it has left out."""
+        """Count the hosts of the launch as known, also those that it has left out."""
         self.on_added: Callable[[], object] = lambda: None
         """Is called when hosts have become part of the run."""
         self._file = file

@@ -43,7 +43,7 @@ def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Dis
 
 
 def wants_lines(environment: Mapping[str, str]) -> bool:
-    """Return True where variables ask for plain lines: those of CI, of a poor terminal, ours."""
+    """Return True where CI, a terminal that cannot redraw, or our variable asks for lines."""
     is_ci = environment.get("CI", "").lower() in ("1", "true")
     is_asked = environment.get(variables.PLAIN, "") not in ("", "0")
     return is_ci or is_asked or environment.get("TERM", "dumb") == "dumb"

@@ -126,7 +126,7 @@ class LookReply(Clock):
     history: HistoryText = ""
     notes: Annotated[tuple[HostNote, ...], AtMost(MOST_NOTES)] = ()
     taken: Annotated[tuple[Annotated[int, Between(0, MOST_GPUS)], ...], AtMost(MOST_GPUS)] = ()
-    """GPUs that others hold, or wait for in vain before us; told to a launch that chooses."""
+    """GPUs that others hold, or wait for before us; only for a launch that chooses hosts."""
 
 
 @shape

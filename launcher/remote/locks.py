@@ -20,7 +20,7 @@ import time
 
 SIGNATURE_BYTES = 1 << 12
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
-HOLD_SECONDS = 0.3  # who removes a lock that nobody holds has it for a moment
+HOLD_SECONDS = 0.3  # removing a free lock takes it for a moment
 TICKET = ".wait-"
 POLITE = "-polite"
 """Ends the place of a launch that would give way itself: no run gives way to it."""

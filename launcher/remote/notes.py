@@ -1,7 +1,7 @@
 """Notes on a host for other accounts: why it is not to be used.
 
-A note is a file beside the lock, NAME.lock.drained-UID, which has that owner: so nobody can write
-in another's name. Who reads it decides what it is worth: only root's keeps a launch away.
+A note is a file beside the lock, NAME.lock.drained-UID, which has that owner: so no account can
+write in another's name. Who reads it decides what it is worth: only root's keeps a launch away.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ AHEAD_SECONDS = 86400.0  # by which the clock of another machine may differ
 HEALING_SECONDS = 600.0  # a run so long that ends well makes up for what happened before
 THROTTLED_REPORTS = 20  # of a GPU, one every 3 s: it is not a moment's heat
 DOUBTFUL = {"slow": 2, "bytes": 2, "failed": 2}
-"""In so many runs, as it may be the program's fault, or the data's: once says nothing of a host."""
+"""The runs it takes to doubt a host: once, the program or the data may be at fault."""
 AT_FAULT = re.compile(r"CUDA error|NCCL|nccl\w*Error|uncorrectable|Input/output error|Bus error")
 """In the message of a failed rank: the host may be to blame for it."""
 

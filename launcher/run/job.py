@@ -166,7 +166,7 @@ class JobTemplate:
     elastic: bool = False
     """A lost rank ends no other: those that are left form a smaller group."""
     min_hosts: int = 1
-    """Elastic, it goes on with at least so many hosts."""
+    """The least number of hosts with which an elastic run goes on."""
 
     def new_folder(self, work: Work) -> RunFolder:
         """Make a run folder for this work."""

@@ -62,7 +62,7 @@ class RankState:
     pid: int = 0
     ended: RankEnded | None = None
     lost: bool = False
-    """Its host is lost, and so nobody knows how it ended."""
+    """Its host is lost, so it is not known how it ended."""
     phase: str = ""
     """The phase that it reported, `train` if it names none; empty when it never reported."""
     step: int = 0
@@ -181,7 +181,7 @@ class RunState:
         """The straggler by what ranks reported of their own part of steps."""
 
     def take(self, event: Event, now: float) -> None:
-        """Take up an event."""
+        """Apply an event to the state of its host and rank."""
         if isinstance(event, Opened) and self.host(event.node).over:
             self.renew(event.node, now)
         host = self.host(event.node)
@@ -207,7 +207,7 @@ class RunState:
                 _take_host_event(host, event, now)
 
     def add(self, host: HostPlan, now: float) -> None:
-        """Take up a host that an elastic run has got, which waits like a spare."""
+        """Add a host to an elastic run; it waits like a spare."""
         self.plan = self.plan.with_host(host)
         self.hosts.append(HostState(host, now, RESERVE, in_reserve=True))
         self.ranks += _ranks_on(host)
@@ -215,7 +215,7 @@ class RunState:
     def _take_rank_event(
         self, event: Report | RankStarted | Computing | RankEnded, now: float
     ) -> None:
-        """Take up what an event has about its rank."""
+        """Apply the event of a rank."""
         rank, host = self.rank(event.rank), self.host(event.node)
         match event:
             case Report():
@@ -343,7 +343,7 @@ def _ranks_on(host: HostPlan) -> list[RankState]:
 
 
 def _take_host_event(host: HostState, event: Event, now: float) -> None:
-    """Take up what an event has about its host."""
+    """Apply the event of a host."""
     match event:
         case Opened():
             host.opened_at, host.port = now, event.port

@@ -1,5 +1,9 @@
 """The losses and joins of an elastic run: what `membership` decides is carried out here.
 
+    in the group ──lost, left to others──▶ dropped ──clean, pause over──▶ reserve ◀──added
+         ▲                                                                   │
+         └──ready── starting ◀──fewer hosts than at the beginning────────────┘
+
 A lost rank starts again on its host. A lost host, once nothing is left running there, goes into the
 reserve, from which hosts start as long as the run has fewer than at its beginning. All of these
 join as newcomers, after a pause where one was lost again soon (`retries`). A `--polite` run leaves

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 LASTING_STEPS = 20
-"""A rank that has trained for so many steps with the others is not lost in a row."""
+"""After this many steps with the others, a loss is a first one again."""
 PAUSE_SECONDS = 30.0
 """After the second loss in a row; twice as long after each further one."""
 

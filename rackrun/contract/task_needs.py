@@ -36,7 +36,7 @@ class TaskNeeds:
         return (*self.packages, *self.trackers, *self.modules)
 
     def growth_problem(self, planned: int, ranks: int) -> str:
-        """Return why an elastic run that was planned for some ranks cannot have so many now."""
+        """Return why an elastic run that was planned for some ranks cannot have this many now."""
         images = self.global_batch or planned * self.batch_size
         text = f"{ranks} ranks for steps of {images} images; write fewer slots= in its line"
         return text if ranks > images else ""

@@ -249,7 +249,7 @@ class Agent:
     # -- the launcher, without which the run must end
 
     def _why_unsupervised(self, now: float) -> str:
-        """Return why nobody looks after this host any more; empty while somebody does."""
+        """Return why this host must end its run by itself; empty while a launcher supervises it."""
         if os.getppid() != self.guard:
             return "the guard of the agent was killed"
         if self.launcher.is_gone:
