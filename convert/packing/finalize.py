@@ -74,13 +74,7 @@ def close_folder(
     manifest = Manifest(
         dataset=plan.dataset,
         classes=plan.classes,
-        splits=tuple(
-            part.unchanged
-            or write_split(
-                target.folder, plan.dataset, part.name, part.rows, part.shards, plan.version
-            )
-            for part in parts
-        ),
+        splits=tuple(part.unchanged or _written(target, plan, part) for part in parts),
         seed=plan.seed,
         preset=asdict(plan.preset),
         sources=plan.origins,
@@ -223,6 +217,11 @@ def _outcome(target: Target, plan: ShardPlan, number: int) -> ShardResult:
     if outcome is None:
         raise DataError(f"{target.folder}: {plan.shards[number].name} has vanished; run it again")
     return outcome
+
+
+def _written(target: Target, plan: ShardPlan, part: _Part) -> Split:
+    folder, dataset, version = target.folder, plan.dataset, plan.version
+    return write_split(folder, dataset, part.name, part.rows, part.shards, version)
 
 
 def write_split(

@@ -175,11 +175,8 @@ def test_the_others_go_on_as_if_nothing_had_happened(
 
 
 def test_a_host_that_returns_joins_and_can_go_on_alone(start: Start, undisturbed: Any) -> None:
-    """It gets the state at a step's end, and with it all that makes a run folder whole.
-
-    The others, whose caches were filled before the first step, do not fill them again for it.
-    """
-    server = start({1: {"at": "loss", "step": 2}}, pause=0.15, prefetch=True)
+    """It gets the state at a step's end, and with it all that makes a run folder whole."""
+    server = start({1: {"at": "loss", "step": 2}}, pause=0.15)
     server.run(lambda: len(server.formed.get(2, ())) == 2)
     server.start(1)
     server.run(lambda: len(server.formed.get(3, ())) == 3)
@@ -259,8 +256,11 @@ def test_a_newcomer_is_lost_while_it_joins(start: Start, undisturbed: Any) -> No
 def test_a_newcomer_joins_after_another_was_lost_while_it_connected(
     start: Start, undisturbed: Any
 ) -> None:
-    """The rank that it joins has tried to form a group, alone since, and the newcomer has not."""
-    server = start({0: {"at": "loss", "step": 2}}, (1, 1), pause=0.1)
+    """The rank that it joins has tried to form a group, alone since, and the newcomer has not.
+
+    That rank filled its cache before the first step, and does not fill it again with the newcomer.
+    """
+    server = start({0: {"at": "loss", "step": 2}}, (1, 1), pause=0.1, prefetch=True)
     server.run(lambda: bool(server.formed.get(2)))
     server.start(0, at="connect", after=0.5)
     server.run(lambda: bool(server.formed.get(4)))
