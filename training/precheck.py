@@ -60,6 +60,7 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
         trackers=tuple(config.trackers),
         modules=tuple(dict.fromkeys(_elsewhere(parts))),
         weights=_weights_file(config),
+        cache=config.cache,
         splits=needed,
         batch_size=config.batch_size,
         global_batch=config.global_batch,

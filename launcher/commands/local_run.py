@@ -16,6 +16,7 @@ from launcher.lifecycle.task_check import (
     make_demo_data,
     refuse_absent_program,
     refuse_absent_run,
+    refuse_cache,
     refuse_missing_packages,
     refuse_unready_data,
 )
@@ -114,6 +115,7 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
     if is_here:
         if why := needs.rank_problem(ranks):
             raise UsageError(why)
+        refuse_cache(needs)
         refuse_missing_packages(needs, python)
     return needs
 

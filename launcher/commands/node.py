@@ -22,7 +22,11 @@ from launcher.commands.parse import parse, read_work, split, takes_settings_file
 from launcher.commands.settings import NODE_HEAD, NodeOptions
 from launcher.errors import HostLost
 from launcher.lifecycle.session import run
-from launcher.lifecycle.task_check import check_task_options, refuse_missing_packages
+from launcher.lifecycle.task_check import (
+    check_task_options,
+    refuse_cache,
+    refuse_missing_packages,
+)
 from launcher.lifecycle.this_machine import planned
 from launcher.rendezvous.gather import Agreement, Rendezvous
 from launcher.run.job import Work
@@ -94,7 +98,7 @@ def with_free_port(placement: Placement) -> Placement:
     """
     if placement.nodes.value > 1 or placement.port.origin in ("--port", "MASTER_PORT"):
         return placement
-    return replace(placement, port=Sourced(free_port(LOOPBACK), "free here"))
+    return replace(placement, port=Sourced(free_port(), "free here"))
 
 
 def show(placement: Placement, work: Work, options: NodeOptions) -> None:
@@ -144,6 +148,7 @@ def _launch_node(
     with check_task_options(work, "node") as refuse:
         needs = refuse()
     trackers = () if placement.node.value else needs.trackers
+    refuse_cache(needs)
     refuse_missing_packages(replace(needs, trackers=trackers), sys.executable)
     with ExitStack() as servers:
         meeting = meet(placement, work, options, servers, needs)

@@ -127,6 +127,14 @@ def refuse_missing_packages(needs: TaskNeeds, python: str) -> None:
             raise MissingPackage(name, name)
 
 
+def refuse_cache(needs: TaskNeeds) -> None:
+    """Raise UsageError for a --cache in which ranks on this machine can keep nothing."""
+    from launcher.remote.probe import cache_problem
+
+    if needs.cache and (why := cache_problem(needs.cache)):
+        raise UsageError(f"--cache {needs.cache}: {why}; name another folder")
+
+
 def refuse_unready_data(work: Work) -> None:
     """Raise UsageError when a folder that a task is to read here is no folder of shards.
 

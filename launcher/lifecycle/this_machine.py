@@ -35,7 +35,7 @@ def plan_alone(job: Job, processes: int, python: str) -> Plan:
     """Return the plan for this machine alone."""
     folder = str(job.folder.path)
     host = planned(NAME, ADDRESS, _rank_count(processes), folder, interpreter(python))
-    return make_plan(job, [host], free_port(ADDRESS))
+    return make_plan(job, [host], free_port())
 
 
 def planned(

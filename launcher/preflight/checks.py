@@ -400,6 +400,12 @@ CHECKS = (
         lambda host, cluster: str(host["look"].get("weights_problem", "")),
         "--weights names a file of each host; copy it there, or name a URL",
     ),
+    Check(
+        "cache",
+        lambda host: "",
+        lambda host, cluster: str(host["look"].get("cache_problem", "")),
+        "name another folder with --cache; each host makes its own",
+    ),
     Check("image", _image, _no_image),
     Check("gpus", gpus.models, gpus.wrong_count),
     Check("driver", gpus.driver, gpus.unusable, gpus.ON_CPU),

@@ -335,6 +335,7 @@ class HostProbe:
             waits=requirements.waits,
             packages=requirements.task.imports,
             weights=requirements.task.weights,
+            cache=requirements.task.cache,
             name=host.label,
             chooses=requirements.chooses,
         )

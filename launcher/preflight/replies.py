@@ -120,6 +120,7 @@ class LookReply(Clock):
     disk_free: Count
     open_files: Annotated[int, Between(-1, 2**53)]
     weights_problem: Text = ""
+    cache_problem: Text = ""
     run: RunOfUser = ""
     queued: bool = False
     """`holder` is a launch that waits, and comes before this one."""

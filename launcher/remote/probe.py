@@ -133,6 +133,7 @@ def look(
     waits: bool = False,
     packages: Sequence[str] = (),
     weights: str = "",
+    cache: str = "",
     name: str = "",
     chooses: bool = False,
 ) -> dict[str, Any]:
@@ -142,14 +143,17 @@ def look(
     interpreter is that of a container image, which `image` describes. `turn`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
-    `name`: what hosts.txt calls the host. `chooses`: return which GPUs are taken.
+    `cache`: a folder to be written. `name`: what hosts.txt calls the host. `chooses`: return which
+    GPUs are taken.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = _connection()
     lock, planted = _lock_path(connection)
     queue(lock, parts if waits else [], turn)
     try:
-        facts = within(FOLDER_SECONDS, lambda: _look_into(workdir, python, weights, contained))
+        facts = within(
+            FOLDER_SECONDS, lambda: _look_into(workdir, python, weights, cache, contained)
+        )
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     interpreter = (python or "python3") if contained else facts["python"]
@@ -175,14 +179,17 @@ def look(
     }
 
 
-def _look_into(workdir: str, python: str, weights: str, contained: bool) -> dict[str, Any]:
+def _look_into(
+    workdir: str, python: str, weights: str, cache: str, contained: bool
+) -> dict[str, Any]:
     """Return facts about the disk of the working directory; a container may see other files."""
-    file = os.path.join(workdir, weights)
+    file, folder = os.path.join(workdir, weights), os.path.join(workdir, cache)
     return {
         "workdir_problem": workdir_problem(workdir),
         "tmp_problem": tmp_problem(),
         "python": _find_interpreter(workdir, "" if contained else python),
         "weights_problem": "" if contained or not weights else _why_unreadable(file),
+        "cache_problem": "" if contained or not cache else cache_problem(folder),
         "disk_free": min(disk_free(workdir), LARGEST_NUMBER),
     }
 
@@ -449,6 +456,15 @@ def workdir_problem(workdir: str) -> str:
     if not os.access(workdir, os.W_OK | os.X_OK) or os.statvfs(workdir).f_flag & os.ST_RDONLY:
         return f"{workdir} cannot be written"
     return ""
+
+
+def cache_problem(folder: str) -> str:
+    """Return why a folder can be neither written nor made; empty when it can."""
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(os.path.abspath(folder))
+    if not os.path.isdir(folder):
+        return f"{folder} is not a folder"
+    return workdir_problem(folder)
 
 
 def tmp_problem() -> str:

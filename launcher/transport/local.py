@@ -145,8 +145,8 @@ def gpu_model(gpus: Path = NVIDIA_GPUS) -> str:
     return " and ".join(dict.fromkeys(models))
 
 
-def free_port(address: str) -> int:
-    """Return a free TCP port at this address."""
+def free_port() -> int:
+    """Return a TCP port that is free at every address: torchrun's store listens on all."""
     with socket.socket() as probe:
-        probe.bind((address, 0))
+        probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -17,6 +17,8 @@ class TaskNeeds:
     """Modules of the user's own parts that are not in the folder of the launch, likewise."""
     weights: str = ""
     """A file that every host needs."""
+    cache: str = ""
+    """A folder that every host writes to, and makes if need be."""
     splits: tuple[str, ...] = ()
     """Splits in which the data must have samples."""
     batch_size: int = 1

@@ -339,7 +339,7 @@ def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
     """It was not named: a note, the state stays unknown, and the exit code is 0."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
-    silent = [Host("127.0.0.1", port=free_port("127.0.0.1"))]
+    silent = [Host("127.0.0.1", port=free_port())]
     known_runs.remember("3fa81c02", silent, tmp_path, "", "night", "catdog")
     known_runs.remember("4" * 32, silent, tmp_path, "", "attached", "catdog")
     assert main(["--json"]) == 0

@@ -190,6 +190,7 @@ def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path: Path) -> None
         (["--synthetic", "--sink", "5"], "--sink: no such option"),
         (["--synthetic", "--model", "resnet51"], "--model resnet51: no such model"),
         (["--data", "no-such-folder"], "no-such-folder: there is no such folder"),
+        (["--synthetic", "--cache", "/etc/passwd/c"], "/etc/passwd is not a folder; name another"),
         (["--synthetic", "--resume", "no-such-run"], "--resume no-such-run: no such file or run"),
     ],
 )

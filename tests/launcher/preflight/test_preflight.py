@@ -564,6 +564,7 @@ def test_a_deep_check_needs_rackrun_where_the_ranks_run(start_lab: Labs, tmp_pat
         ("--model nomod:Net", 78, "no module nomod in {work} or installed"),
         ("--optimizer nolion.of:Lion", 78, "no module nolion in {work} or installed"),
         ("--weights own/net.pt", 78, "{work}/own/net.pt: No such file or directory"),
+        ("--cache shards/dataset.json/c", 78, "{work}/shards/dataset.json is not a folder"),
         ("--eval-split test", 65, "toy: no samples in the split 'test'; there are in: train, val"),
         (
             "--batch-size 4 --resume runs/20260101-120000-catdog",
