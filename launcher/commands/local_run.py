@@ -18,6 +18,7 @@ from launcher.lifecycle.task_check import (
     refuse_absent_run,
     refuse_cache,
     refuse_missing_packages,
+    refuse_more_than_fit,
     refuse_unready_data,
 )
 from launcher.lifecycle.this_machine import (
@@ -105,6 +106,7 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
     is_here, python = not options.image, interpreter(options.python)
     ranks = as_host(options.nproc).slots or 1
     with check_task_options(work, "local", local_jobs=options.jobs if is_here else None) as refuse:
+        refuse_more_than_fit(work, ranks)
         check_gpus(work, ranks, NAME, python, options.image)
         if is_here and not any(name == "PATH" for name, _ in options.environment):
             refuse_absent_program(work)

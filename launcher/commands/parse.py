@@ -39,7 +39,7 @@ from launcher.run.url import check_url
 from rackrun.commandline import parser
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import HELP, Option, options
-from rackrun.commands import NAMES, called, is_command
+from rackrun.commands import LAUNCHES, NAMES, called, is_command
 from rackrun.contract import variables
 from rackrun.contract.files import LATEST
 from rackrun.errors import UsageError
@@ -268,14 +268,32 @@ def read_work(
     """
     prog = called(name)
     if is_command(rest[:1]):
-        typed_first = f"{called(rest[0])} {shlex.join([*launcher_args, *rest[1:]])}"
-        raise UsageError(f"{rest[0]} is a command, and comes first: {typed_first}")
+        command, *words = rest
+        before, after = split(launcher_args, settings)  # the host file, and options behind it
+        words = [*_taken_by(command, [*before, *after[1:]], after[:1]), *words]
+        typed_first = f"{called(command)} {shlex.join(words)}".rstrip()
+        raise UsageError(f"{command} is a command, and comes first: {typed_first}")
     work = work_of(rest, (*prog.split(), *launcher_args))
     if isinstance(work, TaskWork):
         if _is_question(work):
             _become_task(work, shlex.join([*prog.split(), *launcher_args]))
         _refuse_misplaced(prog, launcher_args, settings, work)
     return work
+
+
+_OF_RUNS = ("attach", "board", "logs", "status", "stop")
+"""The commands that take the hosts of a run as --hosts FILE."""
+
+
+def _taken_by(command: str, options: Sequence[str], file: Sequence[str]) -> list[str]:
+    """Return what a command takes of a launch's options and its host file."""
+    if command in LAUNCHES:
+        return [*options, *file]
+    options = [option for option in options if option != "--plain"]
+    if command in ("rack", "ps"):
+        return [*options, *file]
+    hosts = ["--hosts", *file] if file else []
+    return [*options, *hosts] if command in _OF_RUNS else []
 
 
 def _become_task(work: Work, typed: str) -> NoReturn:

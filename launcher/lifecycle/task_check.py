@@ -33,10 +33,12 @@ from rackrun.contract.files import PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.machine import core_count
 from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed
 from rackrun.shard_folder import why_no_shards
+from rackrun.units import data_size
 from rackrun.user_code.tasks import why_no_task
 
 MOST_BYTES = 1 << 20  # of what a task needs
@@ -49,6 +51,8 @@ DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", DEMO_SHARDS))
 RANK_PACKAGES = ("rackrun", "shards", "training")
 """The packages that ranks of every task import."""
 
+RANK_BYTES = 500_000_000
+"""What a rank of a task takes at least: torch alone takes 372 MiB, and its loader has processes."""
 CPU = "to train on the CPU type --device cpu"
 NO_GPUS = "to run without GPUs type CUDA_VISIBLE_DEVICES= before it; with another torch: --python"
 """What to type where GPUs cannot be used: for a task, and for a command, which has no --device."""
@@ -212,6 +216,20 @@ def make_demo_data() -> int:
                     drawing.terminate()
                     raise
                 os.killpg(drawing.pid, signal.SIGINT)
+
+
+def refuse_more_than_fit(work: Work, ranks: int) -> None:
+    """Raise UsageError for more ranks of a task than fit into the memory of this machine.
+
+    They would end in the kernel's OOM killer, which takes other programs as well.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if isinstance(work, TaskWork) and ranks > 1 and ranks * RANK_BYTES > memory:
+        raise UsageError(
+            f"--nproc {ranks}: needs {data_size(ranks * RANK_BYTES)} of memory, at least"
+            f" {data_size(RANK_BYTES)} a rank, and here are {data_size(memory)}; type --nproc"
+            f" {core_count()}, a rank per core"
+        )
 
 
 def check_gpus(work: Work, ranks: int, name: str, python: str, image: str) -> None:

@@ -86,6 +86,8 @@ def test_a_command_is_understood_behind_options(
         assert capsys.readouterr().out == "no run is known here\n"
     for args, says in (
         (["./run-ssh", "hosts.txt", "ps"], "comes first: ./run-ssh ps hosts.txt"),
+        (["./run-ssh", "h.txt", "logs", "a3"], "comes first: ./run-ssh logs --hosts h.txt a3"),
+        (["./run-ssh", "--plain", "h.txt", "report", "a3"], "comes first: ./run-local report a3"),
         (["./run-local", "--nproc", "2", "convert", "folder"], "--nproc: convert has no such op"),
         (["./run-ssh", "--nproc", "2", "ps"], "--nproc: no such option.*./run-ssh ps --help"),
         (["--dry-run", "rerun", "latest"], "follow the command; type: rackrun rerun --help"),

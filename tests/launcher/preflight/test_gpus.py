@@ -365,6 +365,21 @@ def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch: pytest.MonkeyPa
         task_check.check_gpus(work, 3, "here", "python", "")
 
 
+def test_more_ranks_of_a_task_than_memory_holds_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The line says how much they need and what is here; a command may be a small one."""
+    pages = {"SC_PHYS_PAGES": 1_000_000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    says = r"--nproc 200: needs 100.0 GB of memory, at least 500.0 MB a rank, and here are 4.1 GB"
+    with pytest.raises(UsageError, match=rf"{says}; type --nproc \d+, a rank per core"):
+        task_check.refuse_more_than_fit(TaskWork("catdog"), 200)
+    task_check.refuse_more_than_fit(TaskWork("catdog"), 8)
+    task_check.refuse_more_than_fit(Command(("x",)), 200)
+    monkeypatch.setitem(pages, "SC_PHYS_PAGES", 100_000)
+    task_check.refuse_more_than_fit(TaskWork("catdog"), 1)
+
+
 def test_gpus_of_amd_count_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do on hosts; those that are hidden do not."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
