@@ -37,7 +37,7 @@ class NodeInfo:
     job: Annotated[str, Matches("[!-~]{0,255}")]
     """The scheduler's name for the job: two jobs may meet at one port by mistake."""
     resume: RunName = ""
-    """Return the newest run here that has a checkpoint to resume."""
+    """The newest run here that has a checkpoint to resume."""
 
 
 @dataclass(frozen=True)

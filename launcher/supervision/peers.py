@@ -17,12 +17,18 @@ from launcher.errors import HostLost
 from launcher.rendezvous.connection import PeerConnection
 from launcher.rendezvous.gather import Rendezvous
 from launcher.run.events import PeerEvent, PeerFailed, PeerHangLimit, PeerStops
+from launcher.run.job import Limits
+from launcher.run.state import RunState
 from launcher.supervision.agent_client import EventQueue
+from launcher.supervision.failures import FailureLog
+from launcher.supervision.hangs import longest_hang_limit
 from rackrun.shapes import Misshapen, shaped
+from rackrun.terminal import one_line
 
 TEXT_LETTERS = 4096
 LAUNCHER_GONE = "its launcher is gone"
 NONSENSE = "its launcher sent data that is not the protocol of peers"
+EXPLANATION_SECONDS = 5.0  # for another node to report the failure that ours followed from
 
 
 @dataclass(frozen=True)
@@ -132,3 +138,49 @@ class Peers:
         elif isinstance(event, PeerStops):
             self.stopped = True  # as the others have been asked by now, we need not ask them
         events.put(event)
+
+
+class PeerUpdates:
+    """What a supervisor exchanges with the other nodes: failures, requests to stop, hang limits."""
+
+    def __init__(self, peers: Peers, run: RunState, failures: FailureLog) -> None:
+        self._peers = peers
+        self._run = run
+        self._failures = failures
+        self._hang_limits: dict[int, float] = {}
+        """How long the ranks of other nodes may go without progress, by node."""
+        self._failed_at = 0.0
+
+    def listen(self, events: EventQueue) -> None:
+        """Start to put reports of other nodes on the queue."""
+        self._peers.listen(events)
+
+    def take(self, event: PeerHangLimit) -> None:
+        """Record how long the ranks of another node may make no progress."""
+        self._hang_limits[event.node] = event.seconds
+
+    def exchange_hang_limit(self, limits: Limits, now: float) -> float:
+        """Send how long our ranks may make no progress; return the same for other nodes."""
+        self._peers.send_hang_limit(longest_hang_limit(self._run, limits, now))
+        return max(self._hang_limits.values(), default=0.0)
+
+    def send_stop(self, signum: int) -> None:
+        """Ask the other nodes to save and to end."""
+        self._peers.send_stop(signum)
+
+    def send_failure(self, now: float) -> None:
+        """Send the root cause, so that the other nodes end too; again only when it has changed."""
+        self._failed_at = self._failed_at or now
+        cause = self._failures.root_cause()
+        if cause.node is None:  # another node has reported it
+            return
+        who = "" if cause.rank is None else f"rank {cause.rank}: "
+        self._peers.send_failure(
+            who + one_line(cause.text), cause.exit_code, self._failures.is_secondary
+        )
+
+    def may_explain(self, now: float) -> bool:
+        """Return whether another node may soon report the failure that caused ours."""
+        if not self._failures or now - self._failed_at > EXPLANATION_SECONDS:
+            return False
+        return self._failures.is_secondary

@@ -36,13 +36,12 @@ from launcher.supervision.agents import AddedHost, AgentGroup, SilenceDetector
 from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import Hang, HangDetector, find_unprotected
 from launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
-from launcher.supervision.peer_updates import PeerUpdates
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
 from launcher.supervision.signals import GIVE_WAY, TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
-    from launcher.supervision.peers import Peers
+    from launcher.supervision.peers import Peers, PeerUpdates
     from launcher.supervision.regrouping import Regrouping
 
 _TURN_SECONDS = 0.1
@@ -89,7 +88,11 @@ class Supervisor:
         self.now = time.monotonic()
         self.run = RunState(agents.plan, self.now)
         self.failures = FailureLog(self.run, log_files.tail)
-        self.peers = PeerUpdates(peers, self.run, self.failures)
+        self.peers: PeerUpdates | None = None
+        if peers is not None:
+            from launcher.supervision.peers import PeerUpdates  # most runs have one launcher
+
+            self.peers = PeerUpdates(peers, self.run, self.failures)
         self.shutdown = Shutdown(self.run, agents, self.limits)
         self.silence = SilenceDetector(self.run, agents, self.limits)
         self.hangs = HangDetector(self.run, agents, self.limits)
@@ -113,9 +116,12 @@ class Supervisor:
         """Run until every host has ended or is declared lost; return the final result."""
         with self.agents.heartbeat(self.limits):
             self.agents.start(self.limits, self.job.template.secrets)
-            self.peers.listen(self.agents.events)
+            if self.peers:
+                self.peers.listen(self.agents.events)
+            while not self.shutdown.is_complete(self.now):
+                self._turn()
             # Our failure may only follow from another node's, whose report is on its way.
-            while not self.shutdown.is_complete(self.now) or self.peers.may_explain(self.now):
+            while self.peers and self.peers.may_explain(self.now):
                 self._turn()
             self.agents.join(self.run.hosts, LAST_EVENT_SECONDS)
         cause = final_cause(self.run, self.failures, self.interrupted)
@@ -141,7 +147,7 @@ class Supervisor:
         self._report_unprotected()
         if not self.shutdown.ordered:
             self._evaluate()
-        elif self.failures:
+        elif self.failures and self.peers:
             self.peers.send_failure(self.now)  # the root cause may have come to light only now
         self.display.draw(self.run, self.now)
 
@@ -166,6 +172,7 @@ class Supervisor:
                 self.signals.add(event.signal)
                 return
             case PeerHangLimit():
+                assert self.peers is not None  # who else would send it
                 self.peers.take(event)
                 return
             case Awaited() if not self.shutdown.ordered:
@@ -229,7 +236,8 @@ class Supervisor:
                 self.display.note("Ctrl-Z ignored: hosts would end the run when heartbeats stop")
             elif not self.shutdown.ordered:
                 self.interrupted, self.interrupted_at = number, self.now
-                self.peers.send_stop(number)
+                if self.peers:
+                    self.peers.send_stop(number)
                 self.display.note(stopping_line(number))
                 self._stop(signal.SIGTERM, self.limits.checkpoint_seconds)
             elif number == signal.SIGINT or self.now - self.interrupted_at > _REPEAT_SECONDS:
@@ -258,7 +266,8 @@ class Supervisor:
 
     def _hang(self) -> Hang | None:
         """Return a hang; report a stall long before, and when it is over."""
-        stall = self.hangs.stall(self.now, self.peers.exchange_hang_limit(self.limits, self.now))
+        others = self.peers.exchange_hang_limit(self.limits, self.now) if self.peers else 0.0
+        stall = self.hangs.stall(self.now, others)
         if stall and not self.stalled:
             hang, limit = stall
             text = f"{describe(hang, self.run.plan)}; at {limit:.0f} s the run ends"
@@ -291,7 +300,8 @@ class Supervisor:
         """Report a failure at once, as the end may take seconds to confirm."""
         if any(self.run.running):
             self.display.note(f"{text}; stopping all ranks")
-        self.peers.send_failure(self.now)
+        if self.peers:
+            self.peers.send_failure(self.now)
 
     def _stop(self, signum: int, grace_seconds: float) -> None:
         self.shutdown.order(signum, grace_seconds, self.now)
