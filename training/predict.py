@@ -205,3 +205,9 @@ def print_table(results: Sequence[Prediction | Unread]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 1000)
     if table.row_count:
         console.print(table)
+
+
+if __name__ == "__main__":
+    from rackrun.commandline.program import run
+
+    run(main)

@@ -303,3 +303,10 @@ def test_names_cannot_play_with_the_terminal(capsys: pytest.CaptureFixture[str])
     shown = [line.partition("  ")[0] for line in lines]
     assert shown == ["kätzchen 1.jpg", "a␛[2Kb␊", "bad\\udcff.jpg"]
     assert all("cat␛[2K  " in line for line in lines)
+
+
+def test_the_file_is_a_script_as_well() -> None:
+    """`python -m training.predict` predicts, or says what is missing: it never ends in silence."""
+    words = [sys.executable, "-m", "training.predict", "runs/none", "photo.jpg"]
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True)
+    assert (done.returncode, "runs/none: no such run or file" in done.stderr) == (64, True)
