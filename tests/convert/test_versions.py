@@ -13,6 +13,7 @@ import signal
 import tarfile
 import time
 import warnings
+import zlib
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -116,11 +117,14 @@ def test_nothing_new_makes_no_version(
 
 
 def test_another_image_of_a_taken_name_gets_a_key_of_its_own(tmp_path: Path, data: Path) -> None:
-    """Names are only names: cat/1.jpg of another camera is new; that of the same one is not."""
+    """Names are only names: cat/1.jpg of another camera is new; that of the same one is not.
+
+    The key has the CRC-32 of the image.
+    """
     other = write_files(tmp_path / "other", {"cat/1.jpg": drawn("x"), "cat/2.jpg": drawn("cat 2")})
     run("append", other, data, "--val-percent", 0)
     (key,) = labels(data).keys() - labels(f"{data}@1").keys()
-    assert re.fullmatch(r"cat_1-[0-9a-f]{8}", key)
+    assert key == f"cat_1-{zlib.crc32(drawn('x')):08x}"
     run("append", other, data)
     assert manifest_of(data).number == 2
 
@@ -148,6 +152,7 @@ def test_webdataset_reads_exactly_each_version(tmp_path: Path, data: Path) -> No
         expected = {key: numbers[name] for key, name in labels(location).items()}
         assert stock(data, location) == expected
     assert labels(data)["dog_5"] == "cat" and "cat_1" not in stock(data)
+    assert [source.manifest.number for source in sources_of(str(data))] == [4, 3, 2, 1]
 
 
 def test_new_classes_get_numbers_after_the_old_ones(tmp_path: Path, data: Path) -> None:
@@ -381,6 +386,18 @@ def test_own_splits_stay_apart(tmp_path: Path, data: Path) -> None:
     source = open_source(str(data))
     for part, number in parts.items():
         assert {f"{kind}_{number}" for kind in CLASSES} <= keys_of_split(source, part)
+
+
+def test_what_is_set_aside_for_tests_leaves_less_to_hold_out(tmp_path: Path, data: Path) -> None:
+    """--test-percent 85 leaves room for 5 % of validation, where 10 % are usual: no less is left
+    to train on than a tenth."""
+    run("append", photos(tmp_path / "new", range(100, 140)), data, "--test-percent", 85)
+    before, after = (open_source(f"{data}@{number}") for number in (1, 2))
+    added = {
+        split: len(keys_of_split(after, split)) - len(keys_of_split(before, split))
+        for split in ("train", "val")
+    }
+    assert added == {"train": 2 * 4, "val": 2 * 2}
 
 
 def test_adopted_tars_keep_all_their_members(tmp_path: Path) -> None:

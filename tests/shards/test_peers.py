@@ -12,18 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from shards.block_store import SPARE
 from shards.cache import CELL_BYTES
 from shards.folder import FolderSource
 from shards.http.source import HttpSource
-from shards.index import Shard
+from shards.index import Shard, index_bytes
 from shards.peers import server
-from shards.peers.client import Peer, PeerTimeouts
+from shards.peers.client import Peer, PeerClient, PeerTimeouts
 from shards.peers.homes import NOWHERE, homes
 from shards.peers.protocol import HAVE, NO, REQUEST_BYTES, WAIT, Request, decoded, encoded
 from shards.peers.source import PeerSource, PeerTable
@@ -185,11 +187,13 @@ def test_a_host_that_is_killed_is_replaced_by_the_origin(
     assert [record.message for record in caplog.records if "no help as a cache" in record.message]
 
 
+@pytest.mark.parametrize("room", [100.0, 0.75], ids=["whole blocks", "parts of blocks"])
 def test_a_full_disk_costs_only_the_cache(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    large: Tiny, large_proxy: Proxy, tmp_path: Path, room: float
 ) -> None:
     """A home that cannot store its blocks passes them on, and every read goes on."""
-    with hosts(large_proxy.url, tmp_path, [PLENTY, PLENTY]) as run:
+    total = sum(path.stat().st_size for path in large.folder.glob("*.tar"))
+    with hosts(large_proxy.url, tmp_path, [int(total * room)] * 2) as run:
         run.meet()
         for folder in tmp_path.glob("host*/rackrun-cache-*"):
             for path in folder.iterdir():
@@ -198,7 +202,70 @@ def test_a_full_disk_costs_only_the_cache(
             folder.write_bytes(b"")  # no folder can be made here, as on a full disk
         for source in run.sources:
             assert everything(source) == large.all
+            assert source.traffic.total().peers > 0.2 * total
+        assert not any(source._client.leaves_alone(number) for number in range(2))
     assert stored(tmp_path) == [[], []]
+
+
+def test_a_home_looks_again_at_a_block_that_was_wrong(
+    large: Tiny, large_proxy: Proxy, tmp_path: Path
+) -> None:
+    """A byte that has changed on its disk costs a request to the origin, and nobody the home."""
+    total = sum(path.stat().st_size for path in large.folder.glob("*.tar"))
+    with hosts(large_proxy.url, tmp_path, [int(total * 0.75)] * 2) as run:
+        run.meet()
+        for source in run.sources:
+            assert everything(source) == large.all
+        blocks = [path for path in files(tmp_path / "host1") if "-" in path.name]
+        whole = {path: path.read_bytes() for path in blocks}
+        for path, data in whole.items():
+            path.write_bytes(
+                data[: len(data) // 2]
+                + bytes([data[len(data) // 2] ^ 1])
+                + data[len(data) // 2 + 1 :]
+            )
+        reader = run.sources[0]
+        before = reader.traffic.total().origin
+        assert everything(reader) == large.all
+        assert reader.traffic.total().origin == before
+        assert {path: path.read_bytes() for path in blocks} == whole
+        assert reader.traffic.liars() == set()
+
+
+def test_all_blocks_are_kept_where_there_is_room_for_them_and_the_indexes(
+    large: Tiny, tmp_path: Path
+) -> None:
+    """Beside what a cache leaves free; a byte less, and hosts keep a part each."""
+    folder = FolderSource(str(large.folder))
+    needed = sum(shard.bytes for shard in folder.manifest.split("train").shards)
+    needed += index_bytes(len(large.all))
+    enough = int(needed / (1 - SPARE) / 0.5) + 4
+    peers = tuple(Peer(name, HERE, 1) for name in ("a", "b"))
+    for limit, keeps_all in ((enough, True), (enough - 8, False)):
+        source = PeerSource(folder, str(tmp_path), limit)
+        source.join(PeerTable(bytes(16), peers, "a", SHORT), share=0.5)
+        shards = source.manifest.split("train").shards
+        kept = [source.keeps(shard, block) for shard in shards for block in source.blocks_of(shard)]
+        assert any(kept) and all(kept) == keeps_all
+
+
+def test_a_host_that_fails_again_is_left_alone_for_longer(large: Tiny) -> None:
+    """Twice as long each time in a row; an answer between two failures begins anew."""
+    folder = FolderSource(str(large.folder))
+    (shard, *_) = folder.manifest.split("train").shards
+    token, replies = secrets.token_bytes(16), [nonsense, nonsense, right, nonsense]
+
+    def reply(connection: socket.socket, request: Request, data: bytes) -> None:
+        replies.pop(0)(connection, request, data)
+
+    pauses = []
+    with lying_peer(token, {shard.sha256: large.folder / shard.name}, reply) as port:
+        client = PeerClient(token, [Peer("a", HERE, port)], replace(PATIENT, pause_seconds=500.0))
+        while replies:
+            client._left_until.clear()
+            has_failed = client.ask(0, Request(shard.sha256, 0, 100)) is None
+            pauses.append(client._left_until[0] - time.monotonic() if has_failed else 0)
+    assert [round(pause, -2) for pause in pauses] == [500, 1000, 0, 500]
 
 
 Reply = Callable[[socket.socket, Request, bytes], None]
@@ -228,6 +295,14 @@ def lying_peer(token: bytes, shards: dict[str, Path], reply: Reply) -> Iterator[
         threading.Thread(target=serve, daemon=True).start()
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def right(connection: socket.socket, request: Request, data: bytes) -> None:
+    connection.sendall(HAVE + data)
+
+
+def right_when_verified(connection: socket.socket, request: Request, data: bytes) -> None:
+    (right if request.verify else poisoned)(connection, request, data)
 
 
 def poisoned(connection: socket.socket, request: Request, data: bytes) -> None:
@@ -308,6 +383,23 @@ def test_nothing_that_a_peer_sends_is_believed(large: Tiny, tmp_path: Path, repl
     assert source._client.leaves_alone(liar) == (reply is not has_nothing)
     if reply is not talks_on:  # what it sends on may look like anything
         assert source.traffic.liars() == ({8} if reply in (poisoned, stale, zeroed) else set())
+
+
+def test_any_part_of_a_sample_can_be_read_again(large: Tiny, tmp_path: Path) -> None:
+    """A peer is judged by whole samples, of which a reader may want the middle."""
+    source = PeerSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY // 64)
+    shards = source.manifest.split("train").shards
+    paths = {shard.sha256: large.folder / shard.name for shard in shards}
+    token = secrets.token_bytes(16)
+    with lying_peer(token, paths, right_when_verified) as port:
+        peers = (Peer("own", HERE, 0), Peer("other", HERE, port))
+        source.join(PeerTable(token, peers, "own", SHORT), share=0.4)
+        for row in source.index("train")[::3]:
+            shard, offset = shards[row["shard"]], int(row["offset"]) + 700
+            data = paths[shard.sha256].read_bytes()[offset : offset + 100]
+            assert bytes(source.reread(shard, offset, 100)) == data
+    assert source.traffic.total().peers > 0
+    assert source.traffic.liars() == set()
 
 
 @pytest.mark.long
@@ -461,6 +553,7 @@ SIZES = st.lists(st.integers(1, 60 << 20), min_size=1, max_size=60)
 
 
 @given(SIZES, st.integers(1, 12), st.floats(0.1, 3))
+@example([60 << 20] * 270, 8, 3.0)  # so many blocks that chance alone would be less even
 def test_homes_are_even_and_within_the_limit(sizes: list[int], count: int, share: float) -> None:
     """No host has more than its share or its limit; what no host has room for has no home."""
     names = [f"host{number}" for number in range(count)]

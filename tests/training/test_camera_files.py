@@ -51,7 +51,8 @@ def test_files_of_cameras_and_phones_are_read(form: str) -> None:
 
 
 def test_one_that_is_too_large_is_refused() -> None:
-    """Before its pixels are unpacked."""
+    """Before its pixels are unpacked; 100 times as long as wide is the most."""
     data = encoded(Image.new("L", (101, 1)), "TIFF")
     with pytest.raises(DataError, match="100 times longer than wide"):
         WHOLE.for_prediction(data)
+    WHOLE.for_prediction(encoded(Image.new("L", (1, 100)), "TIFF"))

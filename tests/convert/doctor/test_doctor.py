@@ -22,7 +22,7 @@ from sklearn.datasets import load_sample_images
 import convert.doctor.command as command
 from convert.doctor.findings import LABEL, LEAK, Finding, ordered
 from convert.doctor.fingerprints import FINGERPRINT, SOUND, UNDECODED, fingerprint
-from convert.doctor.near_copies import Prints, near_pairs
+from convert.doctor.near_copies import Prints, near_pairs, neighbour_distances
 from nginx.serve import serving
 from nginx.site import Site
 from rackrun.cli.doctor import main
@@ -168,6 +168,18 @@ def test_images_of_one_kind_are_not_copies_of_one_another() -> None:
     darker = fingerprint(jpeg(images[7].point(lambda level: level // 2)))
     pairs = near_pairs(Prints.of(np.concatenate([fingerprints, darker[None]])), 1)
     assert (7, 300) in {pair[:2] for pair in pairs}
+
+
+def test_a_neighbour_is_the_fifth_nearest_of_the_others() -> None:
+    """By 1 - correlation, an image itself left out; at most a quarter off the median of all."""
+    thumbs = np.random.default_rng(5).integers(256, size=(60, 16, 16)).astype(np.uint8)
+    thumbs[1:9] = thumbs[0]  # many copies: their fifth-nearest is a copy, too
+    correlations = np.corrcoef(thumbs.reshape(60, -1).astype(float))
+    np.fill_diagonal(correlations, -1)
+    distances = 1 - np.sort(correlations, axis=1)[:, -5]
+    typical = np.median(distances)
+    expected = distances.clip(0.25 * typical, 1.25 * typical)
+    assert np.allclose(neighbour_distances(thumbs), expected, atol=1e-5)
 
 
 def test_every_image_is_compared_with_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
