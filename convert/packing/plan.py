@@ -244,7 +244,7 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
             # accuracies can be compared.
             entries.sort(key=_draw)
             val = _held_out(len(entries), packing.val_percent)
-            test = val + _held_out(len(entries) - val, packing.test_percent)
+            test = min(val + _held_out(len(entries), packing.test_percent), len(entries) - 1)
             parts[VAL] += entries[:val]
             parts[TEST] += entries[val:test]
             parts[TRAIN] += entries[test:]
@@ -255,7 +255,7 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
 
 
 def _held_out(images: int, percent: float) -> int:
-    """Return how many of a class are for validation: at least one of two, unless percent is 0."""
+    """Return how many of a class are held out: at least one of two, unless percent is 0."""
     count = max(round(images * percent / 100), 1) if percent else 0
     return min(count, images - 1)
 

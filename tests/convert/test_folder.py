@@ -156,6 +156,10 @@ HELD_OUT = [("train", 18), ("val", 2)]
         (TRAIN | {"test/a/0.jpg": drawn("t")}, (), [("test", 1), *HELD_OUT]),
         (TRAIN | {"test/unknown/0.jpg": drawn("t")}, (), HELD_OUT),
         (TRAIN, ("--test-percent", 20), [("test", 4), ("train", 14), ("val", 2)]),
+        (
+            *(TRAIN, ("--test-percent", 50, "--val-percent", 30)),
+            [("test", 10), ("train", 4), ("val", 6)],
+        ),
         (TRAIN | {"test/0.jpg": drawn("t")}, ("--val-percent", 0), [("train", 20)]),
         (TRAIN, (), HELD_OUT),
         (TRAIN | {"Val/a/0v.jpg": drawn("v")}, (), [("train", 20), ("val", 1)]),
@@ -171,7 +175,10 @@ def test_there_is_a_validation_part_unless_it_is_unwanted(
     tmp_path: Path,
     convert: Convert,
 ) -> None:
-    """train/ with test/, alone, with Val/; two images a class; a class that is called train."""
+    """train/ with test/, alone, with Val/; two images a class; a class that is called train.
+
+    Percent are of all images of a class, for validation as for tests.
+    """
     manifest = manifest_of(convert("folder", write_files(tmp_path / "set", files), *options))
     assert [(split.name, split.samples) for split in manifest.splits] == splits
 

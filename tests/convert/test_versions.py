@@ -389,8 +389,7 @@ def test_own_splits_stay_apart(tmp_path: Path, data: Path) -> None:
 
 
 def test_what_is_set_aside_for_tests_leaves_less_to_hold_out(tmp_path: Path, data: Path) -> None:
-    """--test-percent 85 leaves room for 5 % of validation, where 10 % are usual: no less is left
-    to train on than a tenth."""
+    """--test-percent 85 leaves 5 % to validate on, not the usual 10, and a tenth to train on."""
     run("append", photos(tmp_path / "new", range(100, 140)), data, "--test-percent", 85)
     before, after = (open_source(f"{data}@{number}") for number in (1, 2))
     added = {

@@ -208,6 +208,21 @@ def power_cuts(whole: dict[Path, bytes], dice: random.Random) -> Iterator[dict[P
     yield {path: b"" for path in whole}
 
 
+def test_a_part_is_verified_by_the_checksums_of_its_pieces(tmp_path: Path) -> None:
+    """Wherever it lies in a block, which stays where it is."""
+    kept, data = BlockStore(tmp_path, PLENTY), random.Random(3).randbytes(400_000)
+    obtained(kept, "00block", data)
+    for first in range(0, 400_000, 50_000):
+        part = slice(first + 1, first + 40_000)
+        assert kept.load("00block", len(data), part) == data[part]
+    (path,) = (path for path in files(tmp_path) if path.name == "00block")
+    stored = bytearray(path.read_bytes())
+    stored[-1] ^= 1
+    path.write_bytes(stored)
+    assert kept.load("00block", len(data), slice(0, 100)) == data[:100]
+    assert kept.load("00block", len(data), slice(399_900, 400_000)) is None
+
+
 @pytest.mark.parametrize("noted", [0, 2**63], ids=["nothing", "more than there is"])
 def test_what_is_used_is_counted_anew_where_the_note_is_no_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: int

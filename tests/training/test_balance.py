@@ -89,6 +89,24 @@ def test_noise_moves_nothing(ranks: int) -> None:
     assert not list(trained(balance(ranks, 32 * ranks), noisy, 20_000))
 
 
+def test_steps_that_something_interrupts_move_nothing() -> None:
+    """A rank that loses a second in every twentieth step, as others save or log, is not slow."""
+
+    def costs(step: int) -> Any:
+        return 1e-3 * np.array([1, 30 if step % 20 == 7 else 1, 1])
+
+    assert not list(trained(balance(3, 96), costs, 2000))
+
+
+def test_a_step_without_a_new_time_says_nothing_of_a_rank() -> None:
+    """Where a GPU is behind in every other step, the others show how fast it is."""
+    speeds = np.array([2e-3, 1e-3])
+    behind = balance(2, 48)
+    for _ in trained(behind, lambda step: speeds * [step % 2, 1], 300):
+        pass
+    assert behind.counts == pytest.approx([16, 32], abs=1)
+
+
 def test_a_gpu_that_is_throttled_gives_images_away_and_gets_them_back() -> None:
     """One of four at half its speed from step 1,000 to 2,000: others take its images meanwhile."""
     chance = np.random.default_rng(1)

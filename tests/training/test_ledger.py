@@ -102,6 +102,20 @@ def test_pages_survive_the_way_to_other_nodes(tmp_path: Path) -> None:
         ledger.read(tmp_path)
 
 
+def test_a_run_that_goes_on_knows_where_its_version_of_the_data_began(tmp_path: Path) -> None:
+    """Pages from before and after are of one run, also where it began with the data at step 3."""
+    ledger.save(tmp_path / "before", replace(page(3, EPOCH), begun=3))
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    book = ledger.Ledger(tmp_path / "after", alone, True, SAMPLES, STEPS)
+    book.go_on(6, tmp_path / "before", 0)
+    book.note(6, np.array([2], np.int32), np.array([0, 1], np.int32))
+    book.write(7)
+    assert [(each.first, each.begun) for each in ledger.read(tmp_path / "after")] == [
+        (3, 3),
+        (6, 3),
+    ]
+
+
 def npy(descr: object, shape: tuple[int, ...], numbers: bytes = b"") -> bytes:
     return npy_file.header(descr, shape) + numbers
 
