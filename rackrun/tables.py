@@ -103,6 +103,23 @@ def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
     write_whole(path, as_csv(rows))
 
 
+def as_cell(text: str) -> str:
+    """Return text that a spreadsheet does not take for a formula: behind an apostrophe, if need be.
+
+    Names of classes and samples come from the authors of data.
+    """
+    return f"'{text}" if _is_formula(text.lstrip("'")) else text
+
+
+def in_cell(cell: str) -> str:
+    """Return the text that `as_cell` has made a cell of."""
+    return cell[1:] if cell.startswith("'") and _is_formula(cell.lstrip("'")) else cell
+
+
+def _is_formula(text: str) -> bool:
+    return text.startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
 def require_folder(path: str) -> None:
     """Raise UsageError if the folder of a file is missing."""
     folder = Path(path).parent

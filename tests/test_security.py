@@ -14,7 +14,7 @@ IDS = [
     *(f"WEB-{number}" for number in range(1, 7)),
     "RUN-1",
     "RUN-2",
-    *(f"DATA-{number}" for number in range(1, 8)),
+    *(f"DATA-{number}" for number in range(1, 9)),
     "FUZZ-1",
     *(f"CKPT-{number}" for number in range(1, 4)),
     "SUP-1",

@@ -43,7 +43,7 @@ from rackrun.errors import UsageError, install_command
 from rackrun.machine import core_count
 from rackrun.runs import final_weights
 from rackrun.shard_folder import folder_and_version
-from rackrun.tables import table, write_table
+from rackrun.tables import as_cell, table, write_table
 from rackrun.terminal import clean, say
 from shards.open import open_source
 
@@ -158,10 +158,8 @@ def rows(fingerprints: Fingerprints, findings: Sequence[Finding]) -> Iterator[tu
         shard, key = fingerprints.named(each.position) if each.position else ("", "")
         score = "" if each.score is None else f"{each.score:.3f}"
         name = classes[each.label]
-        yield (
-            *(split, shard, key, name, each.problem),
-            *(each.action, each.new_class, score, each.reason),
-        )
+        what_is = split, shard, key, name, each.problem
+        yield tuple(map(as_cell, (*what_is, each.action, each.new_class, score, each.reason)))
 
 
 def _print(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rackrun.errors import DataError, UsageError
+from rackrun.tables import in_cell
 from rackrun.terminal import clean
 from rackrun.units import first_few
 
@@ -93,7 +94,7 @@ def _rows(table: Path, action: str) -> Iterator[Edit | None]:
 
 
 def _edit(row: dict[str, str | None], action: str, where: str) -> Edit | None:
-    cells = {name: (value or "").strip() for name, value in row.items() if name}
+    cells = {name: in_cell((value or "").strip()) for name, value in row.items() if name}
     if ACTION in row and cells[ACTION] != action:
         return None
     if any(len(value) > MOST_CELL for value in cells.values()):

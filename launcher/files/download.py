@@ -55,8 +55,9 @@ RESULT_SUFFIXES = frozenset(
 )
 """What comes back: data that only its reader opens. Code, pages and settings stay on the host."""
 _OF_TOOLS = re.compile(
-    r"(?:cdk|composer|deno|package|cmakepresets|compile_commands)\.json"
-    r"|(?:cmakelists|constraints[\w.-]*|requirements[\w.-]*)\.txt"
+    r"(?:cdk|composer|deno|kernel|nodemon|package|cmake(?:user)?presets|compile_commands)\.json"
+    r"|(?:babel\.config|[jt]sconfig[\w.-]*)\.json"
+    r"|(?:cmakelists|constraints[\w.-]*|entry_points|requirements[\w.-]*)\.txt"
 )
 """Names by which another program finds what it is to run, although the suffix is that of data."""
 _OF_TRACKERS = re.compile(

@@ -35,13 +35,13 @@ PRIVATE_NAMES = (
     *("*.ovpn", "*.tfvars", "*.tfstate", "*.tfstate.*", "kubeconfig*", "*.kubeconfig", "*.keytab"),
     *("kaggle.json", "service-account*", "service_account*", "serviceaccount*", "client_secret*"),
     *("*credential*", "*password*", "*passwd*", "*private_key*", "*private-key*", "*privatekey*"),
-    *("secret", "secrets", "secret.*", "secrets.*", "token", "*.token"),
+    *("secret", "secrets", "secret.*", "secrets.*", "token", "*.token", "authorized_keys*"),
     *(".ssh", ".aws", ".azure", ".docker", ".gcloud", ".gnupg", ".kube", ".kaggle", ".modal.toml"),
     *(".databrickscfg", ".huggingface", ".wandb_api_key", "*accesskeys*", "*access_key*"),
 )
 """Names of files and folders that look private; see also `_SECRET_WORD`."""
 _SECRET_WORD = re.compile(
-    r"(.*[._-])?(auth|secrets?|token|api[._-]?keys?|(?<=[._-])key)"
+    r"(.*[._-])?(o?auth|bearer|cookies?|jwt|vault|secrets?|token|api[._-]?keys?|(?<=[._-])key)"
     r"(\.(cfg|conf|ini|json|toml|txt|ya?ml))?"
 )
 """The last word of a name that holds nothing else: hf_token, token.json, wandb-api-key.txt."""

@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
 import convert.doctor.command as command
+from convert.__main__ import main as convert_main
 from convert.doctor.findings import LABEL, LEAK, Finding, ordered
 from convert.doctor.fingerprints import FINGERPRINT, SOUND, UNDECODED, fingerprint
 from convert.doctor.near_copies import Prints, near_pairs, neighbour_distances
@@ -27,6 +28,7 @@ from nginx.serve import serving
 from nginx.site import Site
 from rackrun.cli.doctor import main
 from rackrun.errors import UsageError
+from shards.open import open_source
 from tests.convert.conftest import Convert
 from tests.convert.drawn import write_files
 from tests.mnist.digits import digits
@@ -266,6 +268,20 @@ def test_names_of_strangers_stay_text(
     assert evil not in page and "&lt;img src=x onerror" in page
     assert "<script" not in page and not re.search(r'<[^>]+(src|href)="(?!data:)', page)
     assert page.count("data:image/jpeg") == 2
+
+
+def test_no_name_of_a_stranger_is_a_formula_in_a_spreadsheet(
+    tmp_path: Path, examine: Callable[..., Rows]
+) -> None:
+    """A cell with what would be computed begins with an apostrophe; `drop` knows the sample."""
+    evil = "=1+cmd|' C calc'!A0"
+    files = {name.replace("/pine/", f"/{evil}/"): data for name, data in clean_set().items()}
+    files[f"train/{evil}/again.jpg"] = files[f"train/{evil}/3.jpg"]
+    (row,) = examine(files)
+    assert row["class"] == f"'{evil}" and row["action"] == "drop"
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in row.values())
+    convert_main(["drop", str(tmp_path / "out"), str(tmp_path / "doctor.csv"), "--workers", "1"])
+    assert open_source(str(tmp_path / "out")).manifest.change == {"dropped": 1}
 
 
 def test_a_table_that_was_worked_on_is_not_replaced(

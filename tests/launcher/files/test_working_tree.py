@@ -246,6 +246,7 @@ service-account.json service_account_prod.json client_secret_12.json wandb-api-k
 openai.key access_key.json terraform.tfvars x.tfstate .pgpass .boto rclone.conf .netrc auth.json
 id_ed25519 id_rsa.pub my-credentials.csv credential.json private_key.txt db_password.txt .npmrc
 .aws/config .docker/config.json .vault-token cert.p12 secrets.yaml deploy.secret gh-token kubeconfig
+oauth.json jwt.txt bearer.txt cookies.txt session_cookie vault.json authorized_keys
 """
 PLAIN = """
 train.py tokens.txt tokenizer.json special_tokens_map.json added_tokens.json vocab.json keys.py
