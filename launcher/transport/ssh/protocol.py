@@ -1,5 +1,6 @@
 """The SSH protocol over a connection: the algorithms offered, and the reason of a disconnect."""
 
+import socket
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +35,17 @@ class SshProtocol(paramiko.Transport):
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         code, reason = message.get_int(), message.get_string().decode(errors="replace")
         self.disconnect_reason = one_line(reason) or f"reason {code}"
+
+    def _parse_global_request(self, message: paramiko.Message) -> None:
+        """Refuse a request, and acknowledge it at once.
+
+        After a login, sshd announces its other host keys. Its kernel sends nothing more before that
+        is acknowledged (Nagle); ours would wait 40 ms for data to acknowledge it with, in vain.
+        """
+        super()._parse_global_request(message)  # type: ignore[misc]
+        if isinstance(self.sock, socket.socket) and hasattr(socket, "TCP_QUICKACK"):  # Linux
+            with suppress(OSError):  # the connection broke just now, or leads to a ProxyCommand
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 class _GatewayChannel:
