@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
+from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between
 
 MOST_SHOWN = 1 << 16

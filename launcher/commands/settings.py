@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from rackrun.commandline.conditions import Condition, changed_settings, refuse_w
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import Positional
 from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",

@@ -22,11 +22,11 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.user_code.tasks import find_task, known_tasks
 
 KEYS = ("launch", "typed", "command", "launcher")

@@ -6,7 +6,6 @@ import queue
 import signal
 import sys
 import threading
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +20,7 @@ from launcher.output.console import say
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import Problem
+from rackrun.light_dataclass import dataclass
 from rackrun.runs import Run
 from rackrun.shapes import Misshapen
 from rackrun.signals import interruptible

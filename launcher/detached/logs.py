@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,6 +19,7 @@ from launcher.run.job import Job
 from launcher.run.plan import Plan
 from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised, name_of
 from rackrun.signals import interruptible

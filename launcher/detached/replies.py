@@ -6,7 +6,7 @@ id that was typed, which the first host may only complete.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.detached.entries import Code, Ending, Name, Seconds
@@ -15,6 +15,7 @@ from launcher.remote.run_manager import MOST_LISTED
 from launcher.run.events import Count, Node
 from launcher.run.state import RESERVE
 from launcher.transport.rpc import RpcClient
+from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
 RUN = "[0-9a-f]{8}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
@@ -32,6 +32,7 @@ from launcher.transport.rpc import RpcClient
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run
 from rackrun.terminal import one_line

@@ -10,7 +10,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +18,7 @@ from launcher.remote.files import INSTALLED, file_digest
 from launcher.remote.processes import names_in
 from launcher.remote.transfer import INCOMING, MANIFEST
 from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 from rackrun.units import data_size, first_few
 

@@ -6,7 +6,6 @@ RunState, time -> RunView        everything in it can be written as JSON
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.run.events import Usage
@@ -14,6 +13,7 @@ from launcher.run.plan import Plan
 from launcher.run.state import RESERVE, HostState, RankState, RunState
 from rackrun.contract import phases
 from rackrun.generation import Generation
+from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 from rackrun.units import plural
 

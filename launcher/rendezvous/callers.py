@@ -8,12 +8,12 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 from launcher.rendezvous.connection import Nonce, PeerConnection
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
 from rackrun.contract.variables import JOB_KEY
+from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import Between, Matches, Misshapen, shaped
 

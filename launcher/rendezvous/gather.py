@@ -15,7 +15,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Literal, TypeAlias
 
 from launcher.errors import HostLost, HostUnreachable, PreflightRefused
@@ -33,6 +33,7 @@ from launcher.run.hosts import MOST_HOSTS
 from launcher.run.job import RUN_ID
 from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import AtMost, Matches, Misshapen, shaped
 from rackrun.terminal import one_line

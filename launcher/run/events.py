@@ -7,12 +7,12 @@ global rank. Nothing in here was judged yet, and text from a host is still raw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.errors import HostLost
 from launcher.run.plan import HostPlan
 from rackrun.generation import Generation
+from rackrun.light_dataclass import dataclass
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between
 
 Stream: TypeAlias = Literal["out", "err"]
@@ -30,7 +30,7 @@ ShortText: TypeAlias = Annotated[str, AtMost(4096)]
 Names: TypeAlias = Annotated[tuple[Annotated[str, AtMost(256)], ...], AtMost(65536)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Opened:
     """The agent answers and is about to start torchrun."""
 
@@ -39,7 +39,7 @@ class Opened:
     """A port that the agent holds without listening: a connection that arrives is refused."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Output:
     """Bytes that a rank wrote, or torchrun itself when `rank` is None; never cut into lines."""
 
@@ -49,7 +49,7 @@ class Output:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankStarted:
     """A rank's command runs under this process id."""
 
@@ -58,7 +58,7 @@ class RankStarted:
     pid: Pid
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankEnded:
     """A rank's command ended: with `code`, or by `signal` when that is not 0."""
 
@@ -77,7 +77,7 @@ class RankEnded:
         return 128 + self.signal if self.signal else self.code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AskedToStop:
     """Torchrun, or another process of the host, sent the shim of a rank this signal."""
 
@@ -86,7 +86,7 @@ class AskedToStop:
     signal: Signal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TorchrunEnded:
     """The torchrun of a host ended, with a code or by a signal, in or out of turn."""
 
@@ -99,7 +99,7 @@ class TorchrunEnded:
     """Its agent had begun to end the run before it did."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """Progress that a rank reports, checked (see `reports`)."""
 
@@ -108,7 +108,7 @@ class Report:
     fields: Annotated[dict[str, Any], AtMost(64)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Computing:
     """A rank that has reported, but not yet two steps, has used a processor or GPU just now."""
 
@@ -116,7 +116,7 @@ class Computing:
     rank: Number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     """A rank of an elastic run listens on a port, and can be in the next group."""
 
@@ -125,7 +125,7 @@ class Ready:
     port: Annotated[int, Between(1, 65535)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Formed:
     """A rank is in the group of a generation, with the state of a step, the same on all."""
 
@@ -136,7 +136,7 @@ class Formed:
     digest: Annotated[str, AtMost(128)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Broken:
     """An exchange of a generation's group failed on a rank, which waits for the next one."""
 
@@ -146,7 +146,7 @@ class Broken:
     error: ShortText
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Left:
     """A rank has finished its training; its end is no loss."""
 
@@ -155,7 +155,7 @@ class Left:
     generation: Count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Regrouped:
     """The launcher has announced a generation, or all of its members are in now."""
 
@@ -165,7 +165,7 @@ class Regrouped:
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Added:
     """An elastic run has one host more than it was planned for, behind all others."""
 
@@ -177,7 +177,7 @@ GroupEvent: TypeAlias = Ready | Formed | Broken | Left
 """What ranks of an elastic run say about their group."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gpu:
     """One GPU in use: percent busy, memory in MiB."""
 
@@ -192,7 +192,7 @@ class Gpu:
     """What keeps its clocks low."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Usage:
     """Utilization of a host: CPU as a fraction of all cores, memory in bytes."""
 
@@ -207,7 +207,7 @@ class Usage:
     """Bytes per second to the network."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Frozen:
     """The processes of a host that are stopped (SIGSTOP), such as "torchrun" or "rank 3"."""
 
@@ -215,14 +215,14 @@ class Frozen:
     names: Names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Joined:
     """The torchrun of a host has found the one on the first host, where all of them meet."""
 
     node: Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unreached:
     """The addresses of the hosts that did not answer this one when it called them all."""
 
@@ -230,7 +230,7 @@ class Unreached:
     addresses: Names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Awaited:
     """A launch of this account's user waits for the host, and the run is one that gives way."""
 
@@ -238,7 +238,7 @@ class Awaited:
     user: Annotated[str, AtMost(256)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stopping:
     """The agent ends the run on its host on its own account: lease, end of stream, a signal."""
 
@@ -246,7 +246,7 @@ class Stopping:
     reason: ShortText
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Closed:
     """The agent's last word: every process of the run is gone, but for the survivors it names."""
 
@@ -254,7 +254,7 @@ class Closed:
     survivors: Names = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lost:
     """The agent could not be started, or its stream ended without a last word."""
 
@@ -263,7 +263,7 @@ class Lost:
     exit_code: Code = HostLost.exit_code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Swept:
     """A second look at the host of a lost agent: what is left there, or why that is unknown."""
 
@@ -272,7 +272,7 @@ class Swept:
     reason: ShortText = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PeerFailed:
     """Another node of a run that was started node by node: its first failure, in its words."""
 
@@ -285,7 +285,7 @@ class PeerFailed:
     """Of the node; not from its message."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PeerStops:
     """Request to save and to end, received by another node."""
 
@@ -293,7 +293,7 @@ class PeerStops:
     signal: Annotated[int, Between(1, 64)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PeerHangLimit:
     """The seconds that ranks of another node may go without progress, in their phase."""
 

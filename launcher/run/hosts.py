@@ -14,10 +14,11 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.units import whole_number
 
 MOST_HOSTS = 100_000

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.run.incidents import LETTERS, Incident, Kind
 from rackrun.generation import Generation
+from rackrun.light_dataclass import dataclass
 
 GAVE_WAY = "gave way to a launch that waits (--polite)"
 

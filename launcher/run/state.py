@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from launcher.run.events import (
@@ -45,6 +45,7 @@ from launcher.run.stragglers import (
 )
 from rackrun.contract import phases
 from rackrun.generation import MOST_SHOWN, Generation
+from rackrun.light_dataclass import dataclass
 
 STEPS_REMEMBERED = 64
 READ_FIELDS = {"cache": "cache_bytes", "peers": "peer_bytes", "origin": "origin_bytes"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork, Work, without_option
 from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import file_name
 from rackrun.units import plural
 

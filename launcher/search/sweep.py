@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from launcher.catalog.folders import runs_in
@@ -25,6 +25,7 @@ from launcher.run.settings import SweepOptions
 from launcher.search.members import OPTION, Combination, command, members_of
 from rackrun.commands import called, program
 from rackrun.errors import Problem, UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import new_run_folder
 from rackrun.run_report.folder import Story, read
 from rackrun.run_report.page import write_comparison

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from launcher.run.events import Lost, Swept
 from launcher.run.hosts import Host
@@ -14,6 +13,7 @@ from launcher.run.state import HostState, RunState
 from launcher.supervision import agent_protocol
 from launcher.supervision.agent_client import AgentClient, EventQueue, HeartbeatSender
 from launcher.transport.base import Transport
+from rackrun.light_dataclass import dataclass
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
 QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts

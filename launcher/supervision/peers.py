@@ -9,7 +9,7 @@ exit code.
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +22,7 @@ from launcher.run.state import RunState
 from launcher.supervision.agent_client import EventQueue
 from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import longest_hang_limit
+from rackrun.light_dataclass import dataclass
 from rackrun.shapes import Misshapen, shaped
 from rackrun.terminal import one_line
 

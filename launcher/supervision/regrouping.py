@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from launcher.errors import PreflightRefused
 from launcher.output.console import ranges
@@ -45,6 +45,7 @@ from launcher.supervision.membership import Membership, RankGroup
 from launcher.supervision.retries import Retries
 from launcher.supervision.root_cause import LOST, Failure, Tail, as_raised, cause_of
 from rackrun.generation import Generation
+from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 from rackrun.units import age, plural
 

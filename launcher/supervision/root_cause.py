@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from launcher.errors import HostLost, PreflightRefused
@@ -24,6 +24,7 @@ from launcher.run.events import (
     TorchrunEnded,
 )
 from launcher.supervision.hangs import Hang
+from rackrun.light_dataclass import dataclass
 
 Failure: TypeAlias = (
     RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang | Broken

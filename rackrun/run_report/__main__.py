@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.runs import run_folder
 
 COMPARISON = "compare.html"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
@@ -11,6 +10,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
+from rackrun.light_dataclass import dataclass
 from rackrun.run_report.folder import Predictions
 from rackrun.terminal import one_line
 

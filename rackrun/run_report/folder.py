@@ -11,7 +11,7 @@ import re
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
@@ -23,6 +23,7 @@ from rackrun import npy
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.generation import MOST_SHOWN, Generation
+from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
 from rackrun.shapes import AtMost, Between, Misshapen, parsed_file, shaped

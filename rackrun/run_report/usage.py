@@ -6,9 +6,9 @@ Standard library only: controllers of detached runs write the file on hosts with
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
+from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between, parsed
 
 MOST_BYTES = 1 << 26  # of the file

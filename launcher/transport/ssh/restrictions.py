@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from launcher.transport.ssh.algorithms import (
 )
 from launcher.transport.ssh.paths import paths
 from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
 
 _UNSUPPORTED = {  # option -> the value that restricts nothing
     "KnownHostsCommand": "none",

@@ -2,7 +2,8 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from rackrun.light_dataclass import dataclass
 
 CERTIFICATE = "-cert-v01@openssh.com"
 """The suffix of a certificate's type."""
