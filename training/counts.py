@@ -94,12 +94,14 @@ class Counter:
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)  # whole up to 2^53
+        self._fields = self._sums.unbind()  # of the same memory
         self._samples = self._skipped = 0
 
-    def add(self, parts: Iterable[torch.Tensor], samples: int, skipped: int) -> None:
+    def add(self, parts: Iterable[Iterable[torch.Tensor]], samples: int, skipped: int) -> None:
         """Count a batch: in parts, the sums of loss, top-1 and, if there is a third one, top-5."""
         for sums in parts:
-            self._sums[: len(sums)].add_(sums)  # `+=` on a slice also copies it to itself
+            for field, value in zip(self._fields, sums, strict=False):
+                field.add_(value)
         self._samples += samples
         self._skipped += skipped
 

@@ -39,7 +39,7 @@ def train_step(
     # By the step, so that a run that resumes draws what it would have drawn.
     seed_step(config, ranks, state.step)
     share = ranks.world / run.data.batch  # DDP divides by the world
-    step_sums: list[torch.Tensor] = []  # on the device, so that no step waits for a number
+    step_sums: list[tuple[torch.Tensor, ...]] = []  # on the device: no step waits for a number
     parts = list(parts_of(run, state.step, batch))
     for number, (images, labels) in enumerate(parts, start=1):
         with sync.part(len(labels), is_last=number == len(parts)):
@@ -50,7 +50,7 @@ def train_step(
             loss = summed_loss(logits, targets, config, run.class_weights(logits))
             state.loss_scale.backward(loss * share)
         # By the labels from before mixing: of a mixed image only one class counts as right.
-        step_sums.append(torch.stack([loss.detach(), correct_predictions(logits, labels, 1)]))
+        step_sums.append((loss.detach(), correct_predictions(logits, labels, 1)))
     # From here on nothing waits for another rank: the step is taken as a whole, or not at all.
     exchange.complete()
     run.check_group()
