@@ -6,7 +6,7 @@ import itertools
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,6 @@ COMPARED = (
     *("best accuracy", "after epoch", "last accuracy", "last loss", "epochs", "images/s"),
     *("time", "end"),
 )
-JUDGED_ON = ("data_sha256", "eval_split", "task")
-"""Settings that decide which images accuracy is measured on."""
 MOST_NAMED = 16
 """Ranks whose images a line of the page lists."""
 PRIVATE = ("--env", "--on-event")
@@ -113,7 +111,7 @@ def comparison(stories: Sequence[Story]) -> dict[str, Any]:
         name: cells for name, cells in rows if len(set(itertools.compress(cells, recorded))) > 1
     }
     judged_on = {
-        tuple(setting(one.get(name, "")) for name in JUDGED_ON)
+        _judged_on(one)
         for story, one in zip(ordered, settings, strict=True)
         if story.accuracy is not None
     }
@@ -132,6 +130,17 @@ def comparison(stories: Sequence[Story]) -> dict[str, Any]:
 
 def _by_accuracy(story: Story) -> float:
     return -1.0 if story.accuracy is None else story.accuracy
+
+
+def _judged_on(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what decides which images accuracy is measured on: those of the folder of --data.
+
+    Which of its training images are used, or which other folders, makes no difference.
+    """
+    versions = settings.get("data_versions")
+    first = next(iter(versions.values()), "") if isinstance(versions, dict) else ""
+    data = first or settings.get("data_sha256", "")
+    return tuple(map(setting, (data, settings.get("eval_split", ""), settings.get("task", ""))))
 
 
 def _compared(story: Story) -> tuple[str, ...]:

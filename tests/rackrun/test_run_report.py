@@ -275,6 +275,21 @@ def test_accuracies_on_different_images_have_no_best(run: Path, tmp_path: Path) 
     assert "Evaluated on different images: the accuracies do not compare." in text
 
 
+def test_runs_on_parts_of_the_training_images_compare(run: Path, tmp_path: Path) -> None:
+    """Two that were evaluated on the same version of --data, whatever they were trained on."""
+    other = run_folder(tmp_path / "20260102-040506-catdog")
+    for folder, digest in ((run, "aa"), (other, "bb")):
+        config = json.loads((folder / "config.json").read_text())
+        recorded = {
+            "data_sha256": digest,
+            "data_versions": {"data": "cc", f"more {digest}": digest},
+        }
+        (folder / "config.json").write_text(json.dumps({**config, **recorded}))
+    text = write_comparison([run, other], tmp_path / "compare.html").read_text()
+    assert text.count('class="best"') == 2  # equal ones
+    assert "Evaluated on different images" not in text
+
+
 def test_a_run_without_settings_or_accuracy_changes_no_comparison(
     run: Path, tmp_path: Path
 ) -> None:
