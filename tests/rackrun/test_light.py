@@ -84,6 +84,7 @@ def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab: Lab) -> Non
         (lab.folder / "images" / kind).mkdir(parents=True)
         for n in range(4):
             (lab.folder / "images" / kind / f"{n}.jpg").write_bytes(jpeg(kind, 0, n))
+    (lab.folder / "model.pt").touch()  # one that is not there is refused before torch is needed
     hosts = lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}")
     where = f"--ssh-config {lab.config} {hosts}"
     for line in (*WORKS, *NEEDS_IT):
