@@ -429,9 +429,7 @@ def a_compiled_model_ends_equal(ranks: Ranks) -> None:
 def mean_loss() -> Iterator[None]:
     """Put a known mistake in place: each rank takes the mean over its own samples."""
 
-    def mean(
-        logits: Any, labels: Any, weight: None, reduction: str, label_smoothing: float
-    ) -> torch.Tensor:
+    def mean(logits: Any, labels: Any, reduction: str, label_smoothing: float) -> torch.Tensor:
         return cross_entropy(logits, labels, label_smoothing=label_smoothing) * FULL_PART
 
     with patch.object(loss, "cross_entropy", mean):
