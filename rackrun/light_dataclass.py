@@ -1,7 +1,7 @@
-"""`dataclass`, whose classes share their methods: to compile six for each took a third of imports.
+"""`dataclass`, whose classes share their methods: a launch compiled six for each of 140 classes.
 
-The standard one writes source for every method of every class, and runs it. A launch imports 140
-classes, at 0.5 ms of CPU each. Here it does so for `__init__` alone, and the other methods go by
+The standard one writes source for every method of every class, and runs it: 67 of the 192 ms that a
+launch's imports took. Here it does so for `__init__` alone, and the other methods go by
 the fields. To type checkers, and to `fields`, `replace` and `asdict`, nothing differs.
 """
 

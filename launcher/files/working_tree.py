@@ -34,6 +34,7 @@ PRIVATE_NAMES = (
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p8", "*.p12"),
     *("*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.ppk", "*.kdb", "*.kdbx", "*.asc", "*.gpg"),
     *("*.ovpn", "*.tfvars", "*.tfstate", "*.tfstate.*", "kubeconfig*", "*.kubeconfig", "*.keytab"),
+    *("kube.config", "admin.conf", "wallet.dat"),
     *("kaggle.json", "service-account*", "service_account*", "serviceaccount*", "client_secret*"),
     *("*credential*", "*password*", "*passwd*", "*private_key*", "*private-key*", "*privatekey*"),
     *("secret", "secrets", "secret.*", "secrets.*", "token", "*.token", "authorized_keys*"),
@@ -42,7 +43,7 @@ PRIVATE_NAMES = (
 )
 """Names of files and folders that look private; see also `_SECRET_WORD`."""
 _SECRET_WORD = re.compile(
-    r"(.*[._-])?(o?auth|bearer|cookies?|jwt|vault|secrets?|token|api[._-]?keys?|(?<=[._-])key)"
+    r"(.*[._-])?(o?auth|bearer|cookies?|jwt|vault|secrets?|token|api[._-]?keys?|(?<=[._-])(key|pat))"
     r"(\.(cfg|conf|ini|json|toml|txt|ya?ml))?"
 )
 """The last word of a name that holds nothing else: hf_token, token.json, wandb-api-key.txt."""

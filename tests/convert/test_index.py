@@ -48,7 +48,7 @@ def by_webdataset(folder: Path) -> dict[str, int]:
     for split, counts in (("train", (5, 7)), ("val", (4,))):
         for number, count in enumerate(counts):
             name = folder / f"imagenet-{split}-{number:06d}.tar"
-            with webdataset.TarWriter(str(name)) as sink:
+            with name.open("wb") as file, webdataset.TarWriter(file) as sink:
                 for n in range(count):
                     key = f"{split}{number}_{n}"
                     labels[key] = (number + n) % 3

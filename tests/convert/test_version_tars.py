@@ -34,7 +34,7 @@ def more(folder: Path, number: int, split: str = "train", **labels: int) -> Path
     """Write one more tar as webdataset does, with these keys."""
     folder.mkdir(exist_ok=True)
     path = folder / f"imagenet-{split}-{number:06d}.tar"
-    with webdataset.TarWriter(str(path)) as sink:
+    with path.open("wb") as file, webdataset.TarWriter(file) as sink:
         for key, label in labels.items():
             sink.write({"__key__": key, "jpg": drawn(key), "cls": label})
     return path
@@ -169,7 +169,8 @@ def test_a_leak_in_new_tars_is_refused(tmp_path: Path, tars: Path) -> None:
     """A copy of a validation image does not come into train, and is named."""
     folder = tmp_path / "new"
     folder.mkdir()
-    with webdataset.TarWriter(str(folder / "train-0.tar")) as sink:
+    tar = folder / "train-0.tar"
+    with tar.open("wb") as file, webdataset.TarWriter(file) as sink:
         sink.write({"__key__": "copy", "jpg": drawn("val0_1"), "cls": 1})
     with pytest.raises(DataError, match=r"exact copies of images in another split.*/copy"):
         run("append", folder, tars)

@@ -247,6 +247,7 @@ openai.key access_key.json terraform.tfvars x.tfstate .pgpass .boto rclone.conf 
 id_ed25519 id_rsa.pub my-credentials.csv credential.json private_key.txt db_password.txt .npmrc
 .aws/config .docker/config.json .vault-token cert.p12 secrets.yaml deploy.secret gh-token kubeconfig
 oauth.json jwt.txt bearer.txt cookies.txt session_cookie vault.json authorized_keys
+github_pat.txt kube.config
 """
 PLAIN = """
 train.py tokens.txt tokenizer.json special_tokens_map.json added_tokens.json vocab.json keys.py
