@@ -68,7 +68,7 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port("127.0.0.1")
+        self.port = free_port()
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
         self.started: list[subprocess.Popen[str]] = []
 

@@ -67,7 +67,7 @@ class Zero:
     """Node 0 of two, in a thread."""
 
     def __init__(self, key: bytes = b"", wait_seconds: float = 60.0) -> None:
-        self.port = free_port("127.0.0.1")
+        self.port = free_port()
         self.met: Rendezvous | None = None
         self.error: Problem | None = None
         self.lines: list[str] = []
