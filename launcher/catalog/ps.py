@@ -154,8 +154,8 @@ def _late(target: tuple[str, Host]) -> Problem:
 
 def _from_folders(runs: Path) -> Iterator[ListedRun]:
     """Yield the runs of the folder here and of those from which detached runs were started."""
-    known = sorted({record.runs for record in recorded_runs().values()})
-    folders = {folder.resolve(): folder for folder in (runs, *map(Path, known))}
+    recorded_folders = sorted({record.runs for record in recorded_runs().values()})
+    folders = {folder.resolve(): folder for folder in (runs, *map(Path, recorded_folders))}
     for folder in folders:
         for run in runs_in(folder):
             yield replace(run, folder=short_path(Path(run.folder)))

@@ -227,8 +227,8 @@ def refuse_more_than_fit(work: Work, ranks: int) -> None:
     if isinstance(work, TaskWork) and ranks > 1 and ranks * RANK_BYTES > memory:
         raise UsageError(
             f"--nproc {ranks}: needs {data_size(ranks * RANK_BYTES)} of memory, at least"
-            f" {data_size(RANK_BYTES)} a rank, and here are {data_size(memory)}; type --nproc"
-            f" {core_count()}, a rank per core"
+            f" {data_size(RANK_BYTES)} a rank, and this machine has {data_size(memory)};"
+            f" type --nproc {core_count()}, a rank per core"
         )
 
 
@@ -245,8 +245,8 @@ def check_gpus(work: Work, ranks: int, name: str, python: str, image: str) -> No
         )
     if isinstance(work, TaskWork) and not is_on_cpu(work) and 0 < gpu_count() < ranks:
         raise UsageError(
-            f"--nproc {ranks}: a rank needs its own GPU, and here are {gpu_count()}; {CPU}, or"
-            " start fewer"
+            f"--nproc {ranks}: a rank needs its own GPU, and this machine has {gpu_count()}; {CPU},"
+            " or start fewer"
         )
     if gpu_count() and not is_on_cpu(work) and not image:
         from launcher.remote.probe import describe

@@ -359,7 +359,9 @@ def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch: pytest.MonkeyPa
     """Each needs its own, unless they train on the CPU; a command may share them."""
     monkeypatch.setattr(task_check, "gpu_count", lambda: 2)
     monkeypatch.setattr(probe, "describe", lambda pythons: {})
-    with pytest.raises(UsageError, match="--nproc 3: a rank needs its own GPU, and here are 2"):
+    with pytest.raises(
+        UsageError, match="--nproc 3: a rank needs its own GPU, and this machine has 2"
+    ):
         task_check.check_gpus(TaskWork("catdog"), 3, "here", "python", "")
     for work in (TaskWork("catdog", ("--device", "cpu")), Command(("x",))):
         task_check.check_gpus(work, 3, "here", "python", "")
@@ -371,7 +373,8 @@ def test_more_ranks_of_a_task_than_memory_holds_are_refused(
     """The line says how much they need and what is here; a command may be a small one."""
     pages = {"SC_PHYS_PAGES": 1_000_000, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    says = r"--nproc 200: needs 100.0 GB of memory, at least 500.0 MB a rank, and here are 4.1 GB"
+    needs = "--nproc 200: needs 100.0 GB of memory, at least 500.0 MB a rank"
+    says = rf"{needs}, and this machine has 4.1 GB"
     with pytest.raises(UsageError, match=rf"{says}; type --nproc \d+, a rank per core"):
         task_check.refuse_more_than_fit(TaskWork("catdog"), 200)
     task_check.refuse_more_than_fit(TaskWork("catdog"), 8)
