@@ -11,8 +11,8 @@ from convert.readers.archives import open_images
 from convert.readers.records import Container, Defect, Record, is_image
 from rackrun.errors import DataError
 from shards.jpeg import jpeg_frame
+from shards.samples import Sample
 from shards.tiles import original_digest
-from shards.verify import Sample
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,8 @@ from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import clean
 from rackrun.units import plural
 from shards.open import open_source, sources_of
-from shards.samples import stored_samples
+from shards.samples import sample_of, stored_samples
 from shards.source import Loan, Source
-from shards.verify import sample_of
 
 
 @dataclass(frozen=True)

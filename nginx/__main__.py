@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NoReturn, TypeVar
 
-from nginx.registry import ServerRecord
 from nginx.serve import NginxServer, servers, serving, start, stop
 from nginx.site import Site
 from rackrun.commandline.options import Examples, Positional
@@ -125,13 +124,9 @@ def detach(settings: Serve) -> int:
     """Start a server that outlives this command."""
     server = start(settings, detach=True)
     say(server.announcement)
-    say(f"to end it, type: {_stop_command(server.record)}")
+    folder, port = shlex.quote(server.record.folder), server.site.port
+    say(f"to end it, type: {called('serve')} stop {folder} --port {port}")
     return 0
-
-
-def _stop_command(record: ServerRecord) -> str:
-    port = record.url.rstrip("/").rpartition(":")[2]
-    return f"{called('serve')} stop {shlex.quote(record.folder)} --port {port}"
 
 
 def _show_status(settings: Status) -> int:

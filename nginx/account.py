@@ -12,13 +12,12 @@ import itertools
 import os
 import pwd
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nginx.errors import ServeRefused
-from nginx.site import Site
+from nginx.site import ServeRefused, Site
 from rackrun.contract.files import MANIFEST_NAME
 
 NUMBERS = range(61184, 65520)  # for users that come and go (systemd's DynamicUser takes them, too)
@@ -64,20 +63,17 @@ def _others_may(path: Path, rights: int) -> bool:
 
 def _free_number(name: str) -> int:
     """Return a number that is no user's and no group's, and that no process has."""
-    taken = set(_users())
+    taken = set[int]()
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with suppress(OSError):  # it has ended meanwhile
+                taken.add(path.stat().st_uid)
     first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % len(NUMBERS)
     for number in itertools.chain(NUMBERS[first:], NUMBERS[:first]):
         in_use = number in taken or _exists(pwd.getpwuid, number) or _exists(grp.getgrgid, number)
         if not in_use:
             return number
     raise ServeRefused(f"no user number from {NUMBERS[0]} to {NUMBERS[-1]} is free here")
-
-
-def _users() -> Iterator[int]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with suppress(OSError):
-                yield path.stat().st_uid
 
 
 def _exists(find: Callable[[int], object], number: int) -> bool:

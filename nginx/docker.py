@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 
 from nginx.account import Account
-from nginx.errors import ServeRefused
 from nginx.native import arguments
-from nginx.site import Site
+from nginx.site import ServeRefused, Site
 from rackrun.errors import Problem
 
 # The official image at the version of the digest; what was tested is what runs.
@@ -57,7 +56,9 @@ def command(site: Site, name: str, home: Path, account: Account, detach: bool) -
     listens at the one address. No health check: nothing would act upon it (`docker run` restarts
     nothing, readers ask again, a run restarts its server), and an image may hold nginx alone.
     """
-    memory = f"{site.memory or _half_of_memory()}m"
+    # Of the kernel's page cache, too, what is read counts: half of this machine is for shards.
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // 1024**2
+    memory = f"{site.memory or half}m"
     attached = ["setpriv", "--pdeathsig", "TERM", "docker", "run", "--rm", "--log-driver", "none"]
     return [
         *(["docker", "run", "--detach", "--log-driver", "local"] if detach else attached),
@@ -90,11 +91,6 @@ def _mount(source: Path, target: str) -> str:
         ["type=bind", f"source={source}", f"target={target}", "readonly"]
     )
     return line.getvalue()
-
-
-def _half_of_memory() -> int:
-    """Return half of the memory in MiB: shards in the kernel's page cache count as well."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // 1024**2
 
 
 def pid(name: str) -> int:
@@ -135,10 +131,7 @@ def log_of(name: str) -> str:
 
 
 def _docker(*args: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run docker to its end; raise Problem if it is missing, or takes over ANSWER_SECONDS.
-
-    `seconds` is another limit.
-    """
+    """Run docker to its end; raise Problem if it is missing, or takes too long."""
     limit = seconds or ANSWER_SECONDS
     try:
         return subprocess.run(

@@ -85,9 +85,7 @@ class ServerTraffic:
                 self._read += len(line)
                 self.requests += 1
                 with suppress(Misshapen):  # a request, of which nothing else is known
-                    self._count(request_of(line))
-
-    def _count(self, request: LoggedRequest) -> None:
-        self.bytes += request.bytes
-        if len(self.clients) < MOST_CLIENTS:
-            self.clients.add(request.client)
+                    request = request_of(line)
+                    self.bytes += request.bytes
+                    if len(self.clients) < MOST_CLIENTS:
+                        self.clients.add(request.client)

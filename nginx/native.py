@@ -22,21 +22,20 @@ def command(home: Path, account: Account, detach: bool) -> list[str]:
     setpriv takes away every capability and any way to gain one, and unless the server is to
     outlive us, asks the kernel to end it with us, however we end. prlimit bounds its logs.
     """
+    rights = [
+        *("--reuid", str(account.uid), "--regid", str(account.gid), "--clear-groups"),
+        *("--inh-caps", "-all", "--bounding-set", "-all"),
+    ]
     return [
         "prlimit",
         f"--fsize={logs.FILE_BYTES}",
         "setpriv",
         "--no-new-privs",
         *([] if detach else ["--pdeathsig", "TERM"]),
-        *(_other_user(account) if os.getuid() == 0 else []),
+        *(rights if os.getuid() == 0 else []),
         shutil.which("nginx", path=PATHS) or "nginx",
         *arguments(str(home / "etc")),
     ]
-
-
-def _other_user(account: Account) -> list[str]:
-    rights = ["--inh-caps", "-all", "--bounding-set", "-all"]
-    return ["--reuid", str(account.uid), "--regid", str(account.gid), "--clear-groups", *rights]
 
 
 def arguments(etc: str) -> list[str]:

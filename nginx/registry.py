@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import json
 import os
-import select
 import shlex
 import shutil
 import signal
@@ -26,17 +25,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from nginx.errors import RecordError
 from nginx.site import Site
 from rackrun.atomic import write_whole
 from rackrun.commands import called
-from rackrun.errors import Problem
+from rackrun.errors import DataError, Problem
 from rackrun.machine import boot_id
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Matches, Misshapen, parsed
 
 GRACE_SECONDS = 5.0
 RECORD_BYTES = 1 << 16
+POLL_SECONDS = 0.01
 _ENDED = ("", "Z", "X")  # states of /proc/PID/stat: no process, a zombie, one that dies
+
+
+class RecordError(DataError):
+    """A file in place of a record that no server of this user has left."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,6 @@ def pid_namespace() -> str:
 
 
 def _ticks(pid: int) -> int:
-    """Return when a living process was started; 0 for none and for a zombie."""
     state, start = _stat(pid, 3, 22)
     return 0 if state in _ENDED else int(start)
 
@@ -116,31 +118,14 @@ def _stat(pid: int, *fields: int) -> tuple[str, ...]:
 def _group_ended(group: int, seconds: float) -> bool:
     """Wait until no living process is in the group; False when the time is up first."""
     deadline = time.monotonic() + seconds
-    while members := [pid for pid in _pids() if _in_group(pid, group)]:
+    while True:
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        members = (_stat(pid, 3, 5) for pid in pids)
+        if all(number != str(group) or state in _ENDED for state, number in members):
+            return True
         if time.monotonic() > deadline:
             return False
-        _wait(members[0], deadline - time.monotonic())
-    return True
-
-
-def _pids() -> Iterator[int]:
-    return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-
-
-def _in_group(pid: int, group: int) -> bool:
-    state, member_of = _stat(pid, 3, 5)
-    return member_of == str(group) and state not in _ENDED
-
-
-def _wait(pid: int, seconds: float) -> None:
-    with suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            ended = select.poll()  # not select(), which knows no descriptor beyond 1,023
-            ended.register(descriptor, select.POLLIN)
-            ended.poll(max(seconds, 0.01) * 1000)
-        finally:
-            os.close(descriptor)
+        time.sleep(POLL_SECONDS)
 
 
 @dataclass(frozen=True)

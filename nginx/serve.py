@@ -20,10 +20,18 @@ from typing import TextIO
 
 from nginx import docker, native, registry
 from nginx.account import Account, account_of
-from nginx.errors import FolderError, PortTaken, ServeRefused
 from nginx.logs import Logs, ServerTraffic
 from nginx.registry import ServerProcess, ServerRecord
-from nginx.site import Site, checked, configuration, free_port, user_and_password
+from nginx.site import (
+    FolderError,
+    PortTaken,
+    ServeRefused,
+    Site,
+    checked,
+    configuration,
+    free_port,
+    user_and_password,
+)
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
@@ -101,7 +109,11 @@ def start(site: Site, detach: bool = False) -> NginxServer:
 def _start(site: Site, detach: bool) -> NginxServer:
     site, why = _choose(site)
     with registry.alone():
-        _refuse_second(site, _alive())
+        if registry.name_of(site) in [record.name for record in _alive()]:
+            raise ServeRefused(
+                f"{site.folder} is already served at {site.url}; to end that, type:"
+                f" {called('serve')} stop {shlex.quote(str(site.folder))} --port {site.port}"
+            )
         site = replace(site, port=free_port(site))
         account = account_of(site, registry.name_of(site))
         server = _launch(site, _furnish(site, account), account, why, detach)
@@ -134,14 +146,6 @@ def _choose(site: Site) -> tuple[Site, str]:
             f"{lack}, and {native.missing()}; type {docker.INSTALL}, or {native.INSTALL}"
         )
     return replace(site, native=True), lack
-
-
-def _refuse_second(site: Site, alive: list[ServerRecord]) -> None:
-    if registry.name_of(site) in [record.name for record in alive]:
-        raise ServeRefused(
-            f"{site.folder} is already served at {site.url}; to end that, type:"
-            f" {called('serve')} stop {shlex.quote(str(site.folder))} --port {site.port}"
-        )
 
 
 def _furnish(site: Site, account: Account) -> Path:

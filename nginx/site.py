@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nginx.errors import FolderError, PortTaken
 from rackrun.commandline.options import Positional
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.errors import Problem, UsageError
+from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
@@ -26,6 +25,20 @@ EARLIER_MANIFEST = re.compile(r"dataset\.v[0-9]+\.json")
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 LISTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}(\.tar|\.index\.npy)")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+class FolderError(DataError):
+    """The folder is not a complete one of shards, or the serving user cannot read it."""
+
+
+class ServeRefused(Problem):
+    """This machine cannot serve the folder as asked; nothing was started."""
+
+    exit_code = 78
+
+
+class PortTaken(ServeRefused):
+    """Another program listens at the address and port."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,9 @@ def checked(site: Site) -> Site:
     Raises UsageError for invalid options, FolderError for an incomplete folder.
     """
     _check_address(site)
-    _check_names(site)
+    for name in site.names:
+        if not NAME.fullmatch(name):
+            raise UsageError(f"--names {name!r}: not a host name")
     _check_access(site)
     folder = site.folder.resolve()
     if not str(folder).isprintable():
@@ -123,12 +138,6 @@ def _check_address(site: Site) -> None:
         )
     if not 0 <= site.port < 65536:
         raise UsageError(f"--port {site.port}: not between 0 and 65535")
-
-
-def _check_names(site: Site) -> None:
-    for name in site.names:
-        if not NAME.fullmatch(name):
-            raise UsageError(f"--names {name!r}: not a host name")
 
 
 def _check_access(site: Site) -> None:
@@ -208,11 +217,8 @@ def configuration(site: Site, scratch: str, name: str) -> dict[str, str]:
         tls=_block(_tls(site), 4),
         access=_block(_access(site), 8),
     )
-    return {"nginx.conf": text, "listed": _listed(site.folder)} | _secrets(site)
-
-
-def _listed(folder: Path) -> str:
-    return as_map(listed_names(folder)) + later_versions(folder)
+    listed = as_map(listed_names(site.folder)) + later_versions(site.folder)
+    return {"nginx.conf": text, "listed": listed} | _secrets(site)
 
 
 def _names(site: Site) -> list[str]:
@@ -261,18 +267,13 @@ def _secrets(site: Site) -> dict[str, str]:
     }
     secrets = {name: _read(path).decode() for name, path in files.items() if path}
     if site.credentials:
-        secrets["users"] = _user_line(*user_and_password(site.credentials))
+        user, password = user_and_password(site.credentials)
+        # Salted SHA-1 needs no libcrypt. nginx hashes at every request, so the strength must be in
+        # the password, not in a slow hash.
+        salt = os.urandom(16)
+        digest = hashlib.sha1(password.encode() + salt, usedforsecurity=False).digest()
+        secrets["users"] = f"{user}:{{SSHA}}{base64.b64encode(digest + salt).decode()}\n"
     return secrets
-
-
-def _user_line(user: str, password: str) -> str:
-    """Return a line for auth_basic_user_file: salted SHA-1, which needs no libcrypt.
-
-    nginx hashes at every request, so the strength must be in the password, not in slowness.
-    """
-    salt = os.urandom(16)
-    digest = hashlib.sha1(password.encode() + salt, usedforsecurity=False).digest()
-    return f"{user}:{{SSHA}}{base64.b64encode(digest + salt).decode()}\n"
 
 
 def listed_names(folder: Path) -> list[str]:

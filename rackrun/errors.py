@@ -10,7 +10,7 @@ Problem                70  anything else: an internal error, a failed download
 ├── MissingPackage     78  a package of an extra is not installed
 └── MissingProgram     78  a program that an option needs is not installed
 
-The launcher (`launcher.errors`) and nginx (`nginx.errors`) add leaves: 69, 75, 77, 78.
+The launcher (`launcher.errors`) and nginx (`nginx.site`) add leaves: 69, 75, 77, 78.
 An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.
 """
 

@@ -39,15 +39,25 @@ log = logging.getLogger(__name__)
 
 
 class BlockStore:
-    """Blocks of bytes by key: `get_or_fetch` fetches a missing block once for all processes."""
+    """Blocks of bytes by key: `get_or_fetch` fetches a missing block once for all processes.
+
+    Raises UsageError if no folder can be made that only this user may write to.
+    """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.hits = 0  # blocks that were here
         self.fetched = 0  # blocks that were not
-        self._folder = folder / f"rackrun-cache-{os.getuid()}"
         self._warned = False
-        self._make_folder()
+        # A folder of its own for each user, because others may write to /tmp and the like, too.
+        self._folder = folder / f"rackrun-cache-{os.getuid()}"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self._folder.lstat()
+        except OSError as error:
+            raise UsageError(f"{self._folder}: no place for a cache: {error.strerror}") from None
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise UsageError(f"{self._folder}: not a folder of this account; name another one")
 
     def get_or_fetch(
         self,
@@ -73,16 +83,6 @@ class BlockStore:
         for path in self._path(prefix).parent.glob(f"{prefix}*"):
             path.unlink(missing_ok=True)
 
-    def _make_folder(self) -> None:
-        """Make a folder that only this user may write to; UsageError if that is impossible."""
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self._folder.lstat()
-        except OSError as error:
-            raise UsageError(f"{self._folder}: no place for a cache: {error.strerror}") from None
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise UsageError(f"{self._folder}: not a folder of this account; name another one")
-
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / key
 
@@ -102,7 +102,7 @@ class BlockStore:
         try:
             file = os.open(path, READING)
             try:
-                data = (_verified_part if verify else _part)(file, key, length, part)
+                data = _part(file, key, length, part, verify)
             finally:
                 os.close(file)
             if data is None:
@@ -162,7 +162,7 @@ class BlockStore:
         if partial is not None and keeps and is_right(data):
             try:
                 self._make_room(room)
-                os.ftruncate(partial, 0)
+                os.ftruncate(partial, 0)  # of a process that was killed while it wrote
                 _write(partial, head)
                 _write(partial, data)
                 self._path(key + PARTIAL).rename(self._path(key))
@@ -175,7 +175,10 @@ class BlockStore:
         usage = os.open(self._folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(usage, fcntl.LOCK_EX)
-            used = _noted(os.pread(usage, USAGE.size + 1, 0), self.limit_bytes)
+            noted = os.pread(usage, USAGE.size + 1, 0)
+            used = int.from_bytes(noted[:8], "little")
+            if noted != _note(used):  # damaged, or of another boot: find out what is there
+                used = self.limit_bytes
             if used + size > self.limit_bytes:
                 used = self._evict(int(self.limit_bytes * (1 - SPARE)) - size)
             os.pwrite(usage, _note(used + size), 0)
@@ -200,7 +203,6 @@ class BlockStore:
         return used
 
     def _warn_once(self, error: OSError) -> None:
-        """Warn once that the cache cannot be used."""
         if not self._warned:
             self._warned = True
             log.warning("%s: no help as a cache: %s", self._folder, error.strerror or error)
@@ -217,31 +219,22 @@ def _checksums(key: str, data: Stored, first: int = 0) -> bytes:
 
 
 def _sums_bytes(length: int) -> int:
-    """Return the bytes of the checksums before a block of this length."""
     return 4 * -(-length // PIECE_BYTES)
 
 
-def _part(file: int, key: str, length: int, part: slice) -> bytes | None:
-    """Return the part of the block in that file; None if the size is wrong."""
+def _part(file: int, key: str, length: int, part: slice, verify: bool) -> bytes | None:
+    """Return the part of the block in that file; None if its size or a checksum is wrong."""
     sums_length = _sums_bytes(length)
     if os.fstat(file).st_size != sums_length + length:
         return None
     first, stop, _ = part.indices(length)
-    data = os.pread(file, stop - first, sums_length + first)
-    return data if len(data) == stop - first else None
-
-
-def _verified_part(file: int, key: str, length: int, part: slice) -> bytes | None:
-    """Return the same; None also if its checksums are wrong."""
-    sums_length = _sums_bytes(length)
-    if os.fstat(file).st_size != sums_length + length:
-        return None
-    first, stop, _ = part.indices(length)
-    low, high = first // PIECE_BYTES, -(-stop // PIECE_BYTES)  # pieces
-    start, end = low * PIECE_BYTES, min(high * PIECE_BYTES, length)
-    sums = os.pread(file, 4 * (high - low), 4 * low)
+    low, high = first // PIECE_BYTES, -(-stop // PIECE_BYTES)  # the pieces that it touches
+    # A checksum is of a whole piece, so that verifying a part means reading a little more.
+    start, end = (low * PIECE_BYTES, min(high * PIECE_BYTES, length)) if verify else (first, stop)
     data = os.pread(file, end - start, sums_length + start)
-    if len(data) != end - start or _checksums(key, data, low) != sums:
+    if len(data) != end - start:
+        return None
+    if verify and _checksums(key, data, low) != os.pread(file, 4 * (high - low), 4 * low):
         return None
     return data if (first, stop) == (start, end) else data[first - start : stop - start]
 
@@ -252,12 +245,6 @@ def _note(used: int) -> bytes:
     After another one it may be older than the files.
     """
     return USAGE.pack(used, zlib.crc32(used.to_bytes(8, "little") + boot_id().encode()))
-
-
-def _noted(noted: bytes, unknown: int) -> int:
-    """Return the bytes noted in `usage`; `unknown` unless noted since the last boot."""
-    used = int.from_bytes(noted[:8], "little")
-    return used if noted == _note(used) else unknown
 
 
 def _locked(path: Path) -> int:

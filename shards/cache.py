@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rackrun.errors import DataError
 from shards.block_store import BlockStore
-from shards.index import Shard, index_bytes
-from shards.source import Range, Source, Stored
+from shards.index import Shard, index_bytes, is_manifest
+from shards.samples import sample_at
+from shards.source import Range, Source, Stored, verified
 from shards.traffic import Traffic
-from shards.verify import sample_at, verified
-from shards.versions import is_manifest
 
 if TYPE_CHECKING:
     import numpy as np

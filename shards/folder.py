@@ -14,8 +14,7 @@ from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
 from shards.index import Shard
-from shards.source import Range, Source, Stored
-from shards.verify import verified
+from shards.source import Range, Source, Stored, verified
 
 if TYPE_CHECKING:
     from shards.http.source import HttpSource

@@ -15,12 +15,14 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rackrun import npy
-from rackrun.errors import DataError
+from rackrun.commands import called
+from rackrun.contract.files import MANIFEST_NAME
+from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed_json, shaped
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ INDEX_FIELDS = [
 ]
 PACKED_ROW = struct.Struct("<IQIQ5I4s")
 ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
+EARLIER = re.compile(r"dataset\.v[0-9]+\.json")
 NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")  # a name, and the last number in it
 TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
@@ -54,6 +57,8 @@ Sha256 = Annotated[str, Matches(r"[0-9a-f]{64}")]
 Size = Annotated[int, Between(0, 2**53)]
 Count = Annotated[int, Between(1, 2**53)]
 Plain = str | int | float | bool | None
+ReadFile = Callable[[str, int], bytes]
+"""Returns a file of the folder by its name, up to that many bytes."""
 
 
 class Row(NamedTuple):
@@ -247,6 +252,44 @@ def index_name(dataset: str, split: str, version: int = 1) -> str:
 def manifest_name(version: int) -> str:
     """Return the name of the manifest of a version that is no longer the newest."""
     return f"dataset.v{version}.json"
+
+
+def is_manifest(name: str) -> bool:
+    """Return True for the name of the manifest of any version."""
+    return name == MANIFEST_NAME or EARLIER.fullmatch(name) is not None
+
+
+class MissingVersion(DataError):
+    """A version whose manifest is not there any more: `prune` removes versions."""
+
+
+def read_version(newest: Manifest, number: int, read_file: ReadFile, folder: str) -> Manifest:
+    """Return the manifest of a version; UsageError if there is none of that number.
+
+    MissingVersion if its file is not there, DataError if it is not the one that the newest version
+    follows from.
+    """
+    if number == newest.number:
+        return newest
+    log = f"type: {called('convert')} log {folder}"
+    if number > newest.number:
+        raise UsageError(f"{folder}: no version {number}; the newest is {newest.number}; {log}")
+    name = manifest_name(number)
+    try:
+        text = read_file(name, LARGEST_MANIFEST)
+    except Unavailable:
+        raise
+    except DataError as error:
+        why = f"version {number} may have been pruned; {log}"
+        raise MissingVersion(f"{error}; {why}") from None
+    manifest = Manifest.parse(text, f"{folder.rstrip('/')}/{name}")
+    expected = newest.parents[: number - 1], newest.parents[number - 1]
+    if (manifest.parents, manifest.digest) != expected:
+        raise DataError(
+            f"{folder.rstrip('/')}/{name}: not the version {number} from which the newest one was "
+            "made: its SHA-256 differs; copy it from where the folder was made"
+        )
+    return manifest
 
 
 def brace_name(split: Split) -> str:

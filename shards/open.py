@@ -9,8 +9,8 @@ from contextlib import suppress
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
 from shards.folder import FolderSource
+from shards.index import MissingVersion
 from shards.source import Source
-from shards.versions import MissingVersion
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 

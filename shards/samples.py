@@ -1,18 +1,32 @@
-"""Read samples from a source: a whole shard, some of its rows, or a few adjacent rows."""
+"""Samples of a source: a whole shard, some of its rows, or a few adjacent rows; each verified."""
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rackrun.errors import DataError, Unavailable
-from shards.index import Shard
+from shards.index import Row, Shard
 from shards.source import Range, Source, Stored
-from shards.verify import Sample, as_fault, checked_rows, sample_of
+from shards.writer import BLOCK
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image as stored in its shard."""
+
+    key: str
+    image: bytes
+    extension: str
+    label: int
+    fault: DataError | None = None
+    """Why the sample cannot be used; the image is then empty."""
 
 
 def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
@@ -40,7 +54,7 @@ def portions(
         except Unavailable:
             raise
         except DataError as error:
-            yield [as_fault(row, error) for row in waiting.popleft()[1]]
+            yield [_fault(row, error) for row in waiting.popleft()[1]]
 
 
 def neighbours(source: Source, shard: Shard, rows: np.ndarray) -> list[Sample]:
@@ -50,7 +64,7 @@ def neighbours(source: Source, shard: Shard, rows: np.ndarray) -> list[Sample]:
     except Unavailable:
         raise
     except DataError as error:
-        return [as_fault(row, error) for row in rows]
+        return [_fault(row, error) for row in rows]
 
 
 def _range_of(shard: Shard, rows: np.ndarray) -> Range:
@@ -60,8 +74,7 @@ def _range_of(shard: Shard, rows: np.ndarray) -> Range:
 
 def _checked(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
     """Return the samples of a portion; if one is damaged, the portion is read once more."""
-    where, adopted = f"{source.location}: {shard.name}", source.manifest.adopted
-    portion = checked_rows(rows, data, where, adopted)
+    portion = _samples_in(source, shard, rows, data)
     if not any(sample.fault for sample in portion):
         return portion
     try:
@@ -70,7 +83,23 @@ def _checked(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> li
         raise
     except DataError:
         return portion
-    return checked_rows(rows, data, where, adopted)
+    return _samples_in(source, shard, rows, data)
+
+
+def _samples_in(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
+    where, adopted = f"{source.location}: {shard.name}", source.manifest.adopted
+    start = int(rows[0]["offset"])
+    portion = []
+    for row in rows:
+        try:
+            portion.append(sample_at(row, data, start, where, adopted))
+        except DataError as error:
+            portion.append(_fault(row, error))
+    return portion
+
+
+def _fault(row: Any, error: DataError) -> Sample:
+    return Sample(f"the sample at byte {row['offset']}", b"", "", int(row["label"]), error)
 
 
 def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, Stored]]:
@@ -114,3 +143,77 @@ def _across(
         rest = block[missing:]
         missing -= len(parts[-1])
     return memoryview(b"".join(parts)), rest
+
+
+def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
+    """Return the sample of an index row; wrong bytes are read once more, then DataError."""
+    where, start = f"{source.location}: {shard.name}", int(row["offset"])
+    adopted = source.manifest.adopted
+    try:
+        return sample_at(row, data, start, where, adopted)
+    except DataError:
+        again = source.reread(shard, start, int(row["length"]))
+        return sample_at(row, again, start, where, adopted)
+
+
+def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = False) -> Sample:
+    """Return the sample of an index row from `data`, which begins at byte `base` of its tar.
+
+    DataError unless both members match the index: key, label and image. For an adopted tar, only
+    the index has the label, and its digest is in the manifest.
+    """
+    expected = Row(*row.item())
+    view = memoryview(data)
+    start, image_start = expected.offset - base, expected.image_offset - base
+    image = bytes(view[image_start : image_start + expected.image_length])
+    if zlib.crc32(image) != expected.crc:
+        named_at = image_start - BLOCK if adopted else start
+        name = _name(bytes(view[named_at : named_at + BLOCK]), adopted)
+        raise DataError(f"{where}: the image at byte {expected.image_offset} is damaged{name}")
+    header = bytes(view[image_start - BLOCK : image_start])
+    if adopted:
+        key = key_in(header, where, expected.image_offset - BLOCK)
+        return Sample(key, image, expected.format.decode("ascii", "replace"), expected.label)
+    label_member = bytes(view[start : start + 2 * BLOCK])
+    key, kind = _member(label_member[:BLOCK], where, expected.offset)
+    digits = label_member[BLOCK:].rstrip(b"\0")
+    named, extension = _member(header, where, expected.image_offset - BLOCK)
+    if kind != "cls" or named != key or digits != b"%d" % expected.label:
+        raise DataError(f"{where}: sample {key} at byte {expected.offset} differs from its index")
+    return Sample(key, image, extension, expected.label)
+
+
+def _member(header: bytes, where: str, offset: int) -> tuple[str, str]:
+    """Return stem and extension of the member whose tar header this is."""
+    name, dot, extension = _member_name(header, where, offset).partition(".")
+    if not dot:
+        raise DataError(f"{where}: byte {offset}: not the header of a sample's member")
+    return name, extension
+
+
+def _member_name(header: bytes, where: str, offset: int) -> str:
+    """Return the name in a tar header; of a name over 100 bytes, the beginning."""
+    # A header's checksum is the sum of its bytes, with blanks in the checksum's own field. Adler-32
+    # has the sum in its lower half, plus one, and takes a hundredth of the time of `sum`.
+    stored = header[148:156]
+    checksum = (zlib.adler32(header) & 0xFFFF) - 1 - sum(stored) + len(stored) * ord(" ")
+    if stored[:6] != b"%06o" % checksum:
+        raise DataError(f"{where}: byte {offset}: not the header of a sample's member")
+    return header[:100].rstrip(b"\0").decode("ascii", "replace")
+
+
+def _name(header: bytes, adopted: bool) -> str:
+    """Return a sample's name for a message, if its header is intact."""
+    try:
+        return f" (sample {key_in(header, '', 0) if adopted else _member(header, '', 0)[0]})"
+    except DataError:
+        return ""
+
+
+def key_in(header: bytes, where: str, offset: int) -> str:
+    """Return the key in the header of a member: its name up to the first dot after the folders.
+
+    DataError, which names the place, if it is not a header.
+    """
+    folder, slash, file = _member_name(header, where, offset).rpartition("/")
+    return folder + slash + file.partition(".")[0]

@@ -17,6 +17,7 @@ of its open file: the memory has no name, and is freed when the last process has
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import weakref
@@ -36,8 +37,8 @@ from shards.index import (
     Split,
     largest_index,
     parse_index,
+    read_version,
 )
-from shards.versions import read_version
 
 if TYPE_CHECKING:
     import numpy as np
@@ -175,6 +176,21 @@ class Source(ABC):
         self._memory[split] = descriptor
         weakref.finalize(self, os.close, descriptor)
         return descriptor
+
+
+def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Stored]:
+    """Yield the blocks of a shard; DataError at the end if length or digest are wrong."""
+    digest, size = hashlib.sha256(), 0
+    for block in blocks:
+        digest.update(block)
+        size += len(block)
+        yield block
+    if size > shard.bytes:
+        raise DataError(f"{where}: longer than the {shard.bytes} bytes in the manifest")
+    if size != shard.bytes:
+        raise DataError(f"{where}: {size} bytes long, not the {shard.bytes} in the manifest")
+    if digest.hexdigest() != shard.sha256:
+        raise DataError(f"{where}: damaged: its SHA-256 is not the one in the manifest")
 
 
 def _asked_twice(ask: Callable[[], _Content]) -> _Content:

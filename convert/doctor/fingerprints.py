@@ -26,9 +26,8 @@ from convert.progress import Progress, meter
 from convert.verify import SharedIndexes, indexes_of
 from rackrun.errors import DataError, Unavailable
 from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
-from shards.samples import stored_samples
+from shards.samples import sample_of, stored_samples
 from shards.source import Source
-from shards.verify import sample_of
 
 SIDE = 64  # pixels of the gray square that is hashed
 HASH_SIDE = 16  # of the hash: the lowest frequencies across and down

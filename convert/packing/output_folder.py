@@ -26,8 +26,7 @@ from rackrun.atomic import partials, translated_os_errors, written_for
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from shards.folder import FolderSource
-from shards.index import LARGEST_MANIFEST, Manifest, manifest_name
-from shards.versions import read_version
+from shards.index import LARGEST_MANIFEST, Manifest, manifest_name, read_version
 
 REPORT_NAME = "report.json"
 SHARD_FILE = r"-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)"

@@ -16,8 +16,8 @@ from convert.progress import Progress, meter
 from convert.readers.records import Record
 from convert.readers.webdataset_tars import LABEL_FIELD
 from shards.index import Manifest, Origin, Row, Shard
+from shards.samples import key_in, sample_of
 from shards.source import Source
-from shards.verify import key_in, sample_of
 from shards.writer import BLOCK
 
 if TYPE_CHECKING:

@@ -118,14 +118,22 @@ class Fetch:
 
     def parts(self) -> Iterator[Stored]:
         """Yield the bytes as they arrive, in parts of at most 1 MiB."""
-        retries = _Retries(self._seconds())
+        timeouts = self._server.timeouts
+        if self._server.location in _ANSWERED:
+            blocks = ((self._end or 0) - self._next) / RANGE_BYTES
+            retries = _Retries(timeouts.total_seconds * max(1.0, blocks))
+        else:
+            retries = _Retries(timeouts.first_seconds)
         try:
             while self._next != self._end:
                 held = self._next
                 try:
                     yield from self._receive(retries)
-                except ssl.SSLCertVerificationError as error:
-                    raise self._error(_no_trust(error)) from None
+                except ssl.SSLCertVerificationError as error:  # an OSError, but no retry helps
+                    hint = f"type: export {variables.AUTHORITY}=FILE"
+                    raise self._error(
+                        f"not to be trusted: {error.verify_message}; {hint}"
+                    ) from None
                 except (OSError, http.client.HTTPException, _Trouble) as trouble:
                     if self._next > held:
                         retries.troubles = 0
@@ -139,13 +147,6 @@ class Fetch:
             self._connection.close()
             self._connection = None
 
-    def _seconds(self) -> float:
-        timeouts = self._server.timeouts
-        if self._server.location not in _ANSWERED:
-            return timeouts.first_seconds
-        blocks = ((self._end or 0) - self._next) / RANGE_BYTES
-        return timeouts.total_seconds * max(1.0, blocks)
-
     def _retry(self, retries: _Retries, trouble: Exception) -> None:
         """Prepare the next request after a pause; raise DataError when the time is over."""
         self.drop()
@@ -158,7 +159,6 @@ class Fetch:
             raise self._error(f"{what}; gave up after {retries.seconds:g} s") from trouble
 
     def _ask(self) -> None:
-        """Send the request for the missing bytes."""
         last = "" if self._end is None else self._end - 1
         headers = {"Range": f"bytes={self._next}-{last}", **self._server.headers}
         etag = self._server.etags.get(self._name, "")
@@ -192,25 +192,18 @@ class Fetch:
                 break
             self._connection.wait_until(retries.deadline)
             part = self._part(response)
-        self._free(response)
-
-    def _free(self, response: http.client.HTTPResponse) -> None:
-        """Return the connection to the pool, if its response was read to the end."""
-        assert self._connection
-        if response.isclosed():
+        if response.isclosed():  # it was read to the end, so the next one can follow it
             self._server.pool.give(self._connection)
-        else:
-            self._connection.close()
-        self._connection = None
+            self._connection = None
+        self.drop()
 
     def _part(self, response: http.client.HTTPResponse) -> Stored:
-        """Return the next bytes of the response."""
         missing = _SLICE_BYTES if self._end is None else self._end - self._next
         size = min(_SLICE_BYTES, missing)
         part: Stored
         if self._room is None:
             part = response.read(size)
-        else:
+        else:  # straight from the socket to where the caller wants it, without a copy
             part = self._room[: response.readinto(self._room[:size])]
         if not part:
             raise _Trouble("the answer broke off")
@@ -289,7 +282,3 @@ class Fetch:
 
     def _error(self, what: str) -> Unavailable:
         return Unavailable(f"{self._url}: byte {self._next}: {what}")
-
-
-def _no_trust(error: ssl.SSLCertVerificationError) -> str:
-    return f"not to be trusted: {error.verify_message}; type: export {variables.AUTHORITY}=FILE"

@@ -16,8 +16,7 @@ from shards.http.connection import Timeouts
 from shards.http.fetch import RANGE_BYTES, Fetch
 from shards.http.server import ShardServer
 from shards.index import Manifest, Shard
-from shards.source import Range, Source, Stored
-from shards.verify import verified
+from shards.source import Range, Source, Stored, verified
 
 AHEAD = 2  # ranges requested while the first of them is being used
 

@@ -12,8 +12,7 @@ import pytest
 
 from convert.__main__ import main
 from shards.open import open_source
-from shards.samples import samples
-from shards.verify import Sample
+from shards.samples import Sample, samples
 from tests import warm
 from tests.convert.drawn import kaggle, write_zip
 

@@ -17,9 +17,8 @@ import webdataset
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from convert.__main__ import main
-from nginx.errors import FolderError
 from nginx.serve import serving, start
-from nginx.site import Site
+from nginx.site import FolderError, Site
 from rackrun.errors import DataError, Problem, UsageError
 from shards.http.source import HttpSource
 from shards.index import Manifest

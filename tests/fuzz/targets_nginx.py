@@ -5,9 +5,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from nginx.errors import RecordError
 from nginx.logs import ServerTraffic, request_of
-from nginx.registry import read
+from nginx.registry import RecordError, read
 from rackrun.shapes import Misshapen
 
 NAME = "rackrun-nginx-0badcafe-8080"

@@ -19,12 +19,11 @@ from rackrun.shapes import Misshapen, shaped
 from rackrun.terminal import clean
 from shards.http.response import decoded, moved, sendable
 from shards.image_limits import too_large
-from shards.index import Manifest, Shard, Split, parse_index
+from shards.index import Manifest, Shard, Split, parse_index, read_version
 from shards.jpeg import jpeg_frame
 from shards.peers import protocol
 from shards.peers.client import PeerClient, PeerError, PeerTimeouts
 from shards.tiles import window
-from shards.versions import read_version
 from training import checkpoint
 from training.data import decode
 from training.data.transforms import Transforms

@@ -17,8 +17,7 @@ from convert.images.resize import Preset
 from convert.options import Packing
 from rackrun.errors import DataError, UsageError
 from shards.open import open_source
-from shards.samples import samples
-from shards.verify import Sample
+from shards.samples import Sample, samples
 from tests.convert.conftest import shown
 from tests.convert.test_interrupts import KILLED_AT, assert_only_whole_files
 from tests.imagenet.archives import SmallImageNet, written

@@ -13,9 +13,8 @@ import pytest
 
 from nginx import docker
 from nginx.account import NUMBERS
-from nginx.errors import ServeRefused
 from nginx.serve import NginxServer, serving, start
-from nginx.site import Site
+from nginx.site import ServeRefused, Site
 
 
 @pytest.fixture

@@ -19,11 +19,10 @@ import pytest
 
 from nginx import docker, native, registry, serve
 from nginx.docker import IMAGE
-from nginx.errors import FolderError, PortTaken
 from nginx.logs import LINE_BYTES
 from nginx.registry import ServerProcess, ServerRecord
 from nginx.serve import servers, serving, start
-from nginx.site import Site
+from nginx.site import FolderError, PortTaken, Site
 from rackrun.errors import Problem, UsageError
 from tests.nginx.conftest import manifest_of
 from tests.waiting import until

@@ -22,9 +22,8 @@ from shards.folder import FolderSource
 from shards.http.connection import Timeouts
 from shards.http.source import HttpSource
 from shards.open import open_source
-from shards.samples import samples
+from shards.samples import Sample, samples
 from shards.source import Source
-from shards.verify import Sample
 from tests.shards.proxy import Answer, Proxy
 from tests.shards.tiny import Tiny, write_tiny
 from tests.waiting import until

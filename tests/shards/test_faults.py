@@ -11,9 +11,8 @@ from rackrun.errors import DataError, Unavailable
 from shards.cache import CachedSource
 from shards.folder import FolderSource
 from shards.http.source import HttpSource
-from shards.samples import neighbours, portions, samples
+from shards.samples import Sample, neighbours, portions, samples
 from shards.source import Source
-from shards.verify import Sample
 from tests.shards.proxy import Proxy
 from tests.shards.test_http import SHORT, always, status
 from tests.shards.tiny import Tiny

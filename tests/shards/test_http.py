@@ -26,9 +26,8 @@ from shards.http import response as answer_head
 from shards.http.connection import Timeouts
 from shards.http.source import AHEAD, HttpSource
 from shards.open import open_source
-from shards.samples import portions, samples
+from shards.samples import Sample, portions, samples
 from shards.source import Source
-from shards.verify import Sample
 from tests.conftest import Keys
 from tests.shards.proxy import Answer, Fault, Proxy
 from tests.shards.tiny import Tiny

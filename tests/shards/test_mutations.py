@@ -19,8 +19,7 @@ import pytest
 from rackrun.errors import DataError
 from shards.http.connection import Timeouts
 from shards.http.source import HttpSource
-from shards.samples import samples
-from shards.verify import Sample
+from shards.samples import Sample, samples
 from tests.shards.mutations import CUTS, Mutation, corpus, lab
 from tests.shards.tiny import Tiny
 

@@ -29,9 +29,8 @@ from shards.peers.client import Peer, PeerClient, PeerTimeouts
 from shards.peers.homes import NOWHERE, homes
 from shards.peers.protocol import HAVE, NO, REQUEST_BYTES, WAIT, Request, decoded, encoded
 from shards.peers.source import PeerSource, PeerTable
-from shards.samples import portions
+from shards.samples import Sample, portions
 from shards.source import Source
-from shards.verify import Sample
 from tests.shards.proxy import Proxy
 from tests.shards.test_cache import TIMEOUTS, asked_for, files
 from tests.shards.tiny import Tiny

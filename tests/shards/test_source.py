@@ -18,9 +18,8 @@ from convert.commands import COMMANDS
 from rackrun.errors import DataError, Problem, UsageError
 from shards.folder import FolderSource
 from shards.open import open_source
-from shards.samples import samples
+from shards.samples import Sample, samples
 from shards.source import Source
-from shards.verify import Sample
 from tests.shards.tiny import Tiny
 
 ANY_FIXTURE = settings(

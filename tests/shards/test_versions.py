@@ -18,10 +18,9 @@ from nginx.serve import serving
 from nginx.site import Site
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
-from shards.index import LARGEST_MANIFEST, Manifest, index_name, manifest_name
+from shards.index import LARGEST_MANIFEST, Manifest, MissingVersion, index_name, manifest_name
 from shards.open import open_source
 from shards.samples import samples
-from shards.versions import MissingVersion
 from tests.convert.drawn import drawn, textured, write_files
 from tests.convert.test_version_histories import numbered
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from shards.index import Manifest, Row, Split, index_name, pack_rows, serialise_index, shard_name
-from shards.verify import Sample
+from shards.samples import Sample
 from shards.writer import write_shard
 
 

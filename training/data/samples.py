@@ -20,9 +20,8 @@ import torch
 
 from rackrun.errors import DataError
 from rackrun.terminal import clean
-from shards.samples import portions
+from shards.samples import Sample, portions
 from shards.source import Source
-from shards.verify import Sample
 from training.data.decode import Pixels
 from training.data.transforms import Fill, JpegCrop, Prepared
 from training.settings.data import DataSettings

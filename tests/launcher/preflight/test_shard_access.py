@@ -12,7 +12,7 @@ import pytest
 from launcher.remote import shard_access
 from rackrun.contract import variables
 from rackrun.errors import UsageError
-from shards.http import auth
+from shards.http.server import authorization, tls_context
 from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.lab import Lab
 from tests.waiting import until
@@ -175,8 +175,8 @@ def test_a_secret_that_cannot_be_used_is_named(
         path.write_bytes(b"reader:\xff\xfe\n")
     monkeypatch.setenv(variable, str(path))
     with pytest.raises(UsageError, match=re.escape(str(path))) as ranks:
-        auth.context()
-        auth.authorization("127.0.0.1", tls=True)
+        tls_context()
+        authorization("127.0.0.1", tls=True)
     assert str(ranks.value).startswith((f"{variable}=", f"{path}:"))
     if variable != "NETRC":
         result = shard_access.shards("https://127.0.0.1:1/", "", False, {variable: str(path)})
