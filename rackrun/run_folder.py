@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rackrun.atomic import translated_os_errors
-from rackrun.contract.files import ATTACHED, LATEST, RETURNED
-from rackrun.contract.trackers import SENT_FILES
+from rackrun.contract.files import ATTACHED, LATEST, RETURNED, SENT_FILES
 from rackrun.errors import SaveError
 from rackrun.light_dataclass import dataclass
 

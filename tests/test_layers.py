@@ -160,15 +160,15 @@ ROOMS: dict[str, dict[str, str]] = {
     "rackrun": {
         "__main__": "cli commandline terminal",
         "cli": "commandline commands contract errors runs user_code",
-        "run_report": "atomic commandline commands contract errors generation light_dataclass npy "
-        "run_folder runs shapes terminal units",
+        "run_report": "atomic commandline commands contract errors light_dataclass npy run_folder "
+        "run_history runs shapes terminal units",
         "user_code": "atomic commandline contract errors light_dataclass",
         "commandline": "__init__ contract errors light_dataclass shapes signals terminal",
         "commands": "contract",
         "runs": "commands contract errors light_dataclass run_folder shapes",
         "run_folder": "atomic contract errors light_dataclass",
         "tables": "atomic errors terminal",
-        "generation": "light_dataclass shapes",
+        "run_history": "light_dataclass shapes",
         "shard_folder": "commands contract",
         "__init__": "",
         "atomic": "errors",

@@ -20,9 +20,9 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
 from launcher.supervision.reports import fitting_fields
-from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RUN_NAME
+from rackrun.run_history import MOST_GENERATIONS, Generation
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
 
@@ -109,7 +109,7 @@ class Ending:
     resume: str = ""
     """Not trusted: the machine that started the run knows the command itself."""
     leader: Name | Literal[""] = ""
-    generations: Annotated[tuple[Generation, ...], AtMost(MOST_SHOWN)] = ()
+    generations: Annotated[tuple[Generation, ...], AtMost(MOST_GENERATIONS)] = ()
     read: dict[Name, dict[Literal["cache", "peers", "origin"], events.Count]] = field(
         default_factory=dict
     )

@@ -12,8 +12,8 @@ from launcher.run.events import Usage
 from launcher.run.plan import Plan
 from launcher.run.state import RESERVE, HostState, RankState, RunState
 from rackrun.contract import phases
-from rackrun.generation import Generation
 from rackrun.light_dataclass import dataclass
+from rackrun.run_history import Generation
 from rackrun.terminal import one_line
 from rackrun.units import plural
 

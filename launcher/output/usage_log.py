@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.run.events import Usage
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
-from rackrun.run_report.usage import MOST_BYTES, HostUsage, as_text, usage_line
+from rackrun.run_history import MOST_USAGE_BYTES, HostUsage, as_text, usage_line
 from rackrun.shapes import Misshapen
 
 FEWEST_LINES = 64  # of a host, after lines were joined
@@ -70,9 +70,9 @@ class UsageLog:
     def _join(self) -> None:
         """Rewrite the file with half of its lines."""
         with translated_os_errors(self.path), self.path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise Misshapen(f"longer than {MOST_BYTES} bytes")
+            text = file.read(MOST_USAGE_BYTES + 1)
+        if len(text) > MOST_USAGE_BYTES:
+            raise Misshapen(f"longer than {MOST_USAGE_BYTES} bytes")
         joined = list(_joined_lines(map(usage_line, text.splitlines())))
         write_whole(self.path, "".join(map(as_text, joined)).encode())
         self.lines = len(joined)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.errors import HostLost
 from launcher.run.plan import HostPlan
-from rackrun.generation import Generation
 from rackrun.light_dataclass import dataclass
+from rackrun.run_history import Generation
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between
 
 Stream: TypeAlias = Literal["out", "err"]

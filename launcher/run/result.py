@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.run.incidents import LETTERS, Incident, Kind
-from rackrun.generation import Generation
 from rackrun.light_dataclass import dataclass
+from rackrun.run_history import Generation
 
 GAVE_WAY = "gave way to a launch that waits (--polite)"
 

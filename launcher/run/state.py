@@ -44,8 +44,8 @@ from launcher.run.stragglers import (
     straggler,
 )
 from rackrun.contract import phases
-from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.light_dataclass import dataclass
+from rackrun.run_history import MOST_GENERATIONS, Generation
 
 STEPS_REMEMBERED = 64
 READ_FIELDS = {"cache": "cache_bytes", "peers": "peer_bytes", "origin": "origin_bytes"}
@@ -247,7 +247,7 @@ class RunState:
         if self.generations and self.generations[-1].number == event.generation.number:
             self.generations.pop()
         self.generations.append(event.generation)
-        del self.generations[:-MOST_SHOWN]
+        del self.generations[:-MOST_GENERATIONS]
 
     def renew(self, node: int, now: float) -> None:
         """Begin again with a host of an elastic run, on which a new agent starts."""

@@ -44,8 +44,8 @@ from launcher.supervision.hangs import Hang
 from launcher.supervision.membership import Membership, RankGroup
 from launcher.supervision.retries import Retries
 from launcher.supervision.root_cause import LOST, Failure, Tail, as_raised, cause_of
-from rackrun.generation import Generation
 from rackrun.light_dataclass import dataclass
+from rackrun.run_history import Generation
 from rackrun.terminal import one_line
 from rackrun.units import age, plural
 

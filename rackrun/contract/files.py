@@ -1,5 +1,7 @@
 """Files that one package writes and others look for."""
 
+from typing import Literal, get_args
+
 MANIFEST_NAME = "dataset.json"
 """The manifest, written last: a folder of shards with this file is complete."""
 
@@ -17,3 +19,9 @@ ATTACHED = ".attached"
 
 PUBLISHED = "imagenet"
 """The value of --weights for published weights of the model; any other is a file or a URL."""
+
+TrackerName = Literal["wandb", "mlflow"]
+"""The trackers that runs are sent to."""
+
+SENT_FILES = {name: f"tracker-{name}.json" for name in get_args(TrackerName)}
+"""What a tracker already has of a run; it continues the tracker's run whose id is in there."""

@@ -22,10 +22,16 @@ from numpy.typing import NDArray
 from rackrun import npy
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
-from rackrun.generation import MOST_SHOWN, Generation
 from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
-from rackrun.run_report.usage import LINE_BYTES, MOST_BYTES, HostUsage, usage_line
+from rackrun.run_history import (
+    LINE_BYTES,
+    MOST_GENERATIONS,
+    MOST_USAGE_BYTES,
+    Generation,
+    HostUsage,
+    usage_line,
+)
 from rackrun.shapes import AtMost, Between, Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line, say
 
@@ -134,7 +140,7 @@ class RunEnd:
     """With --cache, by host: bytes by where they came from."""
     report: dict[str, Any] = field(default_factory=dict)
     """What ranks have reported last, by name."""
-    generations: Annotated[tuple[Generation, ...], AtMost(MOST_SHOWN)] = ()
+    generations: Annotated[tuple[Generation, ...], AtMost(MOST_GENERATIONS)] = ()
     """The groups of an elastic run."""
 
     def number(self, name: str) -> float | None:
@@ -287,11 +293,11 @@ def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        number, left = 0, MOST_BYTES
+        number, left = 0, MOST_USAGE_BYTES
         while text := file.readline(LINE_BYTES + 1):
             number, left = number + 1, left - len(text)
             if left < 0:
-                say(f"{path}: longer than {MOST_BYTES} bytes; the rest is left out")
+                say(f"{path}: longer than {MOST_USAGE_BYTES} bytes; the rest is left out")
                 return
             try:
                 yield _line(path, number, text, decoded, kind)

@@ -16,8 +16,8 @@ from markupsafe import Markup
 from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.contract import variables
-from rackrun.generation import Generation
 from rackrun.run_folder import RunFolder
+from rackrun.run_history import Generation, HostUsage
 from rackrun.run_report.chart import COLOURS, Series, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
 from rackrun.run_report.folder import (
@@ -31,7 +31,6 @@ from rackrun.run_report.folder import (
     values,
 )
 from rackrun.run_report.template import data_url, rendered
-from rackrun.run_report.usage import HostUsage
 from rackrun.terminal import clean_lines, one_line
 from rackrun.units import data_size, duration, form, plural
 

@@ -12,8 +12,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from rackrun.run_folder import RunFolder
+from rackrun.run_history import HostUsage
 from rackrun.run_report.folder import read_usage
-from rackrun.run_report.usage import HostUsage
 
 SUFFIX = ".usage"
 

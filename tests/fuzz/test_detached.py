@@ -44,8 +44,8 @@ from launcher.run.incidents import Incident
 from launcher.run.job import Command, Job
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
-from rackrun.generation import Generation
 from rackrun.run_folder import RunFolder
+from rackrun.run_history import Generation
 from rackrun.shapes import Misshapen
 from tests.fuzz import targets_detached as targets
 

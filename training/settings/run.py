@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from rackrun.commandline.options import Hidden
 from rackrun.commandline.ranges import Count, Positive
-from rackrun.contract.trackers import TrackerName
+from rackrun.contract.files import TrackerName
 from rackrun.shapes import Between
 from rackrun.user_code.sources import nearest
 from training.settings.slice import Slice

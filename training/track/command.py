@@ -22,7 +22,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.contract import variables
-from rackrun.contract.trackers import TrackerName
+from rackrun.contract.files import TrackerName
 from rackrun.errors import MissingPackage, Problem, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import MetricsReader, read_settings

@@ -14,7 +14,7 @@ from typing import Annotated
 from urllib.parse import unquote
 
 from rackrun.atomic import translated_os_errors, write_whole
-from rackrun.contract.trackers import SENT_FILES
+from rackrun.contract.files import SENT_FILES
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import AtMost, Misshapen, parsed_file
 from rackrun.terminal import one_line
