@@ -45,8 +45,8 @@ from rackrun.commandline.program import run
 from shards.open import open_source
 from training.config import Config
 from training.data.open import open_data
-from training.data.order.blocks import shuffled
 from training.data.order.cut import Cut
+from training.data.order.epoch import shuffled
 from training.data.order.reading import Reader, Reading
 from training.ranks import Ranks
 from training.state import TrainingState

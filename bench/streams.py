@@ -10,7 +10,7 @@ image is the same one, in memory; what is counted are the ranges that are asked 
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,8 @@ from shards.folder import FolderSource
 from shards.index import INDEX_FIELDS, Manifest, Shard, Split
 from shards.source import Range, Stored
 from shards.writer import write_shard
-from training.data.open import TRAIN, DataPlan, ResampledStream
+from training.data.pool import TRAIN
+from training.data.resampled import LanePlan, ResampledStream
 from training.data.transforms import Prepared, Transforms
 
 IMAGE_BYTES, IMAGES, PER_SHARD = 110_000, 1_281_167, 9000
@@ -111,10 +112,10 @@ def counted(gpus: int, settings: Settings) -> tuple[int, int]:
     source, transforms = Copies(settings.images), Undecoded(size=1, short_side=1)
     config = ImageNet(data="memory", batch_size=BATCH)
     steps = settings.images // (BATCH * gpus)
-    plan = DataPlan(config, source, lambda epoch: transforms, gpus - 1, gpus, steps, WORKERS)
+    plan = LanePlan(config, source, lambda epoch: transforms, gpus - 1, gpus, steps, WORKERS)
     slots, batches = plan.slots(2, torch.device("cpu")), settings.epochs * steps
     for lane in range(WORKERS):
-        stream = ResampledStream(replace(plan, start=lane), slots)
+        stream = ResampledStream(plan, slots, lane)
         for _ in islice(stream, plan.share(0, batches, lane)):
             pass
     return source.bytes_read, batches * BATCH * source.stored_at.length

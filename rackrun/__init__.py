@@ -8,7 +8,7 @@ PUBLIC = {
     "report": "rackrun.reports",
     "open_source": "shards.open",
     "samples": "shards.samples",
-    "shuffled": "training.data.order.blocks",
+    "shuffled": "training.data.order.epoch",
 }
 """Name -> module that has it, imported when it is first asked for; after `:` its name there.
 

@@ -22,7 +22,7 @@ from tests.training.conftest import draw
 from training.data.augment import ERASED_AREA, ERASED_SHAPE, changed, changes, erased
 from training.data.decode import Pixels
 from training.data.open import open_data
-from training.data.samples import repeated
+from training.data.resampled import repeated
 from training.data.transforms import Transforms
 from training.ranks import Ranks
 

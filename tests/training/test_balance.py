@@ -18,8 +18,7 @@ from tests.training.membership_server import MembershipServer
 from tests.training.torchrun import output_of
 from training import checkpoint
 from training.config import Config, from_command_line
-from training.data.exact import Planned
-from training.data.open import open_data
+from training.data.open import Planned, open_data
 from training.data.order.cut import Cut
 from training.data.slots import LEAD
 from training.data.transforms import Transforms

@@ -3,7 +3,7 @@
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,8 +19,9 @@ from rackrun.errors import DataError, UsageError
 from shards.folder import FolderSource
 from shards.open import open_source
 from shards.source import Range, Stored
-from training.data.open import Data, DataPlan, Filled, ResampledStream, open_data
-from training.data.samples import Batch, drawn_shards, rows_of
+from training.data.open import Data, open_data
+from training.data.resampled import Filled, LanePlan, ResampledStream, drawn_shards
+from training.data.samples import Batch, rows_of
 from training.data.transforms import Prepared, Transforms
 from training.ranks import Ranks
 
@@ -158,7 +159,7 @@ def test_no_sample_is_drawn_more_often_for_its_place(make_shards: Callable[..., 
     source = open_source(str(make_shards(train=(10, 30))))
     starts = Counter[int]()
     for seed in range(4000):
-        shard, first = next(drawn_shards(source, "train", (seed,)))
+        shard, first = next(drawn_shards(source, (seed,)))
         starts[first + 10 * shard] += 1
     assert set(starts) == set(range(40))
     assert max(starts.values()) < 2 * min(starts.values())
@@ -166,9 +167,7 @@ def test_no_sample_is_drawn_more_often_for_its_place(make_shards: Callable[..., 
 
 def test_shards_are_drawn_with_replacement(shapes: Path) -> None:
     """The stream never ends, and a shard can come twice in a row."""
-    numbers = [
-        shard for shard, _ in islice(drawn_shards(open_source(str(shapes)), "train", (3,)), 3000)
-    ]
+    numbers = [shard for shard, _ in islice(drawn_shards(open_source(str(shapes)), (3,)), 3000)]
     counts = Counter(numbers)
     assert set(counts) == {0, 1, 2}
     assert max(counts.values()) < 1.3 * min(counts.values())
@@ -311,12 +310,12 @@ def test_no_byte_is_read_that_is_not_used(
     in_order = [result.sample.image for result in rows_of(stored, "train", range(200))]
     rows = {image: row for row, image in enumerate(in_order)}
     lengths = stored.index("train")["length"]
-    plan = DataPlan(config, source, lambda epoch: noted, world - 1, world, steps, lanes=2)
+    plan = LanePlan(config, source, lambda epoch: noted, world - 1, world, steps, lanes=2)
     for lane in range(2):
         source.bytes_read = 0
         noted.prepared.clear()
         batches = plan.share(0, 3 * steps, lane)
-        made = ResampledStream(replace(plan, start=lane), plan.slots(2, torch.device("cpu")))
+        made = ResampledStream(plan, plan.slots(2, torch.device("cpu")), lane)
         assert all(isinstance(batch, Filled) for batch in islice(made, batches))
         used = [rows[image] for image in noted.prepared]
         assert len(used) == batches * config.batch_size

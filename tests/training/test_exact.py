@@ -21,7 +21,7 @@ from rackrun.run_folder import RunFolder
 from tests import warm
 from training import checkpoint, loop
 from training.config import Config, from_command_line
-from training.data.exact import Planned
+from training.data.open import Planned
 from training.data.pool import SamplePool
 from training.data.samples import StoredSample
 from training.data.transforms import Transforms

@@ -40,6 +40,7 @@ from training.data.decode import (
     orientation,
 )
 from training.data.loader import worker_count
+from training.data.pool import TRAIN
 from training.data.samples import (
     Batch,
     LeftToGpu,
@@ -209,8 +210,8 @@ def _compared(
 
     Raise RuntimeError if it cannot decode.
     """
-    samples = source.manifest.split("train").samples
-    samples_read = list(rows_of(source, "train", range(min(MEASURED, samples))))
+    samples = source.manifest.split(TRAIN).samples
+    samples_read = list(rows_of(source, TRAIN, range(min(MEASURED, samples))))
     shape, workers = (
         (len(samples_read), *transforms.training_shape),
         max(worker_count(config, ranks), 1),

@@ -26,26 +26,27 @@ from training.data.samples import StoredSample
 from training.ranks import Ranks
 from training.settings.data import DataSettings
 
+TRAIN = "train"
+
 
 @dataclass(frozen=True)
 class SamplePool:
-    """A split of shard folders with the same classes, as if it were one."""
+    """The training split of shard folders with the same classes, as if it were one."""
 
     sources: tuple[Source, ...]
-    split: str
 
-    def __reduce__(self) -> tuple[type["SamplePool"], tuple[tuple[Source, ...], str]]:
-        return SamplePool, (self.sources, self.split)  # without the joined index
+    def __reduce__(self) -> tuple[type["SamplePool"], tuple[tuple[Source, ...]]]:
+        return SamplePool, (self.sources,)  # without the joined index
 
     @property
     def index(self) -> npt.NDArray[np.void]:
         """The rows of all folders; shard numbers run on from folder to folder."""
         # The index of one folder stays where loader workers map it: no copy is kept here.
-        return self.sources[0].index(self.split) if len(self.sources) == 1 else self._joined
+        return self.sources[0].index(TRAIN) if len(self.sources) == 1 else self._joined
 
     @cached_property
     def _joined(self) -> npt.NDArray[np.void]:
-        parts = [source.index(self.split).copy() for source in self.sources]
+        parts = [source.index(TRAIN).copy() for source in self.sources]
         for part, base in zip(parts, self._bases, strict=False):
             part["shard"] += np.uint32(base)
         return np.concatenate(parts)
@@ -88,7 +89,7 @@ class SamplePool:
         number = int(rows[0]["shard"])
         folder = int(np.searchsorted(self._bases[1:], number, side="right"))
         source = self.sources[folder]
-        shard = source.manifest.split(self.split).shards[number - int(self._bases[folder])]
+        shard = source.manifest.split(TRAIN).shards[number - int(self._bases[folder])]
         samples_read = neighbours(source, shard, rows)
         return {
             row + offset: StoredSample(shard.name, sample)
@@ -97,8 +98,8 @@ class SamplePool:
 
     @cached_property
     def _bases(self) -> npt.NDArray[np.int64]:
-        """Return the number of each folder's first shard, and of all shards."""
-        counts = [len(source.manifest.split(self.split).shards) for source in self.sources]
+        # The number of each folder's first shard, and of all shards.
+        counts = [len(source.manifest.split(TRAIN).shards) for source in self.sources]
         return np.cumsum([0, *counts])
 
 
@@ -120,7 +121,7 @@ def training_pool(config: DataSettings) -> SamplePool:
                 f"{source.location} has other classes than {sources[0].location}:"
                 " only folders with the same classes can be mixed"
             )
-    return SamplePool(sources, "train")
+    return SamplePool(sources)
 
 
 def share_index(source: Source, split: str, ranks: Ranks) -> None:
@@ -162,7 +163,6 @@ def training_mixture(config: DataSettings, pool: SamplePool) -> Mixture:
 def _class_weights(
     config: DataSettings, pool: SamplePool, by_folder: list[float], only: list[int]
 ) -> npt.NDArray[np.float64]:
-    """Return how often a sample of each class comes, beside the weight of its folder."""
     weights = np.ones(len(pool.classes))
     for name, weight in class_weights_in("--class-weights", config.class_weights).items():
         weights[class_number(name, pool.classes)] = weight

@@ -1,11 +1,9 @@
-"""The links of the chains that turn shards into batches; training.data.open puts them together.
+"""From rows of the index to the images of a batch, whichever way the rows were chosen.
 
-drawn_shards       (shard number, first sample): drawn with replacement, endless
-samples_of_shards  StoredSample: a verified sample (key, bytes, label) and the shard it lies in
-rows_of            the same for neighbouring rows of the index, read by ranges
-repeated           each sample several times, among others
-numbered           (number, StoredSample), from where an interrupted chain resumes
-filled             images of a batch, drawn, decoded and resized in groups; bad ones are counted
+    rows_of          StoredSample: a verified sample (key, bytes, label) and the shard it lies in
+    prepared_sample  its crop is drawn
+    next_group       some samples are decoded, bad ones counted
+    filled           their images are resized into the memory of a batch
 
 With --gpu-decode, an image's memory may hold a JPEG instead (training.data.gpu_decode).
 """
@@ -30,8 +28,6 @@ READ_BYTES = 2 << 20  # at once
 GROUP_BYTES = 16 << 20  # decoded before any is resized: 28 photographs of 500 x 375
 
 Seed = tuple[int, ...]
-
-
 Prepare = Callable[[bytes, np.random.Generator], Prepared]
 """Draws the crop of an image for its place in a batch, and chooses what decodes it."""
 
@@ -101,66 +97,18 @@ class Quarantine:
         return news
 
 
-def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, int]]:
-    """Yield shards drawn with replacement. The first one starts at a random sample.
-
-    A lane reads few shards in an epoch, and the last of them only in part. If it always began at
-    a shard's start, samples near the end would be seen less often.
-    """
-    random = np.random.default_rng(seed)
-    sizes = np.array([shard.samples for shard in source.manifest.split(split).shards])
-    position = int(random.integers(sizes.sum()))
-    number = int(np.searchsorted(sizes.cumsum(), position, side="right"))
-    yield number, position - int(sizes[:number].sum())
-    while True:
-        yield int(random.integers(len(sizes))), 0
-
-
-def samples_of_shards(
-    source: Source, split: str, shards: Iterable[tuple[int, int]], sample_count: int
-) -> Iterator[StoredSample]:
-    """Yield the samples of these shards, each from its given first sample on.
-
-    No byte after the first `sample_count` samples is read before they are used up. They are read by
-    ranges: each image's own checksum, in a verified index, is enough. The digest of a whole shard
-    would cost a fifteenth of a worker's time.
-    """
-    sizes = [shard.samples for shard in source.manifest.split(split).shards]
-    for number, first in shards:
-        start = sum(sizes[:number])
-        rows = range(start + first, start + sizes[number])
-        yield from rows_of(source, split, rows[:sample_count])
-        yield from rows_of(source, split, rows[sample_count:])
-        sample_count -= min(len(rows), sample_count)
-
-
 def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:
     """Yield the samples of neighbouring rows of the index, each checked against its row."""
     shards = source.manifest.split(split).shards
-    blocks = _blocks(source.index(split)[rows.start : rows.stop])
+    index = source.index(split)[rows.start : rows.stop]
+    # A request has samples of one shard, and about READ_BYTES.
+    block_numbers = index["offset"] // READ_BYTES
+    borders = np.flatnonzero((np.diff(block_numbers) != 0) | (np.diff(index["shard"]) != 0)) + 1
+    blocks = np.split(index, borders) if len(index) else []
     shard_blocks = [(shards[int(block[0]["shard"])], block) for block in blocks]
     for (shard, _), samples in zip(shard_blocks, portions(source, shard_blocks), strict=True):
         for sample in samples:
             yield StoredSample(shard.name, sample)
-
-
-def _blocks(index: np.ndarray) -> list[np.ndarray]:
-    """Return neighbouring rows in portions of one shard and about READ_BYTES."""
-    block = index["offset"] // READ_BYTES
-    borders = np.flatnonzero((np.diff(block) != 0) | (np.diff(index["shard"]) != 0)) + 1
-    return np.split(index, borders) if len(index) else []
-
-
-def numbered(samples: Iterable[StoredSample], first: int) -> Iterator[tuple[int, StoredSample]]:
-    """Yield samples with their numbers in the chain, from number `first` on."""
-    return islice(enumerate(samples), first, None)
-
-
-def repeated(samples: Iterable[StoredSample], times: int, apart: int) -> Iterator[StoredSample]:
-    """Yield every sample that many times, that many places apart."""
-    remaining = iter(samples)
-    while portion := list(islice(remaining, apart)):
-        yield from portion * times
 
 
 def filled(
@@ -223,11 +171,13 @@ def prepared_sample(
     number: int, stored: StoredSample, prepare: Prepare, seed: Seed, quarantine: Quarantine
 ) -> PreparedSample | None:
     """Draw the crop of a sample; return None for a bad one that may be left out."""
-    sample = stored.sample
+    sample, entropy = stored.sample, (*seed, number)
     try:
         if sample.fault:
             raise sample.fault
-        return PreparedSample(number, stored, prepare(sample.image, _random((*seed, number))))
+        # Words cost numpy half the time of Python's numbers, and give the same generator.
+        words = np.array(entropy, np.uint32) if max(entropy) < 1 << 32 else entropy
+        return PreparedSample(number, stored, prepare(sample.image, np.random.default_rng(words)))
     except DataError as error:
         quarantine.admit(stored, error)
         return None
@@ -256,10 +206,3 @@ def left_to_gpu(kept: Iterable[tuple[int, Kept]]) -> list[LeftToGpu]:
         for index, sample in kept
         if sample.crop
     ]
-
-
-def _random(seed: Seed) -> np.random.Generator:
-    """Return numpy's generator of a seed; words cost it half the time of Python's numbers."""
-    if max(seed) >= 1 << 32:
-        return np.random.default_rng(seed)
-    return np.random.default_rng(np.array(seed, np.uint32))

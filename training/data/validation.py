@@ -8,6 +8,7 @@ is short, and each batch is read by itself.
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -44,7 +45,6 @@ class Validation:
         self.has_evaluation = total > 0
         if self.has_evaluation:
             share_index(source, split, ranks)
-        self._source = source
         self._rows = ValidationRows(config, source, transforms, part_of(ranks, total))
         self._total = total
         self._device = ranks.device
@@ -53,41 +53,32 @@ class Validation:
     def among(self, ranks: Ranks) -> "Validation":
         """Return the same samples, in parts for other ranks."""
         validation = copy.copy(self)
-        rows = self._rows
-        part = part_of(ranks, self._total)
-        validation._rows = ValidationRows(rows.config, rows.source, rows.transforms, part)
+        validation._rows = replace(self._rows, rows=part_of(ranks, self._total))
         return validation
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's part, in the order of the index."""
-        self._source.index(self._rows.config.eval_split)  # read here, it is there for all workers
-        return on_device(
-            loaded(self._rows, self._workers, pin=self._device.type == "cuda"), self._device
-        )
+        self._rows.source.index(self._rows.config.eval_split)  # read here, once, for all workers
+        pin = self._device.type == "cuda"
+        return on_device(loaded(self._rows, self._workers, pin), self._device)
 
     def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
         """Return the images of these rows, or some at even distances, if there are any."""
         if not self.has_evaluation:
             return None
-        # A set: of fewer samples than are asked for, each once.
+        # A set: where there are fewer samples than are asked for, each comes once.
         rows = rows or sorted({self._total * number // count for number in range(count)})
         return self._rows.batch([range(row, row + 1) for row in rows])
 
 
+@dataclass(eq=False)
 class ValidationRows(Dataset[Batch | Problem]):
     """Some rows of the validation index, as batches that can be read in any order."""
 
-    def __init__(
-        self,
-        config: DataSettings,
-        source: Source,
-        transforms: TransformsOfEpoch,
-        rows: range,
-    ) -> None:
-        self.config = config
-        self.source = source
-        self.transforms = transforms
-        self.rows = rows
+    config: DataSettings
+    source: Source
+    transforms: TransformsOfEpoch
+    rows: range
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.config.batch_size)
@@ -96,7 +87,7 @@ class ValidationRows(Dataset[Batch | Problem]):
         size = self.config.batch_size
         try:
             return self.batch([self.rows[number * size : (number + 1) * size]])
-        except Problem as problem:
+        except Problem as problem:  # as a value, it reaches the rank without a worker's traceback
             return problem
 
     def batch(self, parts: list[range]) -> Batch:

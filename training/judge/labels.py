@@ -15,8 +15,7 @@ import torch
 from rackrun.contract.suspects import Question, SuspectLabel
 from rackrun.errors import UsageError
 from training.config import Config
-from training.data.open import TRAIN
-from training.data.pool import opened
+from training.data.pool import TRAIN, opened
 from training.data.samples import Batch
 from training.data.worker_server import start_worker_server
 from training.device import Compute, set_up

@@ -1,31 +1,47 @@
-"""Assign samples to every global step: a pure function of index, seed and epoch.
+"""The order of an epoch: a sample for every place in every global step.
 
     rows ──blocks──▶ runs of neighbours in a shard ──permute──▶ one sequence ──cut──▶ lanes
     lanes ──interleave──▶ row by position ──steps──▶ ranks ──lanes──▶ loader workers
 
-A lane reads one block at a time and uses it up in random order, and position p takes the next
-sample of lane p mod L. So a batch mixes samples of many blocks, though every block is read once.
-A step is the next B positions: the order knows neither ranks nor workers.
+It is a pure function of index, seed and epoch. A lane reads one block at a time and uses it up in
+random order, and position p takes the next sample of lane p mod L. So a batch mixes samples of many
+blocks, though every block is read once. A step is the next B positions: the order knows neither
+ranks nor workers.
 
 An order is kept as its blocks, eight bytes for up to 2 MiB of the data set. Which samples a block
 has, and in which order, is computed for some of its pieces at a time (`mixed`), so that a reader
 computes no more than it reads.
+
+Random numbers are raw output of PCG64, the same in every version of numpy: O'Neill, "PCG: A Family
+of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number Generation" (2014).
 """
 
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing.reduction import DupFd
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from training.data.order.random_words import MIXING, SLOTS, Stream, permutation
 
 Numbers = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int32]
 Rows = Positions | range  # of the index; the first ones of it need no memory
 Pieces = npt.NDArray[np.void]
 
+BLOCK_BYTES = 2 * 1024 * 1024
+LANES = (960, 480, 240, 120, 60, 12)  # divided by all that world sizes are likely to be; or k * 960
+SAMPLES_PER_LANE = 16  # fewer, and a smaller number of lanes is better
+BLOCKS_PER_LANE = 8  # fewer, and smaller blocks are better
+ROWS_AT_ONCE = 1 << 16  # of the index: 3 MB, which stay in a core's cache
 LANES_AT_ONCE = 64
+PHASE, BLOCKS, SLOTS, MIXING = range(4)  # the purposes of random words in an epoch
 
 PIECE = np.dtype([
     ("sequence_index", np.int32),  # of its first sample in the sequence of all lanes
@@ -64,7 +80,7 @@ class EpochOrder:
             rows[positions] = piece_rows
         return rows
 
-    def stream(self) -> Stream:
+    def stream(self) -> "Stream":
         """Return the random words that mix the samples of pieces."""
         return Stream(self.seed, self.epoch, MIXING)
 
@@ -114,8 +130,121 @@ class EpochOrder:
         return np.cumsum(self.lengths) - self.lengths
 
 
+def shuffled(
+    index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, batch: int
+) -> EpochOrder:
+    """Return the order of an epoch that has each of these rows of the index, in steps of `batch`.
+
+    Rows may come more than once, as ascending runs (see `training.data.mixture`): copies of a
+    sample are then in blocks of their own.
+    """
+    lanes = lane_count(len(rows), batch)
+    starts = block_starts(index, rows, lanes, fraction(seed, epoch, PHASE))
+    blocks = permutation(seed, epoch, BLOCKS, starts.size - 1)
+    ends = np.cumsum(np.diff(starts)[blocks]).astype(np.int32)
+    return EpochOrder(rows, starts[blocks], ends, lanes, seed, epoch)
+
+
+def resampled(
+    index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, batch: int, steps: int
+) -> EpochOrder:
+    """Return the order of that many steps, in blocks of these rows drawn with replacement."""
+    samples = steps * batch
+    lanes = lane_count(samples, batch)
+    starts = block_starts(index, rows, lanes, fraction(seed, epoch, PHASE))
+    sizes, draws = np.diff(starts), 64
+    while True:  # twice as many blocks each time, until they have enough samples
+        random_raw = Stream(seed, epoch, BLOCKS).random_raw(0, draws)
+        drawn = (random_raw % np.uint64(sizes.size)).astype(np.int32)
+        ends = np.cumsum(sizes[drawn], dtype=np.int64)
+        if ends[-1] >= samples:
+            break
+        draws *= 2
+    used = int(np.searchsorted(ends, samples)) + 1
+    cut = np.minimum(ends[:used], samples).astype(np.int32)
+    return EpochOrder(rows, starts[drawn[:used]], cut, lanes, seed, epoch)
+
+
+def lane_count(samples: int, batch: int) -> int:
+    """Return a lane for each sample of a step, as long as each has samples enough to shuffle.
+
+    More lanes have smaller blocks (`_block_size`), so that the memory for open blocks grows with
+    the square root of the batch only.
+    """
+    rounded_up = -(-batch // LANES[0])
+    multiple = min(rounded_up, samples // (LANES[0] * SAMPLES_PER_LANE))
+    if multiple:
+        return multiple * LANES[0]
+    return next((lanes for lanes in LANES if samples >= lanes * SAMPLES_PER_LANE), LANES[-1])
+
+
+def block_starts(index: npt.NDArray[np.void], rows: Rows, lanes: int, phase: float) -> Positions:
+    """Return the place in `rows` where each block begins, and the end of the last.
+
+    A block is a run of neighbours in one shard, its edges moved by a fraction of its size from
+    epoch to epoch, so that neighbours do not stay together for the whole training.
+    """
+    size = _block_size(index, rows, lanes)
+    starts, bytes_before, last = [], 0, np.zeros(3, np.int64)  # of the sample before: see `facts`
+    for first, rows_here, portion in portions(index, rows):
+        ends = np.cumsum(portion["length"], dtype=np.int64)
+        if not first:
+            shift = int(phase * size) - int(ends[0])
+        ends += bytes_before
+        bytes_before = int(ends[-1])
+        facts = ((ends + shift) // size, portion["shard"], rows_here)
+        begins = _changes(facts[0], last[0]) | _changes(facts[1], last[1])
+        if not isinstance(rows_here, range):
+            begins |= np.diff(rows_here, prepend=last[2]) <= 0
+        begins[0] |= not first
+        starts.append((first + np.flatnonzero(begins)).astype(np.int32))
+        last = np.array([fact[-1] for fact in facts], np.int64)
+    return np.concatenate([*starts, np.array([len(rows)], np.int32)])
+
+
+def _changes(numbers: npt.NDArray[np.integer], before: int) -> npt.NDArray[np.bool_]:
+    """Return where the numbers differ from the one before; `before` is that of the first."""
+    changes = np.empty(numbers.size, bool)
+    changes[0] = numbers[0] != before
+    np.not_equal(numbers[1:], numbers[:-1], out=changes[1:])
+    return changes
+
+
+def _block_size(index: npt.NDArray[np.void], rows: Rows, lanes: int) -> int:
+    """Return bytes: BLOCK_BYTES, less for small data sets and for large batches."""
+    largest = math.isqrt(BLOCK_BYTES**2 * LANES[0] // max(lanes, LANES[0]))
+    total = 0
+    for _, _, portion in portions(index, rows):
+        total += int(portion["length"].sum(dtype=np.int64))
+        if total // (lanes * BLOCKS_PER_LANE) >= largest:
+            return largest
+    return min(largest, total // (lanes * BLOCKS_PER_LANE) + 1)
+
+
+def portions(
+    index: npt.NDArray[np.void], rows: Rows
+) -> Iterator[tuple[int, Rows, npt.NDArray[np.void]]]:
+    """Yield portions of these rows: place of the first, the rows, and what the index has there."""
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        portion_rows = rows[first : first + ROWS_AT_ONCE]
+        portion = (
+            index[portion_rows.start : portion_rows.stop]
+            if isinstance(portion_rows, range)
+            else index[portion_rows]
+        )
+        yield first, portion_rows, portion
+
+
+def rows_by_label(index: npt.NDArray[np.void], rows: Rows, labels: int) -> Numbers:
+    """Count the rows of each label."""
+    counts = np.zeros(labels, np.int64)
+    for _, _, portion in portions(index, rows):
+        counts += np.bincount(portion["label"], minlength=labels)
+    return counts
+
+
 def mixed(
-    pieces: Pieces, drawn: Rows, lanes: int, stream: Stream
+    pieces: Pieces, drawn: Rows, lanes: int, stream: "Stream"
 ) -> tuple[Positions, Positions, Positions]:
     """Return all samples of these pieces: number of the piece, row, and position in the epoch.
 
@@ -136,10 +265,10 @@ def mixed(
     return number, rows, pieces["position"][number] + turns * np.int32(lanes)
 
 
-def _random_keys(pieces: Pieces, stream: Stream) -> npt.NDArray[np.uint64]:
-    """Return a word for each sample of these pieces; neighbours in the sequence at once."""
+def _random_keys(pieces: Pieces, stream: "Stream") -> npt.NDArray[np.uint64]:
     if not pieces.size:
         return np.empty(0, np.uint64)
+    # Neighbours in the sequence draw at once: a call, and a skip, cost more than many words.
     follows = pieces["sequence_index"][1:] == pieces["sequence_index"][:-1] + pieces["samples"][:-1]
     first = np.flatnonzero(np.append(True, ~follows))
     counts = np.add.reduceat(pieces["samples"], first)
@@ -153,3 +282,92 @@ def ranges(starts: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> 
     numbers = np.arange(int(counts.sum()), dtype=np.int32)
     numbers += np.repeat((starts - before).astype(np.int32), counts)
     return numbers
+
+
+class Stream:
+    """The random 64-bit words of an epoch for one purpose, from any place on.
+
+    PCG64 skips n words in a time that grows with log n (section 4.3.1), so a reader draws the words
+    of its own samples only.
+    """
+
+    def __init__(self, seed: int, epoch: int, purpose: int) -> None:
+        self._bits = np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose)))
+        self._next = 0
+
+    def random_raw(self, first: int, count: int) -> npt.NDArray[np.uint64]:
+        """Return that many words from number `first` on."""
+        self._bits.advance(first - self._next)  # backwards, too: the generator is a circle
+        self._next = first + count
+        return self._bits.random_raw(count)
+
+
+def permutation(seed: int, epoch: int, purpose: int, size: int) -> npt.NDArray[np.int32]:
+    """Return the numbers below `size` in random order."""
+    random_raw = Stream(seed, epoch, purpose).random_raw(0, size)
+    return np.argsort(random_raw, kind="stable").astype(np.int32)
+
+
+def fraction(seed: int, epoch: int, purpose: int) -> float:
+    """Return a number from 0 to below 1."""
+    return float(Stream(seed, epoch, purpose).random_raw(0, 1)[0] / 2.0**64)
+
+
+HEAD_NUMBERS = 6  # epoch, counted from 1; seed; lanes; blocks; rows; 1 if the rows follow
+HEAD_BYTES = 8 * HEAD_NUMBERS
+
+
+class SharedOrder:
+    """The order of one epoch at a time, in memory that the loader workers of a rank share.
+
+    The first worker that comes to an epoch plans it; the others wait for it, and map what it wrote.
+    A worker takes its share and lets go.
+    """
+
+    def __init__(self) -> None:
+        self._memory = os.memfd_create("order")
+
+    def __getstate__(self) -> Any:
+        return DupFd(self._memory)
+
+    def __setstate__(self, duplicate: Any) -> None:
+        self._memory = duplicate.detach()
+
+    def __del__(self) -> None:
+        os.close(self._memory)
+
+    @contextmanager
+    def of(self, epoch: int, plan: Callable[[int], EpochOrder]) -> Iterator[EpochOrder]:
+        """Give the order of an epoch, which is planned unless it lies here already.
+
+        Its arrays must not be used later: another process may be at the next epoch.
+        """
+        fcntl.lockf(self._memory, fcntl.LOCK_EX)  # the kernel's: it ends with a killed process
+        try:
+            head = os.pread(self._memory, 8, 0)
+            if int.from_bytes(head, "little") != epoch + 1:
+                self._write(plan(epoch))
+            yield self._read()
+        finally:
+            fcntl.lockf(self._memory, fcntl.LOCK_UN)
+
+    def _write(self, order: EpochOrder) -> None:
+        rows = () if isinstance(order.drawn, range) else (order.drawn,)
+        head = [order.epoch + 1, order.seed, order.lanes, order.starts.size, len(order.drawn)]
+        os.ftruncate(self._memory, 0)
+        with os.fdopen(self._memory, "wb", closefd=False) as file:
+            file.seek(HEAD_BYTES)
+            for numbers in (order.starts, order.ends, *rows):
+                file.write(np.ascontiguousarray(numbers, np.int32).data)
+            file.flush()
+            file.seek(0)  # last: what a process that was killed has begun counts as nothing
+            file.write(np.array([*head, len(rows)], np.int64).tobytes())
+
+    def _read(self) -> EpochOrder:
+        memory = mmap.mmap(self._memory, 0, prot=mmap.PROT_READ)
+        head = np.frombuffer(memory, np.int64, HEAD_NUMBERS)
+        epoch, seed, lanes, blocks, count, written = head.tolist()
+        starts, ends, rows = np.split(
+            np.frombuffer(memory, np.int32, offset=HEAD_BYTES), [blocks, 2 * blocks]
+        )
+        return EpochOrder(rows if written else range(count), starts, ends, lanes, seed, epoch - 1)
