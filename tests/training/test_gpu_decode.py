@@ -21,7 +21,7 @@ from imagenet.recipes import ImageNet
 from rackrun.errors import DataError, UsageError
 from shards.open import open_source
 from tests.training.test_decode import SAME, SAME_ON_AVERAGE, encoded, photograph
-from training.data import exact, gpu_decode
+from training.data import gpu_decode
 from training.data import open as data_open
 from training.data.decode import ORIENTATION, Box, draw_box
 from training.data.gpu_decode import GpuDecoder, gpu_decoder, jpegs_in, preparing
@@ -76,8 +76,7 @@ def test_batches_are_those_that_workers_decode(
             yield batch, batch.images.clone()
 
     usual = list(batches())
-    for module in (data_open, exact):
-        monkeypatch.setattr(module, "gpu_decoder", lambda *_: (IN_PLACE, ""))
+    monkeypatch.setattr(data_open, "gpu_decoder", lambda *_: (IN_PLACE, ""))
     left, differences = 0, []
     for (batch, images), (expected, pixels) in zip(batches(), usual, strict=True):
         assert batch.labels.tolist() == expected.labels.tolist()

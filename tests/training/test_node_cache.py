@@ -20,8 +20,8 @@ from nginx.serve import NginxServer, serving
 from nginx.site import Site
 from shards import source
 from shards.index import Manifest, parse_index
+from training.data.loader import waits_reported
 from training.data.open import Data, open_data
-from training.data.waiting import waits_reported
 from training.ranks import Ranks
 
 

@@ -19,7 +19,7 @@ from tests.launcher.lab import free_port
 from tests.training.torchrun import output_of
 from tests.waiting import until
 from training.config import Config
-from training.data.waiting import first_batch
+from training.data.loader import first_batch
 from training.world import WorldError, joined
 
 ROOT = Path(__file__).parents[2]

@@ -22,9 +22,8 @@ from tests.launcher.files.test_download import plan
 from tests.training.test_loop import settings
 from tests.waiting import until
 from training import loop
-from training.run import tracker
-from training.track.scalars import summary
-from training.track.sent import Sent, files_of, read_sent, write_sent
+from training.run import metrics
+from training.track.lines import Sent, files_of, read_sent, summary, write_sent
 
 
 @pytest.fixture(autouse=True)
@@ -50,16 +49,16 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> None:
     A run of seconds would be over before mlflow is imported: on a busy machine that takes longer
     than the time that trackers have for the rest of a run.
     """
-    start = tracker.Tracker._started
+    start = metrics.Tracker._started
 
-    def started(tracked: tracker.Tracker) -> subprocess.Popen[bytes]:
+    def started(tracked: metrics.Tracker) -> subprocess.Popen[bytes]:
         sent = tracked._log.with_suffix(".json")
         before = inode(sent)  # of the run that this one continues
         process = start(tracked)
         until(lambda: inode(sent) != before or process.poll() is not None)
         return process
 
-    monkeypatch.setattr(tracker.Tracker, "_started", started)
+    monkeypatch.setattr(metrics.Tracker, "_started", started)
 
 
 def inode(path: Path) -> int:
@@ -155,7 +154,7 @@ def test_wandb_obeys_no_settings_in_the_folder_of_a_run(below: str, tmp_path: Pa
         (folder / "wandb").mkdir(parents=True)
         (folder / "wandb" / "settings").write_text(f"[default]\nbase_url = {server}\n")
     script = (
-        "import sys; from pathlib import Path; from training.track.sent import Sent\n"
+        "import sys; from pathlib import Path; from training.track.lines import Sent\n"
         "from training.track.wandb_run import WandbRun\n"
         "settings = {'name': 'x', 'git_commit': ''}\n"
         "run = WandbRun(Path(sys.argv[1]), settings, Sent())\n"
@@ -323,7 +322,7 @@ def test_a_tracker_that_hangs_costs_a_moment_at_the_end(
     shapes: Path, tmp_path: Path, deaf: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     """wandb would wait for its server without end: the run ends well, with what to type later."""
-    monkeypatch.setattr(tracker, "END_SECONDS", 0.5)
+    monkeypatch.setattr(metrics, "END_SECONDS", 0.5)
     monkeypatch.setenv("WANDB_BASE_URL", deaf)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     assert loop.run(TASK, settings(shapes, tmp_path / "run", epochs=1, track="wandb")) == 0
@@ -337,17 +336,17 @@ def test_ctrl_c_is_as_quick_beside_a_tracker_that_hangs(
     shapes: Path, tmp_path: Path, deaf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run saves and ends with 130; the tracker ends with it."""
-    monkeypatch.setattr(tracker, "STOPPED_SECONDS", 0.5)
+    monkeypatch.setattr(metrics, "STOPPED_SECONDS", 0.5)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", deaf)
     folder, started = tmp_path / "run", []
-    begin = tracker.Tracker._started
+    begin = metrics.Tracker._started
 
-    def noted(tracked: tracker.Tracker) -> Any:
+    def noted(tracked: metrics.Tracker) -> Any:
         started.append(begin(tracked))
         signal.raise_signal(signal.SIGINT)
         return started[-1]
 
-    monkeypatch.setattr(tracker.Tracker, "_started", noted)
+    monkeypatch.setattr(metrics.Tracker, "_started", noted)
     assert loop.run(TASK, settings(shapes, folder, track="mlflow")) == 130
     assert started[0].returncode == -signal.SIGKILL
     assert list((folder / "checkpoints").glob("step-*.pt"))
@@ -376,7 +375,7 @@ def test_what_is_not_installed_or_no_tracker_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"--track wandbb: no such tracker; did you mean wandb\?"):
         settings(Path(), Path(), track="mlflow,wandbb")
     with pytest.raises(MissingPackage, match=r"comet is not installed; type: .*\[comet\]'"):
-        tracker.check_trackers(["comet"])
+        metrics.check_trackers(["comet"])
     wrong = warm.run("-m", "training", "track", "mlflw", "runs/x", env={**os.environ})
     assert wrong.returncode == UsageError.exit_code
     assert wrong.stderr.startswith("error: TRACKER mlflw: not one of wandb, mlflow; did you mean")

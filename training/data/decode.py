@@ -126,7 +126,6 @@ class Region:
         return pixels
 
     def _resize(self, out: Pixels, interpolation: Interpolation) -> None:
-        """Fill `out`, antialiased."""
         box, shrink = self.box, self.shrink
         left, top = box.left % shrink / shrink, box.top % shrink / shrink
         if left or top:
@@ -164,13 +163,16 @@ def crop(data: bytes, choose: Choice, side: float) -> Region:
 def prepared_crop(data: bytes, choose: Choice, side: float) -> PreparedCrop:
     """Choose the part that `crop` decodes, by the header and the tiles of a JPEG."""
     frame = jpeg_frame(data)
-    if not (frame and frame.one_scan):
-        _check_scans(data)
+    is_progressive = not (frame and frame.one_scan) and data[:2] == START
+    if is_progressive and (scan_count := scans(data)) > MAX_SCANS:  # it would hold up a step
+        raise DataError(f"a JPEG of {scan_count} scans; at most {MAX_SCANS} are read")
     if frame is None:
         return PreparedCrop(UNKNOWN, partial(_with_pillow, data, choose))
     _check_size(frame.width, frame.height)
     box = choose(frame.width, frame.height)
-    shrink = _shrink(box, side)
+    # A crop decoded at the greatest of these divisors still has FINE times the wanted resolution.
+    spare = min(box.width, box.height) / (FINE * side)
+    shrink = next((divisor for divisor in (8, 4, 2) if spare >= divisor), 1)
     rows = min(frame.height, box.top + box.height + MARGIN * shrink)
     right, margin = box.left + box.width, CHROMA * shrink
     part = window(data, frame, box.left, box.top, right, rows, margin)
@@ -228,7 +230,6 @@ def as_png(data: bytes) -> bytes:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return the formats that are read besides the usual ones, as Pillow names them."""
     if not util.find_spec("pillow_heif"):
         return "TIFF", "AVIF"
     import_module("pillow_heif").register_heif_opener()
@@ -286,12 +287,6 @@ def whole(width: int, height: int) -> Box:
     return Box(0, 0, width, height)
 
 
-def _shrink(box: Box, side: float) -> int:
-    """Return the divisor of the resolution at which a result of `side` looks the same."""
-    spare = min(box.width, box.height) / (FINE * side)
-    return next((divisor for divisor in (8, 4, 2) if spare >= divisor), 1)
-
-
 def _with_pillow(data: bytes, choose: Choice) -> Region:
     image = _pillow(data)
     return Region.cut(_rgb(image), choose(*image.size), 1)
@@ -300,30 +295,26 @@ def _with_pillow(data: bytes, choose: Choice) -> Region:
 def _with_turbo(
     data: bytes, frame: Frame, box: Box, rows: int, shrink: int, part: TileCut | None
 ) -> Region:
-    """Return the box out of its tiles if they are sound, out of the whole image, or by Pillow."""
     if part:
         pixels = _decoded(part.data, part.width, part.height, shrink, strict=True)
-        if pixels is not None:
+        if pixels is not None:  # else the tiles are damaged, or not where they are said to be
             box = replace(box, left=box.left - part.left, top=box.top - part.top)
             return Region.cut(pixels, box, shrink)
-    pixels = _turbo(data, frame, rows, shrink)
+    if rows < frame.height and has_end(data):
+        # Decoders stop at the height in the header. To a strict one, the rest would be damage.
+        shorter = bytearray(data)
+        shorter[frame.height_at : frame.height_at + 2] = rows.to_bytes(2, "big")
+        pixels = _decoded(shorter, frame.width, rows, shrink, strict=False)
+    else:
+        pixels = _decoded(data, frame.width, frame.height, shrink, strict=True)
     if pixels is None:
         return _with_pillow(data, lambda width, height: box)
     return Region.cut(pixels, box, shrink)
 
 
-def _turbo(data: bytes, frame: Frame, rows: int, shrink: int) -> Pixels | None:
-    """Return that many rows at 1/shrink, or all; None if libjpeg-turbo refuses."""
-    if rows < frame.height and has_end(data):
-        cut = _with_height(data, frame, rows)
-        return _decoded(cut, frame.width, rows, shrink, strict=False)
-    return _decoded(data, frame.width, frame.height, shrink, strict=True)
-
-
 def _decoded(
     data: bytes | bytearray, width: int, height: int, shrink: int, strict: bool
 ) -> Pixels | None:
-    """Return the pixels of a JPEG at 1/shrink; None if libjpeg-turbo refuses."""
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
             data,
@@ -332,7 +323,7 @@ def _decoded(
             min_factor=shrink,
             strict=strict,
         )
-    except ValueError:
+    except ValueError:  # libjpeg-turbo refuses
         return None
     return pixels
 
@@ -342,15 +333,8 @@ def has_end(data: bytes) -> bool:
     return data.rfind(END, -TRAILER) >= 0
 
 
-def _with_height(data: bytes, frame: Frame, height: int) -> bytearray:
-    """Return the JPEG with another height in its header: decoders stop there."""
-    shorter = bytearray(data)
-    shorter[frame.height_at : frame.height_at + 2] = height.to_bytes(2, "big")
-    return shorter
-
-
 def _pillow(data: bytes) -> Image.Image:
-    """Return the image as Pillow reads it; the one place that decides what is no image."""
+    # The one place that decides what is no image: whatever another decoder refuses comes here.
     try:
         image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
         _check_size(*image.size)
@@ -363,7 +347,6 @@ def _pillow(data: bytes) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Pixels:
-    """Return any mode of Pillow as uint8 (height, width, 3)."""
     if image.mode.startswith("I;16"):
         return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
     if image.mode == "P":  # by way of RGBA, or a transparent colour costs a warning
@@ -379,12 +362,5 @@ def _check_size(width: int, height: int) -> None:
         )
 
 
-def _check_scans(data: bytes) -> None:
-    """Raise DataError for a JPEG whose number of scans would hold up a step."""
-    if data[:2] == START and (scan_count := scans(data)) > MAX_SCANS:
-        raise DataError(f"a JPEG of {scan_count} scans; at most {MAX_SCANS} are read")
-
-
 def _planes(pixels: Pixels) -> torch.Tensor:
-    """Return the memory as torch sees images: (1, 3, height, width), channels last."""
-    return torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))
+    return torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))  # (1, 3, H, W), channels last

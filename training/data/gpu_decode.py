@@ -82,16 +82,17 @@ class GpuDecoder:
         jpegs = jpegs_in(batch)
         try:
             decoded_images = decoded(jpegs, self.device)
-        except RuntimeError:  # it names none, and returns none of the others
+        except (
+            RuntimeError
+        ):  # one is refused: the error does not say which, and the others are lost
             decoded_images = [self._alone(*pair) for pair in zip(batch.left, jpegs, strict=True)]
         for left, pixels in zip(batch.left, decoded_images, strict=True):
             images[left.batch_index] = self._resized(pixels, left.crop, images.shape[2:])
 
     def _alone(self, left: LeftToGpu, jpeg: torch.Tensor) -> torch.Tensor:
-        """Return the pixels of a JPEG, by Pillow if nvJPEG refuses; DataError if it is damaged."""
         try:
             return decoded([jpeg], self.device)[0]
-        except RuntimeError:
+        except RuntimeError:  # nvJPEG refuses some that Pillow reads
             pass
         try:
             pixels = decode(jpeg.numpy().tobytes())
@@ -101,7 +102,6 @@ class GpuDecoder:
         return torch.from_numpy(pixels).permute(2, 0, 1).to(self.device)
 
     def _resized(self, pixels: torch.Tensor, crop: JpegCrop, size: Sequence[int]) -> torch.Tensor:
-        """Return the crop of an image as float32 (3, height, width) of whole numbers."""
         box, (height, width) = crop.box, size
         part = pixels[:, box.top : box.top + box.height, box.left : box.left + box.width]
         # Rows before columns, rounded in between, as the kernel for bytes on the CPU does it.
@@ -122,7 +122,8 @@ def gpu_decoder(
     if config.gpu_decode == "off":
         return None, ""
     decoder, faster, remark = GpuDecoder(ranks.device, transforms.interpolation), False, ""
-    why_not = _obstacle(ranks.device, transforms)
+    is_gpu = ranks.device.type == "cuda"
+    why_not = _changes(transforms) if is_gpu else "ranks compute on the CPU"
     if not why_not:
         try:
             faster, remark = _compared(decoder, config, ranks, transforms, source)
@@ -174,7 +175,6 @@ def decoded(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tenso
 
 
 def _is_usual(data: bytes, frame: Frame, size: int) -> bool:
-    """Return True for a whole baseline JPEG of usual colours and moderate size."""
     shorter, components = min(frame.width, frame.height), frame.height_at + 5
     names = data[components : components + 9 : 3]
     return (
@@ -188,13 +188,8 @@ def _is_usual(data: bytes, frame: Frame, size: int) -> bool:
     )
 
 
-def _obstacle(device: torch.device, transforms: Transforms) -> str:
-    """Return why no JPEG of training can be decoded on the device; nothing if some can."""
-    return "ranks compute on the CPU" if device.type != "cuda" else _changes(transforms)
-
-
 def _changes(transforms: Transforms) -> str:
-    """Return what training does to images that only loader workers do, or nothing."""
+    # What training does to images that only loader workers do, or nothing.
     if type(transforms) is not Transforms:
         return "the task has transforms of its own"
     if transforms.channels != 3 or transforms.crop_area >= 1:
@@ -206,16 +201,11 @@ def _changes(transforms: Transforms) -> str:
 def _compared(
     decoder: GpuDecoder, config: DataSettings, ranks: Ranks, transforms: Transforms, source: Source
 ) -> tuple[bool, str]:
-    """Return whether the GPU decodes faster than this rank's workers, and how fast both are.
-
-    Raise RuntimeError if it cannot decode.
-    """
+    # Whether the GPU decodes faster than this rank's workers, and how fast both are.
     samples = source.manifest.split(TRAIN).samples
     samples_read = list(rows_of(source, TRAIN, range(min(MEASURED, samples))))
-    shape, workers = (
-        (len(samples_read), *transforms.training_shape),
-        max(worker_count(config, ranks), 1),
-    )
+    shape = len(samples_read), *transforms.training_shape
+    workers = max(worker_count(config, ranks), 1)
     image_memory = torch.empty(shape, dtype=torch.uint8, pin_memory=decoder.device.type == "cuda")
 
     def fill(on_gpu: bool) -> Batch:

@@ -1,23 +1,35 @@
-"""Run the processes that make a rank's batches, and bring batches to the device."""
+"""Run the processes that make a rank's batches, bring batches to the device, and wait for them.
+
+    loaded -> on_device -> first_batch, waits_reported -> the training loop
+
+No step is taken on any rank before every rank has its first batch. A host that cannot read its data
+then ends the run with its own error and its own name, rather than as a peer that others wait for in
+the middle of their first step. Later a server may be away for as long as its client has patience
+(shards.http.connection): a rank that waits for a batch reports that, and is not taken for one that
+hangs.
+"""
 
 import atexit
 import multiprocessing
 import signal
+import socket
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import repeat
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from queue import Queue
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rackrun.errors import Problem
+from rackrun.contract import phases
+from rackrun.errors import DataError, Problem
 from training.data.samples import Batch
 from training.data.slots import AHEAD, HELD
 from training.data.worker_server import CONTEXT, end_workers, worker_init
@@ -30,6 +42,7 @@ Decoder = Callable[[Batch, torch.Tensor], None]
 NOTICED_SECONDS = 2.0  # until the end of a process is known
 ENDING_SECONDS = 5.0  # for a batch that is being decoded
 DECODING = "decoding"  # the thread's name
+REPORTED_SECONDS = 5.0  # of waiting for a batch
 
 atexit.register(end_workers)
 
@@ -90,7 +103,7 @@ def with_problems(items: Iterator[Item]) -> Generator[Item | Problem]:
 
 
 def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
-    """Return the Problem of a worker ended from outside, which DataLoader does not name."""
+    # DataLoader does not name a worker that was ended from outside.
     wait([process.sentinel for process in processes], NOTICED_SECONDS)
     for process in processes:
         if code := process.exitcode:
@@ -162,8 +175,7 @@ def _copies(
     device: torch.device,
     side: torch.cuda.Stream | None,
     decoder: Decoder | None,
-) -> Iterator[tuple[Batch, torch.Event | None]]:
-    """Yield batches whose copies have begun, and the event of their end."""
+) -> Iterator[tuple[Batch, torch.Event | None]]:  # the event is the end of a copy
     under_way = deque[torch.Event]()
     while True:
         if len(under_way) == HELD:  # the next batch may overwrite the memory of that copy
@@ -184,14 +196,85 @@ def _copies(
 
 
 def _handed_over(batch: Batch, done: torch.Event | None) -> Batch:
-    """Return a batch to the stream of the steps, which waits for the copy and owns the memory."""
     if done:
         steps = torch.cuda.current_stream()
-        steps.wait_event(done)
+        steps.wait_event(done)  # the host goes on
         for part in batch[:2]:
             part.record_stream(steps)  # else its memory is reused as soon as Python lets go of it
     return batch
 
 
-def _as_it_is(item: Any) -> Any:
+def _as_it_is(item: Any) -> Any:  # no lambda: it is sent to workers
     return item
+
+
+class Reporting(Protocol):
+    """What reports the phases of this rank."""
+
+    @property
+    def current_phase(self) -> str:
+        """Return the phase that was reported last."""
+
+    def phase(self, name: str) -> None:
+        """Report that another phase begins."""
+
+
+def first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Item:
+    """Return this rank's first batch, once every rank has its own.
+
+    A rank that has none after `seconds` raises DataError, which ends the others, too.
+    """
+
+    def give_up() -> None:
+        raise DataError(
+            f"{socket.gethostname()}: the first batch was not read within {seconds:g} s; look at"
+            " the network and the server, or give it longer: --first-batch-seconds"
+        )
+
+    with _alarm(seconds, give_up):
+        first = next(batches)
+    ranks.all_reduce_max(0)
+    return first
+
+
+def waits_reported(
+    first: Item,
+    batches: Iterator[Item],
+    progress: Reporting,
+    seconds: float = REPORTED_SECONDS,
+) -> Generator[Item]:
+    """Yield all batches; report the phase "data" while one is late, and then the one before.
+
+    The report comes from the loop's own thread, by a signal: it is a sign of life.
+    """
+    interrupted: list[str] = []
+
+    def late() -> None:
+        interrupted.append(progress.current_phase)
+        progress.phase(phases.DATA)
+
+    yield first
+    while True:
+        # No handler stays across a yield: an iterator that Ctrl-C leaves behind may be closed by
+        # any thread, and only the main thread may restore one.
+        with _alarm(seconds, late):
+            batch = next(batches, None)
+        if interrupted:
+            progress.phase(interrupted.pop())
+        if batch is None:
+            return
+        yield batch
+
+
+@contextmanager
+def _alarm(seconds: float, ring: Callable[[], object]) -> Iterator[None]:
+    def rung(number: int, frame: FrameType | None) -> None:
+        ring()
+
+    before = signal.signal(signal.SIGALRM, rung)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # first: the handler before may not take an alarm
+        signal.signal(signal.SIGALRM, before)

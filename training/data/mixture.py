@@ -82,7 +82,9 @@ def mixture(
     parts = [RowGroup(plain, plain.size)] if plain.size else []
     for group in special:
         rows = kept[groups[kept] == group]
-        parts.append(RowGroup(_shuffled(rows, seed, group), round(rows.size * weights[group])))
+        words = np.random.PCG64(np.random.SeedSequence((seed, group))).random_raw(rows.size)
+        in_random_order = rows[np.argsort(words, kind="stable")]
+        parts.append(RowGroup(in_random_order, round(rows.size * weights[group])))
     return _with_samples(Mixture(tuple(part for part in parts if part.draws)))
 
 
@@ -101,11 +103,6 @@ def _with_samples(chosen: Mixture) -> Mixture:
     if not chosen.samples:
         raise UsageError("no samples are left to train on: loosen the filters or the weights")
     return chosen
-
-
-def _shuffled(rows: Positions, seed: int, group: int) -> Positions:
-    sort_keys = np.random.PCG64(np.random.SeedSequence((seed, group))).random_raw(rows.size)
-    return rows[np.argsort(sort_keys, kind="stable")]
 
 
 def class_weights_in(option: str, text: str) -> Mapping[str, float]:

@@ -144,8 +144,7 @@ class NodeCache:
             self._server = None
 
     def _serve(self, address: str, token: bytes) -> Peer:
-        """Start the server of this host; return where it is, with port 0 if that fails."""
-        port = 0
+        port = 0  # stays if the server cannot start: this host then only asks others
         try:
             self._server, port = server.started(address, token, self._sources, self._splits)
         except OSError as error:
@@ -161,7 +160,7 @@ def _bytes(source: Source) -> int:
 
 
 def _exchanged(ranks: Ranks, shape: type[Message], message: Message | None) -> dict[int, Message]:
-    """Return, by rank, the messages of the first rank of each host."""
+    # By rank, the messages of those that have one.
     text = json.dumps(asdict(message)).encode() if message else b""
     gathered = ranks.all_gather(np.frombuffer(text, np.uint8))
     return {
@@ -172,7 +171,6 @@ def _exchanged(ranks: Ranks, shape: type[Message], message: Message | None) -> d
 
 
 def _route(folder: str) -> Route:
-    """Return the addresses at which this host and the first one are for each other."""
     name = f"{socket.gethostname()} {boot_id()} {Path(folder).resolve()}"
     host = hashlib.sha256(name.encode()).hexdigest()
     if address := os.environ.get(variables.ADDRESS):
@@ -189,8 +187,8 @@ def _route(folder: str) -> Route:
 
 
 def _address(ranks: Ranks, routes: dict[int, Route]) -> str:
-    """Return the address of this host for the others; the first one may not know its own."""
     this_route = routes[ranks.rank]
+    # The first host reaches itself by its own way, at an address that others may not know.
     if this_route.host == routes[0].host:
         others = (route.master for route in routes.values() if route.host != this_route.host)
         return next(filter(None, others), this_route.address)

@@ -87,7 +87,7 @@ def room_for(*shape: int) -> torch.Tensor:
 
 
 def _check_room(length: int) -> None:
-    """Raise UsageError where shared memory lacks room: a rank that writes there dies of SIGBUS."""
+    # Memory beyond that would be given out all the same, and SIGBUS end the rank that writes there.
     if not SHARED.exists():
         return
     room, ranks = shutil.disk_usage(SHARED), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -101,7 +101,7 @@ def _check_room(length: int) -> None:
 
 
 def _pin(owner: Slots, memory: torch.Tensor) -> None:
-    """Let the GPU copy from this memory by itself, as long as its owner lives."""
+    # A GPU copies from pinned memory by itself, while the host goes on.
     cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if failure := int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
         raise UsageError(

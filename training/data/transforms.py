@@ -184,7 +184,6 @@ class Transforms:
         self._augment(out, random)
 
     def _augment(self, out: Pixels, random: np.random.Generator) -> None:
-        """Change pixels in their place, by chance, as the settings ask."""
         pixels = out
         if self.vertical_flip and random.random() < 0.5:
             pixels = np.ascontiguousarray(pixels[::-1])
@@ -236,13 +235,11 @@ TransformsOfEpoch = Callable[[int], Transforms]
 @cache
 def _row(
     transforms: Transforms, width: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return factors and offsets for a row of pixels: float32 (width * channels)."""
+) -> tuple[torch.Tensor, torch.Tensor]:  # factors and offsets: float32 (width * channels)
     mean, deviation = torch.tensor([transforms.mean, transforms.deviation], device=device)
     return (1 / (255 * deviation)).repeat(width), (-mean / deviation).repeat(width)
 
 
 def _copy(pixels: Pixels, out: Pixels) -> None:
-    """Put pixels into `out`, unless they are `out` already."""
     if pixels is not out:
         out[:] = pixels

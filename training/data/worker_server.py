@@ -50,7 +50,7 @@ def start_worker_server(task: str) -> None:
 
 @contextmanager
 def _forking() -> Iterator[None]:
-    """Let multiprocessing fork its server where it would start a Python."""
+    # Where multiprocessing would start a Python for its server, it forks this process.
     usual = multiprocessing.util.spawnv_passfds
     multiprocessing.util.spawnv_passfds = _fork
     try:
@@ -60,7 +60,7 @@ def _forking() -> Iterator[None]:
 
 
 def _fork(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> int:
-    """Run a Python's `-c CODE` in a fork of this process, with these descriptors open."""
+    # In place of `path -c CODE`.
     if pid := os.fork():
         return pid
     try:

@@ -16,9 +16,9 @@ from training.phases.start import TrainingRun
 from training.run import compatibility
 from training.run.data_version import move
 from training.run.folder import own_folder, writes_to
+from training.run.metrics import check_trackers
 from training.run.progress import compilation_reported
 from training.run.recorder import RunRecorder
-from training.run.tracker import check_trackers
 from training.schedule import check_scaled_lr
 from training.state import TrainingState
 

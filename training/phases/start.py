@@ -13,11 +13,11 @@ from rackrun.errors import UsageError
 from training.conditions import without_evaluation
 from training.config import Config
 from training.counts import Counts, as_counts
+from training.data.loader import first_batch, waits_reported
 from training.data.open import Data, open_data
 from training.data.order.cut import Cut
 from training.data.samples import Batch
 from training.data.transforms import TransformsOfEpoch
-from training.data.waiting import first_batch, waits_reported
 from training.device import Compute, set_up
 from training.membership import RankMembership, membership_here
 from training.phases.loss import class_weights

@@ -1,33 +1,32 @@
-"""Metrics of a run: metrics.jsonl, and the loggers that get its lines.
+"""Metrics of a run: metrics.jsonl, and the loggers that get its lines: TensorBoard, and trackers.
 
 Counts are summed first and divided last: over batches, over ranks, over an epoch, each image has
 the same weight.
 """
 
 import json
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.commands import called
+from rackrun.errors import MissingPackage
 from rackrun.run_folder import RunFolder
+from rackrun.terminal import one_line
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts, Scaling
 from training.monitor.stragglers import Waiting
-from training.run.tracker import Tracker
-from training.track.scalars import Line
-from training.track.sent import hand_on
+from training.run.stop_requests import StopRequests
+from training.track.lines import END_SECONDS, Line, hand_on, scalars, summary
 
-
-class Logger(Protocol):
-    """Something that shows the numbers of a run."""
-
-    def log(self, line: Line) -> None:
-        """Take a line of metrics.jsonl, which has it already."""
-
-    def end(self, verdict: str) -> None:
-        """Note how the run has ended: finished, stopped or failed."""
+STOPPED_SECONDS = 5  # for the tracker of a run that is to end
 
 
 class MetricsWriter:
@@ -39,7 +38,7 @@ class MetricsWriter:
     def __init__(self, path: Path, lines: Sequence[str] = ()) -> None:
         self.path = path
         self.lines = list(lines)
-        self._loggers: list[Logger] = []
+        self._loggers: list[TensorBoard | Tracker] = []
         self._is_open = False
 
     def open(self, config: Config, earlier: Path | None, say: Callable[[str], None]) -> None:
@@ -50,8 +49,6 @@ class MetricsWriter:
         write_whole(self.path, "".join(f"{line}\n" for line in self.lines).encode())
         folder = RunFolder(self.path.parent)
         if config.tensorboard:
-            from training.track.tensorboard import TensorBoard  # a second of imports
-
             kept = [json.loads(line) for line in self.lines]
             self._loggers.append(TensorBoard(folder.tensorboard, as_plain(config), kept))
         for name in config.trackers:
@@ -135,3 +132,115 @@ def lines_until(step: int, path: Path) -> list[str]:
     text = path.read_text() if path.exists() else ""
     whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return [line.rstrip("\n") for line in whole if json.loads(line)["step"] <= step]
+
+
+class TensorBoard:
+    """Writes the event files of a run."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], earlier: list[Line]) -> None:
+        """Begin with the lines of an earlier run, in place of what there is of them already."""
+        from torch.utils.tensorboard import SummaryWriter  # a second of imports
+
+        self._run = folder.parent
+        self._settings = settings
+        self._evaluations: list[Line] = []
+        self._events = SummaryWriter(str(folder), purge_step=0 if earlier else None)
+        for line in earlier:
+            self.log(line)
+
+    def log(self, line: Line) -> None:
+        """Add a point to each curve."""
+        for name, value in scalars(line).items():
+            self._events.add_scalar(name, value, line["step"], walltime=line.get("time"))
+        if line["kind"] == "evaluate":
+            self._evaluations.append(line)
+
+    def end(self, verdict: str) -> None:
+        """Add settings and images, and bring everything to the files."""
+        from torch.utils.tensorboard.summary import hparams
+
+        from rackrun.run_report.folder import read_predictions
+
+        result = {f"hparam/{name}": value for name, value in summary(self._evaluations, {}).items()}
+        assert self._events.file_writer
+        for part in hparams(self._settings, result):
+            self._events.file_writer.add_summary(part)
+        for name, value in result.items():
+            self._events.add_scalar(name, value)
+        if verdict == "finished" and (
+            predictions := read_predictions(RunFolder(self._run).predictions)
+        ):
+            self._events.add_images("predictions", predictions.images, dataformats="NHWC")
+        self._events.close()
+
+
+class Tracker:
+    """Starts `python -m training track`, and reports in one line when it fails."""
+
+    def __init__(self, name: str, folder: Path, say: Callable[[str], None]) -> None:
+        self._name = name
+        self._folder = folder
+        self._log = folder / f"tracker-{name}.log"
+        self._say = say
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = self._started()
+        except OSError as error:
+            self._warn(str(error.strerror))
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        command = ["-m", "training", "track", self._name, str(self._folder), "--follow"]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for the ranks; this ends as the rank does
+            )
+
+    def log(self, line: Line) -> None:
+        """Look whether the process still lives; it reads the line from the file."""
+        if self._process and self._process.poll() is not None:
+            self._warn(self._last_words())
+
+    def end(self, verdict: str) -> None:
+        """Pass on how the run ended, and wait until all was sent, for a bounded time."""
+        if not (process := self._process):
+            return
+        assert process.stdin
+        with suppress(OSError):
+            process.stdin.write(verdict.encode())
+        with suppress(OSError):
+            process.stdin.close()
+        seconds = END_SECONDS if verdict == "finished" else STOPPED_SECONDS
+        deadline = time.monotonic() + seconds
+        with StopRequests(save_minutes=0) as requests:
+            while process.poll() is None and time.monotonic() < deadline and not requests.ending:
+                time.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+            self._warn("did not end in time")
+        elif process.returncode:
+            self._warn(self._last_words())
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines() or ["no reason given"]
+        return one_line(lines[-1]).removeprefix("error: ")[:300]
+
+    def _warn(self, why: str) -> None:
+        """Warn once that the tracker lacks something, and how to send it later."""
+        if self._process and self._process.stdin:
+            with suppress(OSError):
+                self._process.stdin.close()
+        self._process = None
+        later = f"{called('track')} {self._name} {shlex.quote(str(self._folder))}"
+        self._say(f"--track {self._name}: {why}; to send the rest later, type: {later}")
+
+
+def check_trackers(names: list[str]) -> None:
+    """Raise MissingPackage for a tracker that is not installed here."""
+    for name in names:
+        if find_spec(name) is None:
+            raise MissingPackage(name, name)

@@ -1,15 +1,18 @@
-"""The record of a run: its folder, its metrics, and the lines it prints."""
+"""The record of a run: its folder, its metrics, the lines it prints, and its results."""
 
 import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from rackrun.atomic import write_whole
+from rackrun.atomic import atomic_write, translated_os_errors, write_whole
 from rackrun.contract import phases
 from rackrun.run_folder import RunFolder
+from rackrun.terminal import one_line
 from rackrun.units import duration, plural
 from training import checkpoint
 from training.checkpoint import Content
@@ -22,9 +25,7 @@ from training.run.checkpoints import RunCheckpoints
 from training.run.folder import run_name
 from training.run.ledger import Ledger, page_paths
 from training.run.metrics import MetricsWriter, lines_until
-from training.run.pace import Epoch, Pace
-from training.run.progress import ProgressReporter
-from training.run.results import Results
+from training.run.progress import Pace, ProgressReporter
 from training.run.resume import Earlier
 from training.schedule import Schedule
 from training.state import TrainingState
@@ -199,7 +200,11 @@ class RunRecorder:
             "resolved": json.dumps(self.resolved),
             "pace": self._pace.state_dict(),
             "steps": [self.logged, self.checkpoints.owed],
-            "files": {path.name: _content(path) for path in paths if path.exists()},
+            "files": {
+                path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+                for path in paths
+                if path.exists()
+            },
         }
 
     def load_state_dict(self, record: Content) -> None:
@@ -258,56 +263,54 @@ class RunRecorder:
         """
         self.logged = step
         self.sums.clear()
-        self._measured(step, counts, lr, scaling)
-        if waiting:
-            self._waited(step, waiting)
-
-    def _measured(self, step: int, counts: Counts, lr: float, scaling: Scaling | None) -> None:
-        speed = self._pace.advance(counts, scaling)
+        speed, epoch = self._pace.advance(counts, scaling), self._schedule.epoch(step)
         check_finite(step, counts, scaling)
         left = self._pace.seconds_left(step, self._schedule.steps)
         accuracy = None if self._config.synthetic else counts.accuracy
         self.progress.measured(counts.mean_loss, accuracy, speed, left)
         if self._metrics:
-            self._metrics.train(step, self._schedule.epoch(step), counts, speed, lr, scaling)
-
-    def _waited(self, step: int, waiting: Waiting) -> None:
+            self._metrics.train(step, epoch, counts, speed, lr, scaling)
+        if not waiting:
+            return
         if self.progress.launched:
-            rank, why = waiting.blamed
-            self.progress.slow(
-                self._ranks.members[rank] if self._ranks.members and rank >= 0 else rank,
-                why,
-                waiting.text(),
-            )
-        elif text := waiting.text():
-            self.say(text)
+            (rank, why), members = waiting.blamed, self._ranks.members
+            # In an elastic run, a launcher knows a rank by its member, not by its place in a group.
+            member = members[rank] if members and rank >= 0 else rank
+            self.progress.slow(member, why, waiting.text())
+        else:
+            self.remark(waiting.text())
         if self._metrics:
-            self._metrics.waits(step, self._schedule.epoch(step), waiting)
+            self._metrics.waits(step, epoch, waiting)
 
     def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
-        trained = self._pace.end_epoch()
+        trained, config = self._pace.end_epoch(), self._config
         reported = evaluated if self._judges else None
-        if reported:
-            self._note(state.step, reported)
+        if reported and self._metrics:
+            epoch = self._schedule.epoch(state.step)
+            self._metrics.evaluate(state.step, epoch, reported, self._classes, config.eval_split)
         if not self._ranks.first:
             return
+        parts = [f"epoch {state.epoch}/{config.epochs}"]
+        if not trained.counts.samples:  # resumed between the epoch's last step and its evaluation
+            parts.append("trained before the resume")
+        else:
+            parts.append(f"loss {trained.counts.mean_loss:.4f}")
+            if not config.synthetic:
+                parts.append(f"accuracy {trained.counts.accuracy:.2%}")
         if reported:
             self.progress.best_accuracy(state.best)
-        parts = [f"epoch {state.epoch}/{self._config.epochs}"]
-        parts += _of_training(trained, with_accuracy=not self._config.synthetic)
-        if reported:
-            parts += _loss_and_accuracy(f"{self._config.judged_by} ", reported)
+            parts.append(f"{config.judged_by} loss {reported.mean_loss:.4f}")
+            parts.append(f"{config.judged_by} accuracy {reported.accuracy:.2%}")
             if self._classes > TOP5_CLASSES:
                 parts.append(f"top 5 {reported.accuracy5:.2%}")
-        skipped = trained.counts.skipped + (evaluated.skipped if evaluated else 0)
-        parts += _of_speed(trained, skipped)
+        if trained.counts.samples:
+            parts.append(f"{trained.images_per_second:,.0f} images/s")
+        if trained.skipped_steps:
+            parts.append(f"{plural(trained.skipped_steps, 'step')} skipped (float16 overflow)")
+        if skipped := trained.counts.skipped + (evaluated.skipped if evaluated else 0):
+            parts.append(f"{plural(skipped, 'image')} skipped")
         self.say("  ".join(parts))
-
-    def _note(self, step: int, evaluated: Counts) -> None:
-        if self._metrics:
-            epoch, split = self._schedule.epoch(step), self._config.eval_split
-            self._metrics.evaluate(step, epoch, evaluated, self._classes, split)
 
     def finish(self, accuracy: float, report: str, speed: Content | None = None) -> None:
         """Report that the run is done, with its accuracy, and print where its results are."""
@@ -338,24 +341,58 @@ class RunRecorder:
             self.say(f"weights: {self.folder.final}" + (f"\nreport: {report}" if report else ""))
 
 
-def _content(path: Path) -> torch.Tensor:
-    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+class Results:
+    """What the newest evaluation leaves for the report, and what a run writes at its end."""
+
+    def __init__(self, folder: RunFolder, described: Content) -> None:
+        """Take what goes into every file of weights: task, classes, settings."""
+        self._folder = folder
+        self._described = described
+        self._confusion: NDArray[np.int64] | None = None
+        self.hardest_rows: list[int] = []
+        """Rows of the validation images with the highest loss."""
+
+    def evaluated(self, confusion: torch.Tensor, classes: int, hardest_rows: list[int]) -> None:
+        """Keep the counts of images by label and prediction, if there are some, and these rows."""
+        self.hardest_rows = hardest_rows
+        if classes:
+            self._confusion = confusion.long().reshape(classes, classes).cpu().numpy()
+
+    def write_first_batch(self, grid: Content) -> None:
+        """Write training images of the first step."""
+        _write_grid(self._folder.first_batch, grid)
+
+    def write(
+        self,
+        state: TrainingState,
+        grid: Content | None,
+        hardest: Content | None,
+        say: Callable[[str], None],
+    ) -> str:
+        """Write final.pt, the grids of predictions and the report; return the report's path.
+
+        It is empty where no report can be drawn.
+        """
+        final = {
+            "model": state.evaluated.state_dict(),
+            "accuracy": state.accuracy,
+            **self._described,
+        }
+        checkpoint.write(self._folder.final, final)
+        if grid and self._confusion is not None:
+            grid = {**grid, "confusion": self._confusion}
+        for path, content in ((self._folder.predictions, grid), (self._folder.hardest, hardest)):
+            if content:
+                _write_grid(path, content)
+        from rackrun.run_report.page import write  # nothing else here needs what that imports
+
+        try:
+            return str(write(self._folder.path))
+        except Exception as error:  # whatever it is, the run is done
+            say(f"no report: {one_line(str(error))[:300]}")
+            return ""
 
 
-def _of_training(epoch: Epoch, with_accuracy: bool) -> list[str]:
-    if not epoch.counts.samples:  # resumed between the epoch's last step and its evaluation
-        return ["trained before the resume"]
-    return _loss_and_accuracy("", epoch.counts)[: None if with_accuracy else 1]
-
-
-def _of_speed(epoch: Epoch, skipped_images: int) -> list[str]:
-    parts = [f"{epoch.images_per_second:,.0f} images/s"] if epoch.counts.samples else []
-    if epoch.skipped_steps:
-        parts.append(f"{plural(epoch.skipped_steps, 'step')} skipped (float16 overflow)")
-    if skipped_images:
-        parts.append(f"{plural(skipped_images, 'image')} skipped")
-    return parts
-
-
-def _loss_and_accuracy(what: str, counts: Counts) -> list[str]:
-    return [f"{what}loss {counts.mean_loss:.4f}", f"{what}accuracy {counts.accuracy:.2%}"]
+def _write_grid(path: Path, grid: Content) -> None:
+    with atomic_write(path) as file, translated_os_errors(path):
+        np.savez_compressed(file, **grid)

@@ -29,8 +29,7 @@ from rackrun.run_report.folder import MetricsReader, read_settings
 from rackrun.runs import folder_of_run
 from rackrun.terminal import one_line, say
 from rackrun.units import plural
-from training.track.scalars import Line, summary
-from training.track.sent import END_SECONDS, Sent, read_sent, write_sent
+from training.track.lines import END_SECONDS, Line, Sent, read_sent, summary, write_sent
 
 POLL_SECONDS = 1.0
 QUIET = {  # these libraries report how they are used, which a closed network would not let through

@@ -6,8 +6,7 @@ from typing import Any
 
 import wandb
 
-from training.track.scalars import Line, scalars
-from training.track.sent import Sent
+from training.track.lines import Line, Sent, scalars
 
 OF_A_RUN = ("plan.json", "metrics.jsonl")
 

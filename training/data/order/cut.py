@@ -83,8 +83,10 @@ class Lanes:
 
     def __init__(self, cut: Cut, lanes: int) -> None:
         self.lanes = lanes
-        self.counts = _lane_counts(cut, lanes)
+        samples = np.array(cut.weights, np.int64) + 1  # of a full step, in proportion
+        self.counts, rests = np.divmod(lanes * samples, samples.sum())
         """By rank, its lanes."""
+        self.counts[np.flatnonzero(rests)[: lanes - int(self.counts.sum())]] += 1
         ranks = np.arange(cut.world).repeat(self.counts)
         ordinals = np.arange(lanes) - (np.cumsum(self.counts) - self.counts).repeat(self.counts)
         # The nth of k lanes belongs at (n + 1/2) / k of the round; here twice that.
@@ -108,14 +110,6 @@ class Lanes:
         owned = self._by_rank[first : first + count]
         before: Numbers = rounds * count + np.searchsorted(owned, lane_numbers)
         return before
-
-
-def _lane_counts(cut: Cut, lanes: int) -> Numbers:
-    """Return the lanes of each rank, in proportion to its samples of a full step."""
-    samples = np.array(cut.weights, np.int64) + 1
-    counts, rests = np.divmod(lanes * samples, samples.sum())
-    counts[np.flatnonzero(rests)[: lanes - int(counts.sum())]] += 1
-    return counts
 
 
 def moves(start: int, stop: int, batch: int, lanes: Lanes, cut: Cut) -> Iterator[Moves]:

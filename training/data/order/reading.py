@@ -25,9 +25,6 @@ SAMPLE = np.dtype([
 ])  # fmt: skip
 
 
-Chosen = npt.NDArray[np.bool_]
-
-
 @dataclass(frozen=True)
 class Reader:
     """A loader worker of a rank."""
@@ -88,7 +85,8 @@ class Reading:
             planned = planned[count:].copy()
 
     def _moves(self) -> tuple[Numbers, Numbers]:
-        """Return the positions that leave this reader's lanes, and that come to its rank."""
+        # Positions that leave this reader's lanes, and that come to its rank: from any lane, since
+        # `_before` counts them.
         reader, (start, stop, batch) = self._reader, self._span
         leave, come = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for positions, givers, receivers in moves(start, stop, batch, self._owned, reader.cut):
@@ -98,7 +96,6 @@ class Reading:
         return np.concatenate(leave), np.concatenate(come)
 
     def _pieces(self, order: EpochOrder) -> Pieces:
-        """Return the pieces that this reader needs of an order."""
         lane_pieces = order.pieces_of(np.flatnonzero(self._has[order.slots]))
         last = lane_pieces["position"] + (lane_pieces["samples"] - 1) * np.int64(self._lanes)
         served = self._come[self._served[self._come % self._lanes]]
@@ -140,15 +137,15 @@ class Reading:
         return in_lanes + np.searchsorted(self._come, positions)
 
 
-def _among(positions: Positions, sorted_ones: Numbers) -> Chosen:
-    """Return which of the positions are among these."""
-    nearest = np.append(sorted_ones, -1)[np.searchsorted(sorted_ones, positions)]
-    is_member: Chosen = nearest == positions
+def _among(positions: Positions, sorted_positions: Numbers) -> npt.NDArray[np.bool_]:
+    # np.isin would sort both, for every part.
+    nearest = np.append(sorted_positions, -1)[np.searchsorted(sorted_positions, positions)]
+    is_member: npt.NDArray[np.bool_] = nearest == positions
     return is_member
 
 
 def _with_reads(number: Positions, rows: Positions, positions: Positions) -> npt.NDArray[np.void]:
-    """Return these samples, of pieces with such numbers; neighbours of a piece share a read."""
+    # Neighbours in a piece share a read.
     samples = np.empty(rows.size, SAMPLE)
     if not rows.size:
         return samples

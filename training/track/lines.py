@@ -1,16 +1,17 @@
-"""What a tracker already has of a run: tracker-NAME.json in the run's folder.
+"""The lines of metrics.jsonl as loggers take them: their numbers, and which a tracker has already.
 
-With it a resumed run goes on as the same run of the tracker, and nothing is sent twice. It stays
-where it was written: results of a host come back without it (rackrun.run_folder.LAUNCHER_FILES).
+What it has is in tracker-NAME.json in the run's folder. With it a resumed run goes on as the same
+run of the tracker, and nothing is sent twice. It stays where it was written: results of a host come
+back without it (rackrun.run_folder.LAUNCHER_FILES).
 """
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 from rackrun.atomic import translated_os_errors, write_whole
@@ -18,10 +19,35 @@ from rackrun.contract.files import SENT_FILES
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import AtMost, Misshapen, parsed_file
 from rackrun.terminal import one_line
-from training.track.scalars import Line
 
+Line = dict[str, Any]
+
+NOT_MEASURED = frozenset({"kind", "step", "epoch", "split", "samples", "images", "time"})
+OF_STRAGGLERS = frozenset({"rank", "why", "link_rank"})
 MOST_BYTES = 1 << 16
 END_SECONDS = 30  # for a tracker to send the rest of a run that has ended
+
+
+def scalars(line: Line) -> dict[str, float]:
+    """Return what was measured: {"train/loss": 0.5, ...}."""
+    names = line.keys() - NOT_MEASURED - OF_STRAGGLERS
+    return {
+        f"{line['kind']}/{name}": line[name] for name in sorted(names) if line[name] is not None
+    }
+
+
+def summary(lines: list[Line], before: Mapping[str, float]) -> dict[str, float]:
+    """Return the last and the best accuracy of a run after these lines; {} before an evaluation.
+
+    `before` is the summary of the lines before them. The names are those of result.json.
+    """
+    accuracies = [line["top1"] for line in lines if line["kind"] == "evaluate"]
+    if not accuracies:
+        return dict(before)
+    return {
+        "accuracy": accuracies[-1],
+        "best": max([*accuracies, before.get("best", accuracies[0])]),
+    }
 
 
 @dataclass(frozen=True)
