@@ -26,7 +26,7 @@ from tests.training.torchrun import without_gloo
 from training import checkpoint
 from training.data.samples import Batch
 from training.judge.command import main
-from training.judge.measures import Tally
+from training.judge.evaluation import Tally
 from training.ranks import Ranks
 from training.trained import load_of_any_task
 

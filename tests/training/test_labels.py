@@ -16,7 +16,7 @@ from rackrun.cli.doctor import main
 from rackrun.errors import UsageError
 from tests.mnist.digits import digits
 from training import loop
-from training.judge.confident_learning import (
+from training.judge.labels import (
     ENOUGH,
     FOLDS,
     Probabilities,

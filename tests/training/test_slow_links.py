@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from training.monitor.slow_links import WORTH_NAMING, slowest_host
+from training.monitor.stragglers import WORTH_NAMING, slowest_host
 
 
 def times(hosts: int) -> np.ndarray:

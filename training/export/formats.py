@@ -103,18 +103,16 @@ def _safetensors(trained: Trained) -> bytes:
 
 
 def _with_weights(trained: Trained, data: bytes) -> Answering:
-    """Return a copy of the model that knows nothing but these weights."""
     from safetensors.torch import load
 
     model: nn.Module = copy.deepcopy(trained.model)
     for each in model.state_dict().values():
-        each.zero_()
+        each.zero_()  # so that a weight that is missing from the file shows
     model.load_state_dict(load(data))
     return model
 
 
 def _program(trained: Trained) -> torch.export.ExportedProgram:
-    """Return the graph of the model, for any number of images."""
     any_number = ({0: torch.export.Dim.DYNAMIC},)
     return torch.export.export(trained.model, (examples(trained, 2),), dynamic_shapes=any_number)
 

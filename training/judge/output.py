@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rackrun.terminal import clean
 from training.counts import TOP5_CLASSES
-from training.judge.measures import ClassScore, Judgement
+from training.judge.evaluation import ClassScore, Judgement
 
 MOST_CLASSES = 20  # rows; of more classes, the worst are shown
 MOST_COLUMNS = 10  # of a confusion matrix
@@ -49,17 +49,15 @@ def _classes(classes: Sequence[ClassScore]) -> Table:
     name = "class"
     if len(shown) > MOST_CLASSES:
         name = f"worst of {len(shown):,} classes"
-        shown = sorted(shown, key=_accuracy)[:MOST_CLASSES]
+        # A class that is only predicted has no accuracy; it is none of the worst.
+        shown.sort(key=lambda each: 1.0 if each.accuracy is None else each.accuracy)
+        shown = shown[:MOST_CLASSES]
     table = _table((name, "left"), ("samples", "right"), ("accuracy", "right"))
     table.add_column("precision", justify="right")
     for each in shown:
         shares = (_share(each.accuracy), _share(each.precision))
         table.add_row(_name(each.name), f"{each.samples:,}", *shares)
     return table
-
-
-def _accuracy(score: ClassScore) -> float:
-    return 1.0 if score.accuracy is None else score.accuracy
 
 
 def _matrix(judgement: Judgement) -> Table:

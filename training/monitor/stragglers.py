@@ -12,7 +12,15 @@ the one that came last; what even that one spends there is the network's, and wh
 beyond it is waiting for that rank. It is late by data or by compute, whichever took it longer than
 the others.
 
-Where the network takes much, training.monitor.slow_links measures whose it is.
+Gradients being complete everywhere at once, step times do not show whose link is slow. Where the
+network takes much, one rank of every host therefore sends a block to its neighbour in the circle of
+hosts, and then one to the neighbour on the other side:
+
+    A -> B -> C -> A        A <- B <- C <- A
+
+Of a host that sends slowly both blocks arrive late; a host that receives slowly gets both late. Two
+hosts have one link, of which neither end can be blamed. The blocks go over the network of gloo:
+where a host has InfiniBand, which gradients may take, nothing is measured.
 
 A step costs four readings of a clock: on a GPU, events in its own stream, which no host code waits
 for until the line of the log. After the first few steps and then every few hundred the ranks
@@ -26,17 +34,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from rackrun.units import plural
-from training.monitor.slow_links import slowest_link
 from training.ranks import Ranks
 
 Item = TypeVar("Item")
@@ -49,6 +58,12 @@ FIRST_STEPS = 20  # until the first look
 UNREAD_STEPS = 8  # that a GPU may be behind
 WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step worth a line
 WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
+
+MOST_BYTES = 1 << 20  # of a block, which is no larger than a step's gradients
+TRIES = 2  # of which the best counts
+LEAST_HOSTS = 3
+WORTH_NAMING = 2.0  # times slower than the others
+FAST_NETWORKS = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True)
@@ -197,7 +212,6 @@ class StragglerMonitor:
         return self._linked(waiting) if self._ranks.all_reduce_max(waiting.networked) else waiting
 
     def _linked(self, waiting: Waiting) -> Waiting:
-        """Return the same, with the host whose link is slow, if it is one host's."""
         slow = slowest_link(self._ranks, self._sent_bytes)
         if slow is None:
             return waiting
@@ -207,12 +221,11 @@ class StragglerMonitor:
 
     @cached_property
     def _hosts(self) -> list[str]:
-        """By rank, the name of its host."""
         name = np.frombuffer(socket.gethostname().encode(), np.uint8)
         return [host_name.tobytes().decode() for host_name in self._ranks.all_gather(name)]
 
     def _computed(self, weight: torch.Tensor) -> None:
-        """Note the end of backward: that of the first weight; of several parts, of the last."""
+        # The first weight's gradient is the last one. Of a batch in several parts, the last counts.
         del self._marks[2:]
         self._marks.append(self._now())
 
@@ -227,14 +240,13 @@ class StragglerMonitor:
         return event
 
     def _times(self, marks: list[Mark]) -> list[float]:
-        """Return the seconds of a step's parts; negative where a rank had no part in the step."""
-        if len(marks) != MARKS:
+        if len(marks) != MARKS:  # this rank had no part in the step
             return [-1.0] * len(PARTS)
         return [_between(*pair) for pair in zip(marks, marks[1:], strict=False)]
 
 
 def _is_over(marks: list[Mark]) -> bool:
-    """Return whether all that a rank had to do in an earlier step has ended."""
+    # A GPU may be behind the host: reading the times of a step that it has not done would wait.
     return isinstance(marks[-1], float) or marks[-1].query()  # type: ignore[no-untyped-call]
 
 
@@ -268,3 +280,48 @@ def straggler_in(times: Times) -> Waiting:
         others_seconds=float(others[:, part].mean()),
         network=float(network.mean()),
     )
+
+
+class SlowLink(NamedTuple):
+    """The host with the slowest link, by its first rank."""
+
+    rank: int
+    times: float  # slower than the others' median
+
+
+def slowest_link(ranks: Ranks, sent_bytes: int) -> SlowLink | None:
+    """Return the slowest link in an exchange of that many bytes, if any; all ranks call it."""
+    about = np.array([ranks.local_rank, FAST_NETWORKS.exists() and any(FAST_NETWORKS.iterdir())])
+    ranks_about = ranks.all_gather(about.astype(np.int64))
+    firsts = [rank for rank, (local, _) in enumerate(ranks_about) if local == 0]
+    if len(firsts) < LEAST_HOSTS or any(fast for _, fast in ranks_about):
+        return None
+    block = torch.zeros(min(MOST_BYTES, sent_bytes), dtype=torch.uint8)
+    ways = [min(_received(ranks, firsts, block, way) for _ in range(TRIES)) for way in (1, -1)]
+    times_by_rank = ranks.all_gather(np.rint(np.array(ways) * 1e9).astype(np.int64))
+    slowest = slowest_host(np.stack([times_by_rank[rank] for rank in firsts]) / 1e9)
+    return SlowLink(firsts[slowest.rank], slowest.times) if slowest.times >= WORTH_NAMING else None
+
+
+def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) -> float:
+    ranks.all_reduce_max(0)  # all begin together
+    if ranks.rank not in firsts:
+        return 0.0
+    position, began = firsts.index(ranks.rank), time.perf_counter()
+    sending = dist.isend(block, firsts[(position + way) % len(firsts)])
+    dist.recv(torch.empty_like(block), firsts[(position - way) % len(firsts)])
+    seconds = time.perf_counter() - began
+    if sending is not None:
+        sending.wait()
+    return seconds
+
+
+def slowest_host(times: Times) -> SlowLink:
+    """Find the slowest host by its place, from (hosts, 2): seconds from the left, from the right.
+
+    A host is as slow as the faster of the two blocks it sent, or of the two that it got.
+    """
+    sent = np.minimum(np.roll(times[:, 0], -1), np.roll(times[:, 1], 1))
+    slow = np.maximum(sent, times.min(axis=1))
+    index = int(slow.argmax())
+    return SlowLink(index, float(slow[index] / np.median(np.delete(slow, index))))

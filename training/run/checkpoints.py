@@ -143,8 +143,11 @@ class RunCheckpoints:
 
         Its own host may lack them: one that has joined later, or has lost a rank in a save.
         """
-        epoch = state.improvement.epoch
-        best = self._best_state(epoch) if self._saves else None
+        epoch, best = state.improvement.epoch, None
+        if self._saves:
+            with suppress(SaveError):  # it may be absent, or damaged
+                recorded = checkpoint.read(self._folder.best)["state"]
+                best = recorded if recorded["epoch"] == epoch else None
         offers = self._ranks.all_gather(np.array([int(best is not None)]))
         if not any(offers):
             if epoch:
@@ -160,10 +163,3 @@ class RunCheckpoints:
             assert best
             state.evaluated.load_state_dict(best["average"] or best["model"])
             state.accuracy = best["accuracy"]
-
-    def _best_state(self, epoch: int) -> Content | None:
-        """Return the state in this host's best checkpoint, if it is whole and of that epoch."""
-        with suppress(SaveError):
-            state: Content = checkpoint.read(self._folder.best)["state"]
-            return state if state["epoch"] == epoch else None
-        return None

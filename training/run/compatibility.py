@@ -34,7 +34,7 @@ from training.recorded import (
     table_differences,
 )
 from training.run.data_version import chosen, described_tensors, is_local_folder
-from training.run.folder import newest_run, run_name, runs_folder
+from training.run.folder import newest_run, runs_folder
 from training.settings.run import OutputSettings, RunSettings
 from training.weights_file import is_whole
 
@@ -106,7 +106,7 @@ def order(lanes: int, content: Content) -> str:
 def _problems(
     expected: Content, described: Content, recorded_identity: Content, content: Content
 ) -> Iterator[str]:
-    """Yield the reasons why a run cannot be continued, without consequences of other reasons."""
+    # What follows from another reason is left out: other classes make another last layer.
     differs = {name for name in expected if expected[name] != recorded_identity.get(name)}
     settings, recorded = settings_of(described["config"]), settings_of(content.get("config", {}))
     for name in ("format", "task"):
@@ -136,7 +136,6 @@ def _problems(
 
 
 def _data(described: Content, identity: Content) -> str:
-    """Return a data set by name, size, place and digest, as far as they are known."""
     config = described.get("config", {})
     parts = (
         described.get("dataset", ""),
@@ -148,7 +147,6 @@ def _data(described: Content, identity: Content) -> str:
 
 
 def _batch(batch: int, recorded_batch: object, config: Mapping[str, Any]) -> str:
-    """Return the images per step, and what to type for as many as the checkpoint has."""
     text = f"{batch} images per step here, {short(recorded_batch)} {IN_CHECKPOINT}"
     ranks = max(batch // config["batch_size"], 1)
     if (
@@ -204,22 +202,12 @@ def check_settings(source: TaskSource, config: Config, is_here: bool) -> int:
 
 
 def _run_to_resume(source: TaskSource, config: Config, is_here: bool) -> Path | None:
-    """Return the run or checkpoint of --resume; None where only the ranks know which it is."""
-    if config.resume != LATEST:
-        if not config.resume:
-            return None
-        return run_folder(config.resume, runs_folder(), must_be_here=False)
-    if not is_here or source.name not in TASKS:
-        return None
-    run = newest_run(source.name)
-    if run is None:
-        named = f"no run {run_name(source.name)} of {source.name} in {runs_folder()}"
-        raise UsageError(f"--resume latest: {named} has a checkpoint")
-    return run
+    if config.resume == LATEST:  # elsewhere, only the ranks know which it is
+        return newest_run(source.name) if is_here and source.name in TASKS else None
+    return run_folder(config.resume, runs_folder(), must_be_here=False) if config.resume else None
 
 
 def _check_checkpoints(resume: str, path: Path) -> None:
-    """Raise UsageError for a run on this machine without a checkpoint, or without a whole one."""
     files = [path] if path.is_file() else sorted(RunFolder(path).checkpoints.glob("step-*.pt"))
     if not files:
         raise UsageError(f"--resume {resume}: {RunFolder(path).checkpoints} has no checkpoint")
@@ -232,7 +220,7 @@ def _check_checkpoints(resume: str, path: Path) -> None:
 
 
 def _counts(resolved: object) -> dict[str, int]:
-    """Return images per step and images of a recorded run; 0 for what is not known."""
+    # 0 for what is not known.
     recorded_counts = resolved if isinstance(resolved, Mapping) else {}
     counts = {name: recorded_counts.get(name) for name in ("batch", "images")}
     return {
@@ -244,7 +232,6 @@ def _counts(resolved: object) -> dict[str, int]:
 def _other_steps(
     settings: Mapping[str, Any], recorded_settings: Mapping[str, Any], resolved: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield the settings by which an epoch would have other steps than in the recorded run."""
     images, batch = resolved["images"], resolved["batch"]
     chosen = any(each.get(name) for each in (settings, recorded_settings) for name in SELECTION)
     if (
@@ -257,7 +244,7 @@ def _other_steps(
 
 
 def _steps(settings: Mapping[str, Any], images: int, batch: int) -> int:
-    """Return the steps of an epoch with these settings, as training.data does."""
+    # As training.data counts them.
     if settings.get("exact_epochs"):
         return -(-images // batch)
     given = settings.get("steps_per_epoch")
@@ -267,10 +254,8 @@ def _steps(settings: Mapping[str, Any], images: int, batch: int) -> int:
 def _of_the_model(
     source: TaskSource, settings: Mapping[str, Any], recorded_settings: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the settings without which a checkpoint does not fit the model, as far as is known."""
-    if (
-        ":" not in f"{settings.get('model')}{recorded_settings.get('model')}"
-    ):  # else two names may mean the same
+    models = f"{settings.get('model')}{recorded_settings.get('model')}"
+    if ":" not in models:  # else two names may mean the same
         yield "model"
     if settings.get("model") in (own_models(source) or ()):
         yield from getattr(import_module(source.recipes), "OF_THE_MODEL", ())

@@ -55,14 +55,14 @@ def chosen(location: str, recorded: str, newer: bool) -> FolderVersion:
     folder, typed = folder_and_version(location)
     named = open_source(location).manifest
     newest = open_source(folder).manifest if typed else named
-    chain = (*newest.parents, newest.digest)
+    digests = (*newest.parents, newest.digest)
 
     def at(number: int) -> str:
         return f"{folder}@{number}"
 
-    if recorded not in chain:
+    if recorded not in digests:
         return FolderVersion(at(named.number))
-    number = chain.index(recorded) + 1
+    number = digests.index(recorded) + 1
     if newer and number < named.number:
         remark = f"goes on with version {named.number} of {folder} instead of {number}"
         return FolderVersion(at(named.number), remark, moves=True)
@@ -113,7 +113,7 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
 
 
 def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
-    """Return locations, remarks, whether the run moves, and a problem, as plain data."""
+    # Plain data, which the first rank sends to the others.
     recorded = chain(recorded_digests(earlier.content) if earlier else [], repeat(""))
     attempts = config.earlier_attempts.split(",")
     is_attempt = earlier is not None and str(earlier.path.parents[1]) in attempts
@@ -121,9 +121,7 @@ def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
     try:
         choices = [
             chosen(location, digest, newer)
-            for location, digest in zip(
-                locations(config), chain(recorded, repeat("")), strict=False
-            )
+            for location, digest in zip(locations(config), recorded, strict=False)
         ]
     except UsageError as problem:
         return {"problem": str(problem)}
@@ -198,7 +196,7 @@ def described_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _grow_moments(saved: dict[int, dict[str, Any]], state: TrainingState) -> None:
-    """Give the optimizer's averages rows for new classes, which begin at zero."""
+    # The optimizer's averages get rows for new classes, which begin at zero.
     import torch
 
     from training.layers import grown, may_grow

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.contract import variables
+from rackrun.errors import UsageError
 from rackrun.run_folder import RUNS, RunFolder, folder_name
 
 if TYPE_CHECKING:  # the check of a task reads names here, without torch
@@ -57,26 +58,26 @@ def run_name(task: str) -> str:
     return os.environ.get(variables.RUN_NAME) or task
 
 
-def newest_run(task: str) -> Path | None:
-    """Return the newest run with checkpoints of this task, name and folder of runs."""
+def newest_run(task: str) -> Path:
+    """Return what `--resume latest` means: the newest run with checkpoints of this task and name.
+
+    UsageError if there is none.
+    """
     runs, name = runs_folder(), run_name(task)
-    saved = runs.glob(f"*-{glob.escape(name)}*/checkpoints/step-*.pt")
-    return max(
-        (run for run in {path.parents[1] for path in saved} if _is_of(run, name, task)),
-        default=None,
-    )
+    saved = {path.parents[1] for path in runs.glob(f"*-{glob.escape(name)}*/checkpoints/step-*.pt")}
+    newest = max((run for run in saved if _is_of(run, name, task)), default=None)
+    if newest is None:
+        raise UsageError(f"--resume latest: no run {name} of {task} in {runs} has a checkpoint")
+    return newest
 
 
 def _is_of(run: Path, name: str, task: str) -> bool:
-    """Return True when a folder is of a run of this name and task, as far as can be known.
-
-    The launcher appends a number where a folder exists. Only the first node has a config.json.
-    """
+    # The launcher appends a number where a folder exists.
     if not re.fullmatch(rf"\d{{8}}-\d{{6}}-{re.escape(name)}(-\d+)?", run.name):
         return False
     try:
         content = json.loads(RunFolder(run).config.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # only the first node has a config.json
         return True
     recorded = content if isinstance(content, dict) else {}
     return bool((recorded.get("name", name), recorded.get("task", task)) == (name, task))

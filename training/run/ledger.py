@@ -127,29 +127,24 @@ class Ledger:
 
     def write(self, step: int) -> None:
         """Write what was noted since the last call, up to this step, once per disk."""
-        steps = [number for number in sorted(self._notes) if number < step]
-        by_group = groupby(steps, self._group)
-        for (generation, _), numbers in by_group if self._writes else ():
-            span = list(numbers)
-            notes = [self._notes[number] for number in span]
+        noted = [item for item in sorted(self._notes.items()) if item[0] < step]
+        # A page has steps of one group of ranks. Before a resume, there may have been another one.
+        by_group = groupby(noted, lambda item: (item[1].generation, item[1].counts.size))
+        for (generation, _), items in by_group if self._writes else ():
+            steps, notes = zip(*items, strict=True)
             page = Interval(
-                span[0],
-                span[-1] + 1,
-                np.stack([note.counts for note in notes], 1),
-                _by_rank(notes),
-                self._samples,
-                self._epoch_steps,
-                generation,
-                self._data,
-                self._begun,
+                first=steps[0],
+                last=steps[-1] + 1,
+                counts=np.stack([note.counts for note in notes], 1),
+                rows=_by_rank(notes),
+                samples=self._samples,
+                epoch_steps=self._epoch_steps,
+                generation=generation,
+                data=self._data,
+                begun=self._begun,
             )
             save(self.folder, page)
         self._notes = {}
-
-    def _group(self, step: int) -> tuple[int, int]:
-        """Return the generation of a step and its ranks, of which an earlier run had others."""
-        note = self._notes[step]
-        return note.generation, note.counts.size
 
     def state_dict(self) -> dict[str, npt.NDArray[np.integer[Any]]]:
         """Return what was noted and is in no page yet, for a rank that has missed it."""
@@ -200,7 +195,7 @@ class Ledger:
 
 
 def _by_rank(notes: Sequence[Note]) -> Rows:
-    """Return the rows of some steps of a group, step by step of rank 0, then of rank 1, …"""
+    # Step by step of rank 0, then of rank 1, …
     parts = [np.split(note.rows, np.cumsum(note.counts)[:-1]) for note in notes]
     by_rank = [rows for of_rank in zip(*parts, strict=True) for rows in of_rank]
     return np.concatenate(by_rank).astype(np.int32)
@@ -277,7 +272,7 @@ def as_interval(data: bytes, path: Path) -> Interval:
 
 
 def _table(pages: ZipFile, name: str, descr: str, dimensions: int) -> Any:
-    """Return one array of a page, as numpy stores it: uncompressed, so no larger than the page."""
+    # As numpy stores it, uncompressed: so it is no larger than the page that was read.
     entry = pages.getinfo(f"{name}.npy")
     if entry.compress_type != ZIP_STORED:
         raise ValueError(f"{name} is compressed")

@@ -230,7 +230,7 @@ class Tracker:
         return one_line(lines[-1]).removeprefix("error: ")[:300]
 
     def _warn(self, why: str) -> None:
-        """Warn once that the tracker lacks something, and how to send it later."""
+        # Once: the tracker is given up with it.
         if self._process and self._process.stdin:
             with suppress(OSError):
                 self._process.stdin.close()

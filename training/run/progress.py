@@ -114,12 +114,12 @@ class ProgressReporter:
             sys.stdout.flush()
 
     def _show(self, text: str) -> None:
-        """Show a line that the next one replaces on a terminal."""
+        # On a terminal, the next line replaces it.
         sys.stdout.write(f"{CLEAR_LINE}{text}" if self._live else f"{text}\n")
         sys.stdout.flush()
 
     def _take(self, **fields: Any) -> None:
-        """Report values within a phase, at a limited rate."""
+        # Within a phase, at a limited rate.
         self._reporter.report(self._report["phase"], {**self.reading(), **fields})
 
 

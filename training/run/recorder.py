@@ -106,7 +106,7 @@ class RunRecorder:
         self._keep_files()
 
     def _keep_files(self) -> None:
-        """Write the files that another host has handed over, in place of those that are here."""
+        # Those that another host has handed over, in place of those that are here.
         files, self._handed_over = self._handed_over, {}
         if not files or not self.checkpoints.writes:
             return
@@ -142,11 +142,8 @@ class RunRecorder:
             self.say(f"resumed after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
-        """Copy to this node what others have, so that it could resume alone.
-
-        What belongs to another version of the data stays in the earlier run's folder.
-        """
-        if earlier.moves:
+        # So that this node could resume alone, it gets what others have.
+        if earlier.moves:  # what belongs to another version of the data stays where it is
             self._ledger.begin(step)
             earlier.release()
             return

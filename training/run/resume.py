@@ -15,7 +15,7 @@ from rackrun.runs import run_folder
 from training.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
 from training.config import Config
 from training.ranks import Ranks
-from training.run.folder import newest_run, run_name, runs_folder
+from training.run.folder import newest_run, runs_folder
 
 CheckpointFile = tuple[Path, bytes]  # a checkpoint and its bytes
 
@@ -72,10 +72,7 @@ def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
 def _newest(
     search: Callable[[], CheckpointFile | None], ranks: Ranks, by_run: bool = True
 ) -> Earlier | None:
-    """Return the newest of the checkpoints that the nodes find, on all ranks.
-
-    When no node finds one, each rank raises what its node's writer met with, if anything.
-    """
+    # When no node has one, each rank raises what its node's writer met with, if anything.
     checkpoint, problem = _search_node(search) if ranks.writes else (None, None)
     name = f"{checkpoint[0].parents[1].name}/{checkpoint[0].name}" if checkpoint else ""
     # Run folder and step, both with zeros in front: the greatest text is the newest.
@@ -104,7 +101,6 @@ def _search_node(
 
 
 def _in_attempts(attempts: Sequence[Path]) -> CheckpointFile | None:
-    """Return the newest whole checkpoint of the newest run with one; SaveError if none is whole."""
     folders = [RunFolder(path).checkpoints for path in attempts]
     saved = [folder for folder in folders if steps_in(folder)]
     for folder in saved:
@@ -117,14 +113,8 @@ def _in_attempts(attempts: Sequence[Path]) -> CheckpointFile | None:
 
 def requested_checkpoint(resume: str, task: str) -> CheckpointFile:
     """Return the checkpoint (and its bytes) of `--resume`: a file, a run folder, or `latest`."""
-    run = (
-        newest_run(task)
-        if resume == LATEST
-        else run_folder(resume, runs_folder(), must_be_here=False)
-    )
-    if run is None:
-        reason = f"no run {run_name(task)} of {task} in {runs_folder()} has a checkpoint"
-        raise UsageError(f"--resume latest: {reason}")
+    is_latest = resume == LATEST
+    run = newest_run(task) if is_latest else run_folder(resume, runs_folder(), must_be_here=False)
     if not run.exists():
         raise UsageError(f"--resume {resume}: no such file or run folder; type its path, or latest")
     if run.is_file():

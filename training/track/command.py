@@ -104,7 +104,6 @@ class RunEnding:
         return self._over.wait(seconds)
 
     def _listen(self) -> None:
-        """Wait for the end of standard input; from then on, this process has not long to live."""
         self.verdict = sys.stdin.read().strip() or "failed"
         signal.alarm(END_SECONDS)  # ends the process whatever the library waits for
         self._over.set()
