@@ -23,10 +23,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.regrouping import shards, weights
+from rackrun.atomic import write_whole
 from rackrun.commandline.parser import parse
+from rackrun.contract.files import MANIFEST_NAME
+from rackrun.run_folder import RunFolder
+from shards.index import Manifest
 from tests import warm
+from tests.training.conftest import SHAPES, pack
 from tests.training.torchrun import output_of
+from training import checkpoint
 from training.ranks import Ranks
 from training.run import ledger
 
@@ -79,6 +84,17 @@ def main() -> None:
     sys.exit(max(process.wait() for process in job))
 
 
+def shards(folder: Path, samples: int) -> Path:
+    """Return a folder with that many training samples."""
+    data = folder / "data"
+    data.mkdir()
+    counts = {"train": samples, "val": 13}
+    splits = tuple(pack(data, name, (count,), (0, 1), {}) for name, count in counts.items())
+    manifest = Manifest(dataset="shapes", classes=SHAPES[:2], splits=splits)
+    write_whole(data / MANIFEST_NAME, manifest.serialise())
+    return data
+
+
 def report(folder: Path, delays: list[float]) -> None:
     """Print speed, cuts, weights and costs."""
     possible = sum(1 / delay for delay in delays)
@@ -96,7 +112,10 @@ def report(folder: Path, delays: list[float]) -> None:
         print(f"{name}: images of each rank after steps {', '.join(map(str, cuts))}")
         verdicts = list(ledger.verdicts(ledger.read(folder / "runs" / name / "ledger")))
         print(f"{name}: ledger {'exact' if all(v.exact for v in verdicts) else 'NOT EXACT'}")
-    auto, even = (weights(folder / "runs" / name) for name in ("auto", "weights"))
+    auto, even = (
+        checkpoint.read(RunFolder(folder / "runs" / name).final)["model"]
+        for name in ("auto", "weights")
+    )
     print("weights differ by", max(float((auto[n] - even[n]).abs().max()) for n in even))
     first = left(folder, "auto")
     each = first["seconds"] / len(first["ends"])

@@ -25,13 +25,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import torch
 
-from bench.peers import write_images
-from convert.folder import FolderOfClasses
-from convert.options import Packing
+from bench.images import write_shards
+from bench.usage import cpu_seconds
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
 from nginx.serve import NginxServer, serving
@@ -43,7 +42,6 @@ from training.data.open import open_data
 from training.world import joined
 
 CLONE_NEWNET = 0x40000000
-TICKS = os.sysconf("SC_CLK_TCK")
 STEP_IMAGES = 16  # of each host
 
 
@@ -83,9 +81,7 @@ def main(args: list[str]) -> None:
     settings = parse(Settings, "python -m bench.cache_peers", args)
     with entered(settings) as cables, tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         Path(name).chmod(0o755)
-        images = write_images(Path(name), settings.images)
-        packing = Packing(shards=max(settings.images // 500, 1), allow=("leaks",))
-        FolderOfClasses(images, Path(name) / "shards", packing=packing).run()
+        write_shards(Path(name), settings.images, shards=max(settings.images // 500, 1))
         measure(settings, cables, Path(name))
 
 
@@ -114,9 +110,9 @@ def measure(settings: Settings, cables: Cables, folder: Path) -> None:
     shards = folder / "shards"
     total = sum(path.stat().st_size for path in shards.glob("*-train-*.tar"))
     kept = sum(path.stat().st_size for path in shards.glob("*.tar"))
-    size = str(1.1 * kept / settings.hosts / 1e9)
-    results: dict[str, list[list[Epoch]]] = {"cold": [], "again": [], "folder": []}
-    print(f"{settings.hosts} hosts, {total / 1e6:,.0f} MB, caches of {float(size) * 1e3:,.0f} MB")
+    cache_gb = 1.1 * kept / settings.hosts / 1e9
+    warm, local = [], []
+    print(f"{settings.hosts} hosts, {total / 1e6:,.0f} MB, caches of {cache_gb * 1e3:,.0f} MB")
     site = Site(shards, address="10.77.0.1", port=0, native=True)
     for number in range(settings.rounds):
         caches = folder / f"caches-{number}"
@@ -128,17 +124,15 @@ def measure(settings: Settings, cables: Cables, folder: Path) -> None:
                     ("again", server.url, caches),
                 )
             ):
-                epochs = list(
-                    run_epochs(settings, cables, location, cache, size, seed, server, total)
-                )
-                results[name].append(epochs)
-                for number, run_epoch in enumerate(epochs, start=1):
-                    print(f"{name:8} epoch {number}  {described(run_epoch)}", flush=True)
+                read = partial(host, settings, location, cache, cache_gb, seed)
+                kills = name == "again"
+                epochs = list(run_epochs(settings, cables, read, server, total, kills))
+                # The caches fill in the first epoch; in the last one, a server is killed.
+                local += epochs[1:] if name == "folder" else []
+                warm += epochs[1:-1] if name != "folder" else []
+                for count, epoch in enumerate(epochs, start=1):
+                    print(f"{name:8} epoch {count}  {described(epoch)}", flush=True)
         print_listeners(cables)
-    warm = [
-        run_epoch for name in ("cold", "again") for run in results[name] for run_epoch in run[1:-1]
-    ]
-    local = [run_epoch for run in results["folder"] for run_epoch in run[1:]]
     for what in ("images_per_second", "cpu_ms"):
         ours, theirs = (statistics.median(getattr(e, what) for e in es) for es in (warm, local))
         print(f"{what}: {ours:.2f}, from a local folder {theirs:.2f}: {ours / theirs:.3f}")
@@ -156,22 +150,19 @@ def described(epoch: Epoch) -> str:
 def run_epochs(
     settings: Settings,
     cables: Cables,
-    location: str,
-    cache: Path | None,
-    size: str,
-    seed: int,
+    read: Callable[[int], None],
     server: NginxServer,
     total: int,
+    kills: bool,
 ) -> Iterator[Epoch]:
     """Run a host in each namespace; yield what its epochs cost."""
     world = {"MASTER_ADDR": "10.77.0.11", "MASTER_PORT": "29512", "LOCAL_RANK": "0"}
     world |= {"WORLD_SIZE": str(settings.hosts), "LOCAL_WORLD_SIZE": "1"}
     world |= {"GLOO_SOCKET_IFNAME": "eth0"}
-    hosts = []
-    for rank, name in enumerate(cables.names):
-        own_cache = str(cache / f"host-{rank}") if cache else ""
-        reads = partial(host, location, own_cache, size, settings.epochs, seed)
-        hosts.append(Host.started(name, {**world, "RANK": str(rank)}, reads))
+    hosts = [
+        Host.started(name, {**world, "RANK": str(rank)}, partial(read, rank))
+        for rank, name in enumerate(cables.names)
+    ]
     sent = bytes_sent(server)
     for epoch in range(settings.epochs):
         lines = [json.loads(host.lines.readline()) for host in hosts]
@@ -185,7 +176,7 @@ def run_epochs(
             1000 * sum(line["cpu"] for line in lines) / images,
             (sent - before) / total,
         )
-        if epoch == settings.epochs - 2 and seed == 2:
+        if kills and epoch == settings.epochs - 2:
             os.kill(lines[-1]["server"], signal.SIGKILL)
     assert [os.waitpid(host.pid, 0)[1] for host in hosts] == [0] * settings.hosts
 
@@ -231,21 +222,25 @@ def print_listeners(cables: Cables) -> None:
     print(f"listening sockets at the hosts after the runs: {connections}", flush=True)
 
 
-def host(location: str, cache: str, size: str, epochs: int, seed: int) -> None:
+def host(
+    settings: Settings, location: str, caches: Path | None, cache_gb: float, seed: int, rank: int
+) -> None:
     """Read epochs as a rank does; print a line of JSON for each."""
     torch.set_num_threads(1)
     config = ImageNet(
-        data=location, cache=cache, cache_size=float(size), exact_epochs=True, workers=0,
-        batch_size=STEP_IMAGES, epochs=epochs + 1, seed=seed, device="cpu",
+        data=location, cache=str(caches / f"host-{rank}") if caches else "", cache_size=cache_gb,
+        exact_epochs=True, workers=0, batch_size=STEP_IMAGES, epochs=settings.epochs + 1,
+        seed=seed, device="cpu",
     )  # fmt: skip
     with joined(config) as ranks:
         transforms = partial(TASK.transforms, config)
         data = open_data(config, ranks, transforms, TASK.name, TASK.synthetic_classes)
-        process = getattr(data.cache, "_server", None)
+        server = getattr(data.cache, "_server", None)
+        pids = (os.getpid(), *([server.pid] if server else []))
         batches = data.training(0)
         for _ in range(config.epochs - 1):
             ranks.all_reduce_max(0)
-            began, cpu = time.monotonic(), cpu_seconds(process)
+            began, cpu = time.monotonic(), sum(cpu_seconds(*pids))
             longest, images = 0.0, 0
             for _ in range(data.epoch_steps):
                 asked = time.monotonic()
@@ -256,21 +251,11 @@ def host(location: str, cache: str, size: str, epochs: int, seed: int) -> None:
                 "seconds": time.monotonic() - began,
                 "images": images,
                 "longest": longest,
-                "cpu": cpu_seconds(process) - cpu,
-                "server": process.pid if process else 0,
+                "cpu": sum(cpu_seconds(*pids)) - cpu,
+                "server": pids[-1],
             }
             print(json.dumps(line), flush=True)
         ranks.all_reduce_max(0)
-
-
-def cpu_seconds(server: Any) -> float:
-    """Return the CPU seconds of this process and its server."""
-    seconds = time.process_time()
-    try:
-        fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
-        return seconds + (int(fields[11]) + int(fields[12])) / TICKS
-    except (AttributeError, OSError, IndexError):
-        return seconds
 
 
 if __name__ == "__main__":

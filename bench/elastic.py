@@ -25,6 +25,7 @@ for a step; of the pairs the median of their ratios.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -36,20 +37,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.rehearsal import image
+from bench.images import small
+from bench.small_net import STEP_SECONDS
+from bench.turns import in_turn
+from bench.usage import cpu_seconds
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from rackrun.run_folder import RunFolder
 from rackrun.units import plural
-from tests.launcher.lab import ROOT, Lab, children, wait_for_banner
+from tests.launcher.lab import ROOT, Lab, children
 from tests.waiting import until
+from training import checkpoint
 
 SLOTS = (1, 2, 1)
 EPOCHS = 3
@@ -58,28 +65,6 @@ LEASE_SECONDS = 4.0
 LASTING_STEPS = 20  # with all ranks, before the next loss
 PAIR_STEPS = 25  # between two lines of a log whose times are compared: they are in milliseconds
 SECOND_LOSSES = 1 / 3  # of the cases: another host at once, or while the others regroup
-STEP_SECONDS = "STEP_SECONDS"
-NETWORK = f"""
-import os
-import time
-
-from torch import nn
-
-
-class Waits(nn.Identity):
-    \"\"\"Takes a time, as a GPU would.\"\"\"
-
-    def forward(self, images):
-        time.sleep(float(os.environ.get("{STEP_SECONDS}", 0)) if self.training else 0)
-        return images
-
-
-def net(num_classes: int) -> nn.Module:
-    \"\"\"Return one convolution and a linear layer.\"\"\"
-    convolution = nn.Conv2d(3, 8, 4, stride=4)
-    return nn.Sequential(Waits(), convolution, nn.AdaptiveAvgPool2d(4), nn.Flatten(),
-                         nn.Linear(128, num_classes))
-"""
 WENT_ON = re.compile(r"(\d+) ranks? on \d+ hosts? go on from step ([\d,]+) \(generation \d+\)")
 
 
@@ -108,7 +93,6 @@ class Loss:
     """Something that was lost."""
 
     kind: str
-    host: int
     at: float
     """The time of this machine's clock."""
     step: int
@@ -198,28 +182,30 @@ def main(args: list[str]) -> None:
     """Run undisturbed, with losses, and with restarts; print the table."""
     settings = parse(Settings, "python -m bench.elastic", args)
     dice = random.Random(settings.seed)
-    with tempfile.TemporaryDirectory(dir=settings.scratch) as folder, hosts(Path(folder)) as lab:
+    with (
+        tempfile.TemporaryDirectory(dir=settings.scratch) as folder,
+        three_hosts(Path(folder)) as lab,
+    ):
         shards = draw(Path(folder), settings.images)
         total = EPOCHS * -(-settings.images // GLOBAL_BATCH)
         print(f"{total} steps of {GLOBAL_BATCH} images, seed {settings.seed}", flush=True)
         if settings.pairs:
             compare_steps(lab, shards, settings.pairs)
             return
+        slow = f"--env={STEP_SECONDS}={settings.step_ms / 1000}"
         if settings.kills:
             plain = started(lab, shards, "plain")
             finish(plain)
             report_pace("undisturbed", plain)
-            slow = f"--env={STEP_SECONDS}={settings.step_ms / 1000}"
             elastic = started(lab, shards, "elastic", "--elastic", slow)
-            gone = disturb(elastic, dice, settings.kills)
+            ended = disturb(elastic, dice, settings.kills)
             finish(elastic)
             report_pace("elastic", elastic)
-            report(elastic, gone, weights(plain), shards)
+            report(elastic, ended, weights(plain), shards)
         if settings.restarts:
-            again = started(
-                lab, shards, "again", slow, "--max-restarts", str(settings.restarts + 1)
-            )
-            disturb(again, dice, settings.restarts, only=kill_rank)
+            attempts = f"--max-restarts={settings.restarts + 1}"
+            again = started(lab, shards, "again", slow, attempts)
+            disturb(again, dice, settings.restarts, restarts=True)
             again.process.send_signal(signal.SIGINT)
             finish(again)
             show_recovery("restart", again.losses)
@@ -227,21 +213,24 @@ def main(args: list[str]) -> None:
 
 def compare_steps(lab: Lab, shards: Path, pairs: int) -> None:
     """Print what steps take with --elastic, relative to those of a run without it beside it."""
-    ratios = []
-    for number in range(pairs):
-        costs = {}
-        for option in ((), ("--elastic",))[:: -1 if number % 2 else 1]:
-            name = "".join(option) or "without"
-            job = started(lab, shards, f"pair-{number}{name}", *option, logged_steps=PAIR_STEPS)
-            cores = cores_in_use(job)
-            finish(job)
-            pace = report_pace(name, job, PAIR_STEPS)
-            costs[option] = pace, pace * cores
-            print(f"{name}: {1000 * pace * cores:.2f} ms of CPU a step", flush=True)
-        pairs_of_costs = zip(costs["--elastic",], costs[()], strict=True)
-        ratios.append([elastic / plain for elastic, plain in pairs_of_costs])
-    for what, each in zip(("time", "CPU"), zip(*ratios, strict=True), strict=True):
-        middle, least, most = statistics.median(each), min(each), max(each)
+    number = itertools.count()
+
+    def cost(*options: str) -> tuple[float, float]:
+        """Return the seconds and the CPU seconds of a step."""
+        runs = f"run-{next(number)}"
+        job = started(lab, shards, runs, *options, logged_steps=PAIR_STEPS)
+        cores = cores_in_use(job)
+        finish(job)
+        pace = report_pace(runs, job, PAIR_STEPS)
+        return pace, pace * cores
+
+    ways = {"without": cost, "--elastic": partial(cost, "--elastic")}
+    plain, elastic = in_turn(pairs, ways).values()
+    for position, what in enumerate(("time", "CPU")):
+        ratios = [
+            ours[position] / base[position] for base, ours in zip(plain, elastic, strict=True)
+        ]
+        middle, least, most = statistics.median(ratios), min(ratios), max(ratios)
         print(f"with --elastic: {middle:.3f} of the {what} of a step, {least:.3f} to {most:.3f}")
 
 
@@ -251,7 +240,7 @@ def cores_in_use(job: Job) -> float:
     samples = []
     while not job.is_over:
         pids = [pid for host in range(len(SLOTS)) for pid in job.ranks(host)]
-        samples.append((time.monotonic(), *map(processor_seconds, pids)))
+        samples.append((time.monotonic(), *cpu_seconds(*pids)))
         time.sleep(1.0)
     whole = [sample for sample in samples if len(sample) == 1 + sum(SLOTS) and all(sample)]
     if len(whole) < 2:
@@ -260,32 +249,16 @@ def cores_in_use(job: Job) -> float:
     return sum(by_rank) / seconds
 
 
-def processor_seconds(pid: int) -> float:
-    """Return the processor seconds of a process; 0 when it has ended."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
-class hosts:  # noqa: N801 - a context, as a function would be
-    """Three hosts with homes and work folders of their own, as a context."""
-
-    def __init__(self, folder: Path) -> None:
-        self.lab = Lab(folder)
-
-    def __enter__(self) -> Lab:
-        for _ in SLOTS:
-            host = self.lab.start()
+@contextmanager
+def three_hosts(folder: Path) -> Iterator[Lab]:
+    """Start three hosts, each with a home and a work folder of its own."""
+    lab = Lab(folder)
+    try:
+        for host in lab.ready(len(SLOTS)).hosts:
             (host.folder / "work").mkdir()
-            (host.folder / "work" / "elastic_net.py").write_text(NETWORK)
-            wait_for_banner(host.address, host.port)
-        (self.lab.folder / "elastic_net.py").write_text(NETWORK)
-        self.lab.trust()
-        return self.lab
-
-    def __exit__(self, *reason: object) -> None:
-        self.lab.stop()
+        yield lab
+    finally:
+        lab.stop()
 
 
 def draw(folder: Path, count: int) -> Path:
@@ -294,7 +267,7 @@ def draw(folder: Path, count: int) -> Path:
     for label in ("cat", "dog"):
         (folder / "images" / label).mkdir(parents=True)
         for number in range(-(-count * 5 // 9)):
-            (folder / "images" / label / f"{number}.jpg").write_bytes(image(rng, 16))
+            (folder / "images" / label / f"{number}.jpg").write_bytes(small(rng, 16))
     shards = folder / "shards"
     args = ["convert", "folder", str(folder / "images"), str(shards)]
     subprocess.run([sys.executable, "-m", *args], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -303,38 +276,19 @@ def draw(folder: Path, count: int) -> Path:
 
 def started(lab: Lab, shards: Path, runs: str, *options: str, logged_steps: int = 1) -> Job:
     """Start a run on all hosts."""
-    settings = [
+    hosts = [
         f"slots={slots} workdir={host.folder}/work python={sys.executable}"
         for slots, host in zip(SLOTS, lab.hosts, strict=True)
     ]
-    hosts_file = lab.write_hosts(*settings)
     launcher = ["--plain", "--no-serve", "--runs", runs, "--env", f"PYTHONPATH={ROOT}", *options]
-    launcher += [f"--lease-seconds={LEASE_SECONDS:g}", str(hosts_file)]
-    task = [
-        "classify",
-        "--model=elastic_net:net",
-        "--weights=",
-        f"--data={shards}",
-        "--exact-epochs",
-        "--ledger",
-    ]
-    task += [f"--global-batch={GLOBAL_BATCH}", f"--epochs={EPOCHS}", "--image-size=48"]
-    task += [
-        "--device=cpu",
-        "--workers=0",
-        # AdamW makes 1e-1 of rounding errors of 1e-7 on such data, with one rank as with four.
-        "--optimizer=sgd",
-        "--final=last",
-        "--lr=0.01",
-        "--warmup-epochs=0",
-        "--lr-schedule=cosine",
-        "--seed=3",
-    ]
+    launcher += [f"--lease-seconds={LEASE_SECONDS:g}", str(lab.write_hosts(*hosts))]
+    task = ["classify", "--model=bench.small_net:net", "--weights=", f"--data={shards}"]
+    task += ["--exact-epochs", "--ledger", f"--global-batch={GLOBAL_BATCH}", f"--epochs={EPOCHS}"]
+    task += ["--image-size=48", "--device=cpu", "--workers=0", "--final=last", "--seed=3"]
+    # AdamW makes 1e-1 of rounding errors of 1e-7 on such data, with one rank as with four.
+    task += ["--optimizer=sgd", "--lr=0.01", "--warmup-epochs=0", "--lr-schedule=cosine"]
     task += [f"--log-every-steps={logged_steps}", "--no-tensorboard"]
-    environment = {"PYTHONPATH": f"{ROOT}:{lab.folder}"}
-    process = lab.run_ssh(
-        *launcher, *task, before=("env",), env=environment, stderr=subprocess.STDOUT
-    )
+    process = lab.run_ssh(*launcher, *task, before=("env",), stderr=subprocess.STDOUT)
     job = Job(lab, process, lab.folder / runs)
     threading.Thread(target=job.follow, daemon=True).start()
     return job
@@ -349,26 +303,6 @@ def finish(job: Job) -> None:
 # -- losses
 
 
-def kill_rank(job: Job, host: int) -> None:
-    """Kill a rank of a host."""
-    kill(job.ranks(host)[:1])
-
-
-def kill_agent(job: Job, host: int) -> None:
-    """Kill the agent of a host."""
-    kill(job.processes(host)[1:2])
-
-
-def kill_all(job: Job, host: int) -> None:
-    """Kill all processes of the run on a host."""
-    kill(job.processes(host))
-
-
-def kill_connections(job: Job, host: int) -> None:
-    """Kill the connections to a host, and all processes of the run there."""
-    kill([*job.lab.hosts[host].sessions(), *job.processes(host)])
-
-
 def stop_all(job: Job, host: int) -> None:
     """Stop all processes of the run on a host until it was left out, then let them go on."""
     pids = job.processes(host)
@@ -376,13 +310,16 @@ def stop_all(job: Job, host: int) -> None:
     threading.Timer(3 * LEASE_SECONDS, kill, (pids, signal.SIGCONT)).start()
 
 
-KINDS: Sequence[Callable[[Job, int], None]] = (
-    kill_rank,
-    kill_agent,
-    kill_all,
-    kill_connections,
-    stop_all,
-)
+RANK, STOPPED = "a rank", "a host that was stopped"
+LOSSES: dict[str, Callable[[Job, int], None]] = {
+    RANK: lambda job, host: kill(job.ranks(host)[:1]),
+    "an agent": lambda job, host: kill(job.processes(host)[1:2]),
+    "all processes of a host": lambda job, host: kill(job.processes(host)),
+    "those and its connections": lambda job, host: kill(
+        [*job.lab.hosts[host].sessions(), *job.processes(host)]
+    ),
+    STOPPED: stop_all,
+}
 
 
 def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
@@ -392,42 +329,34 @@ def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
-def disturb(
-    job: Job, dice: random.Random, count: int, only: Callable[[Job, int], None] | None = None
-) -> int:
-    """Lose something `count` times; return how many processes of survivors have gone."""
-    gone = 0
+def disturb(job: Job, dice: random.Random, count: int, restarts: bool = False) -> int:
+    """Lose something `count` times; return how many processes of survivors have ended."""
+    ended = 0
     while len(job.losses) < count:
         until(lambda: job.is_over or job.is_whole(), "all ranks train", 600)
         if job.is_over:
             break
-        victims, kinds = chosen(dice, count - len(job.losses))
-        if only:  # a host that fails twice is left out of further attempts
-            victims, kinds = [len(job.losses) % len(SLOTS)], [only]
+        if restarts:  # each host in turn: one that fails twice is left out of further attempts
+            victims, kinds = [len(job.losses) % len(SLOTS)], [RANK]
+        else:
+            two = count - len(job.losses) > 1 and dice.random() < SECOND_LOSSES
+            victims = dice.sample(range(len(SLOTS)), 2 if two else 1)
+            # A silent host is lost alone: its lease would count as the time of the other one.
+            kinds = [dice.choice([k for k in LOSSES if not two or k != STOPPED]) for _ in victims]
         spared = set(range(len(SLOTS))) - set(victims)
         others = {pid for host in spared for pid in job.ranks(host)}
         losses, left = [], sum(SLOTS)
-        for host, lose in zip(victims, kinds, strict=True):
-            left -= 1 if lose is kill_rank else SLOTS[host]
-            losses.append(Loss(lose.__name__, host, time.time(), job.step(), left))
-            lose(job, host)
+        for host, kind in zip(victims, kinds, strict=True):
+            left -= 1 if kind == RANK else SLOTS[host]
+            losses.append(Loss(kind, time.time(), job.step(), left))
+            LOSSES[kind](job, host)
             time.sleep(dice.choice((0.0, 0.05, 0.2)))
         job.losses += losses
         if not all([recovered(job, loss) for loss in losses]):
             break
-        gone += 0 if only else sum(not is_rank(pid) for pid in others)
+        ended += 0 if restarts else sum(not is_rank(pid) for pid in others)
         print(f"{len(job.losses)} losses, step {job.step():,}", flush=True)
-    return gone
-
-
-def chosen(dice: random.Random, most: int) -> tuple[list[int], list[Callable[[Job, int], None]]]:
-    """Return one or two hosts, and what is lost of each.
-
-    A silent host is alone: its lease would be counted as the time of the other one.
-    """
-    victims = dice.sample(range(len(SLOTS)), 2 if most > 1 and dice.random() < SECOND_LOSSES else 1)
-    kinds = KINDS if len(victims) == 1 else KINDS[:-1]
-    return victims, [dice.choice(kinds) for _ in victims]
+    return ended
 
 
 def recovered(job: Job, loss: Loss) -> bool:
@@ -436,14 +365,14 @@ def recovered(job: Job, loss: Loss) -> bool:
     def new_step() -> float | bool:
         if job.is_over:
             return True
-        for said_at, line in [*job.lines]:
-            if said_at <= loss.at:
+        for printed_at, line in [*job.lines]:
+            if printed_at <= loss.at:
                 continue
             went_on = WENT_ON.search(line)
             if went_on and int(went_on[1]) <= loss.left:
                 step, since = int(went_on[2].replace(",", "")), loss.at
             elif ": restart " in line:
-                step, since = loss.step, said_at
+                step, since = loss.step, printed_at
             else:
                 continue
             times = [at for number, at in job.steps() if number > step and at > since]
@@ -473,16 +402,12 @@ def report_pace(name: str, job: Job, logged_steps: int = 1) -> float:
     return pace
 
 
-def report(job: Job, gone: int, expected: Any, shards: Path) -> None:
+def report(job: Job, ended: int, expected: Any, shards: Path) -> None:
     """Print recovery, survivors, ledger and weights of the elastic run."""
-    show_recovery("elastic", [loss for loss in job.losses if loss.kind != "stop_all"])
-    show_recovery(
-        f"elastic, host stopped (lease of {LEASE_SECONDS:g} s included)",
-        [loss for loss in job.losses if loss.kind == "stop_all"],
-    )
-    for kind in KINDS:
-        show_recovery(f"  {kind.__name__}", [x for x in job.losses if x.kind == kind.__name__])
-    print(f"processes of survivors that have gone: {gone}")
+    for kind in (None, *LOSSES):  # a stopped host's seconds include the lease
+        losses = [x for x in job.losses if x.kind == kind or (not kind and x.kind != STOPPED)]
+        show_recovery(f"  {kind}" if kind else "elastic, no host stopped", losses)
+    print(f"processes of survivors that have ended: {ended}")
     result = json.loads((job.folder / "result.json").read_text())
     print(f"generations: {len(result['generations'])}, {result['verdict']}")
     regroups = [group["regroup_seconds"] for group in result["generations"][1:] if group["lost"]]
@@ -499,11 +424,8 @@ def report(job: Job, gone: int, expected: Any, shards: Path) -> None:
 
 def weights(job: Job) -> dict[str, Any]:
     """Return the weights of a finished run."""
-    import torch
-
-    content = torch.load(job.folder / "final.pt", weights_only=True)
-    state = content.get("model", content) if isinstance(content, dict) else content
-    return {name: tensor for name, tensor in state.items() if hasattr(tensor, "abs")}
+    final: dict[str, Any] = checkpoint.read(RunFolder(job.folder).final)["model"]
+    return final
 
 
 def show_recovery(name: str, losses: Sequence[Loss]) -> None:

@@ -12,9 +12,6 @@ costs: `python -m bench.order`.
 import contextlib
 import json
 import os
-import resource
-import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from unittest.mock import patch
 
 import torch
@@ -34,15 +32,15 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.peer_loaders import cpu_seconds
-from bench.peers import write_images
+from bench.images import write_shards
+from bench.turns import in_turn
+from bench.usage import family_cpu_seconds
 from catdog.model import TASK
 from catdog.recipes import CatDog
-from convert.folder import FolderOfClasses
-from convert.options import Packing
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from shards.open import open_source
+from tests.launcher.lab import free_port
 from training.config import Config
 from training.data.open import open_data
 from training.data.order.cut import Cut
@@ -54,6 +52,7 @@ from training.sync.uneven_inputs import joined_by_all
 
 IMAGES = 1600  # that the loader makes in a round
 RANKS, WORKERS, BATCH = 4, 2, 16  # of the comparison of samples; the batch is each rank's
+WAYS = ("resampled", "exact")
 STREAMING = """
 import json, sys
 from streaming.base.partition import get_partitions
@@ -81,31 +80,20 @@ def main(args: list[str]) -> None:
     """Print the four tables."""
     settings = parse(Settings, "python -m bench.exact", args)
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
-        shards = prepared(Path(name), settings)
+        shards = write_shards(Path(name), settings.images, shards=13, val_percent=5)
         coverage(shards, settings)
         loading(shards, settings.rounds)
-        speed(shards, Path(name), settings)
+        speed(shards, settings.rounds)
     join(settings.rounds)
-
-
-def prepared(root: Path, settings: Settings) -> Path:
-    """Return a folder of shards with that many images."""
-    sys.stderr.write("drawing images\n")
-    images, packing = (
-        write_images(root, settings.images),
-        Packing(shards=13, val_percent=5, allow=("leaks",)),
-    )
-    FolderOfClasses(images, root / "shards", packing=packing).run()
-    return root / "shards"
 
 
 def coverage(shards: Path, settings: Settings) -> None:
     """Print how much of an epoch each way of reading sees, on the same shards."""
-    split = open_source(str(shards)).manifest.split("train")
+    source = open_source(str(shards))
+    split, index = source.manifest.split("train"), source.index("train")
     print(
         f"\n{split.samples} samples in {len(split.shards)} shards, {RANKS} ranks, {WORKERS} workers"
     )
-    index = open_source(str(shards)).index("train")
     whole = shuffled(index, range(index.size), seed=0, epoch=0, batch=BATCH * RANKS)
     ours = [
         [
@@ -163,66 +151,57 @@ def show_epoch(name: str, ranks: list[list[int]] | list[list[str]], samples: int
 
 def loading(shards: Path, rounds: int) -> None:
     """Print the CPU time per image of a loader worker, and of its rank's work on batches."""
-    costs: dict[str, list[float]] = {"resampled": [], "exact": []}
-    for _ in range(rounds):
-        for name, seconds_per_image in costs.items():
-            config = CatDog(
-                data=str(shards), image_size=224, batch_size=32, workers=1, device="cpu",
-                crop_area=0.5, exact_epochs=name == "exact",
-            )  # fmt: skip
-            begun = cpu_seconds()
-            batches = open_data(
-                config,
-                Ranks(0, 1, 0, 1, torch.device("cpu")),
-                partial(TASK.transforms, config),
-                TASK.name,
-                TASK.synthetic_classes,
-            ).training(0)
-            images = sum(len(batch.labels) for batch in islice(batches, IMAGES // 32))
-            seconds_per_image.append((cpu_seconds() - begun) / images)
-            del batches  # ends the worker
-    ratio = statistics.median(
-        exact / resampled for resampled, exact in zip(*costs.values(), strict=True)
-    )
+
+    def cpu_per_image(exact: bool) -> float:
+        config = CatDog(
+            data=str(shards), image_size=224, batch_size=32, workers=1, device="cpu",
+            crop_area=0.5, exact_epochs=exact,
+        )  # fmt: skip
+        begun = family_cpu_seconds()
+        ranks, transforms = Ranks(0, 1, 0, 1, torch.device("cpu")), partial(TASK.transforms, config)
+        data = open_data(config, ranks, transforms, TASK.name, TASK.synthetic_classes)
+        batches = islice(data.training(0), IMAGES // 32)
+        images = sum(len(batch.labels) for batch in batches)
+        return (family_cpu_seconds() - begun) / images
+
+    costs = in_turn(rounds, {way: partial(cpu_per_image, way == "exact") for way in WAYS})
+    ratio = median(exact / resampled for resampled, exact in zip(*costs.values(), strict=True))
     print(f"\nthe loader alone, 1 worker, CPU time per image, {rounds} rounds, medians")
     for name, seconds_per_image in costs.items():
-        print(f"  {name:10} {statistics.median(seconds_per_image) * 1000:.2f} ms")
+        print(f"  {name:10} {median(seconds_per_image) * 1000:.2f} ms")
     print(f"  exact / resampled {ratio:.3f}")
 
 
-def speed(shards: Path, root: Path, settings: Settings) -> None:
+def speed(shards: Path, rounds: int) -> None:
     """Print the images per second of whole training runs, exact and resampled in turn."""
-    rates: dict[str, list[float]] = {"resampled": [], "exact": []}
-    cores: dict[str, list[float]] = {"resampled": [], "exact": []}
-    for number in range(settings.rounds):
-        for name, image_rates in rates.items():
-            sys.stderr.write(f"round {number + 1}: {name}\n")
-            folder = root / f"{name}-{number}"
+
+    def trained(exact: bool) -> tuple[float, float]:
+        """Return images per second and CPU seconds of a run."""
+        with tempfile.TemporaryDirectory() as folder:
             options = [
-                "--data", str(shards), "--run-folder", str(folder), "--image-size", "224",
+                "--data", str(shards), "--run-folder", f"{folder}/run", "--image-size", "224",
                 "--width", "2", "--epochs", "3", "--batch-size", "32", "--workers", "1",
                 "--device", "cpu", "--crop-area", "0.5", "--no-tensorboard",
-                "--log-every-steps", "1000",
-                *(["--exact-epochs"] if name == "exact" else []),
+                "--log-every-steps", "1000", *(["--exact-epochs"] if exact else []),
             ]  # fmt: skip
             command = [sys.executable, "-c", REAPER, sys.executable, "-m", "catdog", *options]
-            before = processor_seconds()
+            before = sum(os.times()[2:4])
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            cores[name].append(processor_seconds() - before)
-            lines = [
-                json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
-            ]
-            training_lines = [line for line in lines if line["kind"] == "train"]
-            image_rates += [line["images_per_second"] for line in training_lines[1:]]
-    middle = {name: statistics.median(image_rates) for name, image_rates in rates.items()}
-    print(f"\nthe whole loop, 1 rank, 1 worker, {settings.rounds} rounds, medians")
-    for name, rate in middle.items():
-        print(f"  {name:10} {rate:7.1f} images/s")
-    print(f"  exact / resampled {middle['exact'] / middle['resampled']:.3f}")
-    seconds = {name: statistics.median(core_seconds) for name, core_seconds in cores.items()}
+            cpu = sum(os.times()[2:4]) - before
+            lines = map(json.loads, Path(folder, "run", "metrics.jsonl").read_text().splitlines())
+            rates = [line["images_per_second"] for line in lines if line["kind"] == "train"]
+        return median(rates[1:]), cpu
+
+    runs = in_turn(rounds, {way: partial(trained, way == "exact") for way in WAYS})
+    (rate, cpu), (exact_rate, exact_cpu) = (
+        [median(column) for column in zip(*runs[way], strict=True)] for way in WAYS
+    )
+    print(f"\nthe whole loop, 1 rank, 1 worker, {rounds} rounds, medians")
+    print(f"  resampled {rate:7.1f} images/s\n  exact     {exact_rate:7.1f} images/s")
+    print(f"  exact / resampled {exact_rate / rate:.3f}")
     print(
-        f"  processor time of a run, start included: {seconds['resampled']:.1f} s resampled,"
-        f" {seconds['exact']:.1f} s exact, {seconds['exact'] / seconds['resampled']:.3f} x"
+        f"  processor time of a run, start included: {cpu:.1f} s resampled, {exact_cpu:.1f} s"
+        f" exact, {exact_cpu / cpu:.3f} x"
     )
 
 
@@ -239,18 +218,9 @@ while True:
 """Runs a command, and waits for what outlives it, such as the server of its loader workers."""
 
 
-def processor_seconds() -> float:
-    """Return the CPU seconds of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def join(rounds: int) -> None:
     """Print the milliseconds of a step of two ranks, and what Join adds."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    torch.multiprocessing.spawn(steps, (port, rounds), nprocs=2)
+    torch.multiprocessing.spawn(steps, (free_port("127.0.0.1"), rounds), nprocs=2)
 
 
 def steps(rank: int, port: int, rounds: int) -> None:
@@ -281,7 +251,7 @@ def steps(rank: int, port: int, rounds: int) -> None:
             if not rank:
                 step(images[:2])
     if not rank:
-        plain, inside, last = (statistics.median(times) for times in milliseconds.values())
+        plain, inside, last = (median(times) for times in milliseconds.values())
         print("\na step of 2 ranks over gloo, medians")
         print(f"  plain                                {plain:6.2f} ms")
         print(f"  every step inside Join, as usual     {inside:6.2f} ms, {inside / plain:.3f} x")

@@ -36,13 +36,12 @@ from typing import Literal
 import torch
 from torch.nn.functional import cross_entropy
 
+from bench.images import write_shards
 from bench.loop import WARM_UP_STEPS, bare, looped
-from bench.peers import write_images
+from bench.turns import in_turn
 from catdog.demo import main as draw
 from catdog.model import TASK as CATDOG
 from catdog.recipes import DemoRecipe
-from convert.folder import FolderOfClasses
-from convert.options import Packing
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
 from rackrun.commandline.parser import parse
@@ -201,13 +200,13 @@ def per_image(bench: Bench) -> tuple[float, float]:
 
 def medians(config: ImageNet, settings: Settings) -> tuple[float, float]:
     """Return the images per second of the loop, and of the bare step."""
+    ways = {"loop": partial(looped, TASK, config), "bare": partial(bare, TASK, config)}
+    loop, simple = in_turn(settings.rounds, ways).values()
     images = settings.steps * settings.batch_size
-    turns = [(looped(TASK, config), bare(TASK, config)) for _ in range(settings.rounds)]
-    loop, simple = (
-        statistics.median(images / cost.seconds for cost in side)
-        for side in zip(*turns, strict=True)
+    return (
+        statistics.median(images / cost.seconds for cost in loop),
+        statistics.median(images / cost.seconds for cost in simple),
     )
-    return loop, simple
 
 
 def parts(settings: Settings) -> None:
@@ -271,9 +270,7 @@ def shards(settings: Settings) -> None:
     """Print images/s of steps on decoded images, and of the loader workers alone."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
-            made = Path(folder, "shards")
-            images = write_images(Path(folder), settings.images)
-            FolderOfClasses(images, made, packing=Packing(shards=16, allow=("leaks",))).run()
+            made = write_shards(Path(folder), settings.images, shards=16)
         plain = replace(settings.config, synthetic=False, data=str(made), steps_per_epoch=0)
         for exact in (False, True):
             config = replace(plain, exact_epochs=exact, epochs=1000)
@@ -295,11 +292,8 @@ def decode(settings: Settings) -> None:
     """Print images/s of decoding on the GPU, and by loader workers."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
-            images = write_images(Path(folder), MEASURED)
-            FolderOfClasses(
-                images, Path(folder, "shards"), packing=Packing(shards=1, allow=("leaks",))
-            ).run()
-        config = replace(settings.config, synthetic=False, data=f"{folder}/shards")
+            made = write_shards(Path(folder), MEASURED, shards=1)
+        config = replace(settings.config, synthetic=False, data=str(made))
         source = open_source(config.data)
         with joined(config) as ranks:
             auto = replace(config, gpu_decode="auto")

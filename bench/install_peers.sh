@@ -15,5 +15,6 @@ apt-get install -y --no-install-recommends \
 "$root/.venv/bin/python" -m venv "$folder"
 version() { "$root/.venv/bin/python" -c "import importlib.metadata as m; print(m.version('$1'))"; }
 "$folder/bin/python" -m pip install "torch==$(version torch)" "torchvision==$(version torchvision)" \
-    "webdataset==$(version webdataset)" mosaicml-streaming litdata spdl spdl-io nvidia-dali-cuda120
+    "webdataset==$(version webdataset)" mosaicml-streaming litdata spdl spdl-io nvidia-dali-cuda120 \
+    psutil
 "$folder/bin/python" -m pip install ffcv  # after numpy, which its build reads

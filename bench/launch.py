@@ -25,21 +25,30 @@ All hosts are real sshd on loopback addresses of this machine, so clients and se
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Literal
 
+import psutil
+
+from bench.turns import in_turn
+from bench.usage import cpu_seconds
 from launcher.transport.parallel import each
 from launcher.transport.ssh import ConnectSettings, Machine, Network
+from rackrun.commandline.options import Positional
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from rackrun.units import plural
 from tests.launcher.lab import ROOT, Lab, children, free_port
 from tests.waiting import until
@@ -86,39 +95,41 @@ os._exit(0)
 """
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How fast and how light a launch is."""
+
+    what: Positional[Literal["starts", "step", "task", "output", "idle"]] = "starts"
+    """What to measure."""
+    hosts: Positional[tuple[int, ...]] = ()
+    """How many; starts, task: each of these numbers, of ranks with task."""
+
+
 def main(args: list[str]) -> None:
     """Measure one thing in a lab of its own."""
-    text = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("bench.launch", description=__doc__, formatter_class=text)
-    parser.add_argument("what", nargs="?", choices=MEASUREMENTS, default="starts")
-    parser.add_argument("hosts", nargs="*", type=int, help="how many; starts: each of these")
-    asked = parser.parse_args(args)
+    settings = parse(Settings, "python -m bench.launch", args)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # only the first launch compiles the launcher
-    folder = Path(tempfile.mkdtemp(prefix="bench-launch-"))
-    lab = Lab(folder)
-    try:
-        MEASUREMENTS[asked.what](lab, asked.hosts)
-    finally:
-        lab.stop()
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="bench-launch-") as folder:
+        lab = Lab(Path(folder))
+        try:
+            MEASUREMENTS[settings.what](lab, settings.hosts)
+        finally:
+            lab.stop()
 
 
-def starts(lab: Lab, counts: list[int]) -> None:
+def starts(lab: Lab, counts: tuple[int, ...]) -> None:
     """Print the seconds until the last torchrun runs, for each number of hosts."""
-    counts = counts or [1, 4, 16, 64]
+    counts = counts or (1, 4, 16, 64)
     lab.ready(max(counts))
     lab.configure(*(f"Host {host.address}\n  Port {host.port}" for host in lab.hosts))
     installed = {name: start for name, start in CONTESTANTS.items() if is_there(name)}
     print(f"seconds, medians of {ROUNDS}; in brackets: times run-ssh")
     print(f"hosts  {'  '.join(f'{name:>16}' for name in installed)}")
     for count in counts:
-        taken: dict[str, list[float]] = {name: [] for name in installed}
-        for _ in range(ROUNDS):
-            for name, start in installed.items():
-                taken[name].append(start(lab, count))
-        medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
-        ours = medians["run-ssh"]
-        shown = (f"{median:7.2f} ({median / ours:6.2f})" for median in medians.values())
+        ways = {name: partial(start, lab, count) for name, start in installed.items()}
+        seconds = {name: median(taken) for name, taken in in_turn(ROUNDS, ways).items()}
+        ours = seconds["run-ssh"]
+        shown = (f"{taken:7.2f} ({taken / ours:6.2f})" for taken in seconds.values())
         print(f"{count:5}  {'  '.join(shown)}", flush=True)
 
 
@@ -153,18 +164,8 @@ def last_start(lab: Lab, count: int) -> float:
     return last
 
 
-def start_with_ssh(lab: Lab, count: int) -> float:
-    """Time ssh clients, which check nothing, up to the last remote program."""
-    return ssh_loop(lab, count)
-
-
-def start_with_cheap_ssh(lab: Lab, count: int) -> float:
-    """Time the same with the cheapest key exchange, which is ours as well."""
-    return ssh_loop(lab, count, "-o", "KexAlgorithms=curve25519-sha256")
-
-
-def ssh_loop(lab: Lab, count: int, *options: str) -> float:
-    """Start an ssh client for each host, all at once."""
+def start_with_ssh(lab: Lab, count: int, *options: str) -> float:
+    """Time ssh clients, one for each host and all at once, which check nothing."""
     began = time.time()
     clients = [
         subprocess.Popen(
@@ -175,6 +176,11 @@ def ssh_loop(lab: Lab, count: int, *options: str) -> float:
         for host in lab.hosts[:count]
     ]
     return max(float(client.communicate()[0]) for client in clients) - began
+
+
+def start_with_cheap_ssh(lab: Lab, count: int) -> float:
+    """Time the same with the cheapest key exchange, which is ours as well."""
+    return start_with_ssh(lab, count, "-o", "KexAlgorithms=curve25519-sha256")
 
 
 def start_with_pdsh(lab: Lab, count: int) -> float:
@@ -247,30 +253,28 @@ def stand_in(lab: Lab, torchrun: str) -> Path:
     return path
 
 
-def step(lab: Lab, counts: list[int]) -> None:
+def step(lab: Lab, counts: tuple[int, ...]) -> None:
     """Print the seconds until the first all-reduce on two hosts."""
     lab.ready(2)
-    script = lab.folder / "step.py"
+    script, mark = lab.folder / "step.py", lab.folder / "first-step"
     script.write_text(FIRST_STEP)
     hosts = lab.write_hosts(f"python={sys.executable}")
-    ours, theirs = [], []
-    for _ in range(STEP_ROUNDS):
-        ours.append(first_step(lab, lambda mark: step_with_run_ssh(lab, hosts, script, mark)))
-        theirs.append(first_step(lab, lambda mark: step_by_hand(script, mark)))
-    print(f"run-ssh {statistics.median(ours):.2f} s, by hand {statistics.median(theirs):.2f} s")
-    later = sorted(
-        seconds - other_seconds for seconds, other_seconds in zip(ours, theirs, strict=True)
-    )
-    print(f"later by {statistics.median(later):.2f} s ({later[0]:.2f} to {later[-1]:.2f})")
 
+    def first_step(run: Callable[[], None]) -> float:
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)  # into the page cache
+        began = time.time()
+        run()
+        return float(mark.read_text()) - began
 
-def first_step(lab: Lab, run: Callable[[Path], None]) -> float:
-    """Return the seconds until the first rank noted the time; torch is in memory before."""
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    mark = lab.folder / "first-step"
-    began = time.time()
-    run(mark)
-    return float(mark.read_text()) - began
+    runs = {
+        "run-ssh": partial(step_with_run_ssh, lab, hosts, script, mark),
+        "by hand": partial(step_by_hand, script, mark),
+    }
+    ways = {name: partial(first_step, run) for name, run in runs.items()}
+    ours, theirs = in_turn(STEP_ROUNDS, ways).values()
+    print(f"run-ssh {median(ours):.2f} s, by hand {median(theirs):.2f} s")
+    later = sorted(seconds - by_hand for seconds, by_hand in zip(ours, theirs, strict=True))
+    print(f"later by {median(later):.2f} s ({later[0]:.2f} to {later[-1]:.2f})")
 
 
 def step_with_run_ssh(lab: Lab, hosts: Path, script: Path, mark: Path) -> None:
@@ -297,18 +301,18 @@ def step_by_hand(script: Path, mark: Path) -> None:
     assert not any(run.wait() for run in runs)
 
 
-def task(lab: Lab, counts: list[int]) -> None:
+def task(lab: Lab, counts: tuple[int, ...]) -> None:
     """Print how long a task takes to start with forked ranks, and with fresh ones."""
     demo = [sys.executable, "-m", "catdog", "demo", str(lab.folder), "--images", "400"]
     subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
     print(f"seconds until the first step (CPU of the whole run), medians of {ROUNDS}")
-    for count in counts or [1, 2]:
-        taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ("forked", "afresh")}
-        for _ in range(ROUNDS):
-            for way, seconds in taken.items():
-                seconds.append(start_task(lab, count, way == "forked"))
-        for way, seconds in taken.items():
-            wall, cpu = (statistics.median(column) for column in zip(*seconds, strict=True))
+    for count in counts or (1, 2):
+        ways = {
+            "forked": partial(start_task, lab, count, True),
+            "afresh": partial(start_task, lab, count, False),
+        }
+        for way, costs in in_turn(ROUNDS, ways).items():
+            wall, cpu = (median(column) for column in zip(*costs, strict=True))
             print(f"{plural(count, 'rank')} {way}: {wall:.2f} ({cpu:.1f})", flush=True)
 
 
@@ -318,17 +322,15 @@ def start_task(lab: Lab, count: int, forks: bool) -> tuple[float, float]:
     options = ["--nproc", str(count), "--runs", str(runs), "--env", f"RACKRUN_FORK={int(forks)}"]
     options += ["catdog", "--data", str(lab.folder / "shards"), "--recipe", "demo", "--epochs", "1"]
     command = [sys.executable, "-m", "launcher", "local", *options, "--log-every-steps", "1"]
-    before, began = os.times(), time.monotonic()
+    cpu, began = sum(os.times()[2:4]), time.monotonic()
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as run:
         until(lambda: any(has_text(path) for path in runs.glob("2*/metrics.jsonl")), "a step", 120)
         seconds = time.monotonic() - began
     assert run.returncode == 0
-    after = os.times()
     shutil.rmtree(runs)
-    children_seconds = after.children_user + after.children_system
-    return seconds, children_seconds - before.children_user - before.children_system
+    return seconds, sum(os.times()[2:4]) - cpu
 
 
 def has_text(path: Path) -> bool:
@@ -336,33 +338,27 @@ def has_text(path: Path) -> bool:
     return path.stat().st_size > 0
 
 
-def output(lab: Lab, counts: list[int]) -> None:
+def output(lab: Lab, counts: tuple[int, ...]) -> None:
     """Print how long much output takes, and a bare copy of it, each without its start and end."""
     count = counts[0] if counts else 16
     lab.ready(count)
     code = f"import sys; sys.stdout.write(({'x' * 99!r} + chr(10)) * {OUTPUT_BYTES // 100})"
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")
     ways: dict[str, Callable[[str], float]] = {
-        "bare channels, into files": lambda code: copy_over_channels(lab, code),
-        "run-ssh, into logs": lambda code: copy_over_run_ssh(lab, hosts, code, "/dev/null"),
-        "run-ssh, into logs and a file": lambda code: copy_over_run_ssh(
-            lab, hosts, code, str(lab.folder / "screen")
+        "bare channels, into files": partial(copy_over_channels, lab),
+        "run-ssh, into logs": partial(copy_over_run_ssh, lab, hosts, "/dev/null"),
+        "run-ssh, into logs and a file": partial(
+            copy_over_run_ssh, lab, hosts, str(lab.folder / "screen")
         ),
     }
-    whole: dict[str, list[float]] = {name: [] for name in ways}
-    empty: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        for name, way in ways.items():
-            whole[name].append(way(code))
-            empty[name].append(way("pass"))
+    pairs = {name: partial(lambda way: (way(code), way("pass")), way) for name, way in ways.items()}
     print(f"{count} x {OUTPUT_BYTES / 1e6:.0f} MB (seconds, medians)")
-    for name in ways:
-        start = statistics.median(empty[name])
-        seconds = statistics.median(whole[name])
-        print(f"{name:30} {seconds:5.2f}, of which start and end {start:5.2f}")
+    for name, taken in in_turn(ROUNDS, pairs).items():
+        seconds, empty = (median(column) for column in zip(*taken, strict=True))
+        print(f"{name:30} {seconds:5.2f}, of which start and end {empty:5.2f}")
 
 
-def copy_over_run_ssh(lab: Lab, hosts: Path, code: str, screen: str) -> float:
+def copy_over_run_ssh(lab: Lab, hosts: Path, screen: str, code: str) -> float:
     """Time the output of ranks through ./run-ssh."""
     began = time.monotonic()
     with Path(screen).open("w") as file:
@@ -398,7 +394,7 @@ def copy_over_channels(lab: Lab, code: str) -> float:
     return time.monotonic() - began
 
 
-def idle(lab: Lab, counts: list[int]) -> None:
+def idle(lab: Lab, counts: tuple[int, ...]) -> None:
     """Print what a launcher costs while its ranks sleep."""
     count = counts[0] if counts else 128
     lab.ready(count)
@@ -409,20 +405,13 @@ def idle(lab: Lab, counts: list[int]) -> None:
         return all(len(children(host.process.pid)) > 4 for host in lab.hosts)
 
     until(all_sleep, "all ranks sleep", 180)
-    before = processor_seconds(process.pid)
+    before = cpu_seconds(process.pid)[0]
     time.sleep(IDLE_SECONDS)
-    used = processor_seconds(process.pid) - before
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    memory = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-    print(f"{count} hosts: {100 * used / IDLE_SECONDS:.1f} % of a core, {' '.join(memory.split())}")
+    used = cpu_seconds(process.pid)[0] - before
+    memory = psutil.Process(process.pid).memory_info().rss
+    print(f"{count} hosts: {100 * used / IDLE_SECONDS:.1f} % of a core, {memory / 1e6:.0f} MB")
     process.send_signal(signal.SIGINT)
     process.communicate()
-
-
-def processor_seconds(pid: int) -> float:
-    """Return the CPU seconds that a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 REMOTE = f"python3 -I -S -c '{NOW}'"
@@ -440,7 +429,7 @@ CONTESTANTS: dict[str, Callable[[Lab, int], float]] = {
     "bare channels": start_on_bare_channels,
 }
 
-MEASUREMENTS: dict[str, Callable[[Lab, list[int]], None]] = {
+MEASUREMENTS: dict[str, Callable[[Lab, tuple[int, ...]], None]] = {
     "starts": starts,
     "step": step,
     "task": task,
@@ -449,4 +438,4 @@ MEASUREMENTS: dict[str, Callable[[Lab, list[int]], None]] = {
 }
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(main)

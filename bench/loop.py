@@ -1,7 +1,7 @@
 """Measure what the training loop costs: its images/s over those of a bare loop, and ms a step.
 
-    python bench/loop.py [--model catdog --width 64 --image-size 128 --batch-size 32] [--rounds 7]
-    OMP_NUM_THREADS=1 python bench/loop.py --width 8 --image-size 32 --batch-size 8 --steps 300
+    python -m bench.loop [--model catdog --width 64 --image-size 128 --batch-size 32] [--rounds 7]
+    OMP_NUM_THREADS=1 python -m bench.loop --width 8 --image-size 32 --batch-size 8 --steps 300
                                                                                  the loop alone
 
 Both train the same model on the same fixed random batch. The loop is `python -m catdog
@@ -13,25 +13,27 @@ more is the difference between the fastest tenths of the steps, which other work
 
 import contextlib
 import io
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from bench.turns import in_turn
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from training.config import Config
 from training.data.open import Synthetic
 from training.data.samples import Batch
-from training.device import Compute, set_up
+from training.device import set_up
 from training.loop import train
 from training.optim.optimizer import make_optimizer
 from training.phases.start import TrainingRun
@@ -41,9 +43,11 @@ from training.schedule import make_schedule
 from training.task import Task
 from training.world import joined
 
+WARM_UP_STEPS = 5
+
 
 @dataclass(frozen=True)
-class Bench:
+class Settings:
     """Compare the loop with a bare one."""
 
     model: str = "catdog"
@@ -61,6 +65,22 @@ class Bench:
     compile: bool = False
     """Compile the model."""
 
+    @property
+    def config(self) -> CatDog:
+        """Return the training settings that both use."""
+        return CatDog(
+            synthetic=True,
+            model=self.model,
+            width=self.width,
+            image_size=self.image_size,
+            batch_size=self.batch_size,
+            compile=self.compile,
+            epochs=1,
+            steps_per_epoch=WARM_UP_STEPS + self.steps + 1,
+            label_smoothing=0.0,
+            ema_decay=0.0,
+        )
+
 
 class Cost(NamedTuple):
     """Of the measured steps."""
@@ -71,61 +91,33 @@ class Cost(NamedTuple):
     """CPU seconds of each."""
 
 
-WARM_UP_STEPS = 5
-
-
-def main(bench: Bench) -> None:
+def main(args: list[str]) -> None:
     """Print images/s of both, and the ratios."""
-    turns: list[tuple[Cost, Cost]] = []
-    images = bench.steps * bench.batch_size
-    config = settings(bench)
-    for number in range(bench.rounds):
-        if number % 2:
-            theirs, ours = bare(TASK, config), looped(TASK, config)
-        else:
-            ours, theirs = looped(TASK, config), bare(TASK, config)
-        turns.append((ours, theirs))
-        print(
-            f"round {number + 1}: loop {images / ours.seconds:8.1f}"
-            f"  bare {images / theirs.seconds:8.1f} images/s"
-        )
-    ours_rate, their_rate = (
-        statistics.median(images / cost.seconds for cost in side)
-        for side in zip(*turns, strict=True)
+    bench = parse(Settings, "python -m bench.loop", args)
+    images, config = bench.steps * bench.batch_size, bench.config
+    ways = {"loop": partial(looped, TASK, config), "bare": partial(bare, TASK, config)}
+    loops, bares = in_turn(bench.rounds, ways).values()
+    loop_rate, bare_rate = (
+        median(images / cost.seconds for cost in costs) for costs in (loops, bares)
     )
-    wall = statistics.median(theirs.seconds / ours.seconds for ours, theirs in turns)
-    cpu = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in turns)
-    print(f"median:  loop {ours_rate:8.1f}  bare {their_rate:8.1f} images/s")
+    print(f"median:  loop {loop_rate:8.1f}  bare {bare_rate:8.1f} images/s")
+    rounds = list(zip(loops, bares, strict=True))
+    wall = median(theirs.seconds / ours.seconds for ours, theirs in rounds)
+    cpu = median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in rounds)
     print(f"ratio:   {wall:.3f} by the clock, {cpu:.3f} by CPU seconds")
-    ours_fast, their_fast = (
-        tenth([step for cost in side for step in cost.steps]) for side in zip(*turns, strict=True)
+    loop_ms, bare_ms = (
+        1e3 * tenth([step for cost in costs for step in cost.steps]) for costs in (loops, bares)
     )
-    more = sorted((tenth(ours.steps) - tenth(theirs.steps)) * 1e3 for ours, theirs in turns)
+    more = sorted((tenth(ours.steps) - tenth(theirs.steps)) * 1e3 for ours, theirs in rounds)
     print(
-        f"a step:  {ours_fast * 1e3:.3f} ms of CPU, bare {their_fast * 1e3:.3f}: "
-        f"{(ours_fast - their_fast) * 1e3:.3f} more (by round {more[0]:.3f} to {more[-1]:.3f})"
+        f"a step:  {loop_ms:.3f} ms of CPU, bare {bare_ms:.3f}: {loop_ms - bare_ms:.3f} more"
+        f" (by round {more[0]:.3f} to {more[-1]:.3f})"
     )
 
 
 def tenth(steps: list[float]) -> float:
     """Return the longest of the fastest tenth."""
     return sorted(steps)[len(steps) // 10]
-
-
-def settings(bench: Bench) -> CatDog:
-    """Return the settings that both use."""
-    return CatDog(
-        synthetic=True,
-        model=bench.model,
-        width=bench.width,
-        image_size=bench.image_size,
-        batch_size=bench.batch_size,
-        compile=bench.compile,
-        epochs=1,
-        steps_per_epoch=WARM_UP_STEPS + bench.steps + 1,
-        label_smoothing=0.0,
-        ema_decay=0.0,
-    )
 
 
 class Timed(Synthetic):
@@ -159,33 +151,26 @@ def looped(task: Task, config: Config) -> Cost:
 
 
 def bare(task: Task, config: Config) -> Cost:
-    """Do forward, backward and step."""
+    """Measure as little as training can be: forward, backward and step."""
     with joined(config) as ranks:
-        compute = set_up(config, ranks)
-        transforms, classes = task.transforms(config, 0), task.synthetic_classes
-        images, labels, *_ = next(Synthetic(config, transforms, classes, ranks).training(0))
-        return stepped(task, compute, config, transforms.normalised(images), labels)
-
-
-def stepped(
-    task: Task, compute: Compute, config: Config, inputs: torch.Tensor, labels: torch.Tensor
-) -> Cost:
-    """Measure as little as training can be."""
-    model = compute.placed(task.model(config, task.synthetic_classes)).train()
-    optimizer = make_optimizer(model, config)
-    layout = torch.channels_last if compute.channels_last else torch.contiguous_format
-    inputs = inputs.contiguous(memory_format=layout)
-    clocks, last = Clocks(compute.device), config.steps_per_epoch - 1
-    for step in range(last):
-        if step >= WARM_UP_STEPS:
-            clocks.read(waits=step == WARM_UP_STEPS)
-        with compute.autocast():
-            logits = model(inputs)
-        cross_entropy(logits.float(), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    clocks.read(waits=True)
-    return clocks.cost
+        compute, transforms = set_up(config, ranks), task.transforms(config, 0)
+        data = Synthetic(config, transforms, task.synthetic_classes, ranks)
+        images, labels, *_ = next(data.training(0))
+        model = compute.placed(task.model(config, task.synthetic_classes)).train()
+        optimizer = make_optimizer(model, config)
+        layout = torch.channels_last if compute.channels_last else torch.contiguous_format
+        inputs = transforms.normalised(images).contiguous(memory_format=layout)
+        clocks, last = Clocks(compute.device), config.steps_per_epoch - 1
+        for step in range(last):
+            if step >= WARM_UP_STEPS:
+                clocks.read(waits=step == WARM_UP_STEPS)
+            with compute.autocast():
+                logits = model(inputs)
+            cross_entropy(logits.float(), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        clocks.read(waits=True)
+        return clocks.cost
 
 
 class Clocks:
@@ -211,4 +196,4 @@ class Clocks:
 
 
 if __name__ == "__main__":
-    main(parse(Bench, "bench/loop.py", sys.argv[1:]))
+    run(main)

@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import resource
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bench.usage import PeakMemory, resident_mb
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from shards.folder import FolderSource
@@ -144,7 +144,7 @@ def index_read(samples: int, settings: Settings) -> None:
     """Print what it costs to read an index, to verify it and to share it."""
     source, stored = Stored(samples), index_bytes(samples) / 1e6
     begun, held = time.process_time(), resident_mb()
-    with SampledMemory() as most:
+    with PeakMemory(resident_mb, 0.005) as most:
         source.lend_index("train")
     print(
         f"{samples:11,} | index  | {time.process_time() - begun:6.2f} s,"
@@ -158,7 +158,7 @@ def ledger_written(samples: int, settings: Settings) -> None:
     counts = np.full((settings.ranks, steps), 256, np.int32)
     rows = np.arange(counts.sum(), dtype=np.int32)
     begun, held = time.process_time(), resident_mb()
-    with SampledMemory() as most, tempfile.TemporaryDirectory() as folder:
+    with PeakMemory(resident_mb, 0.005) as most, tempfile.TemporaryDirectory() as folder:
         save(Path(folder), Interval(0, steps, counts, rows, samples, steps))
     print(
         f"{samples:11,} | ledger | {time.process_time() - begun:6.2f} s,"
@@ -167,35 +167,8 @@ def ledger_written(samples: int, settings: Settings) -> None:
     )
 
 
-class SampledMemory:
-    """The most memory that this process has inside a context, sampled 200 times a second.
-
-    `peak` would be that of all its life, the making of the index included.
-    """
-
-    def __enter__(self) -> "SampledMemory":
-        self.mb, self._over = resident_mb(), threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(0.005):
-            self.mb = max(self.mb, resident_mb())
-
-
-def resident_mb() -> float:
-    """Return the memory of this process, that which it shares included, in MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def peak() -> float:
-    """Return the peak memory of this process, in MB."""
+    """Return the peak memory of this process's life, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 

@@ -17,16 +17,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from bench.usage import family_cpu_seconds
+
 SIZE, BATCH, WORKERS = 224, 64, 2
 WARM_UP = 32  # batches: by then shuffle buffers are full
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-TICKS = os.sysconf("SC_CLK_TCK")
 
 Transform = Callable[[bytes], torch.Tensor]
 
@@ -275,12 +277,13 @@ WRITERS = {
 def measure(name: str, location: str, seconds: float) -> dict[str, float]:
     """Return images per second, and milliseconds of CPU an image, after a short warm-up."""
     begin = time.perf_counter()
-    supply = endless(name, location)
+    made = batches(name, location)  # once: FFCV compiles its decoder for every loader
+    supply = chain.from_iterable(repeat(made))  # epoch after epoch
     next(supply)
     first = time.perf_counter() - begin
     for _ in range(WARM_UP):
         next(supply)
-    start, cpu, memory = time.perf_counter(), cpu_seconds(), worker_bytes()
+    start, cpu = time.perf_counter(), family_cpu_seconds()
     count, passed = 0, 0.0
     while passed < seconds:
         next(supply)
@@ -288,51 +291,9 @@ def measure(name: str, location: str, seconds: float) -> dict[str, float]:
         passed = time.perf_counter() - start
     return {
         "rate": count / passed,
-        "cpu_ms": (cpu_seconds() - cpu) / count * 1000,
+        "cpu_ms": (family_cpu_seconds() - cpu) / count * 1000,
         "first_batch_seconds": first,
-        "worker_growth_mib": (worker_bytes() - memory) / 2**20,
     }
-
-
-def endless(name: str, location: str) -> Iterator[Any]:
-    """Yield a contestant's batches, epoch after epoch."""
-    made = batches(name, location)  # once: FFCV compiles its decoder for every loader
-    while True:
-        yield from made
-
-
-def family() -> list[str]:
-    """Return the folders in /proc of this process and its descendants."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        parents[path.parent.name] = fields[1]
-    pids = [str(os.getpid())]
-    for pid in pids:
-        pids += [child for child, parent in parents.items() if parent == pid]
-    return [f"/proc/{pid}" for pid in pids]
-
-
-def cpu_seconds() -> float:
-    """Return the CPU time of this process and its descendants, those that have ended included."""
-    total = 0
-    for folder in family():
-        fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
-        total += sum(map(int, fields[11:15]))
-    return total / TICKS
-
-
-def worker_bytes() -> int:
-    """Return the memory that the descendants hold for themselves."""
-    total = 0
-    for folder in family()[1:]:
-        for line in Path(folder, "status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                total += int(line.split()[1]) << 10
-    return total
 
 
 def main(name: str, location: str, last: str) -> None:

@@ -15,22 +15,17 @@ deliver. Peers that are not installed in the Python of bench/install_peers.sh ta
 --peers names it.
 """
 
-import io
 import json
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import Pool
 from pathlib import Path
+from statistics import median
 
-import numpy as np
-from PIL import Image
-
+from bench.images import write_images
+from bench.turns import in_turn
 from convert.folder import FolderOfClasses
 from convert.options import Packing
 from nginx.serve import serving
@@ -44,9 +39,6 @@ LOADERS = Path(__file__).with_name("peer_loaders.py")
 ROOT = Path(__file__).parents[1]
 OURS, LIMIT = "ours-folder", "decode"
 SMALL, SMALL_SIDE = "-256", 256  # what ends so takes images with this shorter side, in pixels
-CLASSES = 10
-COPIES = 8  # of each image, under another name: decoding one costs the same every time
-QUALITY, RESIZED_QUALITY = 92, 90
 
 NAMES = {
     "ours-folder": "rackrun, from a folder",
@@ -76,7 +68,7 @@ WRITTEN = ("mds", "lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
 
 
 Result = dict[str, float]
-"""What a contestant measured in a round: rate, cpu_ms, first_batch_seconds, worker_growth_mib."""
+"""What a contestant measured in a round: rate, cpu_ms, first_batch_seconds."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +115,11 @@ def main(args: list[str]) -> None:
         with serving(Site(Path(name) / "full/shards", port=0, native=True)) as server:
             disk = {name: disk_bytes(Path(path)) for name, path in locations.items()}
             locations |= {name: server.url for name in locations if name.endswith("-nginx")}
-            rounds = list(measured(locations, settings))
-            report(rounds, disk, settings)
-            report_hosts(rounds, disk, settings)
+            loaders = {
+                name: partial(measured, settings, name, location)
+                for name, location in locations.items()
+            }
+            report(in_turn(settings.rounds, loaders), disk, settings)
 
 
 def disk_bytes(path: Path) -> int:
@@ -140,10 +134,9 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
     if not any(name.endswith(SMALL) for name in settings.contestants):
         del sizes["small"]
     for size, short_side in sizes.items():
-        sys.stderr.write("drawing images\n")
         images = write_images(root / size, settings.images, short_side)
         for form, tiles in (("shards", False), ("tiles", True)):
-            packing = Packing(shards=16, tiles=tiles, allow=("leaks",))
+            packing = Packing(shards=16, tiles=tiles)
             FolderOfClasses(images, root / size / form, packing=packing).run()
     folders = {"folder": "images", "webdataset": "shards", "ours": "shards", "tiles": "tiles"}
     locations = {}
@@ -157,54 +150,11 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
     return locations
 
 
-def write_images(root: Path, images: int, short_side: int = 0) -> Path:
-    """Draw images into a folder for each class; return the folder of these."""
-    with Pool(os.cpu_count()) as pool:
-        drawn = pool.map(partial(photo, short_side=short_side), range(-(-images // COPIES)))
-    for number in range(images):
-        path = root / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(drawn[number % len(drawn)])
-    return root / "images"
-
-
-def photo(seed: int, short_side: int = 0) -> bytes:
-    """Return a JPEG with the spectrum and the edges of a photograph, resized if asked."""
-    draw = np.random.default_rng(seed)
-    height, width = (375, 500) if seed % 4 else (500, 375)
-    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
-    frequency[0, 0] = 1
-    noise = np.fft.rfft2(draw.standard_normal((3, height, width)))
-    falloff = frequency ** np.array([1.15, 1.5, 1.5])[:, None, None]
-    planes = np.fft.irfft2(noise / falloff, s=(height, width))
-    planes /= planes.std(axis=(1, 2), keepdims=True)
-    down, across = np.mgrid[:height, :width]
-    for _ in range(12):
-        top, left, radius = draw.uniform((0, 0, 10), (height, width, 120))
-        disc = np.hypot(down - top, across - left) < radius
-        planes[:, disc] += draw.standard_normal((3, 1))
-    tones = np.clip(128 + planes * np.array([48, 22, 22])[:, None, None], 0, 255)
-    buffer = io.BytesIO()
-    image = Image.fromarray(tones.astype(np.uint8).transpose(1, 2, 0), "YCbCr")
-    if not short_side:
-        image.save(buffer, "JPEG", quality=QUALITY)
-        return buffer.getvalue()
-    shorter = min(image.size)
-    width, height = (round(side * short_side / shorter) for side in image.size)
-    resized = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
-    resized.save(buffer, "JPEG", quality=RESIZED_QUALITY)
-    return buffer.getvalue()
-
-
-def measured(locations: dict[str, str], settings: Settings) -> Iterator[dict[str, Result]]:
-    """Yield every contestant's result, round by round."""
-    for number in range(settings.rounds):
-        results = {}
-        for name, location in locations.items():
-            sys.stderr.write(f"round {number + 1}: {NAMES[name]}\n")
-            python = settings.peers if name in PEERS else sys.executable
-            results[name] = json.loads(contestant(python, name, location, str(settings.seconds)))
-        yield results
+def measured(settings: Settings, name: str, location: str) -> Result:
+    """Return what a contestant measures in a process of its own."""
+    python = settings.peers if name in PEERS else sys.executable
+    result: Result = json.loads(contestant(python, name, location, str(settings.seconds)))
+    return result
 
 
 def contestant(python: str, *args: str) -> str:
@@ -216,37 +166,37 @@ def contestant(python: str, *args: str) -> str:
     return done.stdout.decode().strip().splitlines()[-1] if done.stdout else ""
 
 
-def report(rounds: list[dict[str, Result]], disk: dict[str, int], settings: Settings) -> None:
+def report(results: dict[str, list[Result]], disk: dict[str, int], settings: Settings) -> None:
     """Print a Markdown table: a row per contestant, medians over the rounds."""
     print(f"{settings.images:,} images, {settings.rounds} rounds of {settings.seconds:g} s\n")
     print("| | CPU ms an image | least, most | of decoding | images/s | first batch | disk |")
     print("|---|--:|--:|--:|--:|--:|--:|")
-    for name in rounds[0]:
-        cpu = [results[name]["cpu_ms"] for results in rounds]
+    for name, rounds in results.items():
         limit = limit_of(name)
-        ratios = [results[name]["cpu_ms"] / results[limit]["cpu_ms"] for results in rounds]
+        cpu = [result["cpu_ms"] for result in rounds]
+        # Within each round, as the machine may slow down from one to the next.
+        ratios = [ms / result["cpu_ms"] for ms, result in zip(cpu, results[limit], strict=True)]
         rate, first = (
-            statistics.median(results[name][key] for results in rounds)
-            for key in ("rate", "first_batch_seconds")
+            median(result[key] for result in rounds) for key in ("rate", "first_batch_seconds")
         )
         space = f"{disk[name] / disk[limit]:.2f}" if name != limit else ""
         print(
-            f"| {NAMES[name]} | {statistics.median(cpu):.2f} | {min(cpu):.2f}, {max(cpu):.2f} |"
-            f" {statistics.median(ratios):.2f} | {rate:,.0f} | {first:.1f} s | {space} |"
+            f"| {NAMES[name]} | {median(cpu):.2f} | {min(cpu):.2f}, {max(cpu):.2f} |"
+            f" {median(ratios):.2f} | {rate:,.0f} | {first:.1f} s | {space} |"
         )
+    print_hosts(results, disk, settings.images)
 
 
-def report_hosts(rounds: list[dict[str, Result]], disk: dict[str, int], settings: Settings) -> None:
+def print_hosts(results: dict[str, list[Result]], disk: dict[str, int], images: int) -> None:
     """Print a Markdown table: what so many cores would deliver by these CPU times, and read."""
-    names = [name for name in FROM_FOLDERS if name in rounds[0]]
+    names = [name for name in FROM_FOLDERS if name in results]
     print("\n| cores for loaders | " + " | ".join(NAMES[name] for name in names) + " |")
     print("|--:|" + "--:|" * len(names))
     for cores in CORES:
         cells = []
         for name in names:
-            cpu_ms = statistics.median(results[name]["cpu_ms"] for results in rounds)
-            rate = cores / cpu_ms * 1000
-            gigabytes = rate * disk[name] / settings.images / 1e9
+            rate = 1000 * cores / median(result["cpu_ms"] for result in results[name])
+            gigabytes = rate * disk[name] / images / 1e9
             cells.append(f"{round(rate, -3):,.0f} ({gigabytes:.1f} GB/s)")
         print(f"| {cores} | {' | '.join(cells)} |")
 

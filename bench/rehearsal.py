@@ -11,12 +11,10 @@ held together (proportional set size, sampled every half second).
 
 import io
 import os
-import resource
 import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,26 +22,17 @@ from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
-import psutil
-from PIL import Image
 
+from bench.images import small
+from bench.usage import PeakMemory, children_mb
 from convert.devkit import MAPPING, SOLUTION
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 
+ROOT = Path(__file__).parents[1]
 CLASSES = 1000
 VALIDATION_IMAGES = 50 * CLASSES
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
-NETWORK = """
-from torch import nn
-
-
-def net(num_classes: int) -> nn.Module:
-    \"\"\"Return one convolution and a linear layer.\"\"\"
-    convolution = nn.Conv2d(3, 8, 4, stride=4)
-    return nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
-                         nn.Linear(128, num_classes))
-"""
 
 
 @dataclass(frozen=True)
@@ -62,42 +51,11 @@ class Settings:
     """Folder for archives and shards: 4 kB per image."""
 
 
-class Memory:
-    """The most memory that the children of this process held together, while the block lasts."""
-
-    def __init__(self) -> None:
-        self.peak_bytes = 0
-        self._over = threading.Event()
-        self._sampler = threading.Thread(target=self._sample)
-
-    def __enter__(self) -> "Memory":
-        self._sampler.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._sampler.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(0.5):
-            children = psutil.Process().children(recursive=True)
-            self.peak_bytes = max(self.peak_bytes, sum(map(proportional_set_size, children)))
-
-
-def proportional_set_size(process: psutil.Process) -> int:
-    """Return bytes of memory, shared pages divided among those that share; 0 if it has ended."""
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.Error:
-        return 0
-
-
 def main(args: list[str]) -> None:
     """Do one step after the other and print what each cost."""
     settings = parse(Settings, "python -m bench.rehearsal", args)
     with tempfile.TemporaryDirectory(dir=settings.scratch) as folder:
         root = Path(folder)
-        (root / "rehearsal_net.py").write_text(NETWORK)
         print(f"{'':24}{'clock s':>10}{'CPU s':>10}{'peak MB':>10}", flush=True)
         for name, command in steps(root, settings):
             measured(name, command, root)
@@ -111,13 +69,13 @@ def steps(root: Path, settings: Settings) -> Iterator[tuple[str, list[str]]]:
     python = [sys.executable, "-m"]
     subset = [] if settings.images == Settings.images else ["--subset"]
     drawing = [str(settings.images), str(settings.side), archives]
-    yield "draw", [sys.executable, "-P", __file__, "draw", *drawing]
+    yield "draw", [*python, "bench.rehearsal", "draw", *drawing]
     yield "convert imagenet", [*python, "convert", "imagenet", archives, shards, *subset]
     yield "convert verify", [*python, "convert", "verify", shards]
     yield (
         f"train, {settings.ranks} ranks",
         [*python, "rackrun", "local", f"--nproc={settings.ranks}", "--serve", "imagenet"]
-        + [f"--data={shards}", "--exact-epochs", "--ledger", "--model=rehearsal_net:net"]
+        + [f"--data={shards}", "--exact-epochs", "--ledger", "--model=bench.small_net:net"]
         + [f"--image-size={settings.side}", f"--batch-size={settings.batch_size}", "--lr=0.01"]
         + ["--epochs=1", "--warmup-epochs=0", f"--run-folder={trained}"],
     )
@@ -127,29 +85,23 @@ def steps(root: Path, settings: Settings) -> Iterator[tuple[str, list[str]]]:
 def measured(name: str, command: list[str], root: Path) -> None:
     """Run a command and print its line; what it printed goes to a file, shown if it fails."""
     log = root / "log"
-    before, begun = children_seconds(), time.monotonic()
-    with log.open("wb") as output, Memory() as memory:
+    before, begun = sum(os.times()[2:4]), time.monotonic()
+    with log.open("wb") as output, PeakMemory(children_mb, 0.5) as memory:
         code = subprocess.run(
             command,
             cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": str(root)},  # of the network
+            env=os.environ | {"PYTHONPATH": str(ROOT)},  # of the network
         ).returncode
-    seconds, cpu = time.monotonic() - begun, children_seconds() - before
-    print(f"{name:24}{seconds:10.1f}{cpu:10.1f}{memory.peak_bytes / 1e6:10.0f}", flush=True)
+    seconds, cpu = time.monotonic() - begun, sum(os.times()[2:4]) - before
+    print(f"{name:24}{seconds:10.1f}{cpu:10.1f}{memory.mb:10.0f}", flush=True)
     print(
         "".join(f"    {line}\n" for line in log.read_text().splitlines()[-3:]), end="", flush=True
     )
     if code:
         sys.exit(f"{' '.join(command)}: exit code {code}\n{log.read_text()}")
-
-
-def children_seconds() -> float:
-    """Return the CPU seconds of all children that have ended, and of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def draw(images: int, side: int, folder: Path) -> None:
@@ -165,7 +117,7 @@ def draw(images: int, side: int, folder: Path) -> None:
     with tarfile.open(folder / VAL, "w", format=tarfile.GNU_FORMAT) as archive:
         rng = np.random.default_rng(CLASSES)
         for number in range(1, VALIDATION_IMAGES + 1):
-            add(archive, f"ILSVRC2012_val_{number:08}.JPEG", image(rng, side))
+            add(archive, f"ILSVRC2012_val_{number:08}.JPEG", small(rng, side))
     rows = (
         f"ILSVRC2012_val_{number + 1:08},{wnids[number % CLASSES]} 0 0 1 1\n"
         for number in range(VALIDATION_IMAGES)
@@ -180,7 +132,7 @@ def class_tar(job: tuple[str, int, int]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for number in range(count):
-            add(archive, f"{wnid}_{number}.JPEG", image(rng, side))
+            add(archive, f"{wnid}_{number}.JPEG", small(rng, side))
     return buffer.getvalue()
 
 
@@ -189,14 +141,6 @@ def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(data)
     archive.addfile(info, io.BytesIO(data))
-
-
-def image(rng: np.random.Generator, side: int) -> bytes:
-    """Return a JPEG that is unlike all others: blurred noise."""
-    noise = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
-    buffer = io.BytesIO()
-    noise.resize((side, side), Image.Resampling.BILINEAR).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 if __name__ == "__main__":

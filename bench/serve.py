@@ -9,14 +9,13 @@ no head node; the ratios count.
 
 import http.server
 import multiprocessing
+import os
 import random
-import resource
 import selectors
 import socket
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from zlib import crc32
 
 import numpy as np
 
+from bench.turns import in_turn
 from nginx.serve import serving
 from nginx.site import Site
 from rackrun.commandline.parser import parse
@@ -92,43 +92,44 @@ def write_shards(folder: Path, count: int) -> Path:
 class Contestant(NamedTuple):
     """A server, and whether it is asked for ranges or for whole shards."""
 
-    name: str
     serve: Callable[[], AbstractContextManager[int]]  # gives its port
     range_bytes: int
 
 
 def print_rates(folder: Path, settings: Settings) -> None:
     """Print MB/s of every server for every number of clients, and its share of the limit."""
+
+    def rates(contestant: Contestant) -> list[float]:
+        with contestant.serve() as port:
+            walk = requests(folder, contestant.range_bytes)
+            return [rate(port, walk, clients, settings.seconds) for clients in CLIENTS]
+
     servers = contestants(folder, settings.image)
-    rates_measured: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for _ in range(settings.rounds):
-        for each in servers:
-            with each.serve() as port:
-                for clients in CLIENTS:
-                    walks = [requests(folder, each.range_bytes) for _ in range(clients)]
-                    rates_measured[each.name, clients].append(rate(port, walks, settings.seconds))
+    ways = {name: partial(rates, contestant) for name, contestant in servers.items()}
+    medians = {
+        name: [statistics.median(column) for column in zip(*rounds, strict=True)]
+        for name, rounds in in_turn(settings.rounds, ways).items()
+    }
     print(f"{'MB/s, share of the limit':36}" + "".join(f"{n:>8} clients" for n in CLIENTS))
-    for each in servers:
-        rates = [statistics.median(rates_measured[each.name, n]) for n in CLIENTS]
-        limits = [statistics.median(rates_measured[servers[0].name, n]) for n in CLIENTS]
-        cells = (f"{r:,.0f} {r / most:.2f}" for r, most in zip(rates, limits, strict=True))
-        print(f"{each.name:36}" + "".join(f"{cell:>16}" for cell in cells))
+    for name, measured in medians.items():
+        limits = next(iter(medians.values()))
+        cells = (f"{r:,.0f} {r / most:.2f}" for r, most in zip(measured, limits, strict=True))
+        print(f"{name:36}" + "".join(f"{cell:>16}" for cell in cells))
 
 
-def contestants(folder: Path, image: str) -> list[Contestant]:
-    """Yield the contestants, the limit first."""
+def contestants(folder: Path, image: str) -> dict[str, Contestant]:
+    """Return the contestants by name, the limit first."""
     native = partial(nginx, Site(folder, port=0, native=True))
-    contained = partial(nginx, Site(folder, port=0, image=image))
-    python = partial(python_server, folder)
-    servers = [
-        Contestant("plain socket copy: the limit", plain_copy, 0),
-        Contestant("nginx, whole shards", native, 0),
-        Contestant("nginx, ranges of 2 MiB", native, RANGE_BYTES),
-        Contestant("Python's http.server, whole shards", python, 0),
-    ]
+    servers = {
+        "plain socket copy: the limit": Contestant(plain_copy, 0),
+        "nginx, whole shards": Contestant(native, 0),
+        "nginx, ranges of 2 MiB": Contestant(native, RANGE_BYTES),
+        "Python's http.server, whole shards": Contestant(partial(python_server, folder), 0),
+    }
     if image:
-        servers.insert(3, Contestant("nginx in a container, whole shards", contained, 0))
-        servers.insert(4, Contestant("nginx in a container, 2 MiB", contained, RANGE_BYTES))
+        contained = partial(nginx, Site(folder, port=0, image=image))
+        servers["nginx in a container, whole shards"] = Contestant(contained, 0)
+        servers["nginx in a container, 2 MiB"] = Contestant(contained, RANGE_BYTES)
     return servers
 
 
@@ -211,7 +212,7 @@ def another_process(work: Callable[..., None], *work_args: object) -> Iterator[N
 
 
 def requests(folder: Path, range_bytes: int) -> Iterator[bytes]:
-    """Yield the requests of one client, in order: from a shard and a place of its own."""
+    """Yield requests without end: from any shard, at any place in it."""
     dice = random.Random()
     paths = {f"/{path.name}": path.stat().st_size for path in folder.glob("*.tar")}
     while True:
@@ -245,12 +246,12 @@ class Client:
         return count
 
 
-def rate(port: int, walks: list[Iterator[bytes]], seconds: float) -> float:
+def rate(port: int, walk: Iterator[bytes], clients: int, seconds: float) -> float:
     """Return the MB/s that one process receives over that many connections."""
     buffer = bytearray(RECEIVE_BYTES)
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.EpollSelector())
-        for walk in walks:
+        for _ in range(clients):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             connection.sendall(next(walk))
             selector.register(connection, selectors.EVENT_READ, Client(connection, walk))
@@ -263,31 +264,27 @@ def rate(port: int, walks: list[Iterator[bytes]], seconds: float) -> float:
 def print_costs(folder: Path, settings: Settings) -> None:
     """Print the client's CPU seconds for 1,000 samples: key, label and the bytes of the image."""
     readers = [stock_webdataset, rackrun_as_training_reads, rackrun_with_digests]
-    costs_by_reader: dict[str, list[float]] = defaultdict(list)
+
+    def in_a_fork(reader: Callable[[str], int]) -> float:
+        with FORK.Pool(1) as pool:
+            return pool.apply(cost, (reader, server.url))
+
     with serving(Site(folder, port=0, native=True)) as server:
-        for _ in range(settings.rounds):
-            for reader in readers:
-                with FORK.Pool(1) as pool:
-                    costs_by_reader[reader.__name__].append(pool.apply(cost, (reader, server.url)))
-    most = statistics.median(costs_by_reader[stock_webdataset.__name__])
+        ways = {reader.__name__: partial(in_a_fork, reader) for reader in readers}
+        costs = in_turn(settings.rounds, ways)
     print(f"{'CPU seconds for 1,000 samples':36}{'':>16}{'of webdataset':>16}")
-    for name, costs in costs_by_reader.items():
-        cpu = statistics.median(costs)
-        print(f"{name.replace('_', ' '):36}{cpu:>16.3f}{cpu / most:>16.2f}")
+    stock = statistics.median(costs[stock_webdataset.__name__])
+    for name, seconds in costs.items():
+        cpu = statistics.median(seconds)
+        print(f"{name.replace('_', ' '):36}{cpu:>16.3f}{cpu / stock:>16.2f}")
 
 
 def cost(reader: Callable[[str], int], url: str) -> float:
     """Return the CPU seconds for 1,000 samples, of this process and its children."""
     reader(url)  # what is only done once
-    before = cpu_seconds()
+    before = sum(os.times()[:4])
     count = reader(url)
-    return (cpu_seconds() - before) / count * 1000
-
-
-def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and its children."""
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+    return (sum(os.times()[:4]) - before) / count * 1000
 
 
 def rackrun_as_training_reads(url: str) -> int:
