@@ -37,8 +37,7 @@ from tests.campaign.faults import (
 from tests.campaign.hosts import Hosts
 from tests.campaign.outcome import Outcome, partial_checkpoints, table
 from tests.campaign.slurm import Slurm, SlurmRound
-from tests.launcher.drive import marked
-from tests.launcher.lab import ROOT, with_signal
+from tests.launcher.lab import ROOT, processes_with, with_signal
 
 RANK = str(Path(__file__).with_name("rank.py"))
 HOSTS = 3
@@ -144,7 +143,7 @@ class Round:
         yield from self._wrong_end(outcome, scene)
         self.hosts.settle(ARRIVAL_SECONDS if self.fault.early else CLEAN_SECONDS * self.slow)
         yield from (f"left: {line[:100]!r}" for line in self.hosts.left())
-        mine = {p: line for p, line in marked(self.canary).items() if p != scene.launcher}
+        mine = {p: line for p, line in processes_with(self.canary).items() if p != scene.launcher}
         yield from (f"left here: {line[:100]}" for line in mine.values())
         yield from (f"litter: {name}" for name in self.hosts.litter())
         yield from self._bad_files()

@@ -20,7 +20,8 @@ from pathlib import Path
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from tests.launcher.drive import end_all
-from tests.launcher.supervision.test_elastic import Elastic, agree, kept_on, with_signal
+from tests.launcher.lab import with_signal
+from tests.launcher.supervision.test_elastic import Elastic, agree, kept_on
 
 STEPS = 300
 Pids = list[int]

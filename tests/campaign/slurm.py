@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.campaign.faults import LIMITS, Fault
 from tests.campaign.outcome import Outcome, partial_checkpoints, scratch_folders
-from tests.launcher.lab import ROOT, with_signal
+from tests.launcher.lab import ROOT, command_line, with_signal
 from tests.slurm.lab import SlurmLab, with_variable
 from tests.waiting import until
 
@@ -80,10 +80,12 @@ class SlurmRound:
             self.slurm.lab.kill_node("n2")
         elif name.endswith("KILL"):
             kind = "campaign/rank.py" if name == "rank-KILL" else "cheap_node"
+            lines = {pid: command_line(pid) for pid in self._processes()}
             processes = [
-                pid for pid in self._processes() if kind in line(pid) and "srun" not in line(pid)
+                pid
+                for pid, line in lines.items()
+                if kind in line and "srun" not in line and "fake_torchrun" not in line
             ]
-            processes = [pid for pid in processes if "fake_torchrun" not in line(pid)]
             if processes:
                 with_signal(self.chance.choice(processes), signal.SIGKILL)
 
@@ -98,7 +100,7 @@ class SlurmRound:
         deadline = time.monotonic() + 20 * self.slow
         while self._processes() and time.monotonic() < deadline:
             time.sleep(0.1)
-        yield from (f"left: {line(pid)[:100]}" for pid in self._processes())
+        yield from (f"left: {command_line(pid)[:100]}" for pid in self._processes())
         if self.fault.name != "slurm-node-power":  # which leaves what was on its disk
             yield from (f"litter: {path}" for path in scratch_folders(self.folder / "runs"))
         yield from partial_checkpoints(self.folder / "runs")
@@ -109,11 +111,3 @@ class SlurmRound:
         again = self.slurm.lab.ended(self._submit("true"))
         if again["ExitCode"] != "0:0":
             yield f"the next job: {again['JobState']} {again['ExitCode']}"
-
-
-def line(pid: int) -> str:
-    """Return the command line of a process."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""

@@ -12,9 +12,10 @@ import pytest
 
 from convert.__main__ import main
 from shards.open import open_source
-from shards.samples import Sample, samples
+from shards.samples import Sample
 from tests import warm
 from tests.convert.drawn import kaggle, write_zip
+from tests.shards.tiny import everything as samples_of
 
 Convert = Callable[..., Path]
 
@@ -71,12 +72,7 @@ def command() -> Callable[..., Command]:
 def everything(folder: Path) -> list[Sample]:
     """Return every sample of a shard folder, all verified, in order of splits and shards."""
     source = open_source(str(folder))
-    return [
-        sample
-        for split in source.manifest.splits
-        for number in range(len(split.shards))
-        for sample in samples(source, split.name, number)
-    ]
+    return [sample for split in source.manifest.splits for sample in samples_of(source, split.name)]
 
 
 def shown(folder: Path) -> dict[str, bytes]:

@@ -1,6 +1,5 @@
 """Fixtures of the launcher's tests."""
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from tests.launcher.detached_lab import DetachedLab
 from tests.launcher.drive import end_all
-from tests.launcher.lab import Lab, with_signal
+from tests.launcher.lab import Lab
 from tests.launcher.netlab import NetLab, net_labs
 
 
@@ -32,19 +31,17 @@ def start_lab(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
 @pytest.fixture
 def detached(start_lab: Callable[[int], Lab]) -> Iterator[DetachedLab]:
     """Yield three hosts for a detached run; end what is left of it."""
-    yield from ended(DetachedLab(start_lab(3)))
+    lab = DetachedLab(start_lab(3))
+    yield lab
+    lab.kill()
 
 
 @pytest.fixture
 def detached_on_one(start_lab: Callable[[int], Lab]) -> Iterator[DetachedLab]:
     """Yield the same with one host."""
-    yield from ended(DetachedLab(start_lab(1)))
-
-
-def ended(one: DetachedLab) -> Iterator[DetachedLab]:
-    yield one
-    for pid in one.processes():
-        with_signal(pid, signal.SIGKILL)
+    lab = DetachedLab(start_lab(1))
+    yield lab
+    lab.kill()
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from launcher.remote import run_manager
-from tests.launcher.lab import Lab, Sshd, children
+from tests.launcher.lab import Lab, Sshd, children, processes_with, with_signal
 from tests.waiting import until
 
 SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
@@ -78,20 +79,9 @@ class DetachedLab:
 
     def on(self, host: Sshd) -> dict[int, str]:
         """Return the run's processes on one host."""
-        names = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                variables = (entry / "environ").read_bytes().split(b"\0")
-                line = (
-                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
-                is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-            except OSError:
-                continue
-            if not is_dead and f"HOME={host.folder}".encode() in variables:
-                names[int(entry.name)] = line
         below = children(host.process.pid)
-        return {pid: line for pid, line in names.items() if pid not in below}
+        processes = processes_with(f"HOME={host.folder}").items()
+        return {pid: line for pid, line in processes if pid not in below}
 
     def controller(self) -> int:
         return run_manager.controller_of(self.run)
@@ -105,6 +95,10 @@ class DetachedLab:
             return [line for line in self.processes().values() if line.startswith(RANK)]
 
         until(lambda: len(ranks()) == count, f"{count} ranks run", 60)
+
+    def kill(self) -> None:
+        for pid in self.processes():
+            with_signal(pid, signal.SIGKILL)
 
     def wait_until_clean(self, seconds: float = 20) -> None:
         until(lambda: not self.processes(), "nothing is left", seconds)

@@ -31,6 +31,7 @@ from launcher.run.plan import PlannedHost, make_plan
 from launcher.transport.local import LocalTransport
 from rackrun.run_folder import RunFolder
 from tests import warm
+from tests.launcher.lab import processes_with
 from tests.waiting import until
 
 HERE = Path(__file__).parent
@@ -182,7 +183,7 @@ def end_all() -> None:
     """End what a failed test has left running."""
     while STARTED:
         drive = STARTED.pop()
-        for pid in (*drive.alive(), *marked(drive.canary)):
+        for pid in (*drive.alive(), *processes_with(drive.canary)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         drive.process.wait()
@@ -261,29 +262,13 @@ class Drive:
 
     def alive(self) -> dict[int, str]:
         """Return process ids and command lines of the launcher's descendants."""
-        return {pid: line for pid, line in marked(self.canary).items() if pid != self.process.pid}
+        processes = processes_with(self.canary)
+        processes.pop(self.process.pid, None)
+        return processes
 
     def pid(self, part: str) -> int:
         """Wait for a process of that kind; return its id."""
         return int(until(lambda: [pid for pid, line in self.alive().items() if part in line])[0])
-
-
-def marked(canary: str) -> dict[int, str]:
-    """Return the processes that were started with this variable."""
-    names = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if canary.encode() not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state not in "ZX":
-            names[int(entry.name)] = line
-    return names
 
 
 def break_down(number: int, frame: object) -> None:

@@ -310,6 +310,22 @@ def children(pid: int) -> list[int]:
     return result
 
 
+def processes_with(variable: str) -> dict[int, str]:
+    """Return ids and command lines of the processes whose environment has this `NAME=value`."""
+    lines = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable.encode() not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it has ended meanwhile
+            continue
+        if state not in "ZX":
+            lines[int(entry.name)] = line
+    return lines
+
+
 def parent_of(pid: int) -> int:
     """Return the parent of a process; 0 when it is gone."""
     try:

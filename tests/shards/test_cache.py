@@ -22,10 +22,10 @@ from shards.folder import FolderSource
 from shards.http.connection import Timeouts
 from shards.http.source import HttpSource
 from shards.open import open_source
-from shards.samples import Sample, samples
+from shards.samples import samples
 from shards.source import Source
 from tests.shards.proxy import Answer, Proxy
-from tests.shards.tiny import Tiny, write_tiny
+from tests.shards.tiny import Tiny, everything, write_tiny
 from tests.waiting import until
 
 FORK = multiprocessing.get_context("fork")
@@ -35,11 +35,6 @@ TIMEOUTS = Timeouts(stall_seconds=20, total_seconds=60)
 
 def cached(url: str, folder: Path, limit: int = PLENTY) -> CachedSource:
     return CachedSource(HttpSource(url, TIMEOUTS), str(folder), limit)
-
-
-def everything(source: Source) -> list[Sample]:
-    shards = source.manifest.split("train").shards
-    return [sample for number in range(len(shards)) for sample in samples(source, "train", number)]
 
 
 def asked_for(proxy: Proxy) -> Counter[str]:

@@ -30,16 +30,10 @@ from shards.samples import Sample, portions, samples
 from shards.source import Source
 from tests.conftest import Keys
 from tests.shards.proxy import Answer, Fault, Proxy
-from tests.shards.tiny import Tiny
+from tests.shards.tiny import Tiny, everything
 from tests.waiting import until
 
 SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
-
-
-def everything(source: Source) -> list[Sample]:
-    """Return every sample of the split, in the order of the shards."""
-    shards = source.manifest.split("train").shards
-    return [sample for number in range(len(shards)) for sample in samples(source, "train", number)]
 
 
 def once(fault: Fault, at: int = 2) -> Fault:

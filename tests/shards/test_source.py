@@ -18,9 +18,9 @@ from convert.commands import COMMANDS
 from rackrun.errors import DataError, Problem, UsageError
 from shards.folder import FolderSource
 from shards.open import open_source
-from shards.samples import Sample, samples
+from shards.samples import samples
 from shards.source import Source
-from tests.shards.tiny import Tiny
+from tests.shards.tiny import Tiny, everything
 
 ANY_FIXTURE = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -28,15 +28,9 @@ ANY_FIXTURE = settings(
 FIRST = "tiny-train-000000.tar"
 
 
-def everything(folder: Path) -> list[Sample]:
-    source = open_source(str(folder))
-    shards = range(len(source.manifest.split("train").shards))
-    return [sample for number in shards for sample in samples(source, "train", number)]
-
-
 def test_samples_come_back_in_order(tiny: Tiny) -> None:
     """Key, label, extension and every byte."""
-    assert everything(tiny.folder) == tiny.all
+    assert everything(open_source(str(tiny.folder))) == tiny.all
 
 
 @ANY_FIXTURE
@@ -50,7 +44,7 @@ def test_no_flipped_bit_gets_through(position: int, bit: int, fresh: Tiny) -> No
     path.write_bytes(damaged)
     try:
         with pytest.raises(DataError, match=FIRST):
-            everything(fresh.folder)
+            everything(open_source(str(fresh.folder)))
     finally:
         path.write_bytes(whole)
 
@@ -64,7 +58,7 @@ def test_no_cut_gets_through(length: int, fresh: Tiny) -> None:
     path.write_bytes(whole[: length % len(whole)])
     try:
         with pytest.raises(DataError, match=FIRST):
-            everything(fresh.folder)
+            everything(open_source(str(fresh.folder)))
     finally:
         path.write_bytes(whole)
 
@@ -168,7 +162,7 @@ def test_a_missing_file_is_a_data_error(ended: str, fresh: Tiny) -> None:
     """A file that the manifest promises and that is not there is named."""
     (fresh.folder / ended).unlink()
     with pytest.raises(DataError, match=f"{ended}: cannot be read: No such file") as problem:
-        everything(fresh.folder)
+        everything(open_source(str(fresh.folder)))
     assert isinstance(problem.value, Problem) and problem.value.exit_code == 65
 
 

@@ -7,7 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from shards.index import Manifest, Row, Split, index_name, pack_rows, serialise_index, shard_name
-from shards.samples import Sample
+from shards.samples import Sample, samples
+from shards.source import Source
 from shards.writer import write_shard
 
 
@@ -22,6 +23,12 @@ class Tiny:
     def all(self) -> list[Sample]:
         """Return every sample, in the order of the shards."""
         return [sample for shard in self.samples for sample in shard]
+
+
+def everything(source: Source, split: str = "train") -> list[Sample]:
+    """Return every sample of a split, verified, in the order of the shards."""
+    shards = source.manifest.split(split).shards
+    return [sample for number in range(len(shards)) for sample in samples(source, split, number)]
 
 
 def write_tiny(

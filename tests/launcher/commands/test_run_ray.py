@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.launcher.drive import ROOT, marked
+from tests.launcher.drive import ROOT
+from tests.launcher.lab import processes_with
 from tests.waiting import until
 
 FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(100)"
@@ -148,7 +149,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
     run = start(address, tmp_path, *args, canary=canary)
 
     def ranks() -> list[str]:
-        lines = marked(f"RUN_CANARY={canary}").values()
+        lines = processes_with(f"RUN_CANARY={canary}").values()
         return [line for line in lines if "sleep(1000)" in line and "launcher" not in line]
 
     until(lambda: len(ranks()) == 2)

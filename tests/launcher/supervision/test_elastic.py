@@ -3,7 +3,6 @@
 The ranks are `elastic_rank.py`, which speak the protocol of groups without torch.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ import pytest
 
 from launcher.remote import locks
 from tests.launcher.drive import Drive
-from tests.launcher.lab import children
+from tests.launcher.lab import children, with_signal
 from tests.waiting import until
 
 RANK = str(Path(__file__).parents[1] / "elastic_rank.py")
@@ -292,8 +291,3 @@ def read(run: Elastic) -> str:
     """Return what the launcher has written so far, which its log of generations repeats."""
     live = run.folder / "live.json"
     return live.read_text() if live.exists() else ""
-
-
-def with_signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
