@@ -13,8 +13,9 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -100,19 +101,16 @@ class NodeCache:
 
     def missing(self, part: int, parts: int) -> list[MissingBlock]:
         """Return every `parts`-th block, from number `part` on, that this host is yet to store."""
+        # All sources store into one folder, which has one limit.
         room = sum(source.store.limit_bytes for source in self._sources[:1]) * (1 - SPARE)
         blocks = []
         for source in self._sources:
-            for shard in self._shards(source):
+            splits = [split for split in source.manifest.splits if split.name in self._splits]
+            for shard in chain.from_iterable(split.shards for split in splits):
                 for block in source.blocks_of(shard):
                     if source.keeps(shard, block) and (room := room - block.bytes) > 0:
                         blocks.append(MissingBlock(source, shard, block))
         return [block for block in blocks[part::parts] if not block.is_here]
-
-    def _shards(self, source: CachedSource) -> Iterator[Shard]:
-        for split in source.manifest.splits:
-            if split.name in self._splits:
-                yield from split.shards
 
     def meet(self, ranks: Ranks) -> None:
         """Start this host's server, and have the sources ask those of the others, if there are."""
@@ -122,6 +120,7 @@ class NodeCache:
             source.leave()
         if not sources or not ranks.connected:
             return
+        # Ranks of a host share its cache, which the first of them serves to other hosts.
         routes = _exchanged(ranks, Route, _route(sources[0].folder))
         hosts = list(dict.fromkeys(route.host for route in routes.values()))
         if len(hosts) == 1:
@@ -132,9 +131,12 @@ class NodeCache:
         ours = self._serve(_address(ranks, routes), token) if ranks.rank == this_host else None
         peers = _exchanged(ranks, Peer, ours)
         table = PeerTable(token, tuple(peers.values()), peers[this_host].identity)
-        total = sum(_bytes(source) for source in sources)
-        for source in sources:
-            source.join(table, share=_bytes(source) / max(total, 1))
+        sizes = [
+            sum(shard.bytes for split in source.manifest.splits for shard in split.shards)
+            for source in sources
+        ]
+        for source, size in zip(sources, sizes, strict=True):
+            source.join(table, share=size / max(sum(sizes), 1))
 
     def close(self) -> None:
         """End the server; it would also end with this process."""
@@ -153,10 +155,6 @@ class NodeCache:
         folder = Path(self._sources[0].folder).resolve()
         identity = hashlib.sha256(f"{address} {os.getuid()} {folder}".encode()).hexdigest()
         return Peer(identity, address, port, rank_number())
-
-
-def _bytes(source: Source) -> int:
-    return sum(shard.bytes for split in source.manifest.splits for shard in split.shards)
 
 
 def _exchanged(ranks: Ranks, shape: type[Message], message: Message | None) -> dict[int, Message]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from rackrun.shapes import LARGEST_NUMBER, Misshapen, parsed_file
 from rackrun.units import plural
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
-from training.config import Config, as_plain
+from training.config import Config
 from training.recorded import (
     IN_CHECKPOINT,
     SELECTION,
@@ -174,7 +174,7 @@ def check_settings(source: TaskSource, config: Config, is_here: bool) -> int:
         recorded = parsed_file(RunFolder(folder).config, dict[str, Any], MOST_BYTES)
     except (OSError, Misshapen):
         return 0
-    settings, recorded_settings = settings_of(as_plain(config)), settings_of(recorded)
+    settings, recorded_settings = settings_of(asdict(config)), settings_of(recorded)
     problems = list(
         differences(
             settings,

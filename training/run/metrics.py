@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rackrun.commands import called
 from rackrun.errors import MissingPackage
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
-from training.config import Config, as_plain
+from training.config import Config
 from training.counts import TOP5_CLASSES, Counts, Scaling
 from training.monitor.stragglers import Waiting
 from training.run.stop_requests import StopRequests
@@ -50,7 +51,7 @@ class MetricsWriter:
         folder = RunFolder(self.path.parent)
         if config.tensorboard:
             kept = [json.loads(line) for line in self.lines]
-            self._loggers.append(TensorBoard(folder.tensorboard, as_plain(config), kept))
+            self._loggers.append(TensorBoard(folder.tensorboard, asdict(config), kept))
         for name in config.trackers:
             if earlier:
                 hand_on(earlier, folder.path, name)

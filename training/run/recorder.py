@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rackrun.terminal import one_line
 from rackrun.units import duration, plural
 from training import checkpoint
 from training.checkpoint import Content
-from training.config import Config, as_plain
+from training.config import Config
 from training.counts import TOP5_CLASSES, Counter, Counts, Scaling, check_finite
 from training.data.open import Data
 from training.monitor.stragglers import Waiting
@@ -127,7 +128,7 @@ class RunRecorder:
         recorded = {
             "task": self._described["task"],
             "name": run_name(self._described["task"]),
-            **as_plain(self._config),
+            **asdict(self._config),
             "data_sha256": self._identity["data"],
             "data_versions": self._described["data_versions"],
             "resolved": self.resolved,

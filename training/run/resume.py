@@ -73,7 +73,15 @@ def _newest(
     search: Callable[[], CheckpointFile | None], ranks: Ranks, by_run: bool = True
 ) -> Earlier | None:
     # When no node has one, each rank raises what its node's writer met with, if anything.
-    checkpoint, problem = _search_node(search) if ranks.writes else (None, None)
+    checkpoint: CheckpointFile | None = None
+    problem: Problem | None = None
+    if ranks.writes:
+        try:
+            checkpoint = search()
+        except Problem as error:  # another node may have a whole one
+            problem = error
+    if checkpoint:
+        checkpoint = checkpoint[0].absolute(), checkpoint[1]
     name = f"{checkpoint[0].parents[1].name}/{checkpoint[0].name}" if checkpoint else ""
     # Run folder and step, both with zeros in front: the greatest text is the newest.
     offers = [bytes(offer) for offer in ranks.all_gather(np.frombuffer(name.encode(), np.uint8))]
@@ -83,21 +91,10 @@ def _newest(
         return None
     newest = max(offers, key=lambda offer: offer if by_run else offer.split(b"/")[-1])
     source = offers.index(newest)
-    path = ranks.broadcast_bytes(
-        str(checkpoint[0]).encode() if checkpoint else None, source
-    ).decode()
-    data = ranks.broadcast_bytes(checkpoint[1] if checkpoint else None, source)
-    return Earlier(Path(path), parse(data, Path(path)), source, data)
-
-
-def _search_node(
-    search: Callable[[], CheckpointFile | None],
-) -> tuple[CheckpointFile | None, Problem | None]:
-    try:
-        checkpoint = search()
-    except Problem as problem:
-        return None, problem
-    return (checkpoint[0].absolute(), checkpoint[1]) if checkpoint else None, None
+    here, content = checkpoint or (None, None)
+    path = Path(ranks.broadcast_bytes(str(here).encode() if here else None, source).decode())
+    data = ranks.broadcast_bytes(content, source)
+    return Earlier(path, parse(data, path), source, data)
 
 
 def _in_attempts(attempts: Sequence[Path]) -> CheckpointFile | None:

@@ -17,7 +17,7 @@ from training.data.order.epoch import Numbers, ranges
 MOST_SHARE = 3
 """Times of its even part that a rank gets at most, and that loader workers have memory for."""
 MOVES_AT_ONCE = 100_000  # steps times ranks: bounds the memory of a long epoch
-NEVER = np.iinfo(np.int64).min // 2
+NEVER = np.iinfo(np.int64).min // 2  # half, as it is negated: the least number has no opposite
 
 Moves = tuple[Numbers, Numbers, Numbers]  # positions in ascending order, givers, receivers
 

@@ -72,7 +72,7 @@ class EpochOrder:
 
     @property
     def rows(self) -> Positions:
-        """The index row at every position of the epoch."""
+        """The index row at every position of the epoch, which readers never compute as a whole."""
         rows = np.empty(self.samples, np.int32)
         for first in range(0, self.lanes, LANES_AT_ONCE):
             pieces = self.pieces_of(np.arange(first, min(first + LANES_AT_ONCE, self.lanes)))
@@ -102,7 +102,7 @@ class EpochOrder:
         return np.searchsorted(self.ends, sequence_indices.astype(np.int32), side="right")
 
     def _pieces(self, lanes: Numbers, blocks: npt.NDArray[np.integer]) -> Pieces:
-        """Return what each of these lanes has of the block beside it."""
+        # Beside each lane stands a block, of which it may have the beginning or the end only.
         begins = np.where(blocks, self.ends[blocks - 1], 0)
         first = np.maximum(begins, self.firsts[lanes])
         pieces = np.empty(blocks.size, PIECE)
@@ -155,6 +155,7 @@ def resampled(
     sizes, draws = np.diff(starts), 64
     while True:  # twice as many blocks each time, until they have enough samples
         random_raw = Stream(seed, epoch, BLOCKS).random_raw(0, draws)
+        # The remainder of 64 bits: evenly distributed but for one part in billions.
         drawn = (random_raw % np.uint64(sizes.size)).astype(np.int32)
         ends = np.cumsum(sizes[drawn], dtype=np.int64)
         if ends[-1] >= samples:
@@ -195,7 +196,7 @@ def block_starts(index: npt.NDArray[np.void], rows: Rows, lanes: int, phase: flo
         facts = ((ends + shift) // size, portion["shard"], rows_here)
         begins = _changes(facts[0], last[0]) | _changes(facts[1], last[1])
         if not isinstance(rows_here, range):
-            begins |= np.diff(rows_here, prepend=last[2]) <= 0
+            begins |= np.diff(rows_here, prepend=last[2]) <= 0  # a row's next copy
         begins[0] |= not first
         starts.append((first + np.flatnonzero(begins)).astype(np.int32))
         last = np.array([fact[-1] for fact in facts], np.int64)
@@ -254,6 +255,7 @@ def mixed(
     samples = pieces["samples"]
     number = np.repeat(np.arange(pieces.size, dtype=np.int32), samples)
     within = ranges(np.zeros(pieces.size, np.int32), samples)
+    # One sort for all pieces: the piece is in the upper half of the key, a random word below it.
     keys = _random_keys(pieces, stream)
     keys >>= np.uint64(32)
     keys |= number.astype(np.uint64) << np.uint64(32)
@@ -305,6 +307,7 @@ class Stream:
 def permutation(seed: int, epoch: int, purpose: int, size: int) -> npt.NDArray[np.int32]:
     """Return the numbers below `size` in random order."""
     random_raw = Stream(seed, epoch, purpose).random_raw(0, size)
+    # Stable, here and in `mixed`: equal words must not depend on the version of numpy.
     return np.argsort(random_raw, kind="stable").astype(np.int32)
 
 

@@ -78,11 +78,12 @@ class Reading:
         planned = np.empty(0, SAMPLE)
         for first in range(start, stop, portion):
             last = min(first + portion, stop)
+            # Pieces that begin in this portion reach into later ones: the rest stays planned.
             planned = np.concatenate([planned, self._opened(last)])
             planned = planned[np.argsort(planned["position"])]
             count = np.searchsorted(planned["position"], last)
             yield self._part(planned[:count], np.append(np.arange(first, last, batch), last))
-            planned = planned[count:].copy()
+            planned = planned[count:].copy()  # a view would keep all of the portion
 
     def _moves(self) -> tuple[Numbers, Numbers]:
         # Positions that leave this reader's lanes, and that come to its rank: from any lane, since
@@ -102,7 +103,7 @@ class Reading:
         return np.concatenate([lane_pieces[last >= self._span[0]], order.pieces_at(served)])
 
     def _opened(self, last: int) -> npt.NDArray[np.void]:
-        """Return the samples of the pieces that begin before position `last`, with their reads."""
+        # The samples of the pieces that begin before position `last`, with their reads.
         begun = np.searchsorted(self._waiting["position"], last)
         pieces, self._waiting = self._waiting[:begun], self._waiting[begun:]
         pieces = pieces[np.argsort(pieces["sequence_index"])]
