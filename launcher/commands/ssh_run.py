@@ -18,13 +18,14 @@ from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Attempt, Launch
 from launcher.lifecycle.launch_spec import HostFile, LaunchSpec, resolved
 from launcher.lifecycle.planning import code_here
-from launcher.lifecycle.serving import served
+from launcher.lifecycle.serving import folder_to_serve, served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
 from launcher.preflight.facts import NO_FACTS
-from launcher.run.job import JobTemplate, Work, elastic
+from launcher.run.job import Command, JobTemplate, Work, elastic
 from launcher.run.result import Result
+from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
-from rackrun.errors import SaveError
+from rackrun.errors import SaveError, UsageError
 from rackrun.runs import SHORT_ID
 
 if TYPE_CHECKING:
@@ -36,14 +37,15 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
     with prepared(work, options, typed) as spec:
         if options.detach and not options.check:
-            from launcher.commands.ssh_detach import refuse_what_stays, start_detached
-
             refuse_what_stays(spec, options)  # before images are drawn and code is copied
         is_launch = not (options.check or options.dry_run)
         if is_launch and is_demo(work) and (failed := make_demo_data()):
             return failed
         if options.detach and is_launch:
-            return start_detached(with_code(spec, options), options)
+            from launcher.detached.start import start_detached
+
+            seconds = options.detach_seconds if isinstance(spec.work, Command) else None
+            return start_detached(with_code(spec, options), options.ssh_config, seconds)
         pending_checks = pending(spec.work, options)  # by the folder of data, not by its URL
         with served(spec.work, options.serving, spec.addresses) as served_work:
             spec = replace(spec, work=served_work)
@@ -55,6 +57,24 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             if options.scaling:
                 return _measure_scaling(spec, options)
             return attached(Launch(spec), options).exit_code
+
+
+def refuse_what_stays(spec: LaunchSpec, options: SshOptions) -> None:
+    """Raise UsageError where --detach is given for what needs this launcher until the end."""
+    condition = Condition(
+        ("detach_seconds",),
+        lambda _: isinstance(spec.work, Command),
+        "a task is waited for until the first step of every rank",
+    )
+    refuse_without_effect(options, changed_settings(options), [condition])
+    if options.scaling:
+        raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
+    if folder_to_serve(spec.work, options.serving, spec.addresses) is not None:
+        raise UsageError(
+            "--detach: this launcher would serve the shards, and it does not stay;"
+            f" serve them yourself ({called('serve')} --help) and give --data http://...,"
+            " or type --no-serve when every host has the folder"
+        )
 
 
 def launch_attached(work: Work, options: SshOptions) -> Result:

@@ -62,10 +62,9 @@ def attach(run: Run, options: AttachOptions) -> int:
 
 
 def _exit_code(run: ReachedRun, replay: Replay) -> int:
-    """Return the exit code of a run that was watched to its end."""
     if replay.closed:
         return 128 + signal.SIGPIPE
-    if replay.code is None:
+    if replay.code is None:  # the record has no last line
         say(f"the controller on {run.host.label} is gone, and its hosts have ended the run")
         say(f"what is left: {called('status')} {run.id}")
         return HostLost.exit_code
@@ -95,26 +94,22 @@ def watch(run: ReachedRun, replay: Replay, on: bool) -> None:
         if isinstance(entry, Failed):
             raise _lost(run, entry.why)
         if isinstance(entry, Beat):
-            if entry.beat:
-                raise HostLost(_stopped(run, entry.beat))
+            if pid := entry.beat:
+                stopped = f"{run.host.label}: its controller (process {pid}) was stopped"
+                hint = f"resume it there: kill -CONT {pid}"
+                raise HostLost(f"{stopped}; {hint}; or end the run: {called('stop')} {run.id}")
             continue
         replay.take(entry, data)
 
 
 def _lost(run: ReachedRun, why: str) -> HostLost:
-    """Return the error for a host that we have lost; its run is not affected."""
     hint = f"the run continues; to see it: {called('attach')} {run.id}"
     return HostLost(f"{run.host.label}: {why}; {hint}")
 
 
-def _stopped(run: ReachedRun, controller: int) -> str:
-    """Return the error for a controller that was stopped, with what to type."""
-    hint = f"resume it there: kill -CONT {controller}; or end the run: {called('stop')} {run.id}"
-    return f"{run.host.label}: its controller (process {controller}) was stopped; {hint}"
-
-
 def _read_entries(run: ReachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
-    """Queue the entries of a record and the bytes of outputs as they come, on a thread."""
+    # On a thread of its own: the dashboard is drawn while no entry comes. The queue is bounded, so
+    # a slow terminal holds up this follower and its connection, and never the run.
     reader = EntryReader()
     try:
         message = run.client.call("follow", run=run.id, on=on)

@@ -81,14 +81,18 @@ def main() -> int:
     _report(ready=True)
     if sys.stdin.readline() != "go\n":
         return 1  # the launcher of the run is gone
+    # From the record on, the run manager takes this for a run that has begun.
     record = RunRecord(Path(order.state))
     _report(begun=True)
-    _detach_streams()
+    # The pipes to the run manager end with it; standard error stays at controller.err.
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(null, descriptor)
+    os.close(null)
     return _supervise(record, (LocalTransport(order.hosts[0].label), *others), order)
 
 
 def _supervise(record: RunRecord, transports: Sequence[Transport], order: RunOrder) -> int:
-    """Run until the end, and record how it ended, whatever the reason."""
     jobs, work = order.settings.jobs, order.work
     if isinstance(work, Command):
         work = command_of(work.args)  # a function's command is one of its own kind
@@ -113,18 +117,9 @@ def _supervise(record: RunRecord, transports: Sequence[Transport], order: RunOrd
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Request to stop between two attempts; during one, the supervisor receives it."""
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt  # between two attempts; during one, the supervisor handles signals
 
 
 def _report(**values: object) -> None:
     sys.stdout.write(f"{json.dumps(values)}\n")
     sys.stdout.flush()
-
-
-def _detach_streams() -> None:
-    """Close the streams to the run manager; errors of Python itself still go to controller.err."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1):
-        os.dup2(null, descriptor)
-    os.close(null)

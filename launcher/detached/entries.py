@@ -107,7 +107,7 @@ class Ending:
     saved: events.Count = 0
     incidents: dict[Name, Incidents] = field(default_factory=dict)
     resume: str = ""
-    """Not trusted: the machine that started the run knows the command itself."""
+    """Never used: the machine that started the run knows the command itself."""
     leader: Name | Literal[""] = ""
     generations: Annotated[tuple[Generation, ...], AtMost(MOST_GENERATIONS)] = ()
     read: dict[Name, dict[Literal["cache", "peers", "origin"], events.Count]] = field(
@@ -183,7 +183,7 @@ class EntryReader:
 
     def entry(self, message: Mapping[str, Any]) -> Entry:
         """Return an entry; raise Misshapen for what no controller would write."""
-        kind = next(iter(message), "")
+        kind = next(iter(message), "")  # the first key of an entry names its kind
         if kind not in KINDS:
             raise Misshapen(f"no entry of a record: {one_line(kind[:40])!r}")
         parsed = shaped(dict(message), KINDS[kind], "entry")
@@ -207,7 +207,6 @@ class EntryReader:
         return event
 
     def _check_origin(self, node: int, rank: int | None) -> None:
-        """Raise Misshapen for an event of a host or rank that is not in the plan."""
         if self.plan is None or not 0 <= node < len(self.plan.hosts):
             raise Misshapen("of a host that is not in the plan")
         first = self.plan.hosts[node].first_rank
@@ -216,7 +215,7 @@ class EntryReader:
 
 
 def _check_plan(plan: Plan) -> None:
-    """Raise Misshapen for a plan that `make_plan` would not have made of any hosts."""
+    # The plan's numbers index lists and become paths of logs: they must be as make_plan makes them.
     first = 0
     for node, host in enumerate(plan.hosts):
         shaped(host.name, Name, "plan.name")
@@ -235,28 +234,28 @@ def _check_plan(plan: Plan) -> None:
 def result_of(ending: Ending, folder: Path) -> Result:
     """Return the result of an attempt, its paths turned into local ones."""
     source = Path(ending.folder)
-    same = {each.name: getattr(ending, each.name) for each in fields(Result)}
-    report = {
-        name: moved(value, source, folder) for name, value in fitting_fields(ending.report).items()
+    values = {each.name: getattr(ending, each.name) for each in fields(Result)}
+    values |= {
+        "cause": one_line(ending.cause),
+        "advice": one_line(ending.advice),
+        "traceback": clean_lines(ending.traceback),
+        "log": None
+        if ending.log is None
+        else Path(str(moved(one_line(ending.log), source, folder))),
+        "codes": {int(rank): code for rank, code in ending.codes.items()},
+        "report": {
+            name: moved(value, source, folder)
+            for name, value in fitting_fields(ending.report).items()
+        },
+        "folder": folder,
+        "resume": "",
+        "generations": tuple(
+            replace(
+                generation,
+                lost=tuple(map(one_line, generation.lost)),
+                joined=tuple(map(one_line, generation.joined)),
+            )
+            for generation in ending.generations
+        ),
     }
-    return Result(
-        **{
-            **same,
-            "cause": one_line(ending.cause),
-            "advice": one_line(ending.advice),
-            "traceback": clean_lines(ending.traceback),
-            "log": None
-            if ending.log is None
-            else Path(str(moved(one_line(ending.log), source, folder))),
-            "codes": {int(rank): code for rank, code in ending.codes.items()},
-            "report": report,
-            "folder": folder,
-            "resume": "",
-            "generations": tuple(map(_printable, ending.generations)),
-        }
-    )
-
-
-def _printable(generation: Generation) -> Generation:
-    lost, joined = tuple(map(one_line, generation.lost)), tuple(map(one_line, generation.joined))
-    return replace(generation, lost=lost, joined=joined)
+    return Result(**values)

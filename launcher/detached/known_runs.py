@@ -78,7 +78,6 @@ def _path_of(run: str) -> Path:
 
 
 def _forget_old(folder: Path) -> None:
-    """Remove what has not been asked for in three months: a run may last that long."""
     for path in folder.glob("*.json"):
         if time.time() - path.stat().st_mtime > KEPT_SECONDS:
             path.unlink(missing_ok=True)

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.config.settings_file import read_settings
+from launcher.detached.entries import Ending
 from launcher.detached.known_runs import hosts_of, keep
-from launcher.detached.launcher_here import facts_in, plan_in
-from launcher.detached.replies import RunFacts, call
+from launcher.detached.replies import LiveRun, RunFacts, call
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.output.console import say
 from launcher.remote import run_manager
 from launcher.run.hosts import Host, hosts_named
 from launcher.run.job import RUN_ID
+from launcher.run.plan import Plan
 from launcher.run.settings import ReachOptions
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
@@ -29,7 +30,8 @@ from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
 from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
-from rackrun.runs import Run
+from rackrun.runs import MOST_BYTES, Run, is_supervised
+from rackrun.shapes import Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ REPLY_SECONDS = 20.0
 """For the reply to one request: a home directory whose file server is down never answers."""
 
 T = TypeVar("T")
+
+Reached = tuple[Host, Transport]
+Reply = tuple[Reached, RpcClient, RunFacts]
+"""A host's facts about a run, and the client through which it can be asked again."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ def reached(
 ) -> Iterator[ReachedRun]:
     """Reach the hosts of a run, and its controller if it is a detached one.
 
-    Of an attached run, `answer` is what its folder on this machine has; that is enough where no
+    Of an attached run, `facts` are those of its folder on this machine; they are enough where no
     hosts are needed and none are known.
     """
     from launcher.transport.ssh import open_network  # Fabric takes as long to import as --help may
@@ -140,6 +146,31 @@ def is_attached(run: str) -> bool:
     return bool(re.fullmatch(RUN_ID, run))
 
 
+def facts_in(folder: RunFolder) -> RunFacts:
+    """Return what the files of a run have about it; raise UsageError for a folder without one."""
+    plan_in(folder)
+    live, ending = LiveRun(), None
+    with suppress(OSError, Misshapen):
+        ending = parsed_file(folder.result, Ending, MOST_BYTES)
+    with suppress(Misshapen):
+        live = shaped(run_manager.live_in(str(folder.path)), LiveRun, folder.live.name)
+    return RunFacts(
+        folder=str(folder.path),
+        live=live,
+        alive=ending is None and is_supervised(folder.plan),
+        finish=ending,
+        end=ending.exit_code if ending else None,
+    )
+
+
+def plan_in(folder: RunFolder) -> Plan:
+    """Return the plan of a run; raise UsageError for a folder without one."""
+    try:
+        return parsed_file(folder.plan, Plan, MOST_BYTES)
+    except (OSError, Misshapen) as error:
+        raise UsageError(f"{folder.path}: no run that a launcher started: {error}") from None
+
+
 def is_of_this_machine(run: Run, options: RunOptions) -> bool:
     """Return True for a run of `./run-local`."""
     if run.folder is None or options.name_hosts:
@@ -150,17 +181,16 @@ def is_of_this_machine(run: Run, options: RunOptions) -> bool:
 
 
 def _find(run: ReachedRun, is_remembered: bool, need_controller: bool) -> None:
-    """Ask the first host for the run; ask all hosts where nothing was written down here."""
     candidates = run.hosts[:1] if is_remembered else run.hosts
     pairs = list(zip(candidates, run.network.try_each(candidates), strict=True))
-    started: set[str] = set()
+    started: set[str] = set()  # hosts that have answered a login and started Python
     outcomes = each_in_time(partial(_query, run.id, started), pairs)
     for (host, _), outcome in zip(pairs, outcomes, strict=True):
         if isinstance(outcome, TooLate) and host.label not in started:
             run.silent[host.label] = outcome
     errors = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
     replies = [outcome for outcome in outcomes if not isinstance(outcome, Problem)]
-    first = min((one for one in replies if one[2].summary), key=_is_not_first, default=None)
+    first = _of_controller(replies)
     for _, client, _ in replies:
         if first is None or client is not first[1]:
             client.close()
@@ -179,12 +209,17 @@ def _find(run: ReachedRun, is_remembered: bool, need_controller: bool) -> None:
     raise _not_found(run, candidates, errors)
 
 
-Reached = tuple[Host, Transport]
-Asked = tuple[Host, Transport | Problem]
+def _of_controller(replies: Sequence[Reply]) -> Reply | None:
+    # Hosts that share a home directory all know the run, and the first of its list controls it.
+    first = None
+    for reply in replies:
+        (host, _), _, facts = reply
+        if facts.summary and (first is None or host.label == facts.summary.hosts[0]):
+            first = reply
+    return first
 
 
-def _query(run: str, started: set[str], pair: Reached) -> tuple[Reached, RpcClient, RunFacts]:
-    """Return a host's facts about the run, and the client of its run manager."""
+def _query(run: str, started: set[str], pair: Reached) -> Reply:
     host, transport = pair
     client = RpcClient(transport, run_manager, host.python or "")
     started.add(host.label)
@@ -196,24 +231,20 @@ def _query(run: str, started: set[str], pair: Reached) -> tuple[Reached, RpcClie
     return pair, client, reply
 
 
-def _is_not_first(reply: tuple[Reached, RpcClient, RunFacts]) -> bool:
-    """Return True for a host that knows a run but does not control it: homes may be shared."""
-    (host, _), _, response = reply
-    return response.summary is not None and host.label != response.summary.hosts[0]
-
-
 def each_in_time(
-    work: Callable[[Reached], T], pairs: Sequence[Asked], seconds: float = REPLY_SECONDS
+    work: Callable[[Reached], T],
+    pairs: Sequence[tuple[Host, Transport | Problem]],
+    seconds: float = REPLY_SECONDS,
 ) -> list[T | Problem]:
     """Return the replies that come in time; the other hosts are too late, or cannot be reached."""
 
-    def reply(pair: Asked) -> T:
+    def reply(pair: tuple[Host, Transport | Problem]) -> T:
         host, transport = pair
         if isinstance(transport, Problem):
             raise transport
         return work((host, transport))
 
-    def late(pair: Asked) -> Problem:
+    def late(pair: tuple[Host, Transport | Problem]) -> Problem:
         why = f"does not answer within {seconds:g} s; is its home directory on a disk that is down?"
         return TooLate(f"{pair[0].label}: {why}")
 
@@ -231,7 +262,6 @@ def call_in_time(run: ReachedRun, work: Callable[[], T]) -> T:
 
 
 def _not_found(run: ReachedRun, candidates: Sequence[Host], errors: Sequence[Problem]) -> Problem:
-    """Return the message for a run that no host knows."""
     names = ", ".join(host.label for host in candidates)
     if not errors:
         return UsageError(f"no run {run.id} on {names}; {called('ps')} lists those known here")
@@ -248,7 +278,7 @@ def _hosts_of(run: Run, options: RunOptions, need_hosts: bool) -> tuple[Host, ..
     """
     if options.name_hosts:
         return hosts_named(Path(options.hosts), options.host_list)
-    if run.folder and is_of_this_machine(run, options):
+    if run.folder and is_of_this_machine(run, options):  # its plan has names that need no SSH
         return tuple(Host(host.name) for host in plan_in(RunFolder(run.folder)).hosts)
     if run.record and (hosts := hosts_of(run.record)):
         keep(run.id)

@@ -7,26 +7,24 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from launcher.detached.attach import watch
 from launcher.detached.entries import AttemptRecord, Wrote
-from launcher.detached.launcher_here import plan_in
-from launcher.detached.locate import RunOptions, is_controlled, reached
-from launcher.detached.replay import LogScreen, Replay
-from launcher.output.console import Display
+from launcher.detached.locate import RunOptions, is_controlled, plan_in, reached
+from launcher.detached.replay import Replay
+from launcher.output.console import PlainOutput
+from launcher.run.events import Event, Output
 from launcher.run.job import Job
 from launcher.run.plan import Plan
+from launcher.run.result import Result
+from launcher.run.state import RunState
 from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
 from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised, name_of
 from rackrun.signals import interruptible
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
 
 LOOK_SECONDS = 0.2
 PIECE_BYTES = 1 << 18
@@ -52,15 +50,13 @@ class LogsOptions(RunOptions):
 def logs(run: Run, options: LogsOptions) -> int:
     """Print the output of the ranks; return the exit code."""
 
-    def screens(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Display]:
+    def screens(job: Job, plan: Plan, plain: bool) -> LogScreen:
         if unknown := set(options.host) - {host.name for host in plan.hosts}:
             names = ", ".join(host.name for host in plan.hosts)
             raise UsageError(f"--host {min(unknown)}: there are: {names}")
         if strange := set(options.rank) - set(range(plan.world_size)):
             raise UsageError(f"--rank {min(strange)}: there are: 0 to {plan.world_size - 1}")
-        screen = LogScreen(plan)
-        screen.hosts, screen.ranks = options.host, options.rank
-        return screen
+        return LogScreen(plan, options)
 
     with ExitStack() as stack:
         stack.enter_context(interruptible())
@@ -82,6 +78,35 @@ def logs(run: Run, options: LogsOptions) -> int:
         return 128 + signal.SIGPIPE if replay.closed else 0
 
 
+class LogScreen(PlainOutput):
+    """Only what ranks wrote, of the hosts and ranks that the options name, or of all."""
+
+    def __init__(self, plan: Plan, options: LogsOptions) -> None:
+        super().__init__(plan)
+        self.options = options
+
+    def show(self, event: Event) -> None:
+        """Take the output of the hosts and ranks that were asked for."""
+        if not isinstance(event, Output) or event.rank is None:
+            return
+        hosts, ranks = self.options.host, self.options.rank
+        is_wanted_host = not hosts or self.plan.hosts[event.node].name in hosts
+        if is_wanted_host and (not ranks or event.rank in ranks):
+            self.merger.feed(event)
+
+    def note(self, text: str) -> None:
+        """Leave out lines of the launcher."""
+
+    def draw(self, run: RunState, now: float) -> None:
+        """Print new lines, and no progress."""
+        self.progress_at = now
+        super().draw(run, now)
+
+    def finish(self, result: Result) -> None:
+        """Write what is left."""
+        self.let_out()
+
+
 def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
     """Feed the logs of a run folder to a replay, rank by rank; `follow`: until the run ends."""
     plan = plan_in(folder)
@@ -90,14 +115,14 @@ def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
     replay.begin(attempt, age_seconds=0.0)
     read: dict[Path, int] = {}  # bytes of each log
     while not replay.closed:
+        # asked before the logs are read: what is written in between is read in the next round
         is_over = folder.result.exists() or not is_supervised(folder.plan)
         for host in plan.hosts:
             for rank in range(host.first_rank, host.first_rank + host.processes):
                 for stream in ("out", "err"):
                     path = folder.log(host.name, rank, stream)
                     for data in _pieces(path, read):
-                        wrote = Wrote((host.node, rank, stream, len(data)))
-                        replay.take(wrote, data)
+                        replay.take(Wrote((host.node, rank, stream, len(data))), data)
                         replay.wait()
         if is_over or not follow:
             return
@@ -105,7 +130,6 @@ def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
 
 
 def _pieces(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
-    """Yield what a log has beyond what was read of it."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(read.get(path, 0))
         while data := file.read(PIECE_BYTES):

@@ -54,16 +54,13 @@ class RunRecord:
         del plain
         with suppress(OSError):
             self.spare.write_bytes(os.urandom(SPARE_BYTES))  # what disks cannot make smaller
-        self._link(job.folder.path)
-        self.write([begin(job, plan)])
-        return Recorder(self, plan)
-
-    def _link(self, folder: Path) -> None:
-        """Let the run manager find the folder of this attempt, with its live.json."""
+        # The run manager finds the newest attempt, and its live.json, by this link.
         partial = self.state / ".folder.partial"
         with suppress(OSError):
-            partial.symlink_to(folder)
+            partial.symlink_to(job.folder.path)
             partial.replace(self.state / "folder")
+        self.write([begin(job, plan)])
+        return Recorder(self, plan)
 
     def note(self, text: str) -> None:
         """Write a line that is printed between attempts."""
@@ -92,7 +89,7 @@ class RunRecord:
             written = 0
         if written < len(data):
             self.missed += len(entries)
-            with suppress(OSError):
+            with suppress(OSError):  # half a line would spoil the next one
                 os.ftruncate(self.file, size)
         else:
             self.missed = 0
@@ -119,12 +116,13 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.waiting.append({"output": [event.node, event.rank, event.stream, size]})
         elif isinstance(event, Report):
             rare = self.rare.setdefault(("rank", event.rank), ThrottledEvents())
-            fields = {**(rare.event.fields if isinstance(rare.event, Report) else {})}
+            # a report holds only some fields: those that wait become one
+            fields = rare.event.fields if isinstance(rare.event, Report) else {}
             rare.event = Report(event.node, event.rank, {**fields, **event.fields})
         elif isinstance(event, Usage):
             self.rare.setdefault(("host", event.node), ThrottledEvents()).event = event
         else:
-            self._take_rare(everything=True)
+            self._take_rare(everything=True)  # what came before this event is shown before it
             self.waiting.append(encoded(event))
 
     def note(self, text: str) -> None:
@@ -147,7 +145,6 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._write()
 
     def _take_rare(self, now: float = 0.0, everything: bool = False) -> None:
-        """Write the reports that are due, or have something new."""
         for rare in self.rare.values():
             if rare.event is not None and (everything or rare.due(now, self.every_seconds)):
                 self.waiting.append(encoded(rare.event))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -144,33 +144,6 @@ def resume_command(args: Sequence[str], ending: Ending) -> str:
     if not args or not ending.saved or ending.verdict == "done" or not re.fullmatch(RUN_NAME, run):
         return ""
     return shlex.join((*args[:-1], str(Path(args[-1]) / run)))
-
-
-class LogScreen(PlainOutput):
-    """Only what ranks wrote, of some hosts and ranks or of all."""
-
-    hosts: Collection[str] = ()
-    ranks: Collection[int] = ()
-
-    def show(self, event: object) -> None:
-        """Take the output of the hosts and ranks that were asked for."""
-        if not isinstance(event, Output) or event.rank is None:
-            return
-        wanted_host = not self.hosts or self.plan.hosts[event.node].name in self.hosts
-        if wanted_host and (not self.ranks or event.rank in self.ranks):
-            self.merger.feed(event)
-
-    def note(self, text: str) -> None:
-        """Leave out lines of the launcher."""
-
-    def draw(self, run: RunState, now: float) -> None:
-        """Print new lines, and no progress."""
-        self.progress_at = now
-        super().draw(run, now)
-
-    def finish(self, result: Result) -> None:
-        """Write what is left."""
-        self.let_out()
 
 
 def clock() -> float:

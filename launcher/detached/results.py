@@ -64,14 +64,13 @@ def complete(run: str, folder: RunFolder, task: str) -> None:
 
 
 def _is_copy_of(run: str, target: Path) -> bool:
-    """Return True when a folder is the local copy of this run."""
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=ATTACHED, dir=target.parent))
         RunFolder(made).attached.write_text(run)
         try:
             made.rename(target)  # with its mark, for those who attach in the same moment
-        except OSError:
+        except OSError:  # one of them was faster
             shutil.rmtree(made)
     mark = RunFolder(target).attached
     is_ours = not target.is_symlink() and not mark.is_symlink() and mark.is_file()
@@ -80,10 +79,9 @@ def _is_copy_of(run: str, target: Path) -> bool:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other attached launchers out of a folder, where the disk can lock folders."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):
+        with suppress(OSError):  # a disk that cannot lock folders
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -91,7 +89,10 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def is_same(run: ReachedRun, source: Path, target: Path) -> bool:
-    """Return True when the host sees a file that is put into this folder here."""
+    """Return True when the host sees a file that is put into this folder here.
+
+    Paths and device numbers of two machines do not tell whether they share a disk.
+    """
     mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
     mark.touch()
     try:

@@ -4,29 +4,33 @@
     2  run manager on the first host: write the launcher's code, start a controller
     3  relays on all others: they call the controller, and stay
     4  "go": the controller checks, plans and runs; remember the run's id here
+    5  print the id, and wait until every rank has taken a step
 
-Nothing is left running when one of these steps fails.
+Nothing is left running when one of the first four steps fails.
 """
 
 from __future__ import annotations
 
 import secrets
+import signal
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launcher.detached.controller import RunOrder
+from launcher.detached.entries import result_of
 from launcher.detached.known_runs import remember
-from launcher.detached.locate import RUN_BYTES
-from launcher.detached.replies import RunSummary, StartReply, parsed_reply
-from launcher.errors import HostUnreachable, PreflightRefused
+from launcher.detached.locate import RUN_BYTES, run_manager_on
+from launcher.detached.replies import RunFacts, RunSummary, StartReply, call, parsed_reply
+from launcher.errors import HostError, HostLost, HostUnreachable, PreflightRefused
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import preflight, refuse_ranks
-from launcher.output.console import say
+from launcher.output.console import last_line, say
 from launcher.preflight.facts import ClusterFacts
 from launcher.remote import relay, run_manager
 from launcher.run.hosts import Host
@@ -34,27 +38,35 @@ from launcher.transport.base import Transport
 from launcher.transport.certificate import new_key
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import Reply, RpcClient
+from rackrun.commands import called
+from rackrun.signals import ended_by_a_signal
 from rackrun.terminal import clean_lines
 
 _GATHER_SECONDS = 30.0
 _PACKAGES = ("launcher", "rackrun")  # what a controller imports on its host
+_POLL_SECONDS = 0.5
+_NOT_RUNNING = ("connecting", "starting", "stopping", "lost", "failed")
 
 
-@contextmanager
-def detached(spec: LaunchSpec, config: str) -> Iterator[str]:
-    """Start a run and yield its id. `config`: an ssh_config file, empty for the default one.
+def start_detached(spec: LaunchSpec, config: str, running_seconds: float | None) -> int:
+    """Start the run, print its id, and return 0 once every rank has taken its first step.
 
-    Until the end of the block it keeps its place in the queue for busy hosts.
+    `config`: an ssh_config file, empty for the default one. `running_seconds`: how long ranks that
+    report no steps have to run instead; None: every rank reports them; 0: nothing is waited for.
+    If the run ends before that, return its exit code. Ctrl-C only ends the wait.
     """
+    # Until the end of this block, the launch keeps its place in the queue for busy hosts.
     with preflight(spec) as cluster:
-        active = spec.restart_state.active()
-        refuse_ranks(replace(cluster, hosts=cluster.hosts[: len(active)]))
+        active = len(spec.restart_state.active())
+        refuse_ranks(replace(cluster, hosts=cluster.hosts[:active]))  # the spares' probes stay
         cluster.unlock()  # the controller locks the hosts itself
-        yield _handed_over(spec, config, cluster)
+        run = _hand_over(spec, config, cluster)
+        sys.stdout.write(f"{run}\n")
+        sys.stdout.flush()
+        return 0 if running_seconds == 0 else _wait(run, spec, running_seconds)
 
 
-def _handed_over(spec: LaunchSpec, config: str, cluster: ClusterFacts) -> str:
-    """Start the controller and the relays; return the id of the run."""
+def _hand_over(spec: LaunchSpec, config: str, cluster: ClusterFacts) -> str:
     hosts, transports, jobs = spec.hosts, spec.reached, spec.settings.jobs
     basics, address = [facts["look"] for facts in cluster.hosts], cluster.master
     run = secrets.token_hex(RUN_BYTES)
@@ -73,15 +85,17 @@ def _handed_over(spec: LaunchSpec, config: str, cluster: ClusterFacts) -> str:
     python = "python3" if spec.settings.needs.image else basics[0]["python"]
     with closing(RpcClient(transports[0], run_manager, python)) as client:
         port = start_controller(client, order, python, basics[0]["workdir"])
-        call = {"run": run, "address": address, "port": port, "key": order.key}
+        relay_args = {"run": run, "address": address, "port": port, "key": order.key}
         calls = list(zip(hosts[1:], transports[1:], tokens, basics[1:], strict=True))
-        all_or_raise(each(partial(start_relay, call), calls))
-        checked(hosts[0].label, client.call("ready"))
+        all_or_raise(each(partial(_start_relay, relay_args), calls))
+        _checked(hosts[0].label, client.call("ready"))
         name = spec.work.name
+        # Before "go": a launcher that is killed in between may leave a record of a run that never
+        # began, but no run whose hosts are not known here.
         about = (jobs.name or name, name, jobs.resume_command(""), jobs.settings)
         if refusal := remember(run, hosts, jobs.runs, config, *about):
             say(refusal)
-        checked(hosts[0].label, client.call("go"))
+        _checked(hosts[0].label, client.call("go"))
     return run
 
 
@@ -104,20 +118,19 @@ def start_controller(client: RpcClient, order: RunOrder, python: str, workdir: s
         code=sources(),
         order=order.plain,
     )
-    return checked(labels[0], reply).port
+    return _checked(labels[0], reply).port
 
 
-def start_relay(call: Mapping[str, Any], target: tuple[Host, Transport, str, Reply]) -> None:
-    """Start a relay on a host, which calls the controller and stays."""
+def _start_relay(args: Mapping[str, Any], target: tuple[Host, Transport, str, Reply]) -> None:
     host, transport, token, facts = target
     with closing(RpcClient(transport, relay, facts["python"])) as client:
-        checked(host.label, client.call("stay", token=token, **call))
+        _checked(host.label, client.call("stay", token=token, **args))
 
 
-def checked(name: str, reply: Reply) -> StartReply:
-    """Return the reply; raise HostError when it is an error."""
+def _checked(name: str, reply: Reply) -> StartReply:
     outcome = parsed_reply(name, reply, StartReply)
     if outcome.error:
+        # a host that no relay reached stays 69, whoever has noticed it
         kind = HostUnreachable if outcome.code == HostUnreachable.exit_code else PreflightRefused
         why = clean_lines(outcome.error)
         raise kind(f"{name}: no detached run could be started: {why}")
@@ -129,3 +142,47 @@ def sources() -> dict[str, str]:
     root = Path(__file__).parents[2]
     paths = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
     return {str(path.relative_to(root)): path.read_text() for path in paths}
+
+
+def _wait(run: str, spec: LaunchSpec, running_seconds: float | None) -> int:
+    seconds = running_seconds
+    what = "the first step of every rank" if seconds is None else f"{seconds:g} s of every rank"
+    say(f"waiting for {what}; Ctrl-C leaves the run running")
+    come_back = f"to see it: {called('attach')} {run}; to end it: {called('stop')} {run}"
+    try:
+        with ended_by_a_signal():
+            facts = _wait_for_first_step(run, spec, seconds)
+    except KeyboardInterrupt:
+        say(f"not waited for, the run continues; {come_back}")
+        return 128 + signal.SIGINT
+    except HostError as error:
+        raise type(error)(f"{error}; {come_back}") from None
+    if facts.end is None:
+        say(f"detached; {come_back}")
+        return 0
+    ending = clean_lines(facts.error)
+    if not facts.error and facts.finish:
+        result = result_of(facts.finish, Path(facts.finish.folder))
+        ending = last_line(replace(result, log=None))  # the log is on that host
+    say(f"run {run} has ended: {ending}")
+    say(f"its output: {called('logs')} {run}")
+    return facts.end
+
+
+def _wait_for_first_step(run: str, spec: LaunchSpec, running_seconds: float | None) -> RunFacts:
+    host, running_since = spec.hosts[0], float("inf")
+    with run_manager_on(spec.reached[0], host.python) as client:
+        while True:
+            facts = call(host.label, client, RunFacts, "find", run=run)
+            if facts.end is not None:
+                return facts
+            if not facts.alive:
+                raise HostLost(f"{host.label}: the controller of run {run} has died")
+            hosts, now = facts.live.hosts, time.monotonic()
+            all_run = bool(hosts) and all(host.state not in _NOT_RUNNING for host in hosts)
+            # a restart begins the time anew
+            running_since = min(running_since, now) if all_run else float("inf")
+            has_run = running_seconds is not None and now - running_since >= running_seconds
+            if facts.step or has_run:
+                return facts
+            time.sleep(_POLL_SECONDS)

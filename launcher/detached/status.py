@@ -106,7 +106,7 @@ def _status_of(run_id: str, pair: Reached) -> HostStatus:
 
 
 def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
-    """Return the hosts, with each process at one of them: several may be the same machine."""
+    # Several hosts may be one machine, and then each of them lists the processes of all.
     live = run.facts.live
     scratch = f"{SCRATCH}{live.run_id}"
     owners = {f"{scratch}-{host.node}": host.name for host in live.hosts}
@@ -148,7 +148,6 @@ def report_of(run: ReachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
 
 
 def _host_report(host: HostStatus, live: LiveHost) -> dict[str, Any]:
-    """Return what runs on one host, and what its ranks have reported."""
     agents = [process.facts for process in host.processes if process.role == "agent"]
     ranks = [process for process in host.processes if process.role == "rank"]
     return {
@@ -190,7 +189,6 @@ def describe(report: dict[str, Any]) -> str:
 
 
 def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
-    """Return how many hosts are in which state, and which of them do not answer."""
     states = Counter(one_line(host["state"]) for host in hosts)
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
     silent = [one_line(host["name"]) for host in hosts if host["error"]]
@@ -217,7 +215,6 @@ def _headline(report: dict[str, Any]) -> str:
 
 
 def _cells(host: dict[str, Any]) -> tuple[str, ...]:
-    """Return a row of the table, after the name."""
     if host["error"]:
         return (f"not reached: {one_line(host['error'])}", "", "", "", "")
     counts: dict[str, int] = {}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeAlias, TypeVar
 
+from launcher.config.settings_file import read_settings
 from launcher.detached.entries import Ending, result_of
-from launcher.detached.launcher_here import LauncherHere
 from launcher.detached.locate import (
     RUN_BYTES,
     ReachedRun,
     RunOptions,
     TooLate,
     call_in_time,
+    facts_in,
     is_controlled,
     reached,
     run_manager_on,
@@ -24,8 +28,10 @@ from launcher.detached.replies import EmptyReply, RunFacts, YesOrNo, call
 from launcher.detached.status import HostStatus, status_of_all
 from launcher.errors import HostLost, HostUnreachable
 from launcher.output.console import last_line, say
-from launcher.remote import run_manager
+from launcher.remote import processes, run_manager
+from launcher.run.job import Limits
 from launcher.supervision import agent_protocol
+from launcher.supervision.signals import STOP_SIGNAL
 from launcher.transport import bootstrap
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
@@ -34,7 +40,7 @@ from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
 from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
-from rackrun.runs import Run
+from rackrun.runs import Run, is_supervised
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
@@ -83,30 +89,9 @@ def stop(run: Run, options: StopOptions) -> int:
                 command = f"{called('stop')} --force {reached_run.id}"
                 raise HostUnreachable(f"{error}; {hint}: {command}") from error
             say(f"{one_line(str(error))}; ending what runs on the others")
-            linger_seconds = 0.0
+            linger_seconds = 0.0  # no controller has told agents to end: they are ended at once
         left = is_left(reached_run, linger_seconds)
     return HostLost.exit_code if left else 0
-
-
-class RunSupervisor(Protocol):
-    """What looks after a run: a controller on its first host, or a launcher on this machine."""
-
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-
-    @property
-    def checkpoint_seconds(self) -> float:
-        """How long the ranks have for a checkpoint."""
-
-    def is_alive(self) -> bool:
-        """Return False once it has ended."""
-
-    def interrupt(self, kill: bool = False) -> bool:
-        """Interrupt it as Ctrl-C does, or kill it; return False where it cannot be reached."""
-
-    def ending(self) -> Ending | None:
-        """Return how the newest attempt ended, once it has."""
 
 
 class Controller:
@@ -135,21 +120,68 @@ class Controller:
         return self._call(RunFacts, "find").finish
 
     def _call(self, shape: type[T], question: str, **arguments: object) -> T:
-        """Return the run manager's reply, within the time limit."""
-        run = self.run
+        run, label, client = self.run, self.run.host.label, self.run.client
+        return call_in_time(
+            run, lambda: call(label, client, shape, question, run=run.id, **arguments)
+        )
 
-        def ask() -> T:
-            return call(run.host.label, run.client, shape, question, run=run.id, **arguments)
 
-        return call_in_time(run, ask)
+class LauncherHere:
+    """The launcher of an attached run on this machine, by the lock that it holds on its plan."""
+
+    title = "the launcher"
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """As it was started with; the default where its settings cannot be read."""
+        with suppress(UsageError, TypeError, ValueError):
+            table = read_settings(self.folder.settings).launcher
+            return float(table.get("checkpoint-seconds", Limits().checkpoint_seconds))
+        return Limits().checkpoint_seconds
+
+    def is_alive(self) -> bool:
+        """Return True until the run has a result, or the launcher is gone."""
+        return not self.folder.result.exists() and is_supervised(self.folder.plan)
+
+    def interrupt(self, kill: bool = False) -> bool:
+        """Send it the signal; return False for one that is not of this account on this machine.
+
+        A run may be started on another machine that shares the folder.
+        """
+        if pid := _lock_holder(self.folder.plan):
+            # Not SIGINT, which a launcher in the background of a script ignores.
+            processes.send_signal(pid, signal.SIGKILL if kill else STOP_SIGNAL)
+        return bool(pid)
+
+    def ending(self) -> Ending | None:
+        """Return how the newest attempt ended, once it has."""
+        return facts_in(self.folder).finish
+
+
+RunSupervisor: TypeAlias = Controller | LauncherHere
+"""What looks after a run, and ends it in order."""
+
+
+def _lock_holder(plan: Path) -> int:
+    target = str(plan.resolve())
+    with suppress(OSError):  # a system without /proc
+        for pid in processes.all_pids():
+            for descriptor in processes.names_in(f"/proc/{pid}/fd"):
+                if processes.link_target(f"/proc/{pid}/fd/{descriptor}") != target:
+                    continue
+                # any program may have the plan open; the launcher is the one that has locked it
+                with suppress(OSError), Path(f"/proc/{pid}/fdinfo/{descriptor}").open() as file:
+                    if "FLOCK" in file.read() and pid != os.getpid():
+                        return pid
+    return 0
 
 
 def _reach_controller(run: ReachedRun) -> None:
-    """Connect to the controller's host, which has not found the record of the run in time.
-
-    Ending a controller needs nothing from the home directory, whose disk may be down. But only the
-    record completes an id, so that the whole id must have been typed.
-    """
+    # The controller's host has not found the record of the run in time. Ending a controller needs
+    # nothing from the home directory, whose disk may be down; but only the record completes an id.
     if len(run.id) != 2 * RUN_BYTES:
         raise HostUnreachable(f"{run.host.label}: {run.error}; give the whole id of the run")
     if run.host.label in run.silent:
@@ -161,14 +193,13 @@ def _reach_controller(run: ReachedRun) -> None:
 
 
 def _interrupt(supervisor: RunSupervisor, run: str, now: bool) -> bool:
-    """End a run and print how it has ended; return False if it was over, or cannot be ended so."""
     was_running = supervisor.interrupt()
     if was_running:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
     elif not supervisor.is_alive():
         say("the run has already ended")
     elif now:
-        return False
+        return False  # --force ends the agents themselves, which needs no launcher
     else:
         raise UsageError(
             f"{supervisor.title} of run {run} is not a process of yours on this machine; press"
@@ -176,17 +207,14 @@ def _interrupt(supervisor: RunSupervisor, run: str, now: bool) -> bool:
         )
     _wait_for_end(supervisor, now)
     try:
-        ending = supervisor.ending()
-    except TooLate as error:
+        if ending := supervisor.ending():
+            say(last_line(result_of(ending, Path(ending.folder))))
+    except TooLate as error:  # the controller is gone; only its record cannot be read
         say(str(error))
-        return was_running
-    if ending:
-        say(last_line(result_of(ending, Path(ending.folder))))
     return was_running
 
 
 def _wait_for_end(supervisor: RunSupervisor, now: bool) -> None:
-    """Wait until the supervisor has ended; `now`: repeat the order meanwhile."""
     seconds = NOW_SECONDS if now else SUPERVISOR_SECONDS + supervisor.checkpoint_seconds
     deadline = time.monotonic() + seconds
     while supervisor.is_alive():
@@ -208,9 +236,23 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
         time.sleep(LOOK_SECONDS)
         hosts = status_of_all(run)
     if left := [host for host in hosts if host.processes]:
-        outcomes = each(partial(_clean_up, run.id), left, SWEEP_SECONDS, _too_late)
-        failed = {host.name: outcome for host, outcome in zip(left, outcomes, strict=True)}
-        hosts = [_with_failure(host, failed.get(host.name)) for host in status_of_all(run)]
+        why = f"has not ended it within {SWEEP_SECONDS:g} s"
+        outcomes = each(
+            partial(_clean_up, run.id),
+            left,
+            SWEEP_SECONDS,
+            lambda host: HostLost(f"{host.name}: {why}"),
+        )
+        errors = {
+            host.name: one_line(str(outcome))
+            for host, outcome in zip(left, outcomes, strict=True)
+            if outcome is not None
+        }
+        # what is clean now is clean, whatever a program that was to clean it has answered
+        hosts = [
+            replace(host, error=errors.get(host.name, host.error)) if host.processes else host
+            for host in status_of_all(run)
+        ]
     unclean = [host for host in hosts if host.error or host.processes]
     for host in unclean:
         names = ", ".join(str(process.pid) for process in host.processes)
@@ -221,17 +263,9 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
     return bool(unclean)
 
 
-def _too_late(host: HostStatus) -> Problem:
-    return HostLost(f"{host.name}: has not ended it within {SWEEP_SECONDS:g} s")
-
-
-def _with_failure(host: HostStatus, failure: Problem | None) -> HostStatus:
-    return replace(host, error=one_line(str(failure))) if failure and host.processes else host
-
-
 def _clean_up(run_id: str, host: HostStatus) -> None:
-    """End what is left on a host: its relays, and by a new agent what an earlier one has left."""
     assert host.transport is not None
+    # the run manager ends relays; what an earlier agent has left, a new agent does
     with run_manager_on(host.transport, host.python) as client:
         call(host.name, client, EmptyReply, "sweep", run=run_id)
     for scratch in {process.scratch for process in host.processes} - {""}:

@@ -26,8 +26,6 @@ from rackrun.terminal import clean, clean_lines, discard, one_line
 from rackrun.units import duration, plural
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
-FOR_EVER = float("inf")
-TO_CONTINUE, TO_USE = "to continue, type", "to use the model, type"
 
 
 def say(text: str) -> None:
@@ -39,7 +37,7 @@ def say(text: str) -> None:
 
 
 class Display(Protocol):
-    """Display of a run: plain lines here, the board in `dashboard`."""
+    """Display of a run: plain lines here, and others in `dashboard`, `record` and `board`."""
 
     @property
     def closed(self) -> bool:
@@ -59,7 +57,7 @@ class Display(Protocol):
 
 
 class MergedOutput:
-    """What lines and board have in common: standard output, and the merged output of all ranks."""
+    """Standard output with the merged output of all ranks, for plain lines and the dashboard."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -109,7 +107,8 @@ class PlainOutput(MergedOutput, AbstractContextManager["PlainOutput"]):
     def finish(self, result: Result) -> None:
         """Write what is left, the traceback, the results, and one last line."""
         self.let_out()
-        self.out.flush_within(FOR_EVER if result.verdict == "done" else STALL_SECONDS)
+        # of a run that is done, even a slow reader gets every line; a failure is shown at once
+        self.out.flush_within(float("inf") if result.verdict == "done" else STALL_SECONDS)
         if self.out.dropped and not self.out.closed:
             dropped = plural(self.out.dropped, "line")
             self.note(f"{dropped} came too fast for the reader; the logs have all")
@@ -173,7 +172,7 @@ def time_of_day(now: float) -> str:
 
 
 def progress_words(rank: RankState, now: float) -> Iterator[str]:
-    """Return the progress of the run in words, from one rank's report."""
+    """Yield the progress of the run in words, from one rank's report."""
     fields = rank.fields
     if rank.phase != phases.TRAIN and rank.phase in BUSY:
         yield BUSY[rank.phase]
@@ -228,7 +227,7 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
 def next_commands(result: Result, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield what to type next, and what it is for: a task is continued, or its model is used."""
     if result.resume:
-        yield TO_CONTINUE, result.resume
+        yield "to continue, type", result.resume
     model = result.folder / one_line(str(result.report.get("final", "")))
     with suppress(OSError):  # a rank may report any path
         if plan.task and model.is_file():
@@ -237,26 +236,23 @@ def next_commands(result: Result, plan: Plan) -> Iterator[tuple[str, str]]:
                 args += ["--task", plan.task]  # code of the user: no weights file decides it
             if plan.own_model:
                 args += ["--model", plan.own_model]
-            yield TO_USE, f"{called('predict')} {shlex.join(args)}"
+            yield "to use the model, type", f"{called('predict')} {shlex.join(args)}"
 
 
 def last_line(result: Result) -> str:
     """Return the line about the end: cause, host, rank, log, what to do."""
     if result.verdict == "done":
         return f"done in {duration(result.seconds)}"
-    parts = [f"{result.verdict}: {who(result)}{one_line(result.cause)}"]
+    blamed = ""
+    if result.host is not None:
+        rank = "" if result.rank is None else f"rank {result.rank} on "
+        blamed = f"{rank}{result.host}: "
+    parts = [f"{result.verdict}: {blamed}{one_line(result.cause)}"]
     if result.log is not None:
         parts.append(f"log: {short_path(result.log)}")
     if result.advice:
         parts.append(result.advice)
     return "; ".join(parts)
-
-
-def who(result: Result) -> str:
-    """Return the rank and host of the cause."""
-    if result.host is None:
-        return ""
-    return f"{result.host}: " if result.rank is None else f"rank {result.rank} on {result.host}: "
 
 
 def short_path(path: Path) -> str:

@@ -125,7 +125,7 @@ class Dashboard(MergedOutput, AbstractContextManager["Dashboard"]):
         self.out.flush_within(STALL_SECONDS)
 
     def _collect(self, everything: bool = False) -> None:
-        """Keep the newest lines for the next drawing, and count the others."""
+        # Between two drawings only the newest lines are kept; of the others, their number is shown.
         for item in self.merger.take(time.monotonic(), everything):
             if isinstance(item, Line):
                 self.lines.append(item)
@@ -136,11 +136,11 @@ class Dashboard(MergedOutput, AbstractContextManager["Dashboard"]):
 
     def _print(self) -> None:
         lines = [
-            self._start(line.sources)
+            self._prefix(line.sources)
             + Text(line.text, style="yellow" if line.sources[0].stream == "err" else "")
             for line in self.lines
         ] + [
-            self._start(sources) + Text(f"({count:,} lines, see the logs)", style="dim")
+            self._prefix(sources) + Text(f"({count:,} lines, see the logs)", style="dim")
             for sources, count in self.skipped.items()
         ]
         self.lines.clear()
@@ -148,8 +148,7 @@ class Dashboard(MergedOutput, AbstractContextManager["Dashboard"]):
         if lines:
             self.console.print(Text("\n").join(lines), soft_wrap=True)
 
-    def _start(self, sources: tuple[LogSource, ...]) -> Text:
-        """Return the prefix of a line in its host's colour."""
+    def _prefix(self, sources: tuple[LogSource, ...]) -> Text:
         who = line_prefix(self.plan, sources)
         colour = COLOURS[(sources[0].rank or 0) % len(COLOURS)] if len(sources) == 1 else "bold"
         return Text.assemble((who, colour), (" │ " if who else "", "bright_black"))
@@ -194,7 +193,12 @@ def progress_bar(run: RunView, width: int) -> RenderableType:
     while len(texts) > 1 and sum(map(len, texts)) + 3 * len(texts) > width - BAR_WIDTH:
         texts.pop(-2)  # the end of the run goes last
     grid.add_row(Text(epoch(run), style="bold"), bar, Text("   ".join(texts)))
-    return Group(grid, Text(_milestones(run), style="dim")) if _milestones(run) else grid
+    milestones = (
+        shown(run.best, "best validation accuracy {:.1%}"),
+        f"last checkpoint at step {run.checkpoint:,}" if run.checkpoint else "",
+    )
+    line = "  ·  ".join(filter(None, milestones))
+    return Group(grid, Text(line, style="dim")) if line else grid
 
 
 def epoch(run: RunView) -> str:
@@ -216,14 +220,6 @@ def measures(run: RunView) -> list[str]:
         "" if run.seconds_left is None else f"run ends in {duration(run.seconds_left)}",
     )
     return [text for text in texts if text]
-
-
-def _milestones(run: RunView) -> str:
-    texts = (
-        shown(run.best, "best validation accuracy {:.1%}"),
-        f"last checkpoint at step {run.checkpoint:,}" if run.checkpoint else "",
-    )
-    return "  ·  ".join(filter(None, texts))
 
 
 def shown(value: float | None, form: str) -> str:

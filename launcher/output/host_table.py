@@ -68,7 +68,6 @@ def host_table(hosts: Sequence[HostView], width: int, last_lines: Mapping[int, s
 def _fitting_columns(
     columns: Sequence[HostColumn], hosts: Sequence[HostView], width: int
 ) -> list[HostColumn]:
-    """Return the columns that have something in them and for which there is room."""
     fitting = [c for c in columns if not c.need or any(c.show(host).plain for host in hosts)]
     names = max((cell_len(host.name) for host in hosts), default=0)
     while True:
@@ -80,42 +79,24 @@ def _fitting_columns(
 
 
 def folded(hosts: Sequence[HostView]) -> str:
-    """Return the hosts for which there is no row, in a line."""
+    """Return how many hosts have no row, and their states, in a line."""
     states = Counter(host.state for host in hosts)
     text = ", ".join(f"{count} {state}" for state, count in states.items())
     return f"and {plural(len(hosts), 'host')} more: {text}"
 
 
-def state(host: HostView) -> Text:
-    """Return the state of a host in its colour."""
+def _state(host: HostView) -> Text:
     if host.urgency == BROKEN:
         return Text(f"● {host.state}", style="bold red")
     usual = "yellow" if host.urgency == WAITED_FOR else "green"
     return Text(f"● {host.state}", style=STYLES.get(host.state, usual))
 
 
-def step(host: HostView) -> Text:
-    """Return the step of the slowest rank."""
-    return Text(f"{host.step:,}" if host.step else "")
+def _number(value: float | None, form: str) -> Text:
+    return Text("" if value is None else form.format(value))
 
 
-def loss(host: HostView) -> Text:
-    """Return the loss of that rank."""
-    return Text("" if host.loss is None else f"{host.loss:.4f}")
-
-
-def speed(host: HostView) -> Text:
-    """Return the images per second."""
-    return Text(f"{host.images_per_second:,.0f}" if host.images_per_second else "")
-
-
-def share(host: HostView) -> Text:
-    """Return its share of the images of a step, where ranks get them by speed."""
-    return Text("" if host.share is None else f"{host.share:.1%}")
-
-
-def cpu(host: HostView) -> Text:
-    """Return CPU utilization as a meter and percent."""
+def _cpu(host: HostView) -> Text:
     if host.usage is None:
         return Text()
     full = round(host.usage.cpu * METER_WIDTH)
@@ -123,44 +104,46 @@ def cpu(host: HostView) -> Text:
     return Text.assemble(*meter, f" {host.usage.cpu:4.0%}")
 
 
-def memory(host: HostView) -> Text:
-    """Return used and total memory."""
+def _memory(host: HostView) -> Text:
     if host.usage is None:
         return Text()
     used, total = host.usage.memory, host.usage.memory_total
     return Text(used_of(used, total), style="red" if used > 0.95 * total else "")
 
 
-def network(host: HostView) -> Text:
-    """Return what a host receives and sends."""
+def _network(host: HostView) -> Text:
     usage = host.usage
     if usage is None or not usage.received + usage.sent:
         return Text()
     return Text(f"↓{usage.received / 1e6:,.0f} ↑{usage.sent / 1e6:,.0f} MB/s")
 
 
-def data(host: HostView) -> Text:
-    """Return how much of the data came from the own cache, from peers, and from the origin."""
+def _data_sources(host: HostView) -> Text:
     total = sum(host.read.values())
     return Text("/".join(f"{count / total:.0%}" for count in host.read.values()) if total else "")
 
 
-def gpu(host: HostView) -> Text:
-    """Return GPU utilization, odd GPUs by themselves, and the memory of the fullest one."""
+def _gpus(host: HostView) -> Text:
     gpus = host.usage.gpus if host.usage else ()
     if not gpus:
         return Text()
-    usual, odd = _split_odd(gpus)
+    # 7x 97%: GPUs about as busy as most are, together; those that are not stand out in red
+    most = statistics.median_high(gpu.busy for gpu in gpus)
+    odd = [gpu for gpu in gpus if abs(gpu.busy - most) > ODD_PERCENT]
+    usual = [gpu for gpu in gpus if gpu not in odd]
     full = max(gpu.memory / max(1, gpu.memory_total) for gpu in gpus)
     return Text.assemble(
-        _busy_words(usual),
-        *((f" {_busy_words(odd)}", "bold red") for _ in odd[:1]),
+        _mean_busy(usual),
+        (f" {_mean_busy(odd)}" if odd else "", "bold red"),
         (f"  {full:.0%} mem", "dim"),
     )
 
 
-def heat(host: HostView) -> Text:
-    """Return the highest temperature and power of its GPUs, red where one is slowed down."""
+def _mean_busy(gpus: Sequence[Gpu]) -> str:
+    return f"{len(gpus)}x {statistics.fmean(gpu.busy for gpu in gpus):.0f}%"
+
+
+def _heat(host: HostView) -> Text:
     gpus = host.usage.gpus if host.usage else ()
     hottest = max((gpu.temperature for gpu in gpus), default=0)
     strongest = max((gpu.power for gpu in gpus), default=0)
@@ -170,29 +153,17 @@ def heat(host: HostView) -> Text:
     )
 
 
-def _split_odd(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[Gpu]]:
-    """Return the GPUs that are about as busy as most are, and the others."""
-    most = statistics.median_high(gpu.busy for gpu in gpus)
-    odd = [gpu for gpu in gpus if abs(gpu.busy - most) > ODD_PERCENT]
-    return [gpu for gpu in gpus if gpu not in odd], odd
-
-
-def _busy_words(gpus: Sequence[Gpu]) -> str:
-    """Return how many GPUs there are and how busy they are in the mean: 7x 97%."""
-    return f"{len(gpus)}x {statistics.fmean(gpu.busy for gpu in gpus):.0f}%"
-
-
 COLUMNS = (
     HostColumn("host", 0, 0, lambda host: Text(host.name, style="bold"), "left"),
-    HostColumn("state", 12, 0, state, "left"),
-    HostColumn("step", 7, 2, step),
-    HostColumn("gpu", 22, 1, gpu),
-    HostColumn("images/s", 8, 4, speed),
-    HostColumn("share", 6, 6, share),
-    HostColumn("cpu", METER_WIDTH + 5, 3, cpu),
-    HostColumn("memory", 12, 5, memory),
-    HostColumn("heat", 12, 7, heat),
-    HostColumn("loss", 7, 8, loss),
-    HostColumn("network", 17, 9, network),
-    HostColumn("cache/peers/origin", 18, 10, data),
+    HostColumn("state", 12, 0, _state, "left"),
+    HostColumn("step", 7, 2, lambda host: _number(host.step or None, "{:,}")),
+    HostColumn("gpu", 22, 1, _gpus),
+    HostColumn("images/s", 8, 4, lambda host: _number(host.images_per_second or None, "{:,.0f}")),
+    HostColumn("share", 6, 6, lambda host: _number(host.share, "{:.1%}")),
+    HostColumn("cpu", METER_WIDTH + 5, 3, _cpu),
+    HostColumn("memory", 12, 5, _memory),
+    HostColumn("heat", 12, 7, _heat),
+    HostColumn("loss", 7, 8, lambda host: _number(host.loss, "{:.4f}")),
+    HostColumn("network", 17, 9, _network),
+    HostColumn("cache/peers/origin", 18, 10, _data_sources),
 )

@@ -39,15 +39,13 @@ class LogFiles:
             with translated_os_errors(folder.path):
                 for host in self.hosts.values():
                     folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
-                self.plan = self._written(plan)
+                self.plan = self._written_and_locked(plan)
         except SaveError as error:
             raise SaveError(f"{error}; or type: --runs FOLDER") from error
 
-    def _written(self, plan: Plan) -> TextIO:
-        """Write the plan, and return its file, locked as long as this process lives.
-
-        It is locked before it is in its place: one without a lock is that of a dead launcher.
-        """
+    def _written_and_locked(self, plan: Plan) -> TextIO:
+        # Locked as long as this process lives, and before it is in its place: to others, a plan
+        # without a lock is that of a dead launcher.
         partial = self.folder.plan.with_name(f".{self.folder.plan.name}.partial")
         write_json(partial, dataclasses.asdict(plan), mode=0o600)  # has --env values
         file = partial.open("r+")  # NFS locks alone only what may be written
@@ -61,7 +59,7 @@ class LogFiles:
         self.hosts[host.node] = host.name
         with suppress(OSError, SaveError):  # as soon as there is output, `write` has the reason
             self.folder.log(host.name, None, "out").parent.mkdir(parents=True, exist_ok=True)
-            before, self.plan = self.plan, self._written(plan)
+            before, self.plan = self.plan, self._written_and_locked(plan)
             before.close()
 
     def record(self, event: Output) -> None:
@@ -69,13 +67,11 @@ class LogFiles:
         self.waiting.setdefault((event.node, event.rank, event.stream), []).append(event.data)
 
     def write(self) -> str:
-        """Append to the logs what was recorded; returns why that failed, the first time.
-
-        Files are reopened each time, so that a thousand ranks need no thousand descriptors.
-        """
+        """Append to the logs what was recorded; return why that failed, the first time."""
         failed_before = self.refusal
         try:
             for source, data in self.waiting.items() if not self.refusal else ():
+                # opened each time: a thousand ranks would need two thousand descriptors
                 with self.log(*source).open("ab", buffering=0) as file:
                     for piece in data:  # joined, they would no longer be in the processor's cache
                         file.write(piece)
@@ -85,7 +81,7 @@ class LogFiles:
         return "" if failed_before else self.refusal
 
     def close(self, result: Result) -> str:
-        """Write how it ended; returns why that could not be done."""
+        """Write how it ended; return why that could not be done."""
         self.plan.close()
         try:
             write_json(self.folder.result, as_plain(result))
@@ -118,7 +114,7 @@ def _read_at(file: BinaryIO, offset: int) -> bytes:
 
 
 def _last_traceback(log: bytes) -> bytes:
-    """Return the beginning of the last traceback that does not begin near the end; or nothing."""
+    # The first bytes of the last traceback that begins before the tail of the log; often nothing.
     end = len(log) - TAIL_BYTES
     before = log[: end + len(b"[rank999999]: Traceback (most recent call last):")]
     begun = [match.start() for match in _TRACEBACK.finditer(before) if match.start() < end]
@@ -128,8 +124,8 @@ def _last_traceback(log: bytes) -> bytes:
 def write_run_page(folder: Path, task: str) -> str:
     """Draw report.html of a task that has ended, also of one that failed before its first step.
 
-    Return why that failed, else nothing. A command's own program that measures nothing has no page;
-    `rackrun report RUN` draws one of its hosts.
+    Return why that failed. The user's own program has no page if it measures nothing; `rackrun
+    report RUN` draws one of its hosts.
     """
     if not (task or RunFolder(folder).metrics.exists()):
         return ""

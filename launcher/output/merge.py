@@ -55,7 +55,7 @@ class Flood:
         return self.data.count(b"\n")
 
     def lines(self) -> Iterator[str]:
-        """Return each of them, cleaned."""
+        """Yield each of them, cleaned."""
         return (readable(line) for line in self.data[:-1].split(b"\n"))
 
     @property

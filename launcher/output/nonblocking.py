@@ -89,10 +89,8 @@ class NonBlockingWriter:
 
 
 def _nonblocking(descriptor: int) -> int:
-    """Open the same pipe or terminal without blocking, and without a change to the shared one.
-
-    poll alone is not enough: for a terminal it promises room for a byte, not for more.
-    """
+    # poll alone is not enough: for a terminal it promises room for a byte, not for more. O_NONBLOCK
+    # on the descriptor itself would change it for all programs that share the terminal.
     flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
     try:
         return os.open(f"/proc/self/fd/{descriptor}", flags)

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from launcher.run.result import Result, as_plain
 from rackrun.contract import variables
@@ -108,7 +108,6 @@ class EventCommand:
             self._waiting.task_done()
 
     def _problem_of(self, event: EventName, content: bytes) -> str:
-        """Run the command; return why it did not end well, empty when it did."""
         with tempfile.TemporaryFile() as output:
             try:
                 self._process = subprocess.Popen(
@@ -126,20 +125,16 @@ class EventCommand:
             except subprocess.TimeoutExpired:
                 _end(self._process)
                 return f"ended after {self._limit_seconds:.0f} s without a result"
-            code = self._process.returncode
-            return f"exit code {code}{_last_line_of(output)}" if code else ""
+            if not (code := self._process.returncode):
+                return ""
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+            lines = output.read().decode("utf-8", "replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "")
+            return f"exit code {code}: {one_line(last)}" if last else f"exit code {code}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and what it has started."""
+    # the session that it leads, with all that it has started
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _last_line_of(output: IO[bytes]) -> str:
-    """Return the last line of an output, as the end of a sentence; nothing if it is empty."""
-    output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-    lines = output.read().decode("utf-8", "replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return f": {one_line(last)}" if last else ""

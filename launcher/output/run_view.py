@@ -1,7 +1,4 @@
-"""What there is to see of a run at a moment, as plain values: for the dashboard and for a browser.
-
-RunState, time -> RunView        everything in it can be written as JSON
-"""
+"""A run at a moment as plain values, which can be written as JSON: for dashboard and browser."""
 
 from __future__ import annotations
 
@@ -95,15 +92,17 @@ class RunView:
 
 
 def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
-    """Return what there is to see of a run."""
+    """Return a run at the moment `now` of the monotonic clock."""
     first = run.lead
     total = whole(first, "epoch_steps")
     hosts = [_host_view(run, host, now) for host in run.hosts]
+    planned = machines(run.plan)
+    now_ranks = run.generations[-1].ranks if run.generations else run.plan.world_size
     return RunView(
         name=name,
         run_id=run.plan.run_id,
         folder=str(folder),
-        machines=_machines_now(run),
+        machines=f"{now_ranks} of {planned}" if now_ranks != run.plan.world_size else planned,
         dataset=text(first, "dataset"),
         seconds=max(0.0, now - run.started_at),
         phase=first.phase,
@@ -170,22 +169,10 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
 
 
 def _slowed_by(run: RunState, host: HostState) -> str:
-    """Return what slows a host down: its GPUs' clocks, or what the ranks measured; "" if nothing.
-
-    GPUs count only where the ranks use some.
-    """
+    # Its GPUs' own reason where the ranks use some; otherwise what the ranks have measured.
     gpus = host.usage.gpus if host.usage and host.plan.gpus else ()
     reason = next((gpu.slowed for gpu in gpus if gpu.slowed), "")
     return reason or (run.slow.why if run.slow and run.slow_host is host else "")
-
-
-def _machines_now(run: RunState) -> str:
-    """Return ranks and hosts, and those of an elastic run that train now."""
-    now = run.generations[-1] if run.generations else None
-    planned = machines(run.plan)
-    if now is None or now.ranks == run.plan.world_size:
-        return planned
-    return f"{now.ranks} of {planned}"
 
 
 def machines(plan: Plan) -> str:
@@ -200,10 +187,8 @@ def machines(plan: Plan) -> str:
 
 
 def _standstill(run: RunState, ranks: list[RankState], now: float) -> float:
-    """Return for how long a host has held up the others without a step; 0 while it has not.
-
-    While a rank lacks data, the others wait for that one.
-    """
+    # For how long a host has held up the others without a step; 0: it has not. All ranks wait at
+    # the same exchange: the one that is behind is to blame, and while a rank lacks data, that one.
     still = [
         rank
         for rank in ranks

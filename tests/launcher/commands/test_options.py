@@ -16,7 +16,7 @@ from launcher.commands import local, local_run, node, ray
 from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
-from launcher.commands.ssh_detach import refuse_what_stays
+from launcher.commands.ssh_run import refuse_what_stays
 from launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.lifecycle.this_machine import plan_alone

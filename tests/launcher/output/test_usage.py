@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output import usage_log
-from launcher.output.usage_log import UsageLog
+from launcher.output import journal
+from launcher.output.journal import UsageLog
 from launcher.remote.agent import host_watch
 from launcher.remote.agent.host_watch import HostWatch
 from launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
@@ -28,7 +28,7 @@ def lines(path: Path) -> list[dict]:
 
 def test_a_long_run_has_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hosts report 5,000 times each: a few hundred lines cover all of it evenly, as means."""
-    monkeypatch.setattr(usage_log, "MOST_LINES", 300)
+    monkeypatch.setattr(journal, "MOST_LINES", 300)
     path, moments = tmp_path / "usage.jsonl", 5000
     log = UsageLog(path, {0: "gpu01", 1: "gpu02"})
     for moment in range(moments):
@@ -127,8 +127,8 @@ def test_what_a_rank_writes_to_the_file_ends_no_run(
     text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder is the ranks' as well; the file is left as it is then."""
-    monkeypatch.setattr(usage_log, "MOST_LINES", 4)
-    monkeypatch.setattr(usage_log, "FEWEST_LINES", 1)
+    monkeypatch.setattr(journal, "MOST_LINES", 4)
+    monkeypatch.setattr(journal, "FEWEST_LINES", 1)
     path = tmp_path / "usage.jsonl"
     path.write_bytes(text)
     log = UsageLog(path, {0: "gpu01"})
@@ -143,8 +143,8 @@ def test_a_file_that_ranks_let_grow_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To join its lines, the launcher would hold all of it."""
-    monkeypatch.setattr(usage_log, "MOST_LINES", 4)
-    monkeypatch.setattr(usage_log, "FEWEST_LINES", 1)
+    monkeypatch.setattr(journal, "MOST_LINES", 4)
+    monkeypatch.setattr(journal, "FEWEST_LINES", 1)
     path = tmp_path / "usage.jsonl"
     path.touch()
     os.truncate(path, 1 << 40)  # of zeros, which take no space
