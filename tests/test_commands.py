@@ -31,10 +31,9 @@ from launcher.commands.board import BoardOptions
 from launcher.commands.parse import RENAMED, names_of, parse, read_work, split, with_settings
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
-from launcher.config.command_line import NO_FILE, file_in
-from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork
 from launcher.run.settings import LocalOptions, Options
+from launcher.settings_file import NO_FILE, file_in, read_settings
 from rackrun.commandline import parser
 from rackrun.commands import LAUNCHES, is_command
 from rackrun.contract.tasks import PACKAGES, TASKS

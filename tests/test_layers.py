@@ -49,11 +49,11 @@ PROGRAMS = (
 ROOMS: dict[str, dict[str, str]] = {
     "launcher": {
         "__init__": "commands run",
-        "commands": "catalog config detached errors files lifecycle output preflight remote "
-        "rendezvous run schedulers search supervision transport transport/ssh web",
+        "commands": "catalog detached errors files lifecycle output preflight remote "
+        "rendezvous run schedulers search settings_file supervision transport transport/ssh web",
         "catalog": "detached errors output preflight remote run transport transport/ssh",
-        "config": "run",
-        "detached": "config errors files lifecycle output preflight remote run supervision "
+        "settings_file": "run",
+        "detached": "errors files lifecycle output preflight remote run settings_file supervision "
         "transport transport/ssh",
         "lifecycle": "errors files output preflight remote run supervision transport",
         "preflight": "errors files output remote run transport",

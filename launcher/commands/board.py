@@ -65,7 +65,6 @@ def main(args: Sequence[str]) -> int:
 
 
 def _show_detached(run: Run, options: RunOptions) -> None:
-    """Serve what the record of a detached run has, as it grows."""
     opened: list[WebDisplay] = []
 
     def screen(job: Job, plan: Plan, plain: bool) -> WebDisplay:

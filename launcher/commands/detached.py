@@ -28,8 +28,16 @@ def main(args: Sequence[str]) -> int:
     verb, *args = args
     settings, work = VERBS[verb]
     options = parse(settings, verb, args)
-    if not options.run and verb == "status":
-        return ps(_list_options(options))
+    if not options.run and verb == "status":  # of no run in particular: the list
+        return ps(
+            PsOptions(
+                hosts=options.hosts,
+                host_list=options.host_list,
+                json=options.json,
+                ssh_config=options.ssh_config,
+                accept_new=options.accept_new,
+            )
+        )
     if not options.run:
         raise UsageError(f"{verb} of which run? type: {called(verb)} RUN; {called('ps')} lists all")
     run = find_run(options.run) or _run_elsewhere(verb, options)
@@ -51,24 +59,13 @@ def main(args: Sequence[str]) -> int:
 
 
 def _run_elsewhere(verb: str, options: RunOptions) -> Run:
-    """Return a run of which nothing is known here; its hosts are asked for it."""
+    # Nothing is known of it here: its hosts are asked.
     if not NAME.fullmatch(options.run):
         hint = f"type its id or its name; {called('ps')} lists all"
         raise UsageError(f"{options.run!r} cannot be a run: {hint}")
     if not (options.name_hosts or HOSTS_FILE.exists()):
         raise unknown_run(options.run, verb)
     return Run(options.run if is_attached(options.run) else "", "", asked=options.run)
-
-
-def _list_options(options: StatusOptions) -> PsOptions:
-    """Return the options of the list for `status` of no run in particular."""
-    return PsOptions(
-        hosts=options.hosts,
-        host_list=options.host_list,
-        json=options.json,
-        ssh_config=options.ssh_config,
-        accept_new=options.accept_new,
-    )
 
 
 Verb = tuple[type[Any], Callable[[Run, Any], int]]

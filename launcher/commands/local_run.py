@@ -51,10 +51,10 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     demo = work is None
     work = work or DEMO
     if options.elastic:
-        elastic(work)  # refuses a command
+        elastic(work)  # raises UsageError for a command
     jobs = options.jobs
     planned = jobs.job(work, jobs.planned_folder(work))
-    plan_alone(planned, options.nproc, options.python)  # refuses invalid usage
+    plan_alone(planned, options.nproc, options.python)  # raises UsageError, before images are drawn
     if options.dry_run:
         _refuse_invalid(work, options, data_exist=not demo)
         return show(work, options)
@@ -99,10 +99,8 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
 
 
 def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) -> TaskNeeds:
-    """Raise UsageError for what no rank could run: a dry run refuses what a launch would.
-
-    Return what else the task needs, which of a container only the container knows.
-    """
+    # What no rank could run: a dry run refuses what a launch would. Of a container, only the
+    # container knows what is installed and which files there are.
     is_here, python = not options.image, interpreter(options.python)
     ranks = as_host(options.nproc).slots or 1
     with check_task_options(work, "local", local_jobs=options.jobs if is_here else None) as refuse:
@@ -144,7 +142,6 @@ def _show_container(work: Work, options: LocalOptions) -> int:
 
 
 def _contained(work: Work, options: LocalOptions, settings: LaunchSettings) -> LaunchSpec:
-    """Return the launch of a container on this machine, which is checked like any host."""
     from launcher.lifecycle.launch_spec import LaunchSpec
     from launcher.lifecycle.planning import code_here
 
@@ -153,7 +150,7 @@ def _contained(work: Work, options: LocalOptions, settings: LaunchSettings) -> L
 
 
 def _host_options(options: LocalOptions) -> HostOptions:
-    """Return the options for a host; a container sees the GPUs that this launcher may use."""
+    # A container sees the GPUs that this launcher may use.
     same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
     visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
     return HostOptions(**{**same, "env": (*visible, *options.env)})

@@ -62,12 +62,11 @@ def main(args: Sequence[str]) -> int:
     if options.dry_run:
         show(placement, work, options)
         return 0
-    signal.signal(signal.SIGUSR1, _end_before_the_start)
+    signal.signal(signal.SIGUSR1, _end_before_the_start)  # the scheduler wants the node back
     return _launch_node(placement, work, options, typed("node", launcher_args, work)).exit_code
 
 
 def _end_before_the_start(number: int, frame: FrameType | None) -> None:
-    """Raise if the scheduler asks for the node back while it waits for others."""
     raise HostLost("stopped before all nodes had joined; type the same command again")
 
 
@@ -115,7 +114,12 @@ def detected_in(
     placement: Placement, work: Work, options: NodeOptions
 ) -> tuple[dict[str, object], Plan]:
     """Return the placement as plain data, and the plan for it, without asking other nodes."""
-    slots = _expected_slots(placement, options)
+    # as far as this node knows: at a launch, the nodes report their own
+    slots = (
+        slots_of(options.slots, placement.nodes)
+        if options.slots
+        else (processes(placement).value,) * placement.nodes.value
+    )
     folder = RunFolder((options.runs / folder_name(options.name or work.name)).resolve())
     names = tuple(f"node-{node}" for node in range(placement.nodes.value))
     agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
@@ -134,20 +138,12 @@ def _detected_text(detected: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-def _expected_slots(placement: Placement, options: NodeOptions) -> tuple[int, ...]:
-    """Return the processes of all nodes, as far as this node knows; the rendezvous counts them."""
-    if options.slots:
-        return slots_of(options.slots, placement.nodes)
-    return (processes(placement).value,) * placement.nodes.value
-
-
 def _launch_node(
     placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
 ) -> Result:
-    """Join the rendezvous, and run this node's share; `again` is the typed command."""
     with check_task_options(work, "node") as refuse:
         needs = refuse()
-    trackers = () if placement.node.value else needs.trackers
+    trackers = () if placement.node.value else needs.trackers  # only rank 0 tracks
     refuse_cache(needs)
     refuse_missing_packages(replace(needs, trackers=trackers), sys.executable)
     with ExitStack() as servers:

@@ -48,7 +48,8 @@ def meet(
         node=placement.node.value,
         nodes=placement.nodes.value,
         processes=processes(placement).value,
-        name=file_name(_host_name()),
+        # in Slurm its name there: several nodes may share a machine
+        name=file_name(os.environ.get("SLURMD_NODENAME") or socket.gethostname()),
         job=file_name(placement.job) if placement.job else "",
         resume=_newest_run(options, work) if options.auto_resume else "",
     )
@@ -62,13 +63,24 @@ def meet(
             raise UsageError(f"--slots {options.slots}, but the nodes start {counts} processes")
         if why := needs.rank_problem(sum(slots)):
             raise UsageError(why)
+        run_name = file_name(options.name or work.name)
+        names = [member.name for member in members]
+        resumable = [
+            member.resume
+            for member in members
+            if options.auto_resume and _is_run_of(member.resume, run_name)
+        ]
         folder = new_run_folder(options.runs, options.name or work.name, options.share)
         return Agreement(
             run_id=secrets.token_hex(16),
             folder=folder.path.name,
-            names=_unique([member.name for member in members]),
+            # each node has a folder of logs: names that appear twice get their node rank
+            names=tuple(
+                f"{name}-{node}" if names.count(name) > 1 else name
+                for node, name in enumerate(names)
+            ),
             slots=slots,
-            resume=max(_resumable(member, options, work) for member in members),
+            resume=max(resumable, default=""),
             data=_serve(work, address, options, servers),
         )
 
@@ -104,7 +116,6 @@ def processes(placement: Placement) -> Sourced[int]:
 
 
 def _check_private(address: str, options: NodeOptions) -> None:
-    """Refuse a rendezvous at a public address, unless --ignore-check allows it."""
     if ip_address(address.partition("%")[0]).is_global and not options.ignore_check:
         where = f"nodes would meet at the public address {address}"
         raise PreflightRefused(
@@ -127,7 +138,8 @@ def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> No
 
 
 def _served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
-    """Return True when a URL is that of a server on node 0, at an address known here."""
+    # What node 0 sends decides where every rank of this node reads: it may have no more than
+    # scheme, address and port, and the address must be one of node 0 that is known here.
     try:
         url = urlsplit(data)
         plain = f"{url.scheme}://{url.netloc}/" == data and url.port is not None
@@ -142,18 +154,11 @@ def _served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
     )
 
 
-def _resumable(member: NodeInfo, options: NodeOptions, work: Work) -> str:
-    """Return the run that a node would resume from, if it has this name."""
-    fits = options.auto_resume and _is_run_of(member.resume, file_name(options.name or work.name))
-    return member.resume if fits else ""
-
-
 def _is_run_of(run: str, name: str) -> bool:
     return bool(re.fullmatch(RUN_NAME, run)) and run[_TIME_LENGTH:] == f"-{name}"
 
 
 def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -> str:
-    """Serve the data, with --serve, at an address that all nodes know; return the URL."""
     serving = options.serving
     if not serving.serve:
         return ""
@@ -179,26 +184,13 @@ def job_for(
 
 
 def _newest_run(options: NodeOptions, work: Work) -> str:
-    """Return the folder of the newest run of this name with a checkpoint; "" if there is none."""
     name = file_name(options.name or work.name)
     runs = {path.parents[1].name for path in options.runs.glob(f"*-{name}/checkpoints/*.pt")}
     return max((run for run in runs if _is_run_of(run, name)), default="")
 
 
-def _host_name() -> str:
-    """Return the name of this node: in Slurm its name there, as several may share a machine."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names for log folders: those that appear twice get their node rank."""
-    return tuple(
-        f"{name}-{node}" if names.count(name) > 1 else name for node, name in enumerate(names)
-    )
-
-
 def _address_of(placement: Placement) -> str:
-    """Return the address of node 0; Slurm may know one for a name that no resolver has."""
+    # Slurm may know an address for a name that no resolver has.
     if placement.platform != "Slurm" or placement.master.origin.startswith("--"):
         return placement.master.value
     scontrol = shutil.which("scontrol")

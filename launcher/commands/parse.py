@@ -10,21 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from launcher.commands.settings import SshOptions
-from launcher.config.command_line import (
-    HOSTS,
-    NO_FILE,
-    file_in,
-    launcher_words,
-    settings_text,
-    typed_options,
-    with_place,
-    without_file,
-    work_words,
-)
-from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.run.job import (
     JobTemplate,
     TaskWork,
@@ -36,6 +24,19 @@ from launcher.run.job import (
 )
 from launcher.run.settings import Options
 from launcher.run.url import check_url
+from launcher.settings_file import (
+    HOSTS,
+    NO_FILE,
+    SettingsFile,
+    file_in,
+    launcher_words,
+    read_settings,
+    settings_text,
+    typed_options,
+    with_place,
+    without_file,
+    work_words,
+)
 from rackrun.commandline import parser
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import HELP, Option, options
@@ -92,9 +93,9 @@ OF_TASKS = (
 """Options of every task that are typed before one, or without one."""
 
 Settings = TypeVar("Settings")
-
+"""The options of a command."""
 AnyOptions = TypeVar("AnyOptions", bound=Options)
-"""The options of one way to launch."""
+"""The options of a way to launch."""
 
 
 def split(
@@ -188,31 +189,19 @@ def parse(
 
     `{prog}` in the head of the help becomes the command as the user calls it.
     """
-    hints = {**_hints_of(settings), **_behind_tasks(settings, name)}
-    return parser.parse(settings, called(name), args, head and launching(head), RENAMED, hints)
+    hints: dict[str, str] = {}
+    if issubclass(settings, Options):
+        typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
+        behind = f"an option of tasks, and goes behind one, as in: {typed_first}"
+        hints = _hints_of(settings) | {option: f"{behind} {option}" for option in OF_TASKS}
+    if head:
+        tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}."
+        head = replace(head, foot=f"{tasks}\n\n{head.foot}")
+    return parser.parse(settings, called(name), args, head, RENAMED, hints)
 
 
-def _behind_tasks(settings: type[Any], name: str) -> dict[str, str]:
-    """Return hints for options of tasks among those of the launcher."""
-    if not issubclass(settings, Options):
-        return {}
-    typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
-    return {
-        option: f"an option of tasks, and goes behind one, as in: {typed_first} {option}"
-        for option in OF_TASKS
-    }
-
-
-def launching(head: Head) -> Head:
-    """Return the head of a way to launch, with the tasks that can be launched below the options."""
-    tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}."
-    return replace(head, foot=f"{tasks}\n\n{head.foot}")
-
-
-def _hints_of(settings: type[Any]) -> dict[str, str]:
-    """Return hints for options that other commands have, but not this one."""
-    if not issubclass(settings, Options):
-        return {}
+def _hints_of(settings: type[Options]) -> dict[str, str]:
+    # for options that other commands and other launchers have, but not this one
     names = names_of(settings)
     of_hosts = {name: f"only for hosts: {{ssh}} {name}" for name in names_of(SshOptions)}
     hints = {**of_hosts, "--nproc": SLOTS, "--hosts": FIRST_WORD, **ELSEWHERE}
@@ -225,7 +214,7 @@ def _hints_of(settings: type[Any]) -> dict[str, str]:
 
 def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOptions:
     """Return the options given by name in Python; raise UsageError for an unknown one."""
-    names = {_as_field(typed): _as_field(name) for typed, name in RENAMED.items()}
+    names = {_as_field(theirs): _as_field(ours) for theirs, ours in RENAMED.items()}
     given = {names.get(name, name): value for name, value in values.items()}
     for name, instead in TYPED_ONLY.items():
         if given.get(name):
@@ -234,17 +223,16 @@ def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOpti
     if unknown := given.keys() - rows:
         raise UsageError(f"launch has no option {min(unknown)!r}")
     return parser.built(
-        settings, {rows[name].whole: _meant(rows[name], value) for name, value in given.items()}
+        settings, {rows[name].whole: _converted(rows[name], value) for name, value in given.items()}
     )
 
 
 def _as_field(option: str) -> str:
-    """Return the name of an option as Python has it: `--nproc-per-node` -> `nproc_per_node`."""
+    # --nproc-per-node -> nproc_per_node
     return option.removeprefix("--").replace("-", "_")
 
 
-def _meant(option: Option, value: Any) -> Any:
-    """Return a value from Python as an option has it; raise UsageError if it does not fit."""
+def _converted(option: Option, value: Any) -> Any:
     if option.is_repeatable and isinstance(value, list | tuple):
         return tuple(value)
     if not option.is_repeatable:
@@ -263,20 +251,25 @@ def read_work(
 ) -> Work | None:
     """Return the task or command to run; raise UsageError with what was probably meant.
 
-    The launcher's options may not appear among a task's. A task that is called for something other
-    than training replaces this process.
+    The launcher's options may not appear among a task's. A task that is called for help, or for a
+    tool of its own, replaces this process.
     """
     prog = called(name)
     if is_command(rest[:1]):
-        command, *words = rest
+        command, *args = rest
         before, after = split(launcher_args, settings)  # the host file, and options behind it
-        words = [*_taken_by(command, [*before, *after[1:]], after[:1]), *words]
-        typed_first = f"{called(command)} {shlex.join(words)}".rstrip()
+        args = [*_taken_by(command, [*before, *after[1:]], after[:1]), *args]
+        typed_first = f"{called(command)} {shlex.join(args)}".rstrip()
         raise UsageError(f"{command} is a command, and comes first: {typed_first}")
     work = work_of(rest, (*prog.split(), *launcher_args))
     if isinstance(work, TaskWork):
-        if _is_question(work):
-            _become_task(work, shlex.join([*prog.split(), *launcher_args]))
+        is_help = not {"-h", "--help"}.isdisjoint(work.options)
+        is_tool = bool(work.options) and not work.options[0].startswith("-")  # such as predict
+        if is_help or is_tool:
+            sys.stdout.flush()
+            before_task = shlex.join([*prog.split(), *launcher_args])
+            environment = {**os.environ, variables.TYPED: before_task}
+            os.execve(sys.executable, work.argv(sys.executable), environment)
         _refuse_misplaced(prog, launcher_args, settings, work)
     return work
 
@@ -286,7 +279,6 @@ _OF_RUNS = ("attach", "board", "logs", "status", "stop")
 
 
 def _taken_by(command: str, options: Sequence[str], file: Sequence[str]) -> list[str]:
-    """Return what a command takes of a launch's options and its host file."""
     if command in LAUNCHES:
         return [*options, *file]
     options = [option for option in options if option != "--plain"]
@@ -296,16 +288,9 @@ def _taken_by(command: str, options: Sequence[str], file: Sequence[str]) -> list
     return [*options, *hosts] if command in _OF_RUNS else []
 
 
-def _become_task(work: Work, typed: str) -> NoReturn:
-    """Let a task answer in place of this process: its --help, or a tool such as predict."""
-    sys.stdout.flush()
-    os.execve(sys.executable, work.argv(sys.executable), {**os.environ, variables.TYPED: typed})
-
-
 def _refuse_misplaced(
     prog: str, launcher_args: Sequence[str], settings: type[Options], task: TaskWork
 ) -> None:
-    """Refuse launcher options after a task; the message has the intended command."""
     names, hints = names_of(settings), _hints_of(settings)
     ours: list[str] = []
     kept: list[str] = []
@@ -337,7 +322,10 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
         return command_of(rest[1:])
     if not find_task(rest[0]):
         raise UsageError(_no_task(rest, before))
-    task = TaskWork(_portable_path(rest[0]), tuple(map(_with_latest_run_named, rest[1:])))
+    name = rest[0]
+    if Path(name).is_absolute() and Path(name).is_relative_to(Path.cwd()):
+        name = str(Path(name).relative_to(Path.cwd()))  # which is the same on every host
+    task = TaskWork(name, tuple(map(_with_latest_run_named, rest[1:])))
     for data in all_data_of(task):
         if "://" in data:
             check_url(data)
@@ -345,7 +333,6 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
 
 
 def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
-    """Return why these arguments are not a task with options, and what was probably meant."""
     name = args[0]
     if name.endswith((".txt", ".hosts")) or Path(name).name == "hostfile":
         return f"{name!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(args)}"
@@ -356,27 +343,18 @@ def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
     script = ["python"] if name.endswith(".py") else []
     if "did you mean" in why or (script and not Path(name).is_file()):
         return why
-    program = [*script, *args] if script or _is_program(name) else ["python", "train.py"]
+    is_program = script or name.endswith(".sh") or shutil.which(name)
+    program = [*script, *args] if is_program else ["python", "train.py"]
     return f"{why}; for a command of your own: {shlex.join([*before, '--', *program])}"
 
 
 def _with_latest_run_named(option: str) -> str:
-    """Return the run that `runs/latest` links to now: this launch will move the link."""
+    # `runs/latest` means the run that it links to now: this launch will move the link.
     name, _, value = option.rpartition("=")
     path = Path(value)
     if path.name != LATEST or not path.is_symlink():
         return option
     return f"{name}{name and '='}{path.with_name(path.readlink().name)}"
-
-
-def _portable_path(task: str) -> str:
-    """Return a file of this folder by its relative path, which is the same on every host."""
-    below = Path(task).is_absolute() and Path(task).is_relative_to(Path.cwd())
-    return str(Path(task).relative_to(Path.cwd())) if below else task
-
-
-def _is_program(name: str) -> bool:
-    return name.endswith(".sh") or shutil.which(name) is not None
 
 
 def typed(command: str, launcher_args: Sequence[str], work: Work) -> tuple[str, ...]:
@@ -389,10 +367,3 @@ def typed(command: str, launcher_args: Sequence[str], work: Work) -> tuple[str, 
         work.task,
         *without_option(work.options, "--resume"),
     )
-
-
-def _is_question(task: TaskWork) -> bool:
-    """Return True for help, or for a tool of the task (`predict`): no training."""
-    if not task.options:
-        return False
-    return bool({"-h", "--help"} & set(task.options)) or not task.options[0].startswith("-")

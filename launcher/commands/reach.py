@@ -51,9 +51,6 @@ def connected(
         yield hosts, network
 
 
-HOLD_TRIES = 5
-
-
 def chosen(
     hosts: tuple[Host, ...],
     network: Network,
@@ -88,6 +85,9 @@ def chosen(
     )
 
 
+HOLD_TRIES = 5
+
+
 def _taken(
     hosts: Sequence[Host],
     transports: list[Machine | Problem],
@@ -95,11 +95,8 @@ def _taken(
     settings: LaunchSettings,
     network: Network,
 ) -> ClusterFacts:
-    """Return the facts of what the launch takes, held by probes; wait for it, if that is asked for.
-
-    Raises PreflightRefused where there is too little. Hosts are connected again, in `transports`.
-    """
-    # Code and data are checked before the start: they may be copied in between.
+    # The facts of what the launch takes, held by probes. Hosts that were lost while it waits are
+    # connected again, in `transports`. Code and data are checked later: they may be copied first.
     any_work = LaunchSpec(hosts, transports, Command(("true",)), settings)
     needs = replace(any_work.requirements(), chooses=True)
     cluster, shown, tries = NO_FACTS, "", 0

@@ -12,11 +12,10 @@ from typing import Any
 
 from launcher.commands.parse import RENAMED, flags, names_of, split, with_settings
 from launcher.commands.settings import SshOptions
-from launcher.config.command_line import with_place
-from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.output.console import say
 from launcher.run.kept_settings import digest_of, kept_settings
 from launcher.run.settings import Options
+from launcher.settings_file import SettingsFile, read_settings, with_place
 from rackrun.commandline.parser import current_names
 from rackrun.commands import called
 from rackrun.errors import UsageError
@@ -45,7 +44,9 @@ def main(args: Sequence[str]) -> int:
         return 0
     run, file, typed = read(args)
     launch_args = command_line(file, typed)
-    say(f"{run} again" + (", from its beginning" if _resumes(file) else ""))
+    tables = (file.launcher, *file.tasks.values())
+    resumes = any(table.keys() & {"auto-resume", "resume"} for table in tables)
+    say(f"{run} again" + (", from its beginning" if resumes else ""))
     try:
         code: int = _module_of(file.launch).main(launch_args)
         return code
@@ -68,10 +69,8 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
 
 
 def _settings_of(run: Run) -> SettingsFile:
-    """Return the settings of a run as they were kept at its launch; UsageError without any.
-
-    Those in its folder count only if they are these: `rerun` runs their commands here.
-    """
+    # As they were kept at its launch. Those in its folder count only if they are these: hosts and
+    # other accounts may have written there, and `rerun` runs their commands here.
     path = RunFolder(run.folder).settings if run.folder else None
     digest = run.record.settings if run.record else ""
     if path:
@@ -88,36 +87,28 @@ def _settings_of(run: Run) -> SettingsFile:
 
 
 def command_line(file: SettingsFile, typed: Sequence[str]) -> list[str]:
-    """Return the arguments of the launch: the settings of the run, but for what is typed."""
+    """Return the arguments of the launch: the run's settings, overridden by what is typed."""
     options = _module_of(file.launch).OPTIONS
     plain_words = int(file.launch == "ssh")  # the host file
     args = _with_task(file, typed, options, plain_words)
-    return with_settings(_from_the_beginning(file), args, options, plain_words)
+    # as a new run: without the options by which the run itself continued another one
+    launcher = {key: value for key, value in file.launcher.items() if key != "auto-resume"}
+    tasks = {
+        task: {key: value for key, value in table.items() if key != "resume"}
+        for task, table in file.tasks.items()
+    }
+    fresh = replace(file, launcher=launcher, tasks=tasks)
+    return with_settings(fresh, args, options, plain_words)
 
 
 def _module_of(launch: str) -> Any:
     return import_module(f"launcher.commands.{launch}")
 
 
-def _resumes(file: SettingsFile) -> bool:
-    """Return True for the settings of a run that continued another one."""
-    return "auto-resume" in file.launcher or any("resume" in table for table in file.tasks.values())
-
-
-def _from_the_beginning(file: SettingsFile) -> SettingsFile:
-    """Return the settings without the options by which the run continued another one."""
-    launcher = {key: value for key, value in file.launcher.items() if key != "auto-resume"}
-    tasks = {
-        task: {key: value for key, value in table.items() if key != "resume"}
-        for task, table in file.tasks.items()
-    }
-    return replace(file, launcher=launcher, tasks=tasks)
-
-
 def _with_task(
     file: SettingsFile, typed: Sequence[str], options: type[Options], plain_words: int
 ) -> list[str]:
-    """Return the typed arguments with the run's task before those options that are the task's."""
+    # The typed arguments, with the run's task before those options that are the task's.
     task = next(iter(file.tasks), "")
     if task in typed or "--" in typed:
         return list(typed)
@@ -142,7 +133,8 @@ def _with_task(
 def _groups(
     typed: Sequence[str], names: set[str], switches: set[str]
 ) -> Iterator[tuple[bool, list[str]]]:
-    """Yield each option with its values, or a plain word; and whether it is the launcher's."""
+    # Each option with its values, or a plain word; and whether it is the launcher's. How many
+    # values an option of a task takes is not known here: all up to the next option.
     left = list(typed)
     while left:
         group = [left.pop(0)]

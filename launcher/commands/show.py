@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from launcher.commands.settings import SshOptions
@@ -18,8 +17,7 @@ from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
 from launcher.preflight import check_table
 from launcher.preflight.checks import CHECKS, examine, refusal
 from launcher.preflight.facts import gather_facts
-from launcher.run.hosts import Host
-from launcher.run.job import Command, Work, data_of, is_on_cpu
+from launcher.run.job import Command, data_of, is_on_cpu
 from launcher.run.plan import shown
 from rackrun.contract.task_needs import TaskNeeds
 
@@ -45,24 +43,15 @@ def deep_check(spec: LaunchSpec, options: SshOptions) -> Launch:
     settings = spec.settings
     jobs = replace(settings.jobs, name="deep-check", settings="", elastic=False)
     needs = TaskNeeds(packages=("training",))  # which an interpreter of python= may not have
-    measuring = replace(
-        spec,
-        work=_measuring(spec.work, spec.hosts),
-        settings=replace(settings, jobs=jobs).with_needs(needs),
-    )
-    return Launch(with_code(measuring, options))
-
-
-def _measuring(work: Work, hosts: Sequence[Host]) -> Command:
-    """Return the program that measures hosts, and reads the shards that the work would read."""
-    names = ",".join(host.label for host in hosts)
-    data = data_of(work)
-    return Command(
-        (
-            *("python", "-u", "-m", "training", "deep-check", "--hosts", names),
-            *(("--data", data) if data else ()),
-            *(("--device", "cpu") if is_on_cpu(work) else ()),
-        )
+    names = ",".join(host.label for host in spec.hosts)
+    program = ["python", "-u", "-m", "training", "deep-check", "--hosts", names]
+    if data := data_of(spec.work):  # the shards that the work would read
+        program += ["--data", data]
+    if is_on_cpu(spec.work):
+        program += ["--device", "cpu"]
+    settings = replace(settings, jobs=jobs).with_needs(needs)
+    return Launch(
+        with_code(replace(spec, work=Command(tuple(program)), settings=settings), options)
     )
 
 

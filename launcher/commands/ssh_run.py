@@ -52,7 +52,9 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             if options.check:
                 return _check(spec, pending_checks, options)
             if options.dry_run:
-                return _show_plan(spec, pending_checks, options)
+                code, _ = planned_code(spec, options)  # raises UsageError as --sync would
+                planned = replace(spec.settings, pending=pending_checks)
+                return show_plan(replace(spec, settings=planned, code=code), options.json)
             spec = with_code(spec, options)
             if options.scaling:
                 return _measure_scaling(spec, options)
@@ -109,7 +111,6 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
 
 
 def _growing_file(options: SshOptions, hosts: Sequence[Host], network: Network) -> HostFile | None:
-    """Return the host file of a run that takes in the hosts which are added to it, if it is one."""
     is_choice = options.host_list or options.slurm or options.hosts_needed or options.gpus_needed
     if is_choice or not options.elastic:
         return None
@@ -123,7 +124,6 @@ def _growing_file(options: SshOptions, hosts: Sequence[Host], network: Network) 
 
 
 def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions) -> int:
-    """Print a table of all checks, and with --deep measure; return the exit code."""
     code = code_here(options.runs, excluded=[options.hosts])
     planned = replace(spec.settings, pending=pending_checks)
     exit_code = check(replace(spec, settings=planned, code=code), options.json)
@@ -132,18 +132,10 @@ def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions
     return attached(deep_check(spec, options), options).exit_code
 
 
-def _show_plan(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions) -> int:
-    """Print what would run; refuse what --sync would."""
-    code, _ = planned_code(spec, options)
-    planned = replace(spec.settings, pending=pending_checks)
-    return show_plan(replace(spec, settings=planned, code=code), options.json)
-
-
 def _measure_scaling(spec: LaunchSpec, options: SshOptions) -> int:
-    """Launch on several numbers of hosts, each of which asks its hosts anew."""
     from launcher.search.scaling import counts_of, measure_scaling
 
-    spec.probed.close()
+    spec.probed.close()  # each of the launches asks its hosts anew
 
     def launch(count: int, jobs: JobTemplate) -> Result:
         some = replace(

@@ -60,16 +60,13 @@ def planned_code(
         return code, None
     synced = _brought(code, spec.hosts, options)
     own_python = all(host.python or options.python for host in spec.hosts)
+    # a file outside this folder is one that hosts with python= may have installed
     if (task := _left_behind(spec.work, synced)) and not (own_python and _is_elsewhere(task)):
         raise UsageError(f"--sync: {_why_left_behind(task, code)}")
     return code, synced
 
 
 def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOptions) -> WorkingTree:
-    """Return the files that --sync copies: this folder, and rackrun for hosts without python=.
-
-    Raises UsageError if there are none.
-    """
     if code:
         brought = with_untracked(code, options.sync_untracked, say)
     else:
@@ -86,7 +83,7 @@ def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOption
 
 
 def _left_behind(work: Work, brought: WorkingTree) -> str:
-    """Return the path of a task's or function's file if hosts would not get it, otherwise ""."""
+    # The path of a task's or function's file if hosts would not get it, otherwise "".
     task = find_task(work.task) if isinstance(work, TaskWork) else None
     file = task.file if task else None
     if isinstance(work, FunctionCall):
@@ -96,7 +93,6 @@ def _left_behind(work: Work, brought: WorkingTree) -> str:
 
 
 def _is_elsewhere(path: str) -> bool:
-    """Return True for a file outside this folder, which hosts may have installed."""
     return path.startswith("..")
 
 
@@ -122,7 +118,6 @@ def _sync(
     options: SshOptions,
     tell: Callable[[str], object] = say,
 ) -> None:
-    """Upload the working tree to every host and create the environment there."""
     workdir = options.workdir or str(code.root)
     destinations = [
         Destination(

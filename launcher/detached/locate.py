@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.config.settings_file import read_settings
 from launcher.detached.entries import Ending
 from launcher.detached.known_runs import hosts_of, keep
 from launcher.detached.replies import LiveRun, RunFacts, call
@@ -21,6 +20,7 @@ from launcher.run.hosts import Host, hosts_named
 from launcher.run.job import RUN_ID
 from launcher.run.plan import Plan
 from launcher.run.settings import ReachOptions
+from launcher.settings_file import read_settings
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
 from launcher.transport.parallel import all_or_raise, each

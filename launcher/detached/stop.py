@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
-from launcher.config.settings_file import read_settings
 from launcher.detached.entries import Ending, result_of
 from launcher.detached.locate import (
     RUN_BYTES,
@@ -30,6 +29,7 @@ from launcher.errors import HostLost, HostUnreachable
 from launcher.output.console import last_line, say
 from launcher.remote import processes, run_manager
 from launcher.run.job import Limits
+from launcher.settings_file import read_settings
 from launcher.supervision import agent_protocol
 from launcher.supervision.signals import STOP_SIGNAL
 from launcher.transport import bootstrap

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from launcher.commands.parse import work_of
-from launcher.config.command_line import settings_text, work_words
-from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork
 from launcher.run.settings import LocalOptions
+from launcher.settings_file import read_settings, settings_text, work_words
 from rackrun.cli import completion, dispatch
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError

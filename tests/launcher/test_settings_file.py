@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from launcher.commands import rerun
 from launcher.commands.parse import parse, split, with_settings, work_of
 from launcher.commands.settings import SshOptions
-from launcher.config.command_line import settings_text
-from launcher.config.settings_file import options_of, read_settings, toml_of, words_of
 from launcher.run import kept_settings
 from launcher.run.job import Command, TaskWork
 from launcher.run.settings import LocalOptions, Options
+from launcher.settings_file import options_of, read_settings, settings_text, toml_of, words_of
 from rackrun import runs as runs_here
 from rackrun.errors import UsageError
 from rackrun.run_folder import new_run_folder

@@ -1,1 +1,0 @@
-"""Settings files: the options of a command line, as TOML."""

@@ -1,0 +1,315 @@
+"""A settings file: the options of the launcher, and a task with its options or a command.
+
+    launch = "ssh"                       # what `rerun` starts: local, ssh, ray or node
+    typed = ["rackrun", "ssh", ...]      # the command of a run of a task, for its report
+    command = ["python", "train.py"]     # unless a table names a task
+
+    [launcher]
+    hosts = "hosts.txt"
+    max-restarts = 2
+
+    [imagenet]
+    epochs = 90
+    lr = 0.5
+
+Keys are options without their dashes. A file that launches of several kinds share has no more than
+the tables. --config reads one into a command line, and a launch writes its own into the run folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from launcher.run.job import Command, TaskWork, Work
+from launcher.run.settings import Options
+from rackrun.commandline.options import options
+from rackrun.errors import UsageError
+from rackrun.light_dataclass import dataclass
+from rackrun.user_code.tasks import find_task, known_tasks
+
+KEYS = ("launch", "typed", "command", "launcher")
+"""The keys besides the names of tasks."""
+WAYS = ("local", "ssh", "ray", "node")
+KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    tuple: "a list of texts",
+}
+
+Table = Mapping[str, Any]
+
+OPTION = "--config"
+NOT_KEPT = {"config", "dry_run", "json", "check"}
+"""Options that start no run, or name the file itself."""
+HEAD = "# The settings of this run; `rerun` starts it again.\n"
+HOSTS = "hosts"
+"""The option that is typed without its name."""
+NO_FILE = {"--slurm", "--host-list"}
+"""Options that name the hosts in place of a file."""
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """The content of a settings file; keys have dashes."""
+
+    path: Path
+    launch: str
+    command: tuple[str, ...]
+    launcher: Table
+    tasks: Mapping[str, Table]
+    """Options by the name of their task."""
+
+
+def read_settings(path: Path) -> SettingsFile:
+    """Return the settings of a file; raise UsageError for a file that has none."""
+    import tomllib  # most launches have no such file
+
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not TOML: {error}") from None
+    named = {key for key in tables if key not in KEYS and find_task(key)}
+    others = [key for key in tables if key not in named]
+    check_keys(path, "", others, (*KEYS, *known_tasks()))
+    launch, command = tables.get("launch", ""), tables.get("command", [])
+    if launch and launch not in WAYS:
+        raise UsageError(f"{path}: launch: {launch!r}: must be one of {', '.join(WAYS)}")
+    if not _is_a(command, tuple) or (command == [] and "command" in tables):
+        raise UsageError(f"{path}: command: must be a list of texts")
+    tables = {
+        name: _table(path, name, tables[name]) for name in tables if name in {"launcher", *named}
+    }
+    return SettingsFile(path, launch, tuple(command), tables.pop("launcher", {}), tables)
+
+
+def _table(path: Path, name: str, content: object) -> Table:
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: {name}: must be a table: [{name}]")
+    for key, value in content.items():
+        is_plain = isinstance(value, bool | int | float | str)
+        if not is_plain and not _is_a(value, tuple):
+            raise UsageError(
+                f"{path}: {key_location(name, key)}: must be one value or a list of texts"
+            )
+    return {key.replace("_", "-"): value for key, value in content.items()}
+
+
+def _is_a(value: object, kind: type) -> bool:
+    if kind is tuple:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(value, bool):  # which Python also counts as an int
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, kind if kind in KINDS else str)
+
+
+def check_keys(path: Path, table: str, keys: Collection[str], valid: Collection[str]) -> None:
+    """Raise UsageError for a key that is not known, with one that may have been meant."""
+    for key in keys:
+        if key not in valid:
+            close = difflib.get_close_matches(key, valid, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"{path}: {key_location(table, key)}: no such key{meant}")
+
+
+def check_kind(path: Path, key: str, value: object, kind: type) -> None:
+    """Raise UsageError for a value of another kind than the option `key` of the launcher has."""
+    if not _is_a(value, kind):
+        raise UsageError(
+            f"{path}: {key_location('launcher', key)}: must be {KINDS.get(kind, 'a text')}"
+        )
+
+
+def key_location(table: str, key: str) -> str:
+    """Return a key as messages name it: table.key."""
+    return f"{table}.{key}" if table else key
+
+
+def file_in(args: Sequence[str]) -> str:
+    """Return the settings file that the launcher's options name; empty without one."""
+    for number, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if name == OPTION:
+            if not equals and number + 1 == len(args):
+                raise UsageError(f"{OPTION}: needs a value")
+            return value if equals else args[number + 1]
+    return ""
+
+
+def launcher_words(
+    file: SettingsFile, settings: type[Options], typed: Collection[str]
+) -> list[str]:
+    """Return the launcher's options of a file, but for those that were typed."""
+    kinds = {
+        option.key: tuple if option.is_repeatable else option.type
+        for option in options(settings)
+        if option.field not in NOT_KEPT
+    }
+    check_keys(file.path, "launcher", file.launcher, kinds)
+    for key, value in file.launcher.items():
+        check_kind(file.path, key, value, kinds[key])
+    left = {
+        key: value
+        for key, value in file.launcher.items()
+        if key not in (*typed, HOSTS) and value is not False
+    }
+    return list(words_of(left, repeat=True))
+
+
+def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
+    """Return task or command, and the task's options: what was typed wins over the file."""
+    # a program, or a task's tool such as `predict`, takes nothing of the file
+    if rest and (not find_task(rest[0]) or not all(arg.startswith("-") for arg in rest[1:2])):
+        return list(rest)
+    if not rest and file.command:
+        return ["--", *file.command]
+    if not rest and len(file.tasks) > 1:
+        names = " and ".join(file.tasks)
+        raise UsageError(f"{file.path} has {names}: type which of them")
+    name = rest[0] if rest else next(iter(file.tasks), "")
+    if not name:
+        return []
+    typed = typed_options(rest[1:])
+    left = {key: value for key, value in file.tasks.get(name, {}).items() if key not in typed}
+    return [name, *words_of(left), *rest[1:]]
+
+
+def typed_options(args: Sequence[str]) -> set[str]:
+    """Return the options among arguments, without dashes: `--no-flip` speaks of `flip`."""
+    names = {arg.partition("=")[0].removeprefix("--") for arg in args if arg[:2] == "--"}
+    return names | {name.removeprefix("no-") for name in names}
+
+
+def without_file(args: Sequence[str]) -> list[str]:
+    """Return the launcher's options without the one that names a settings file."""
+    left = list(args)
+    for number, arg in enumerate(args):
+        if arg.partition("=")[0] == OPTION:
+            del left[number : number + (1 if "=" in arg else 2)]
+            break
+    return left
+
+
+def with_place(error: UsageError, file: SettingsFile, args: Sequence[str]) -> UsageError:
+    """Return an error about an option with file and key, if the option is from there."""
+    match = re.match(r"--(?:no-)?([\w-]+)", str(error))
+    key = match[1].replace("_", "-") if match else ""
+    if key and key not in typed_options(args):
+        for table, content in {"launcher": file.launcher, **file.tasks}.items():
+            if key in content:
+                return UsageError(f"{file.path}: {key_location(table, key)}: {error}")
+    return error
+
+
+def words_of(table: Table, repeat: bool = False) -> Iterator[str]:
+    """Yield a table as options; `repeat` those of lists: `--env A --env B`, not `--env A B`."""
+    for key, value in table.items():
+        if value is True:
+            yield f"--{key}"
+        elif value is False:
+            yield f"--no-{key}"
+        elif isinstance(value, list) and repeat:
+            yield from (f"--{key}={item}" for item in value)
+        elif isinstance(value, list):
+            yield from (f"--{key}", *map(str, value))
+        else:
+            yield f"--{key}={value}"
+
+
+def settings_text(way: str, settings: Options, work: Work, typed: Sequence[str] = ()) -> str:
+    """Return a launch as a settings file, with the command that was typed.
+
+    Of --secret it has the names only.
+    """
+    launcher: dict[str, Any] = {}
+    for option in options(type(settings)):
+        value = reduce(getattr, option.whole, settings)
+        if value != option.default and option.field not in NOT_KEPT:
+            launcher[option.key] = str(value) if isinstance(value, Path) else value
+    if hasattr(settings, HOSTS) and not {"host-list", "slurm"} & launcher.keys():
+        launcher[HOSTS] = str(getattr(settings, HOSTS))
+    keys: dict[str, Any] = {"launch": way, **({"typed": typed} if typed else {})}
+    tables: dict[str, Mapping[str, Any]] = {"launcher": launcher}
+    if isinstance(work, TaskWork):
+        tables[work.task] = options_of(work.options)
+    elif isinstance(work, Command):
+        keys["command"] = work.args
+    return HEAD + toml_of(keys, tables)
+
+
+def options_of(args: tuple[str, ...]) -> dict[str, Any]:
+    """Return options as a table, the other way round; numbers are numbers where that is the same.
+
+    An option without a value is a switch: no option of a task takes a value that begins with two
+    dashes.
+    """
+    typed: dict[str, Any] = {}
+    key = ""
+    for arg in args:
+        if arg.startswith("--"):
+            key, equals, value = arg.removeprefix("--").partition("=")
+            typed[key] = [value] if equals else []
+        elif key:
+            typed[key].append(arg)
+    table: dict[str, Any] = {}
+    for key, values in typed.items():
+        if values:
+            table[key] = _value(values)
+        else:
+            table[key.removeprefix("no-")] = not key.startswith("no-")
+    return table
+
+
+def _value(values: list[str]) -> Any:
+    if len(values) > 1:
+        return values
+    for kind in (int, float):
+        try:
+            if str(kind(values[0])) == values[0] and values[0] not in ("inf", "-inf", "nan"):
+                return kind(values[0])
+        except ValueError:
+            continue
+    return values[0]
+
+
+def toml_of(keys: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return keys, and tables of keys, as a TOML document."""
+    blocks = [
+        _lines_of(keys),
+        *(f"[{_toml_key(name)}]\n{_lines_of(table)}" for name, table in tables.items()),
+    ]
+    return "\n".join(block for block in blocks if block)
+
+
+def _lines_of(keys: Mapping[str, Any]) -> str:
+    return "".join(f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in keys.items())
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return _toml_text(str(value))
+
+
+def _toml_text(text: str) -> str:
+    # a basic string: JSON's escapes are TOML's, which has one more character to escape
+    whole = text.encode("utf-8", "replace").decode()  # without surrogates of odd file names
+    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
