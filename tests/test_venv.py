@@ -14,7 +14,7 @@ from pathlib import Path
 import pip
 import pytest
 
-from launcher.files import found_torch, installed, pip_settings
+from launcher.files import found_torch, pip_settings, working_tree
 from rackrun.cuda import BUILDS
 from tests import warm
 from tests.wheels import only_here
@@ -306,7 +306,7 @@ def test_a_lock_that_can_be_asked_for_is_known_for_every_gpu() -> None:
     """The names in venv.sh, in the packages of an installed rackrun, and by GPU are the same."""
     names = sorted(build.lock for build in BUILDS if build.lock)
     assert f" {' | '.join(names)}) ;;" in (ROOT / "launcher" / "venv.sh").read_text()
-    assert [f"{name}.txt" for name in names] == sorted(installed._LOCKS)
+    assert [f"{name}.txt" for name in names] == sorted(working_tree.LOCKS)
 
 
 @pytest.mark.long  # 22 MB from the index

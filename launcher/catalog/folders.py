@@ -43,11 +43,10 @@ def runs_in(runs: Path) -> Iterator[ListedRun]:
     """Yield the runs whose folders are in `runs`, the newest first; what is damaged is left out."""
     for folder in folders_in(runs):
         with suppress(OSError, Misshapen):
-            yield run_in(folder)
+            yield _run_in(folder)
 
 
-def run_in(path: Path) -> ListedRun:
-    """Return the run of a folder; raise OSError or Misshapen for a folder without one."""
+def _run_in(path: Path) -> ListedRun:
     folder = RunFolder(path)
     plan, outcome = _plan(folder.plan), _outcome(folder)
     return ListedRun(
@@ -80,10 +79,9 @@ def _plan(path: Path) -> PlannedRun:
 
 
 def _outcome(folder: RunFolder) -> Outcome:
-    """Return how a run ended; without a result, whether its launcher still lives."""
     try:
         document = _object(folder.result)
-    except OSError:
+    except OSError:  # no result: a launcher that lives holds a lock on the plan
         return Outcome("running" if is_supervised(folder.plan) else "killed")
     report = document.get("report")
     step = report.get("step") if isinstance(report, dict) else None
@@ -97,12 +95,11 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _last_step(folder: RunFolder) -> int | None:
-    """Return the newest step of a run without a result, from its launcher or from its task."""
     with suppress(OSError, Misshapen):
-        return _step_of(_object(folder.live))
+        return _step_of(_object(folder.live))  # the launcher's, which removes it at the end
     with suppress(OSError, Misshapen), folder.metrics.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - METRICS_BYTES))
-        lines = file.read().rpartition(b"\n")[0].splitlines()
+        lines = file.read().rpartition(b"\n")[0].splitlines()  # the last one may be cut short
         return _step_of(parsed_json(lines[-1], METRICS_BYTES)) if lines else None
     return None
 

@@ -55,7 +55,7 @@ def _detached(host: str, reply: HostRuns) -> Iterator[ListedRun]:
 
 
 def _state_of(run: RunFacts) -> str:
-    """Return the state of a detached run, by its controller first."""
+    # by the controller first: while one lives, what the record ends with is no verdict yet
     if run.stopped:
         return "stopped"
     if run.alive:
@@ -66,7 +66,7 @@ def _state_of(run: RunFacts) -> str:
 
 
 def _attached(agents: Sequence[tuple[str, LivingAgent]]) -> Iterator[ListedRun]:
-    """Yield a run for the agents of one id on all hosts."""
+    # one entry for the agents of a run, whichever hosts they are on
     for run in dict.fromkeys(agent.run for _, agent in agents):
         living = [(host, agent) for host, agent in agents if agent.run == run]
         first = living[0][1]

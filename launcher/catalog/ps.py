@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -64,11 +63,13 @@ def ps(options: PsOptions) -> int:
     """Print the list; return 69 when a host that was named did not answer."""
     folders = list(_from_folders(options.runs))
     named = bool(options.hosts or options.host_list)
-    reported, errors = _asked(options) if named else _asked_where_known(options, folders)
-    listed = sorted(
-        merged([*reported, *folders, *_remembered()]),
-        key=lambda run: run.age_seconds,
-    )
+    if named:
+        hosts = hosts_named(Path(options.hosts), options.host_list)
+        reported, errors = _reported("", hosts, options)
+    else:
+        reported, errors = _reported_where_recorded(options, folders)
+    runs = merged([*reported, *folders, *_recorded()])
+    listed = sorted(runs, key=lambda run: run.age_seconds)
     if options.json:
         sys.stdout.write(f"{json.dumps([asdict(run) for run in listed], indent=2)}\n")
     else:
@@ -90,23 +91,15 @@ def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
         same = next((index for index, other in enumerate(unique) if other.is_same(run)), None)
         if same is None:
             unique.append(run)
-        elif run.folder and not run.detached:  # a folder here, also of what a host has told
+        elif run.folder and not run.detached:  # a folder here, of a run that a host has reported
             step = unique[same].step if run.step is None else run.step
             unique[same] = replace(unique[same], folder=run.folder, step=step)
     return unique
 
 
-def _asked(options: PsOptions) -> tuple[list[ListedRun], list[str]]:
-    """Return the replies of the named hosts, and why the others gave none."""
-    hosts = hosts_named(Path(options.hosts), options.host_list)
-    runs, errors = _reported("", hosts, options)
-    return runs, [str(error) for error in errors]
-
-
 def _reported(
     config: str, hosts: Sequence[Host], options: PsOptions
 ) -> tuple[list[ListedRun], list[Problem]]:
-    """Return what hosts report, and the errors of those that do not."""
     from launcher.catalog.hosts import runs_on  # half of the time of a list that asks no host
     from launcher.transport.ssh import open_network
 
@@ -114,46 +107,43 @@ def _reported(
         return runs_on(hosts, network.try_each(hosts))
 
 
-def _asked_where_known(
+def _reported_where_recorded(
     options: PsOptions, folders: Sequence[ListedRun]
-) -> tuple[list[ListedRun], list[str]]:
-    """Return what the first hosts of detached runs report of these runs, and why others do not.
-
-    A run whose end is in a folder here needs no reply of a host.
-    """
+) -> tuple[list[ListedRun], list[Problem]]:
+    # Of a detached run, its first host knows all. A run whose end is in a folder here is not asked
+    # for, so that the list is quick although old hosts may be gone.
     over = [run.run for run in folders if run.state not in ("running", "killed")]
     records = {
         run: record
         for run, record in recorded_runs().items()
         if len(run) == SHORT_ID
         and hosts_of(record)
-        and not any(one.startswith(run) for one in over)
+        and not any(ended.startswith(run) for ended in over)
     }
-    asked = {
+    targets = {
         (record.ssh_config, host.label): (record.ssh_config, host)
         for record in records.values()
         for host in hosts_of(record)[:1]
     }
-    outcomes = each(partial(_one_asked, options), list(asked.values()), KNOWN_SECONDS, _late)
+
+    def ask(target: tuple[str, Host]) -> list[ListedRun]:
+        config, host = target
+        runs, errors = _reported(config, [host], options)
+        if errors:
+            raise errors[0]
+        return runs
+
+    def late(target: tuple[str, Host]) -> Problem:
+        return HostUnreachable(f"{target[1].label}: does not answer within {KNOWN_SECONDS:g} s")
+
+    outcomes = each(ask, list(targets.values()), KNOWN_SECONDS, late)
     reported = [run for outcome in outcomes if not isinstance(outcome, Problem) for run in outcome]
-    errors = [str(outcome) for outcome in outcomes if isinstance(outcome, Problem)]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
     return [run for run in reported if run.run in records], errors
 
 
-def _one_asked(options: PsOptions, target: tuple[str, Host]) -> list[ListedRun]:
-    config, host = target
-    runs, errors = _reported(config, [host], options)
-    if errors:
-        raise errors[0]
-    return runs
-
-
-def _late(target: tuple[str, Host]) -> Problem:
-    return HostUnreachable(f"{target[1].label}: does not answer within {KNOWN_SECONDS:g} s")
-
-
 def _from_folders(runs: Path) -> Iterator[ListedRun]:
-    """Yield the runs of the folder here and of those from which detached runs were started."""
+    # the folder here, and those from which detached runs were started
     recorded_folders = sorted({record.runs for record in recorded_runs().values()})
     folders = {folder.resolve(): folder for folder in (runs, *map(Path, recorded_folders))}
     for folder in folders:
@@ -161,8 +151,8 @@ def _from_folders(runs: Path) -> Iterator[ListedRun]:
             yield replace(run, folder=short_path(Path(run.folder)))
 
 
-def _remembered() -> Iterator[ListedRun]:
-    """Yield the runs that were started from here, of which only their hosts know more."""
+def _recorded() -> Iterator[ListedRun]:
+    # runs that were started from here, of which only their hosts know more
     for run, record in recorded_runs().items():
         yield ListedRun(
             run=run,

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -84,7 +83,7 @@ class RackOptions(ReachOptions):
 
     @property
     def _reason(self) -> str:
-        """The text after the host file, or after -H, which takes its place."""
+        # With -H there is no host file, and the first plain word is the reason.
         return self.reason or (self.hosts if self.host_list and self.hosts != "hosts.txt" else "")
 
     @property
@@ -109,13 +108,16 @@ def main(args: Sequence[str]) -> int:
         if move := options.move:
             option = "--drain" if options.drain else "--undrain"
             chosen = named(option, options.drain or options.undrain, hosts)
-            return _moved(rack, chosen, move)
+            return _drain_or_undrain(rack, chosen, move)
         if options.json:
             sys.stdout.write(f"{json.dumps(list(map(as_plain, rack.inspect())), indent=2)}\n")
             return 0
         with suppress(KeyboardInterrupt):
             show_again_and_again(rack.inspect, table, LOOK_SECONDS, options.plain)
     return 0
+
+
+Pair = tuple[Host, Transport | Problem]
 
 
 class Rack:
@@ -127,7 +129,7 @@ class Rack:
 
     def inspect(self) -> list[HostFacts]:
         """Return what the hosts are like now; of one that does not answer, why."""
-        outcomes = each(self._facts, self._pairs, REPLY_SECONDS, lambda pair: _late(pair[0]))
+        outcomes = each(self._facts, self._pairs, REPLY_SECONDS, _late)
         return [
             HostFacts(host, outcome, history=remembered_of(host.label, ""))
             if isinstance(outcome, Problem)
@@ -135,7 +137,7 @@ class Rack:
             for (host, _), outcome in zip(self._pairs, outcomes, strict=True)
         ]
 
-    def _facts(self, pair: tuple[Host, Transport | Problem]) -> HostFacts:
+    def _facts(self, pair: Pair) -> HostFacts:
         host, _ = pair
         workdir = host.workdir or str(Path.cwd())
         occupancy = self.ask(pair, "occupancy", workdir=workdir, name=host.label)
@@ -143,9 +145,7 @@ class Rack:
         past = remembered_of(host.label, occupancy["history"])
         return HostFacts(host, None, {"occupancy": occupancy, "gpus": gpus}, past)
 
-    def ask(
-        self, pair: tuple[Host, Transport | Problem], question: str, **arguments: object
-    ) -> Reply:
+    def ask(self, pair: Pair, question: str, **arguments: object) -> Reply:
         """Return a host's reply; raise Problem if there is none, or not a probe's."""
         host, transport = pair
         if isinstance(transport, Problem):
@@ -158,7 +158,7 @@ class Rack:
                 client = RpcClient(transport, probe, host.python or "", first, REPLY_SECONDS)
                 self._clients[host.label] = client
             reply = believed(question, client.reply())
-        except (Problem, Misshapen) as error:
+        except (Problem, Misshapen) as error:  # the next look starts a new probe
             if broken := self._clients.pop(host.label, None):
                 broken.close()
             raise HostUnreachable(f"{host.label}: {one_line(str(error))}") from None
@@ -168,19 +168,15 @@ class Rack:
 
     def tell(self, hosts: Sequence[Host], question: str, **arguments: object) -> list[str]:
         """Give some hosts an order; return why it was not carried out, by host."""
-        pairs = [pair for pair in self._pairs if pair[0].label in {host.label for host in hosts}]
-        given = partial(self._given, question, arguments)
-        outcomes = each(given, pairs, REPLY_SECONDS, lambda pair: _late(pair[0]))
-        return [str(outcome) for outcome in outcomes if isinstance(outcome, Problem)]
+        labels = {host.label for host in hosts}
+        pairs = [pair for pair in self._pairs if pair[0].label in labels]
 
-    def _given(
-        self,
-        question: str,
-        arguments: dict[str, object],
-        pair: tuple[Host, Transport | Problem],
-    ) -> Reply:
-        named = {"name": pair[0].label} if question == "remember" else {}
-        return self.ask(pair, question, **named, **arguments)
+        def order_one(pair: Pair) -> Reply:
+            name = {"name": pair[0].label} if question == "remember" else {}  # of the history file
+            return self.ask(pair, question, **name, **arguments)
+
+        outcomes = each(order_one, pairs, REPLY_SECONDS, _late)
+        return [str(outcome) for outcome in outcomes if isinstance(outcome, Problem)]
 
     def close(self) -> None:
         """End all probes."""
@@ -188,12 +184,12 @@ class Rack:
             client.close()
 
 
-def _late(host: Host) -> Problem:
-    return HostUnreachable(f"{host.label}: does not answer within {REPLY_SECONDS:g} s")
+def _late(pair: Pair) -> Problem:
+    return HostUnreachable(f"{pair[0].label}: does not answer within {REPLY_SECONDS:g} s")
 
 
-def _moved(rack: Rack, hosts: Sequence[Host], move: Incident) -> int:
-    """Take hosts out of use, or put them back: here, on the hosts, and in a note for others."""
+def _drain_or_undrain(rack: Rack, hosts: Sequence[Host], move: Incident) -> int:
+    # In three places: the history here, that on each host, and a note there for other accounts.
     line = lines_of([move])
     for host in hosts:
         try:

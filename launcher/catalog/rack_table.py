@@ -6,6 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from launcher.output.console import ranges
@@ -48,7 +49,7 @@ def table(rack: Sequence[HostFacts], lines: int | None = None) -> str:
     text = first(len(rows), len(troubled))
     if lines is None or tables.height(text) <= lines:
         return text
-    most = max(lines // 4, 1)
+    most = max(lines // 4, 1)  # of the lines are for troubles, the others for hosts
     troubles = len(troubled) if len(troubled) <= most else most - 1
     fitting = bisect_right(
         range(len(rows) + 1), lines, lo=1, key=lambda hosts: tables.height(first(hosts, troubles))
@@ -57,7 +58,6 @@ def table(rack: Sequence[HostFacts], lines: int | None = None) -> str:
 
 
 def _left_out(what: str, count: int, several: str = "") -> str:
-    """Return a line for the hosts that do not fit; none if all do."""
     return f"… {plural(count, f'more {what}', several and f'more {several}')}\n" if count else ""
 
 
@@ -73,7 +73,7 @@ def _row(facts: HostFacts, health: str, now: float) -> tuple[str, ...]:
         f"{state['gpus']} {gpu_model(facts)}".strip() if state["gpus"] else "-",
         _free_in_words(facts),
         "; ".join([*_users(state, now), *_foreign(facts)]),
-        ", ".join(f"{one['user']} {age(now - one['since'])}" for one in _waiting(state)),
+        ", ".join(f"{user} {age(now - since)}" for since, user in _queue([facts])),
         f"{state['load']:.1f}/{state['cores']}",
         str(hottest or ""),
         gibibytes(state["disk_free"]),
@@ -104,8 +104,8 @@ def _gpus(facts: HostFacts) -> list[tuple[int, Reply]]:
 
 
 def _users(state: Reply, now: float) -> Iterator[str]:
-    """Yield who uses the host or some GPUs of it, with the run and since when."""
-    for pid, group in groupby(sorted(state["uses"], key=_pid), key=_pid):
+    pid_of = itemgetter("pid")
+    for pid, group in groupby(sorted(state["uses"], key=pid_of), key=pid_of):
         uses = list(group)
         use = uses[0]
         run = name_of(use["name"]) if use["run"] else f"process {pid}"
@@ -115,7 +115,7 @@ def _users(state: Reply, now: float) -> Iterator[str]:
 
 
 def _foreign(facts: HostFacts) -> Iterator[str]:
-    """Yield the GPUs that a program uses which has locked nothing."""
+    # GPUs with more memory in use than an idle one's, which no run has locked
     locked = {use["part"] for use in facts["occupancy"]["uses"]}
     busy = [
         number
@@ -126,18 +126,13 @@ def _foreign(facts: HostFacts) -> Iterator[str]:
         yield f"GPU {ranges(busy)}: a program that is no run"
 
 
-def _waiting(state: Reply) -> list[Reply]:
-    """Return the launches in the queue, each once, the first one first."""
-    launches = {(one["since"], one["user"]): one for one in state["queue"]}
-    return [launches[key] for key in sorted(launches)]
-
-
-def _pid(use: Reply) -> int:
-    return int(use["pid"])
+def _queue(rack: Sequence[HostFacts]) -> list[tuple[float, str]]:
+    # since when, and whose; a launch may wait in several places, and counts once
+    places = (place for facts in rack for place in facts["occupancy"]["queue"])
+    return sorted({(place["since"], place["user"]) for place in places})
 
 
 def _health(facts: HostFacts, now: float) -> Iterator[str]:
-    """Yield what is wrong with a host: no reply, a drain, sick GPUs, what happened before."""
     if facts.error is not None:
         yield str(facts.error).removeprefix(f"{facts.host.label}: ")
     sick = suspects(facts["gpus"], XID_SECONDS)
@@ -147,15 +142,12 @@ def _health(facts: HostFacts, now: float) -> Iterator[str]:
 
 
 def _summary(rack: Sequence[HostFacts]) -> str:
-    """Return what there is in all: hosts, free GPUs, launches that wait."""
     answered = [facts for facts in rack if facts.error is None]
     now = time.time()
     drained = [facts.host.label for facts in rack if facts.drained(now)]
     gpus = sum(facts["occupancy"]["gpus"] for facts in answered)
     free = sum(len(free_gpus(facts)) for facts in answered)
-    queue = {
-        (one["since"], one["user"]) for facts in answered for one in facts["occupancy"]["queue"]
-    }
+    queue = _queue(answered)
     silent = [facts.host.label for facts in rack if facts.error is not None]
     parts = [
         plural(len(rack), "host"),

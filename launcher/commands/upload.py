@@ -9,9 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.commands.settings import SshOptions
-from launcher.files.installed import with_installed, with_wheels
 from launcher.files.sync import Destination, upload_code
-from launcher.files.working_tree import WorkingTree, unchecked_notice, why_no_code, with_untracked
+from launcher.files.working_tree import (
+    WorkingTree,
+    unchecked_notice,
+    why_no_code,
+    with_installed,
+    with_untracked,
+    with_wheels,
+)
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.task_check import is_demo

@@ -20,7 +20,7 @@ from typing import Annotated
 from launcher.remote import transfer
 from launcher.run.plan import HostPlan
 from launcher.transport.base import Transport
-from launcher.transport.rpc import LISTING_BYTES, Reply, RpcClient
+from launcher.transport.rpc import LISTING_BYTES, RpcClient
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
 from rackrun.light_dataclass import dataclass
@@ -95,8 +95,8 @@ class TransferEnd:
     error: str = ""
 
 
-class _ProgressNotes:
-    """Reports now and then that results are coming."""
+class _Progress:
+    """Says now and then which file is on its way."""
 
     def __init__(self, say: Say, total: int) -> None:
         self.say = say
@@ -104,8 +104,8 @@ class _ProgressNotes:
         self.number = 0
         self.due_at = time.monotonic() + QUIET_SECONDS
 
-    def tell(self) -> None:
-        """Count what has come."""
+    def note(self) -> None:
+        """Say so, if it is time."""
         if time.monotonic() > self.due_at:
             self.due_at = time.monotonic() + PROGRESS_SECONDS
             self.say(f"results are coming: file {self.number} of {self.total}")
@@ -148,9 +148,16 @@ def fetch_results(
         RpcClient(transport, transfer, plan.agent_python, reply_seconds=LISTING_SECONDS)
     ) as client:
         kept = LAUNCHER_FILES | set(kept)
-        offer = _offer_of(client, plan, run_id, kept, say)
+        order = {"folder": plan.folder, "run_id": run_id, "kept": sorted(kept), "most": MOST_FILES}
+        client.order("results", **order)
+        if not client.has_reply(QUIET_SECONDS):
+            say(f"waiting for the results of {plan.name}")
+        reply = client.reply(most_bytes=LISTING_BYTES)
+        if error := reply.get("error"):
+            raise Problem(one_line(str(error)[:500]))
+        offer = client.parsed(reply, OfferedFiles)
         for path in offer.files:
-            _target_of(folder, path, kept)
+            _check_path(path, kept)
         files = {path: size for path, size in offer.files.items() if _is_result(path)}
         if only:
             files = {path: files[path] for path in only if files.get(path, LARGE) < LARGE}
@@ -161,7 +168,7 @@ def fetch_results(
             problems.append(f"{len(others)} of kinds that are not fetched ({named})")
         fetched = Fetched(plan.name, plan.folder, problems=problems)
         if files:
-            _take_all(client, files, folder, _ProgressNotes(say, len(files)), fetched)
+            _take_all(client, files, folder, _Progress(say, len(files)), fetched)
         return fetched
 
 
@@ -175,19 +182,7 @@ def fetch_returned(transport: Transport, plan: HostPlan, run_id: str, folder: Pa
     )
 
 
-def _offer_of(
-    client: RpcClient, plan: HostPlan, run_id: str, kept: Collection[str], say: Say
-) -> OfferedFiles:
-    """Ask which files there are, and how big."""
-    order = {"folder": plan.folder, "run_id": run_id, "kept": sorted(kept), "most": MOST_FILES}
-    client.order("results", **order)
-    if not client.has_reply(QUIET_SECONDS):
-        say(f"waiting for the results of {plan.name}")
-    return client.parsed(_checked(client.reply(most_bytes=LISTING_BYTES)), OfferedFiles)
-
-
 def _is_result(path: str) -> bool:
-    """Return True for what a run may leave, False for what a program here could run or obey."""
     parts = path.casefold().split("/")
     if any(part.startswith(".") for part in parts):
         return False
@@ -198,7 +193,6 @@ def _is_result(path: str) -> bool:
 
 
 def _check_room(sizes: Mapping[str, int], folder: Path) -> None:
-    """Refuse more than there is room for."""
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     if total > MOST_BYTES:
         raise Problem(f"{data_size(total)}, and no more than {data_size(MOST_BYTES)} are fetched")
@@ -206,56 +200,48 @@ def _check_room(sizes: Mapping[str, int], folder: Path) -> None:
         raise Problem(f"{data_size(total)}, and {data_size(free)} are free here")
 
 
-def _target_of(folder: Path, path: str, kept: Collection[str]) -> Path:
-    """Return where a file of the host belongs here; raise Problem where it does not."""
+def _check_path(path: str, kept: Collection[str]) -> None:
+    # An honest host offers no such path: the whole offer is refused.
     parts = path.split("/")
     named = {"", ".", ".."} & set(parts) or is_named(parts[0], kept) or len(parts) > DEEPEST
     too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in parts)
     if named or too_long or not path.isprintable():
         raise Problem(f"a file that is not a host's is offered: {one_line(path[:200])}")
-    return folder.joinpath(*parts)
-
-
-def _checked(reply: Reply) -> Reply:
-    """Return a reply that is no error."""
-    if error := reply.get("error"):
-        raise Problem(one_line(str(error)[:500]))
-    return reply
 
 
 def _take_all(
     client: RpcClient,
     sizes: Mapping[str, int],
     folder: Path,
-    news: _ProgressNotes,
+    progress: _Progress,
     fetched: Fetched,
 ) -> None:
-    """Take all files as one stream; a file that cannot be read there does not stop the others."""
     client.order("send", folder=fetched.folder, paths=list(sizes))
-    room = sum(sizes.values()) + SPARE_BYTES // 2
-    for news.number, path in enumerate(sizes, start=1):
+    room = sum(sizes.values()) + SPARE_BYTES // 2  # logs may still grow while they are sent
+    for progress.number, path in enumerate(sizes, start=1):
         header = client.reply_as(Header)
         room -= header.size
         if room < 0:
             raise Problem(f"the files have grown since they were listed, {path} for example")
-        if problem := header.error or _take(client, folder / path, header.size, news):
+        # a file that cannot be read on the host does not stop the others
+        if problem := header.error or _take(client, folder / path, header.size, progress):
             fetched.problems.append(f"{path}: {one_line(problem[:200])}")
         else:
             fetched.files.append(path)
 
 
-def _take(client: RpcClient, target: Path, size: int, news: _ProgressNotes) -> str:
-    """Take one file, whole or not at all; return why it is missing."""
+def _take(client: RpcClient, target: Path, size: int, progress: _Progress) -> str:
+    # Whole or not at all; returns why it is missing.
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.partial")
     try:
         with incomplete.open("wb") as file:
             for piece in client.receive(size):
-                news.tell()
+                progress.note()
                 file.write(piece)
         ending = client.reply_as(TransferEnd)
         if not ending.error:
             incomplete.replace(target)
-        return ending.error
+        return ending.error  # the file became shorter while it was read, for example
     finally:
         incomplete.unlink(missing_ok=True)

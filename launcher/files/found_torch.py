@@ -70,7 +70,8 @@ def shared() -> bool:
     if not (environment / "bin" / "python").exists():
         venv.create(environment, clear=True, symlinks=True)
     link(environment, packages)
-    linked = {name for name, one in packages.items() if _is_recent(name, one)}
+    # what is too old for us comes from the lock, and is found before what is linked
+    linked = {name for name, package in packages.items() if _is_recent(name, package)}
     (environment / "locks").mkdir(exist_ok=True)
     for lock in locks:
         (environment / "locks" / lock.name).write_text(without(lock.read_text(), linked))
@@ -87,21 +88,18 @@ def needed_by(names: Iterable[str], environment: Path) -> Mapping[str, Distribut
     while pending:
         name = re.sub(r"[-_.]+", "-", pending.pop()).lower()
         try:
-            one = distribution(name)
+            package = distribution(name)
         except PackageNotFoundError:
             continue
-        in_environment = (
-            Path(str(one.locate_file(""))).resolve().is_relative_to(environment.resolve())
-        )
-        if name not in packages and not in_environment:
-            packages[name] = one
-            needs = [need for need in one.requires or () if "extra ==" not in need]
+        folder = Path(str(package.locate_file(""))).resolve()
+        if name not in packages and not folder.is_relative_to(environment.resolve()):
+            packages[name] = package
+            needs = [need for need in package.requires or () if "extra ==" not in need]
             pending += [re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs]
     return packages
 
 
 def _why_unfit(packages: Mapping[str, Distribution]) -> str:
-    """Return why torch and torchvision cannot be used; "" if they can, which is tried."""
     for name in SHARED:
         if name not in packages:
             return f"there is no {name} beside it"
@@ -115,10 +113,10 @@ def _why_unfit(packages: Mapping[str, Distribution]) -> str:
     return ""
 
 
-def _is_recent(name: str, one: Distribution) -> bool:
-    """Return True unless a package is older than its floor; a pre-release counts as its release."""
+def _is_recent(name: str, package: Distribution) -> bool:
     floor = numbers(FLOORS.get(name, ""))
-    return numbers(one.version)[: len(floor)] >= floor
+    # only as many numbers as the floor has, so that 2.10.0rc1 counts as 2.10
+    return numbers(package.version)[: len(floor)] >= floor
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -130,7 +128,7 @@ def link(environment: Path, packages: Mapping[str, Distribution]) -> None:
     """Let the environment find these packages, after its own; torch's folder comes first."""
     modules = [sys.modules[name].__file__ or "" for name in SHARED if name in sys.modules]
     folders = [str(Path(module).parents[1]) for module in modules]
-    folders += [str(one.locate_file("")) for one in packages.values()]
+    folders += [str(package.locate_file("")) for package in packages.values()]
     site = sysconfig.get_path("purelib", "venv", {"base": str(environment)})
     Path(site, LINK).write_text("".join(f"{folder}\n" for folder in dict.fromkeys(folders)))
 

@@ -78,17 +78,17 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
             asked = one_line(min(unknown)[:100])
             raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
         if differences.paths or differences.surplus:
-            _send(client, code, differences, partial(_progress, say, name, differences))
+            _send(client, code, differences, name, say)
             _checked(name, client.reply())
         if not (destination.python or destination.image):  # which have packages of their own
             _make_environment(client, differences.root, name, destination.is_own_command, say)
 
 
 def _send(
-    client: RpcClient, code: WorkingTree, differences: Differences, sent: Callable[[int], object]
+    client: RpcClient, code: WorkingTree, differences: Differences, name: str, say: Say
 ) -> None:
-    """Send all files that differ as one stream; call `sent` with the number sent so far."""
-    batch = bytearray()
+    batch = bytearray()  # one stream of large pieces: a round trip for each file would take longer
+    total = len(differences.paths)
     client.order("unpack", root=differences.root, paths=list(code.files))
     for number, path in enumerate(differences.paths, start=1):
         for piece in _pieces(code, path):
@@ -96,15 +96,14 @@ def _send(
             if len(batch) > BATCH_BYTES:
                 client.send(bytes(batch))
                 batch.clear()
-        sent(number)
+        if number == total or number % FILES_PER_LINE == 0:
+            say(f"{name}: {number} of {total} files brought to {one_line(differences.root)}")
     client.send(bytes(batch) + b"\n")
 
 
 def _pieces(code: WorkingTree, path: str) -> Iterator[bytes]:
-    """Yield a line about a file, then its bytes; raise PreflightRefused if it has changed.
-
-    So all hosts have the code of the same moment, which is what every attempt holds them to.
-    """
+    # A line about the file, then its bytes. A file that has changed since its digest was taken ends
+    # the copy: all hosts must have the code of one moment, to which every attempt holds them.
     source = code.source(path)
     try:
         if path not in code.modes:
@@ -133,12 +132,6 @@ def _header(path: str, size: int, mode: int, link: bool) -> bytes:
     return json.dumps(header).encode() + b"\n"
 
 
-def _progress(say: Say, name: str, differences: Differences, number: int) -> None:
-    total = len(differences.paths)
-    if number == total or number % FILES_PER_LINE == 0:
-        say(f"{name}: {number} of {total} files brought to {one_line(differences.root)}")
-
-
 def _make_environment(
     client: RpcClient, root: str, name: str, is_own_command: bool, say: Say
 ) -> None:
@@ -163,7 +156,6 @@ def _make_environment(
 
 
 def _checked(name: str, reply: Reply) -> Reply:
-    """Return a reply that is no error."""
     if error := reply.get("error"):
         reason = one_line(str(error)[:500])
         raise PreflightRefused(f"{name}: the code could not be brought there: {reason}")

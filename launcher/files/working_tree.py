@@ -1,4 +1,4 @@
-"""The code that ranks run: the files of a working tree, by content."""
+"""The code that ranks run: the files of a working tree by content, and what --sync adds to them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from pathlib import Path, PurePosixPath
 from launcher.remote.files import INSTALLED, file_digest
 from launcher.remote.processes import names_in
 from launcher.remote.transfer import INCOMING, MANIFEST
+from rackrun.contract import variables
+from rackrun.contract.tasks import PLATFORM, TASKS
+from rackrun.cuda import BASE
 from rackrun.errors import UsageError
 from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
@@ -24,6 +27,7 @@ from rackrun.units import data_size, first_few
 
 LARGE_BYTES = 1_000_000_000  # seconds to read, on every host
 NAMED = 3  # of many files
+LOCKS = ("base.txt", "cuda12.txt")  # in launcher/, where the repository has links to requirements/
 LISTING = ("-c", "core.fsmonitor=false", "ls-files", "-z", "-t", "--cached", "--others")
 """Prints for every file a letter, a blank and the path; the letter of an untracked one is `?`."""
 
@@ -85,18 +89,17 @@ def working_tree(
         if (folder / ".git").exists():
             say(f"warning: the hosts' code is not compared with this folder: {why_no_code()}")
         return None
-    ours = (
-        MANIFEST,
-        INCOMING,
-        f"{INSTALLED}/",
-        *([_relative_prefix(folder, runs)] if runs else ()),
-    )
-    excluded_ids = _identities(own_files)
+    ours = [MANIFEST, INCOMING, f"{INSTALLED}/"]
+    if runs:  # outside of the folder, it begins with ../ and excludes nothing
+        ours.append(f"{os.path.relpath(runs.resolve(), folder.resolve())}/")
+    # by identity: our own output may go to a file of this folder, as with `> train.log`
+    streams = (Path(f"/proc/self/fd/{number}") for number in (0, 1, 2))
+    excluded_ids = {file_id for file in (*streams, *own_files) if (file_id := _identity(file))}
     tracked, others = (
         [
             path
             for path in paths
-            if not path.startswith(ours) and _identity(folder / path) not in excluded_ids
+            if not path.startswith(tuple(ours)) and _identity(folder / path) not in excluded_ids
         ]
         for paths in listed
     )
@@ -111,10 +114,6 @@ def why_no_code() -> str:
 
 
 def _listing(folder: Path) -> tuple[list[str], list[str]] | None:
-    """Return the paths that git tracks in a folder, and those that it neither tracks nor ignores.
-
-    None where git does not know the folder, or is not there.
-    """
     command = ["git", "-C", os.fspath(folder), *LISTING, "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, check=False)
@@ -169,46 +168,43 @@ def with_untracked(
 
 
 def _matches(path: str, names: Iterable[str]) -> bool:
-    """Return True when a pattern matches a file, or a folder around it."""
+    # the file itself, or a folder around it
     return any(fnmatchcase(part, name.rstrip("/")) for part in _levels(path) for name in names)
 
 
 def _is_private(folder: Path, path: str) -> bool:
-    """Return True for a file that is private by its mode or name."""
     parts = [part.lower() for part in PurePosixPath(path).parts]
     named = any(fnmatchcase(part, name) for part in parts for name in PRIVATE_NAMES)
     return named or bool(_SECRET_WORD.fullmatch(parts[-1])) or _is_closed(folder, path)
 
 
 def _is_closed(folder: Path, path: str) -> bool:
-    """Return True when only its owner can read a file, by its mode or a folder's."""
+    # only its owner can read it, by its own mode or a folder's
     return any(not _mode(folder / part) & 0o077 for part in _levels(path))
 
 
 def _levels(path: str) -> list[str]:
-    """Return a path, and those of the folders around it."""
     parts = PurePosixPath(path).parts
     return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def _mode(file: Path) -> int:
-    """Return the mode of a file or link; of one that has just gone, that of no secret."""
     try:
         return file.lstat().st_mode
-    except OSError:
+    except OSError:  # it has just gone: no secret
         return stat.S_IFLNK | 0o777
 
 
 def _mode_elsewhere(folder: Path, path: str) -> int:
-    """Return the mode of a file elsewhere: no more is allowed there than here. 0: it is a link."""
     mode = _mode(folder / path)
     if not stat.S_ISREG(mode):
-        return 0
+        return 0  # a link has none
+    # others may do no more there than here, where a closed folder keeps them out
     return (mode & 0o700 if _is_closed(folder, path) else mode & 0o755) | 0o600
 
 
 def _being_written() -> set[tuple[int, int]]:
-    """Return which files programs of this account are writing; without /proc, none is known."""
+    # by programs of this account; without /proc, no file is
     written = set()
     folders = [process / "fd" for process in Path("/proc").glob("[0-9]*")]
     for descriptor in (folder / name for folder in folders for name in names_in(str(folder))):
@@ -218,25 +214,57 @@ def _being_written() -> set[tuple[int, int]]:
     return written
 
 
-def _relative_prefix(folder: Path, other: Path) -> str:
-    """Return what the paths of another folder begin with; of one elsewhere, what none does."""
-    relative = os.path.relpath(other.resolve(), folder.resolve())
-    return f"{relative}/"
-
-
-def _identities(files: Iterable[Path]) -> set[tuple[int, int]]:
-    """Return which files these are, and those that our own input and output are."""
-    streams = (Path(f"/proc/self/fd/{number}") for number in (0, 1, 2))
-    return {identity for file in (*streams, *files) if (identity := _identity(file))}
-
-
 def _identity(file: Path) -> tuple[int, int] | None:
-    """Return which regular file this is, under any name; None for what is none."""
+    # which regular file it is, under any name and behind any link
     try:
         status = file.stat()
     except OSError:
         return None
     return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def with_installed(code: WorkingTree) -> WorkingTree:
+    """Return the code and, where it is not rackrun's own repository, the installed packages."""
+    ours = Path(__file__).parents[2]
+    if code.root.resolve() == ours:
+        return code
+    files = [
+        file for package in (*PLATFORM, *TASKS) for file in sorted((ours / package).rglob("*"))
+    ]
+    sources = {
+        str(file.relative_to(ours)): file
+        for file in files
+        if file.is_file() and "__pycache__" not in file.parts and file.name not in LOCKS
+    }
+    locks = {f"requirements/{lock}": (ours / "launcher" / lock).resolve() for lock in LOCKS}
+    return _beside(code, {**sources, **locks})
+
+
+def with_wheels(code: WorkingTree, folder: Path) -> WorkingTree:
+    """Return the code and the wheels of a folder, from which venv.sh then installs.
+
+    Raises UsageError where the folder holds none.
+    """
+    wheels = {f"wheels/{path.name}": path for path in sorted(folder.glob("*.whl"))}
+    if not wheels:
+        lock = f"requirements/{os.environ.get(variables.LOCK) or BASE}.txt"
+        raise UsageError(
+            f"--sync-wheels {folder}: holds no wheel; type: python3 -m pip download"
+            f" --require-hashes --only-binary :all: -r {lock} -d {folder}"
+        )
+    return _beside(code, wheels)
+
+
+def _beside(code: WorkingTree, files: Mapping[str, Path]) -> WorkingTree:
+    # below .rackrun/, so that nothing of the user's own folder is replaced
+    sources = {f"{INSTALLED}/{path}": source for path, source in files.items()}
+    digests = {path: file_digest(str(source)) for path, source in sources.items()}
+    return replace(
+        code,
+        files={**code.files, **digests},
+        modes={**code.modes, **dict.fromkeys(sources, 0o644)},
+        sources={**code.sources, **sources},
+    )
 
 
 def remarks_on(folder: Path, paths: Sequence[str]) -> list[str]:
@@ -267,5 +295,4 @@ def unchecked_notice(code: WorkingTree) -> str:
 
 
 def _some_of(paths: Collection[str]) -> str:
-    """Return the first of many paths, and the number of the others."""
     return one_line(first_few(list(paths), NAMED))
