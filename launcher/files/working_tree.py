@@ -27,7 +27,7 @@ from rackrun.units import data_size, first_few
 
 LARGE_BYTES = 1_000_000_000  # seconds to read, on every host
 NAMED = 3  # of many files
-LOCKS = ("base.txt", "cuda12.txt")  # in launcher/, where the repository has links to requirements/
+LOCKS = ("base.txt", "cuda12.txt")  # links in launcher/, so that an installed rackrun has them
 LISTING = ("-c", "core.fsmonitor=false", "ls-files", "-z", "-t", "--cached", "--others")
 """Prints for every file a letter, a blank and the path; the letter of an untracked one is `?`."""
 
