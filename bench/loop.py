@@ -35,7 +35,7 @@ from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import set_up
 from training.loop import train
-from training.optim.optimizer import make_optimizer
+from training.optimizer import make_optimizer
 from training.phases.start import TrainingRun
 from training.ranks import Ranks
 from training.run.stop_requests import StopRequests

@@ -86,7 +86,7 @@ class Schedule:
             return 0.5 * (1 + math.cos(math.pi * done))
         if self.shape in ("linear", "polynomial"):
             return (1 - done) ** (1 if self.shape == "linear" else self.power)
-        return 1.0  # constant; on a plateau evaluations decide, see training/optim/improvement.py
+        return 1.0  # constant; on a plateau evaluations decide, see training/state.py
 
     def _own_share(self, step: int, steps: int) -> float:
         assert self.user_schedule

@@ -1,8 +1,9 @@
 """The state that survives a restart, in one object."""
 
+import copy
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,11 +13,8 @@ from torch.nn.utils import get_total_norm
 from training.config import Config
 from training.counts import Counts
 from training.layers import frozen_weights, resting_modules
-from training.optim.ema import Average
-from training.optim.groups import regrouped
-from training.optim.improvement import Improvement
-from training.optim.loss_scale import LossScale
-from training.optim.optimizer import make_optimizer
+from training.optimizer import LossScale, make_optimizer, regrouped
+from training.settings.optim import TuningSettings
 
 
 class TrainingState:
@@ -28,9 +26,9 @@ class TrainingState:
     def __init__(self, model: nn.Module, config: Config, float16: bool = False) -> None:
         self.model = model
         self._config = config
-        weights = dict(model.named_parameters())
-        self._trainable = {name for name in weights if weights[name].requires_grad}
-        self._resting: list[nn.Module] = []
+        # What the task itself has frozen stays so in every stage.
+        self._trainable = {name for name, each in model.named_parameters() if each.requires_grad}
+        self._resting: list[nn.Module] = []  # in evaluation mode while others train
         self.optimizer = make_optimizer(model, config)
         self.loss_scale = LossScale(next(model.parameters()).device, float16)
         decay = config.ema_decay
@@ -39,32 +37,32 @@ class TrainingState:
         self.epoch = 0  # how many are done, evaluation included
         self.accuracy = 0.0
         self.improvement = Improvement()
-        self._begun = -1  # the step before which the buffers were kept
-        self._buffers: list[torch.Tensor] = []
+        self._begun = -1  # the step before which the buffers were copied
+        self._buffers: list[torch.Tensor] = []  # that copy
 
     @property
     def best(self) -> float:
-        """Return the best validation accuracy so far."""
+        """The best validation accuracy so far."""
         return self.improvement.accuracy
 
     @property
     def exhausted(self) -> bool:
-        """Return whether the run ends early: evaluations have stopped improving."""
-        return self.improvement.exhausted(self._config)
+        """Whether the run ends early: --patience evaluations in a row were none better."""
+        return 0 < self._config.patience <= self.improvement.stale
 
     @property
     def evaluated(self) -> nn.Module:
-        """Return the model that is evaluated and kept: the average where there is one."""
+        """The model that is evaluated and kept: the average where there is one."""
         return self.average.model if self.average else self.model
 
     @property
     def models(self) -> list[nn.Module]:
-        """Return the model, and the average of its weights where there is one."""
+        """The model, and the average of its weights where there is one."""
         return [self.model, *([self.average.model] if self.average else [])]
 
     @property
     def is_finite(self) -> bool:
-        """Return whether all weights are finite numbers; waits for the GPU."""
+        """Whether all weights are finite numbers; waits for the GPU."""
         return bool(get_total_norm(self.model.parameters(), float("inf")).isfinite())
 
     def start_average(self) -> None:
@@ -113,7 +111,7 @@ class TrainingState:
             torch._foreach_copy_(list(self.model.buffers()), self._buffers)
 
     def advance(self) -> None:
-        """Take a step with the gradients that are there."""
+        """Take a step with the gradients, of all ranks by now."""
         self.loss_scale.step(self.optimizer)
         self.optimizer.zero_grad()
         if self.average:
@@ -129,11 +127,9 @@ class TrainingState:
         return self.improvement.update(evaluation, self._config, self.epoch)
 
     def digest(self) -> str:
-        """Return what identifies all that must be the same on every rank.
-
-        Left out are buffers, as each rank's batch norms have seen other images, and learning rates,
-        which follow from the step.
-        """
+        """Return what identifies all that must be the same on every rank."""
+        # Without buffers, as each rank's batch norms have seen other images, and without learning
+        # rates, which follow from the step.
         digest = hashlib.sha256()
         weights = [weight for model in self.models for weight in model.parameters()]
         optimizer = self.optimizer.state_dict()["state"]
@@ -175,6 +171,66 @@ class TrainingState:
         self.epoch = state["epoch"]
         self.accuracy = state["accuracy"]
         self.improvement = Improvement(**state["improvement"])
+
+
+class Average:
+    """The exponential moving average (EMA): a copy of the model whose weights follow it slowly.
+
+    Not torch's AveragedModel, for two reasons. That asks the device at every step whether its count
+    of updates is 0, so that each step would wait for the GPU; and at the first update it copies the
+    weights, where this average moves towards them as at every other.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, every: int) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.decay = decay
+        self.every = every
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Move towards the model after this step, if it is due; faster at first than later."""
+        number, waits = divmod(step, self.every)
+        if waits:
+            return
+        share = 1 - min(self.decay, (1 + number) / (10 + number))
+        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)
+        if buffers := list(model.buffers()):
+            torch._foreach_copy_(list(self.model.buffers()), buffers)
+
+
+@dataclass
+class Improvement:
+    """Evaluations compared by accuracy, and by loss where that is equal.
+
+    All ranks have the same counts, summed over all of them, so all come to the same decisions.
+    """
+
+    accuracy: float = 0.0  # of the best evaluation
+    loss: float = float("inf")  # of the best evaluation
+    epoch: int = 0  # of the best evaluation: how many were done; 0: none has been evaluated
+    stale: int = 0  # evaluations since the best one
+    waited: int = 0  # evaluations since the best one, or since the learning rate fell
+    lr_factor: float = 1.0  # of the schedule's learning rate
+
+    def update(self, evaluation: Counts, config: TuningSettings, epoch: int) -> bool:
+        """Count the evaluation after this many epochs; return whether it is as good as the best.
+
+        While only the last layer trains (--head-epochs), none counts as stale.
+        """
+        score = (evaluation.accuracy, -evaluation.mean_loss)
+        best_score = (self.accuracy, -self.loss)
+        if score >= best_score:
+            self.accuracy, self.loss = evaluation.accuracy, evaluation.mean_loss
+            self.epoch = epoch
+        if score > best_score or epoch <= config.head_epochs:
+            self.stale = self.waited = 0
+        else:
+            self.stale += 1
+            self.waited += 1
+        if self.waited >= config.plateau_epochs and config.lr_schedule == "plateau":
+            self.lr_factor *= config.plateau_factor
+            self.waited = 0
+        return score >= best_score
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

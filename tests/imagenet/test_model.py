@@ -11,7 +11,7 @@ from imagenet.recipes import RECIPES, ImageNet
 from rackrun.errors import UsageError
 from training.config import from_command_line
 from training.models.extended import last_norms
-from training.optim.groups import make_groups
+from training.optimizer import make_groups
 from training.schedule import make_schedule
 
 IMAGES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)

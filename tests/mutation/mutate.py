@@ -66,11 +66,6 @@ PARTS = {
         *("training/test_cache_peers.py", "training/test_class_weights.py"),
         "training/test_elastic.py",
     ),
-    "training/optim": (
-        *("training/test_state.py", "training/test_freezing.py", "training/test_loss_scale.py"),
-        *("training/test_reference.py", "imagenet/test_model.py", "training/test_loop.py"),
-        "training/test_own_parts.py",
-    ),
     "training/sync": (
         *("training/test_uneven_inputs.py", "training/test_comm_hooks.py"),
         *("training/test_step_exchange.py", "training/test_local_sgd.py"),
@@ -106,6 +101,8 @@ PARTS = {
         *("training/test_deep_check.py", "training/test_precheck.py", "training/test_ranks.py"),
         *("training/test_refusals.py", "training/test_device.py", "training/test_loop.py"),
         *("training/test_judge.py", "training/test_elastic.py", "catdog/test_predict.py"),
+        *("training/test_loss_scale.py", "training/test_reference.py", "imagenet/test_model.py"),
+        "training/test_own_parts.py",
     ),
 }
 """Folders of modules and the tests that run on their mutants; `convert` and `training` have the
@@ -114,7 +111,6 @@ modules that no other line has."""
 WHOLE = {
     "training/schedule.py",
     "training/phases/loss.py",
-    "training/optim/loss_scale.py",
     "convert/packing/copies.py",
     "convert/readers/names.py",
 }

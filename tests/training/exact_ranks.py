@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from rackrun.run_folder import RunFolder
-from training import checkpoint, loop
+from training import checkpoint, loop, optimizer
 from training import state as states
 from training.config import Config
 from training.counts import Counts
@@ -40,7 +40,6 @@ from training.data.transforms import Transforms
 from training.device import set_up
 from training.entry import enter
 from training.loop import train
-from training.optim import loss_scale
 from training.phases import begin, loss
 from training.phases.start import TrainingRun
 from training.ranks import Ranks
@@ -295,7 +294,7 @@ def in_parts_like_one_process(ranks: Ranks) -> None:
 
 def the_even_way_like_one_process(ranks: Ranks) -> None:
     """Without Join, where every rank computes and some compute nothing: the same."""
-    with patch.object(uneven_inputs, "why_not_join", lambda model, optimizer: "chosen by the test"):
+    with patch.object(uneven_inputs, "why_not_join", lambda model, chosen: "chosen by the test"):
         for samples in (49, 2):
             equal, distance = compared(ranks, samples, f"even-{ranks.world}-{samples}")
             assert equal and distance < 1e-9, (samples, equal, distance)
@@ -373,7 +372,7 @@ def float16_skips_the_same_steps(ranks: Ranks) -> None:
     scaler = partial(GradScaler, growth_interval=1)  # grows until it overflows, and again
     options = {"precision": "fp16", "epochs": 3, "save_steps": 5, "log_every_steps": 1}
     options["keep_checkpoints"] = 9
-    with patch.object(loss_scale, "GradScaler", scaler):
+    with patch.object(optimizer, "GradScaler", scaler):
         straight = ran(settings(49, "half", **options), ranks, SINGLE)
         assert equal_on_all(ranks, straight)
         name = RunFolder(FOLDER / "runs" / "half")

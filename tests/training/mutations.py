@@ -123,18 +123,18 @@ MUTATIONS = (
     Mutation("top-5 is top-1", "training.counts", "correct_predictions", _best_only),
     Mutation("ten times the clipping norm", STEP, "clip_grad_norm_", _ten_times),
     Mutation("the same chance on all ranks", STEP, "seed_step", _rankless, ranks=2),
-    Mutation("no warm-up of the average", "training.optim.ema", "Average.update", _long_average),
+    Mutation("no warm-up of the average", "training.state", "Average.update", _long_average),
     Mutation("equal shares in mixup", "imagenet.model", "_share", lambda right: lambda _: 0.5),
     Mutation("the learning rate a step late", "training.schedule", "Schedule.lr", _a_step_late),
     Mutation(
         "plain momentum",
-        "training.optim.optimizer",
+        "training.optimizer",
         "SGD",
         lambda right: lambda *args, nesterov, **options: right(*args, **options),
     ),
     Mutation(
         "decay of biases",
-        "training.optim.groups",
+        "training.optimizer",
         "without_decay",
         lambda right: lambda model: set(),
     ),
@@ -150,12 +150,10 @@ MUTATIONS = (
         "parts_of",
         lambda right: lambda *args: list(right(*args))[:1],
     ),
-    Mutation(
-        "decay in Adam's gradient", "training.optim.optimizer", "AdamW", _coupled, recipe="adamw"
-    ),
+    Mutation("decay in Adam's gradient", "training.optimizer", "AdamW", _coupled, recipe="adamw"),
     Mutation(
         "an average of every step",
-        "training.optim.ema",
+        "training.state",
         "Average.update",
         _at_every_step,
         recipe="adamw",
@@ -163,7 +161,7 @@ MUTATIONS = (
     Mutation("cutmix as drawn", "imagenet.model", "_patched", _as_drawn, recipe="lamb"),
     Mutation(
         "no trust ratio",
-        "training.optim.optimizer",
+        "training.optimizer",
         "trust_ratios",
         lambda right: lambda weights, updates: [torch.ones(())] * len(weights),
         recipe="lamb",

@@ -12,7 +12,7 @@ from rackrun.errors import UsageError
 from training.checkpoint import pack, unpack
 from training.config import Config
 from training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
-from training.optim.loss_scale import LossScale
+from training.optimizer import LossScale
 from training.state import TrainingState
 
 CPU = torch.device("cpu")

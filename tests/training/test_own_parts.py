@@ -11,7 +11,7 @@ from rackrun.errors import UsageError
 from tests import warm
 from training import checkpoint
 from training.config import Config
-from training.optim.optimizer import make_optimizer
+from training.optimizer import make_optimizer
 from training.schedule import make_schedule
 
 ROOT = Path(__file__).parents[2]

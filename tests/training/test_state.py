@@ -13,7 +13,7 @@ from training import checkpoint
 from training.checkpoint import Snapshot
 from training.config import Config
 from training.counts import Counts
-from training.optim.optimizer import make_optimizer
+from training.optimizer import make_optimizer
 from training.state import TrainingState
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from rackrun.errors import UsageError
 from training.config import Config
-from training.optim.optimizer import make_optimizer
+from training.optimizer import make_optimizer
 from training.ranks import Ranks
 from training.sync.batch_norms import BatchNorms
 from training.sync.uneven_inputs import UnevenInputs, why_not_join
