@@ -13,15 +13,14 @@ from training.config import Config
 from training.data.samples import Batch
 from training.monitor.stragglers import StragglerMonitor
 from training.monitor.trace import StepTrace
-from training.phases.balance import Balance, begin_balance, recut_if_better
+from training.phases.balance import Balance, begin_balance, remedy
 from training.phases.begin import begin, new_state
 from training.phases.evaluate import evaluate
 from training.phases.finish import finish
-from training.phases.pictures import training_pictures
 from training.phases.prefetch import prefetch
 from training.phases.regroup import regrouped, wait_for_order
 from training.phases.start import TrainingRun, started
-from training.phases.step import train_step
+from training.phases.step import train_step, training_pictures
 from training.ranks import is_of_exchange
 from training.run.recorder import RunRecorder
 from training.run.stop_requests import NOTHING, REGROUP, SAVE
@@ -46,7 +45,9 @@ def train(run: TrainingRun) -> int:
             if run.membership:
                 return train_elastically(run, state, log)
             # A signal while caches fill ends the run before a step is taken.
-            return prefetch(run, log) or train_stages(run, state, log)
+            if run.config.prefetch and (request := prefetch(run, log)):
+                return request
+            return train_stages(run, state, log)
         except (RuntimeError, OSError, Problem) as error:
             is_fenced = run.membership is not None and run.membership.is_fenced
             is_left_alone = is_fenced or is_of_exchange(error)
@@ -63,7 +64,7 @@ def train_elastically(run: TrainingRun, state: TrainingState, log: RunRecorder) 
     """Train in one group of ranks after another, as they are lost and join; return as `train`."""
     membership = run.membership
     assert membership
-    filled = False
+    filled = not run.config.prefetch
     while True:
         run = regrouped(run, state, log)
         try:
@@ -77,6 +78,8 @@ def train_elastically(run: TrainingRun, state: TrainingState, log: RunRecorder) 
             request = REGROUP
         if request != REGROUP:
             return request
+        # The others may have finished the step that this rank has begun, or may not: whoever is
+        # the furthest hands its state over.
         state.drop_step()
 
 
@@ -121,21 +124,23 @@ def train_stage(
 ) -> int:
     """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
     config, schedule = run.config, run.schedule
-    balance = begin_balance(run, state, log, stragglers)
+    balance = begin_balance(run, state, log, stragglers) if config.balance == "auto" else None
     # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same after
     # a step, so they agree on the strongest request during the steps.
-    exchange = StepExchange(run.ranks, run.pending, balance.sent)
+    exchange = StepExchange(run.ranks, run.pending, balance.sent if balance else list)
     # Anew in each stage: DDP waits for the gradients of all weights that trained when it was made.
     sync = GradientSync(config, run.ranks, state, schedule.steps)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
 
     while state.epoch < stage.last and not state.exhausted:
+        # Anew in each epoch: images may grow with the epochs.
         transforms = run.task.transforms(config, state.epoch)
         epoch_end = (state.epoch + 1) * schedule.epoch_steps
         log.train()
         # One iterator for the whole run: loader workers read ahead across the end of an epoch.
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
             run.begin_exchange(exchange, log, state.step, batch)  # travels while this step computes
+            # A function of the step, so that a run that resumes has nothing to restore.
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
                 log.write_first_batch(training_pictures(run, state.step, batch))
@@ -144,8 +149,11 @@ def train_stage(
                 state.begin_step()
             with sync.step(run.data.samples_in(state.step), run.fewest_in_part(state.step)):
                 train_step(run, state, sync, batch, transforms, exchange, log.sums)
+            # From here on, state.step is the number of steps that are done.
             log.step(state.step)
-            recut_if_better(run, state, log, balance, exchange)
+            if balance and (cut := balance.next_cut(state.step, exchange.largest)):
+                run.data.recut(cut)
+                log.shares(cut.step, balance.counts)
             if schedule.logs(state.step, epoch_end):
                 log_interval(run, state, log, stragglers, balance)
             request = exchange.request
@@ -166,13 +174,14 @@ def log_interval(
     state: TrainingState,
     log: RunRecorder,
     stragglers: StragglerMonitor,
-    balance: Balance,
+    balance: Balance | None,
 ) -> None:
     """Record the steps since the last time, of all ranks."""
-    # Exchanges: every rank comes here after the same steps, also one that writes nothing.
+    # Exchanges: every rank comes here after the same steps, also one that writes nothing. Here the
+    # rank waits for the device, which is why `logs` is true only now and then.
     counts, waiting = run.sum_over_ranks(log.sums.sums), stragglers.take()
     if waiting:
-        waiting = replace(waiting, remedy=balance.remedy(waiting, state.step))
+        waiting = replace(waiting, remedy=remedy(run.config, balance, waiting, state.step))
     lr = run.schedule.lr(state.step - 1) * state.improvement.lr_factor
     log.interval(state.step, counts, lr, waiting, state.loss_scale.take())
 

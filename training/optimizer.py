@@ -200,7 +200,7 @@ class LossScale:
         torch.autograd.backward(self._scaler.scale(loss))
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale, before something depends on their norm."""
+        """Undo the scale of the gradients, before something depends on their norm."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:

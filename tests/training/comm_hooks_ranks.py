@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config import Config
-from training.sync.comm_hooks import register_comm_hook
+from training.sync.gradient_sync import register_comm_hook
 from training.sync.uneven_inputs import why_not_join
 
 STEPS = 60

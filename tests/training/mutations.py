@@ -113,7 +113,7 @@ def _coupled(right: Function) -> Function:
 
 
 STEP = "training.phases.step"
-LOCAL = "training.sync.local_sgd"
+LOCAL = "training.sync.gradient_sync"
 MUTATIONS = (
     Mutation(
         "squared weights of classes", "training.phases.start", "TrainingRun.class_weights", _squared
@@ -189,18 +189,20 @@ MUTATIONS = (
         ranks=2,
         recipe="adamw, tails",
     ),
-    Mutation("momenta that never meet", LOCAL, "_learned", _weights_only, ranks=2, recipe="local"),
+    Mutation(
+        "momenta that never meet", LOCAL, "learned_by", _weights_only, ranks=2, recipe="local"
+    ),
     Mutation(
         "moments that never meet",
         LOCAL,
-        "_learned",
+        "learned_by",
         _weights_only,
         ranks=2,
         recipe="adamw, local",
     ),
     Mutation(
         "alone from the first step",
-        "training.sync.gradient_sync",
+        LOCAL,
         "is_local_step",
         _alone_at_once,
         ranks=2,

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from training.data.order.cut import Cut
 from training.data.slots import LEAD
 from training.data.transforms import Transforms
 from training.monitor.stragglers import Waiting
-from training.phases.balance import Balance, fastest_counts
+from training.phases.balance import Balance, fastest_counts, remedy, why_even
 from training.ranks import Ranks
 from training.run import ledger
 from training.world import WorldError
@@ -40,12 +41,10 @@ def waiting(rank: int) -> Waiting:
     return Waiting(20, 0.1, rank, "compute", 0.05, 0.08, 0.02, 0.0)
 
 
-def balance(ranks: int, batch: int, config: Config = AUTO, model: Any = None) -> Balance:
+def balance(ranks: int, batch: int) -> Balance:
     """Return what a first rank has at the begin of a run."""
-    device = torch.device("cpu")
     data: Any = SimpleNamespace(batch=batch, cut=lambda step: Cut.even(ranks))
-    state: Any = SimpleNamespace(step=0, model=model or torch.nn.Flatten())
-    return Balance(config, Ranks(0, ranks, 0, ranks, device), data, state, lambda: 1)
+    return Balance(Ranks(0, ranks, 0, ranks, torch.device("cpu")), data, 0, lambda: 1)
 
 
 def trained(
@@ -170,10 +169,10 @@ def test_a_step_that_some_rank_cannot_time_is_no_evidence() -> None:
 def test_what_needs_an_even_cut_keeps_it() -> None:
     """Norms over all ranks and steps without a choice stay even, with the reason; settings that
     exclude it are refused with what to type."""
-    synced = balance(2, 64, model=torch.nn.Sequential(torch.nn.SyncBatchNorm(3)))
-    assert not synced.is_active and "exchange their statistics" in synced.remark
-    assert "--global-batch" in balance(8, 12).remark
-    assert not balance(1, 8).is_active and not balance(1, 8).remark
+    synced = torch.nn.Sequential(torch.nn.SyncBatchNorm(3))
+    assert "exchange their statistics" in why_even(synced, 64, 2)
+    assert "--global-batch" in why_even(torch.nn.Flatten(), 12, 8)
+    assert why_even(torch.nn.Flatten(), 16, 8) == ""
     args = ["--data", "shards", "--balance", "auto"]
     for extra in (["--local-sgd-steps", "4"], ["--aug-repeats", "2"]):
         with pytest.raises(UsageError, match=f"{extra[0]} exclude.*--balance even"):
@@ -186,9 +185,9 @@ def test_the_stragglers_line_says_what_is_done() -> None:
     """Under the even cut it names the option, with it the images that the rank gets, and since
     when; where nothing can be done it says nothing."""
     even = Config(data="shards")
-    assert "(--balance auto gives it fewer images)" in text_for(balance(2, 64, even), 0)
-    local = Config(data="shards", local_sgd_steps=4)
-    assert "images" not in text_for(balance(2, 64, local), 0)
+    assert "(--balance auto gives it fewer images)" in text_for(None, 0, even)
+    for config in (Config(data="shards", local_sgd_steps=4), AUTO):
+        assert "images" not in text_for(None, 0, config)
     balancer = balance(3, 112)
     (step, cut), *_ = trained(balancer, lambda step: [4e-3, 2e-3, 1e-3], 100)
     assert cut.step == step + LEAD
@@ -198,9 +197,9 @@ def test_the_stragglers_line_says_what_is_done() -> None:
     assert "(it gets 16 of 112 images a step)" in text_for(balancer, 100)
 
 
-def text_for(balancer: Balance, step: int) -> str:
+def text_for(balancer: Balance | None, step: int, config: Config = AUTO) -> str:
     report = waiting(0)
-    return Waiting(**{**vars(report), "remedy": balancer.remedy(report, step)}).text()
+    return replace(report, remedy=remedy(config, balancer, report, step)).text()
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "resampled"])

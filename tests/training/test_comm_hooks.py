@@ -5,7 +5,7 @@ from torch import nn
 
 from tests.training.torchrun import output_of
 from training.config import Config
-from training.sync.comm_hooks import register_comm_hook
+from training.sync.gradient_sync import register_comm_hook
 
 
 @pytest.fixture(scope="module")

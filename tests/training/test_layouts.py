@@ -16,9 +16,8 @@ from torchvision.transforms.functional import normalize
 from imagenet.model import blur_halvings
 from rackrun.errors import SaveError
 from training.data.transforms import Transforms
-from training.models.layouts import adapted, resized_bias_tables
 from training.models.named import normalised_for, torchvision_model
-from training.models.weights import load_weights
+from training.models.weights import adapted, load_weights, resized_bias_tables
 
 Tensors = dict[str, torch.Tensor]
 COUNT = {"n_averaged": torch.ones(())}  # as torch's AveragedModel saves

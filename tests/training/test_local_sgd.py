@@ -10,7 +10,7 @@ from rackrun.errors import UsageError
 from tests.training.torchrun import output_of
 from training.config import Config
 from training.state import TrainingState
-from training.sync.local_sgd import _learned, is_local_step
+from training.sync.gradient_sync import is_local_step, learned_by
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_an_exchange_has_so_many_times_the_bytes_of_gradients(
     model(torch.ones(1, 3)).sum().backward()
     gradients = sum(weight.numel() for weight in model.parameters())
     state.advance()
-    assert sum(tensor.numel() for tensor in _learned(state)) == times * gradients
+    assert sum(tensor.numel() for tensor in learned_by(state)) == times * gradients
 
 
 def test_what_it_breaks_is_refused() -> None:

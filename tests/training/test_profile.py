@@ -29,7 +29,6 @@ from training.phases.measure import (
 from training.ranks import Ranks
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
-from training.sync.local_sgd import PeriodicExchange
 
 ROOT = Path(__file__).parents[2]
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -112,8 +111,7 @@ def test_a_rare_exchange_costs_its_share_of_a_step(monkeypatch: pytest.MonkeyPat
         open_data(SMALL, ALONE, partial(TASK.transforms, SMALL), TASK.name, TASK.synthetic_classes),
     )
     state = TrainingState(TASK.model(SMALL, 1000), SMALL)
-    rare = PeriodicExchange(lambda: time.sleep(0.02), 4)
-    monkeypatch.setattr(GradientSync, "periodic_exchange", rare)
+    monkeypatch.setattr(GradientSync, "average_now", lambda sync: time.sleep(0.02))
     args = (
         state,
         GradientSync(SMALL, ALONE, state, 5),
@@ -121,6 +119,7 @@ def test_a_rare_exchange_costs_its_share_of_a_step(monkeypatch: pytest.MonkeyPat
         compute,
         ALONE,
         data.training(0),
+        4,
     )
     assert 0.005 <= measure(*args).typical.exchange < 0.5
 

@@ -33,7 +33,7 @@ def test_a_step_is_the_same_and_keeps_less(name: str) -> None:
     """Loss, gradients, dropout and the statistics of norms to the bit, also in a copy (EMA)."""
     torch.manual_seed(3)
     plain = named_model(name, 4, 32)
-    result = with_recomputed_blocks(copy.deepcopy(plain), True)
+    result = with_recomputed_blocks(copy.deepcopy(plain))
     result = copy.deepcopy(result)
     images = torch.rand(3, 3, 64, 64)
     (loss, whole), (same_loss, less) = stepped(plain, images), stepped(result, images)
@@ -74,7 +74,7 @@ def test_blocks_may_take_keywords() -> None:
     """What comes by name has a gradient, too; and so without any gradient."""
     torch.manual_seed(3)
     plain = Keyed()
-    result = with_recomputed_blocks(copy.deepcopy(plain), True)
+    result = with_recomputed_blocks(copy.deepcopy(plain))
     (loss, whole), (same_loss, less) = (
         stepped(model, torch.ones(99, 8)) for model in (plain, result)
     )
@@ -87,4 +87,4 @@ def test_blocks_may_take_keywords() -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     """There is nothing to compute again."""
     with pytest.raises(UsageError, match="no blocks of several layers"):
-        with_recomputed_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), True)
+        with_recomputed_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))

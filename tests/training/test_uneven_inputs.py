@@ -8,10 +8,12 @@ from rackrun.errors import UsageError
 from training.config import Config
 from training.optimizer import make_optimizer
 from training.ranks import Ranks
-from training.sync.batch_norms import BatchNorms
-from training.sync.uneven_inputs import UnevenInputs, why_not_join
+from training.state import TrainingState
+from training.sync.gradient_sync import GradientSync
+from training.sync.uneven_inputs import UnevenInputs, norms_of_one_image, why_not_join
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+TWO = Ranks(0, 2, 0, 2, torch.device("cpu"))
 
 
 def test_models_that_exchange_more_than_gradients_take_the_even_way(
@@ -37,14 +39,14 @@ def test_a_norm_with_one_value_per_channel_uses_its_running_statistics() -> None
         *(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
         *(nn.Linear(2, 4), nn.BatchNorm1d(4)),
     )
-    norms = BatchNorms(model, ALONE)
     wide, narrow = model[1], model[5]
     with pytest.raises(UsageError, match="the batch norm 5 has one value per channel"):  # noqa: SIM117
-        with norms.part(1):
+        with norms_of_one_image(model):
             model(torch.rand(1, 3, 8, 8))
     for images, changed in ((0, []), (2, [wide, narrow]), (1, [wide])):
         before = {norm: statistics(norm) for norm in (wide, narrow)}
-        with BatchNorms(model.train(), ALONE).part(images):
+        sync = GradientSync(Config(), ALONE, TrainingState(model.train(), Config()), 1)
+        with sync.part(images, is_last=True):
             model(torch.rand(images, 3, 8, 8)).sum().backward()
         assert wide.training and narrow.training
         assert [
@@ -57,11 +59,14 @@ def test_statistics_are_shared_before_a_rank_has_a_single_image(
 ) -> None:
     """Or none. Norms that exchange theirs need nothing, and neither does a model without any."""
     shared: list[nn.Module] = []
+    monkeypatch.setattr(Ranks, "ddp", lambda ranks, model: model)
     monkeypatch.setattr(Ranks, "share_statistics", lambda ranks, model: shared.append(model))
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     for other in (nn.Linear(2, 2), nn.Sequential(nn.SyncBatchNorm(2)), model):
         for fewest in (0, 1, 2):
-            BatchNorms(other, ALONE).share(fewest)
+            sync = GradientSync(Config(), TWO, TrainingState(other, Config()), 1)
+            with sync.step(samples=2, fewest=fewest):
+                pass
     assert shared == [model] * 2
 
 

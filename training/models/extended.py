@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,24 +14,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from rackrun.errors import UsageError
-from training.config import Config
 from training.layers import blocks_of, head_of
 
 
-def extended(model: nn.Module, config: Config, classes: int) -> nn.Module:
-    """Return a task's model with dropout, stochastic depth and gradient checkpointing as set."""
-    model = with_dropout(model, config.dropout, classes)
-    model = with_stochastic_depth(model, config.stochastic_depth)
-    return with_recomputed_blocks(model, config.gradient_checkpointing)
-
-
 def with_dropout(model: nn.Module, share: float, classes: int) -> nn.Module:
-    """Return the model with that much dropout before its last layer; 0 leaves it as it is.
+    """Return the model with that much dropout before its last layer.
 
     A model that has a dropout there, as MobileNet's, gets another share for it.
     """
-    if not share:
-        return model
     modules = list(model.named_modules())
     head_index = [name for name, _ in modules].index(head_of(model, classes))
     before, head = modules[head_index - 1][1], modules[head_index][1]
@@ -54,14 +44,12 @@ class InputDropout:
 
 
 def with_stochastic_depth(model: nn.Module, share: float) -> nn.Module:
-    """Return the model with that much stochastic depth in its last block; 0 leaves it as it is.
+    """Return the model with that much stochastic depth in its last block.
 
     Training leaves out residual branches (Huang et al., 2016, arXiv:1603.09382); the share rises
     evenly from none in the first block. UsageError unless it is a ResNet of torchvision, or one
     that has stochastic depth of its own.
     """
-    if not share:
-        return model
     from torchvision.ops import StochasticDepth
 
     with_own_depth = [module for module in model.modules() if isinstance(module, StochasticDepth)]
@@ -117,14 +105,12 @@ def last_norms(model: nn.Module) -> list[nn.Module]:
     return [block.bn3 if isinstance(block, Bottleneck) else block.bn2 for block in blocks]
 
 
-def with_recomputed_blocks(model: nn.Module, recompute: bool) -> nn.Module:
-    """Return the model, its blocks computed again in backward if wanted; UsageError without any.
+def with_recomputed_blocks(model: nn.Module) -> nn.Module:
+    """Return the model, its blocks computed again in backward; UsageError without any.
 
     Only the inputs of a block are kept (Chen et al., 2016, arXiv:1604.06174). Blocks are those that
     --layer-decay counts, as far as they consist of several layers.
     """
-    if not recompute:
-        return model
     named = [model.get_submodule(name) for name in blocks_of(model)]
     blocks = [block for block in named if any(True for _ in block.children())]
     if not blocks:
@@ -147,17 +133,18 @@ class Recomputed:
         if not torch.is_grad_enabled():
             return forward(*inputs)
         return checkpoint(
-            forward, *inputs, use_reentrant=False, context_fn=lambda: self._contexts()
+            forward,
+            *inputs,
+            use_reentrant=False,
+            # The context of the first forward, and that of the one in backward.
+            context_fn=lambda: (nullcontext(), _uncounted(self.block)),
         )
-
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _uncounted(self.block)
 
 
 @contextmanager
 def _uncounted(block: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of norms, which have counted these images already."""
-    # Without running statistics they would save other tensors for backward than the first time.
+    # Norms have counted these images already. Their statistics are kept rather than switched off,
+    # as without any they would save other tensors for backward than the first time.
     norms = [
         (module, module.momentum, module.num_batches_tracked)
         for module in block.modules()

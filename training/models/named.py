@@ -1,18 +1,27 @@
 """Models by the name in --model: torchvision's, timm's (`timm:NAME`), or the user's own."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from torch import nn
 
-from rackrun.errors import UsageError
+from rackrun.contract.files import PUBLISHED
+from rackrun.errors import MissingPackage, UsageError
+from rackrun.terminal import one_line
 from rackrun.user_code.imports import imported
 from training.data.transforms import Transforms
-from training.models import timm_models
 from training.models.registered import MAXVIT, TIMM, has_one_size, other_models, refuse_size
 
 HALVES = ("googlenet", "inception_v3", "efficientnet_v2_l")
 """Models of torchvision whose published weights were trained on pixels from -1 to 1."""
+TIMM_FILES = ("model.safetensors", "pytorch_model.bin")  # in timm's repositories on Hugging Face
 
 
 def named_model(name: str, classes: int, size: int, task_models: Sequence[str] = ()) -> nn.Module:
@@ -21,9 +30,14 @@ def named_model(name: str, classes: int, size: int, task_models: Sequence[str] =
     `task_models` are the names of the task's own models, for the message.
     """
     if name.startswith(TIMM):
-        return timm_models.timm_model(name.removeprefix(TIMM), classes, size)
+        return timm_model(name.removeprefix(TIMM), classes, size)
     if is_own(name):
-        return _imported_model(name, classes)
+        # Exceptions of the user's code pass through.
+        model = imported("--model", name, "Net", "num_classes")(num_classes=classes)
+        if not isinstance(model, nn.Module):
+            what = type(model).__name__
+            raise UsageError(f"--model {name}: returns no torch.nn.Module, but {what}")
+        return model
     return torchvision_model(name, classes, size, task_models)
 
 
@@ -59,7 +73,8 @@ def torchvision_model(
 def normalised_for(model: str, transforms: Transforms) -> Transforms:
     """Return the transforms with the normalisation of a model's published weights."""
     if model.startswith(TIMM):
-        return timm_models.timm_normalised(model.removeprefix(TIMM), transforms)
+        facts = published(model.removeprefix(TIMM))
+        return replace(transforms, mean=tuple(facts.mean), deviation=tuple(facts.std))
     if model not in HALVES:
         return transforms
     half = (0.5, 0.5, 0.5)
@@ -67,10 +82,10 @@ def normalised_for(model: str, transforms: Transforms) -> Transforms:
 
 
 def takes_one_size(name: str) -> bool:
-    """Return whether a model is built for images of one size."""
-    return has_one_size(name) or (
-        name.startswith(TIMM) and timm_models.takes_one_size(name.removeprefix(TIMM))
-    )
+    """Return whether a model is built for images of one size, as ViT and Swin are."""
+    if name.startswith(TIMM):
+        return bool(published(name.removeprefix(TIMM)).fixed_input_size)
+    return has_one_size(name)
 
 
 def is_own(name: str) -> bool:
@@ -78,9 +93,76 @@ def is_own(name: str) -> bool:
     return ":" in name and not name.startswith(TIMM)
 
 
-def _imported_model(name: str, classes: int) -> nn.Module:
-    """Return what the user's function or class builds; exceptions of their code pass through."""
-    model = imported("--model", name, "Net", "num_classes")(num_classes=classes)
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"--model {name}: returns no torch.nn.Module, but {type(model).__name__}")
+def timm_model(name: str, classes: int, size: int) -> nn.Module:
+    """Return a model of timm's own registry, built for images of this size where it has to be.
+
+    UsageError for a name that timm does not have, and for a size that the model cannot have.
+    """
+    fixed = published(name).fixed_input_size
+    options: dict[str, Any] = {"img_size": size} if fixed else {}
+    try:
+        model: nn.Module = _timm().create_model(
+            name, pretrained=False, num_classes=classes, **options
+        )
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        if not fixed:
+            raise
+        raise UsageError(
+            f"--image-size {size}: --model {TIMM}{name}: {one_line(str(error))[:200]}; type"
+            f" --image-size {published(name).input_size[-1]}"
+        ) from None
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", (1,))[0] if fixed else 1
+    if size % patch:
+        raise UsageError(
+            f"--image-size {size}: --model {TIMM}{name} takes images with sides of a multiple of"
+            f" {patch}; type --image-size {max(1, round(size / patch)) * patch}"
+        )
     return model
+
+
+def timm_weights(name: str) -> Path | None:
+    """Return the published weights in this host's cache of Hugging Face; None if not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in TIMM_FILES:
+        cached_path = try_to_load_from_cache(repository(name), file)
+        if isinstance(cached_path, str):
+            return Path(cached_path)
+    return None
+
+
+def repository(name: str) -> str:
+    """Return where on Hugging Face the weights are; UsageError for a model that has none there."""
+    hub_id: str | None = published(name).hf_hub_id
+    if not hub_id:
+        raise UsageError(
+            f"--weights {PUBLISHED}: timm has none on Hugging Face for --model {TIMM}{name}; type"
+            " --weights FILE, or --weights ''"
+        )
+    return hub_id
+
+
+@cache
+def published(name: str) -> Any:
+    """Return timm's facts about a model's published weights, by its name with or without a tag."""
+    timm = _timm()
+    if not timm.is_model(name):
+        close = get_close_matches(name, timm.list_models(), n=1)
+        meant = f"did you mean {TIMM}{close[0]}?" if close else "type a name of timm.list_models()"
+        raise UsageError(f"--model {TIMM}{name}: no such model; {meant}")
+    try:
+        weights_facts = timm.get_pretrained_cfg(name)
+    except RuntimeError:
+        model, _, tag = name.partition(".")
+        tags = ", ".join(timm.list_pretrained(f"{model}.*")) or "none"
+        raise UsageError(f"--model {TIMM}{name}: no weights {tag}; there are {tags}") from None
+    return weights_facts or timm.models.PretrainedCfg()
+
+
+def _timm() -> ModuleType:
+    try:
+        import timm
+    except ImportError:
+        raise MissingPackage("timm", "timm") from None
+    module: ModuleType = timm
+    return module

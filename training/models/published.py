@@ -20,8 +20,8 @@ from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import SaveError, UsageError
 from rackrun.terminal import one_line
+from training.models.named import repository, timm_weights
 from training.models.registered import TIMM, refuse_unpublished
-from training.models.timm_models import repository, timm_weights
 from training.ranks import Ranks
 
 URL = re.compile(r"https?://[^/\s]+/\S+")

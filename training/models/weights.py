@@ -1,26 +1,43 @@
 """Weights from a file, in any published layout, into a model."""
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.functional import interpolate
 
 from rackrun.errors import SaveError
 from rackrun.terminal import one_line
 from rackrun.units import plural
 from training import checkpoint
 from training.layers import grown_tensors, heads_of
-from training.models.layouts import Tensors, adapted
 from training.recorded import table_differences
 
-PREFIXES = ("module.", "_orig_mod.")
+Tensors = dict[str, torch.Tensor]
+Step = Callable[[Tensors, Tensors], tuple[Tensors, str]]
+
+PREFIXES = ("module.", "_orig_mod.")  # what DDP and torch.compile put before a name
 WRAPPERS = (  # keys below which files hold weights, averages first
     *("state", "average", "model_ema", "state_dict_ema", "ema_state_dict"),
     *("model", "state_dict"),
 )
+OLD_NAMES = (  # of torchvision's files -> of its models
+    (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\."), r"\1\2."),
+    (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_1\."), r"\1.0."),
+    (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_2\."), r"\1.3."),
+)
+EXTRA_HEADS = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception, for training alone
+POSITIONS = ("pos_embedding", "pos_embed")
+BIAS_TABLE = "relative_position_bias_table"
+COMPUTED = ("relative_position_index", "relative_coords_table")  # from the model's sizes
+BLURRED = ".convolution."  # a convolution in --blur-pool
+PROBES = 8  # names of the model that are looked for below a prefix
+INTERPOLATED = "interpolated from {0} x {0} to {1} x {1}"
 
 
 def load_weights(model: nn.Module, path: Path, classes: Sequence[str]) -> str:
@@ -57,8 +74,11 @@ def load_weights(model: nn.Module, path: Path, classes: Sequence[str]) -> str:
         )
     line = f"weights from {path}" + "".join(f"; {note}" for note in notes)
     if fresh:
-        why = _classes(state, model_tensors, fresh[0])
-        line += f"; the last layer ({', '.join(fresh)}) {why} starts afresh"
+        saved_head, ours = state.get(fresh[0]), model_tensors[fresh[0]]
+        why = "is not there"
+        if saved_head is not None:
+            why = f"has {len(ours)} classes instead of {len(saved_head)}"
+        line += f"; the last layer ({', '.join(fresh)}) {why} and starts afresh"
     try:
         model.load_state_dict({**state, **{name: model_tensors[name] for name in fresh}})
     except RuntimeError:  # of the right shapes, but of a kind that cannot be copied
@@ -66,17 +86,9 @@ def load_weights(model: nn.Module, path: Path, classes: Sequence[str]) -> str:
     return line
 
 
-def _classes(state: Tensors, model_tensors: Tensors, name: str) -> str:
-    if name not in state:
-        return "is not there and"
-    return f"has {len(model_tensors[name])} classes instead of {len(state[name])} and"
-
-
 def _content_of(path: Path) -> tuple[Tensors, list[str]]:
-    """Return the weights in a file, and its class names if it has any.
-
-    It may be a checkpoint, torch.save's or safetensors', wrapped or not.
-    """
+    # The weights, and the class names if the file has any: a checkpoint, torch.save's or
+    # safetensors', wrapped or not.
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -89,7 +101,11 @@ def _content_of(path: Path) -> tuple[Tensors, list[str]]:
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), 0)
     if not are_weights(content):
         raise SaveError(f"--weights {path}: holds no named weights")
-    weights = {_plain_name(name): tensor for name, tensor in content.items()}
+    weights = {}
+    for name, tensor in content.items():
+        for prefix in PREFIXES:
+            name = name.removeprefix(prefix)
+        weights[name] = tensor
     return weights, classes if isinstance(classes, list) else []
 
 
@@ -116,8 +132,138 @@ def are_weights(state: object) -> TypeGuard[Tensors]:
     )
 
 
-def _plain_name(name: str) -> str:
-    """Return a weight's name without what DDP and torch.compile put before it."""
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
+def adapted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, list[str]]:
+    """Return a file's tensors with the names and shapes of a model's, and what was changed.
+
+    Each step takes the tensors of a file and those of the model, and returns the file's as the
+    model has them, with a note of what it changed. What no step can bring into place stays.
+    """
+    notes = []
+    for step in STEPS:
+        file_tensors, note = step(file_tensors, model_tensors)
+        if note:
+            notes.append(note)
+    return file_tensors, notes
+
+
+def _without_prefix(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    # What a wrapper put before all names goes, and so do the tensors that are not below it. Of the
+    # prefixes before any of the model's first names, the one counts below which most names fit.
+    probes = list(model_tensors)[:PROBES]
+    prefixes = {
+        name.removesuffix(probe)
+        for name in file_tensors
+        for probe in probes
+        if name.endswith(probe)
+    }
+
+    def fitting(prefix: str) -> int:
+        below = (name[len(prefix) :] for name in file_tensors if name.startswith(prefix))
+        return sum(name in model_tensors for name in below)
+
+    prefix = max(["", *sorted(prefixes)], key=fitting)
+    kept = {
+        name.removeprefix(prefix): file_tensors[name]
+        for name in file_tensors
+        if name.startswith(prefix)
+    }
+    kept.pop("n_averaged", None)  # a count that torch's AveragedModel keeps
+    if not prefix:
+        return kept, ""
+    others = len(file_tensors) - len(kept)
+    left_out = f" ({others} others left out)" if others else ""
+    return kept, f"found below {prefix}{left_out}"
+
+
+def _renamed(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    renamed = {}
+    for name, tensor in file_tensors.items():
+        new_name = name
+        for pattern, replacement in OLD_NAMES if name not in model_tensors else ():
+            new_name = pattern.sub(replacement, new_name)
+        renamed[new_name] = tensor
+    return renamed, "earlier names" if renamed.keys() != file_tensors.keys() else ""
+
+
+def _without_extra_heads(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    kept = {
+        name: tensor
+        for name, tensor in file_tensors.items()
+        if name in model_tensors or not name.startswith(EXTRA_HEADS)
+    }
+    return kept, "auxiliary heads left out" if len(kept) < len(file_tensors) else ""
+
+
+def _blurred(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    plain = {name.replace(BLURRED, "."): name for name in model_tensors if BLURRED in name}
+    renamed = {plain.get(name, name): tensor for name, tensor in file_tensors.items()}
+    changed = renamed.keys() != file_tensors.keys()
+    return renamed, "plain convolutions blurred" if changed else ""
+
+
+def _resized_positions(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    # Position embeddings of another image size: (1, tokens + side * side, width).
+    changed, note = {}, ""
+    for name, tensor in _of_other_shapes(file_tensors, model_tensors, POSITIONS):
+        model_shape = model_tensors[name].shape
+        file_side, model_side = math.isqrt(tensor.shape[1]), math.isqrt(model_shape[1])
+        tokens = tensor.shape[1] - file_side**2
+        if tensor.ndim == 3 and model_shape == (1, tokens + model_side**2, tensor.shape[2]):
+            grid = tensor[:, tokens:].transpose(1, 2).reshape(1, -1, file_side, file_side)
+            rows = _interpolated(grid, model_side).flatten(2).transpose(1, 2)
+            changed[name] = torch.cat([tensor[:, :tokens], rows], dim=1)
+            note = f"position embeddings {INTERPOLATED.format(file_side, model_side)}"
+    return file_tensors | changed, note
+
+
+def resized_bias_tables(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    """Interpolate tables of relative biases, (side * side, heads), to another window."""
+    changed, note = {}, ""
+    for name, tensor in _of_other_shapes(file_tensors, model_tensors, (BIAS_TABLE,)):
+        model_shape = model_tensors[name].shape
+        file_side, model_side = math.isqrt(tensor.shape[0]), math.isqrt(model_shape[0])
+        if model_shape == (model_side**2, *tensor.shape[1:]) and file_side**2 == tensor.shape[0]:
+            grid = tensor.T.reshape(1, -1, file_side, file_side)
+            changed[name] = _interpolated(grid, model_side).flatten(2)[0].T
+            note = f"relative biases {INTERPOLATED.format(file_side, model_side)}"
+    computed = {name: tensor for name, tensor in model_tensors.items() if name.endswith(COMPUTED)}
+    return file_tensors | changed | computed, note
+
+
+def _of_other_shapes(
+    file_tensors: Tensors, model_tensors: Tensors, ends: tuple[str, ...]
+) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name, tensor)
+        for name, tensor in file_tensors.items()
+        if name.endswith(ends)
+        and name in model_tensors
+        and tensor.ndim >= 2
+        and tensor.shape != model_tensors[name].shape
+    ]
+
+
+def _interpolated(grid: torch.Tensor, side: int) -> torch.Tensor:
+    # float (1, channels, H, W) -> (1, channels, side, side), corners on corners.
+    return interpolate(grid.float(), size=(side, side), mode="bicubic", align_corners=True)
+
+
+def _counted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    # Of a file that is older than the count of batches: the model's, which is 0.
+    counts = {
+        name: tensor
+        for name, tensor in model_tensors.items()
+        if name.endswith(".num_batches_tracked")
+    }
+    return counts | file_tensors, ""
+
+
+STEPS: tuple[Step, ...] = (
+    _without_prefix,
+    _renamed,
+    _without_extra_heads,
+    _blurred,
+    _resized_positions,
+    resized_bias_tables,
+    _counted,
+)

@@ -31,7 +31,6 @@ from training.phases.start import TrainingRun
 from training.ranks import Ranks
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
-from training.sync.step_exchange import StepExchange
 from training.world import WorldError
 
 SETTLING_STEPS = UNREAD_STEPS  # under another cut: what is sent after these was computed under it
@@ -45,73 +44,59 @@ Times = npt.NDArray[np.float64]
 
 def begin_balance(
     run: TrainingRun, state: TrainingState, log: RunRecorder, stragglers: StragglerMonitor
-) -> "Balance":
-    """Begin to look for a faster cut of the steps, where that is asked for."""
+) -> "Balance | None":
+    """Begin to look for a faster cut; None where steps stay even, with a line that says why."""
+    if run.ranks.world == 1:
+        return None
+    if why := why_even(state.model, run.data.batch, run.ranks.world):
+        log.say(f"--balance auto: steps are cut evenly, since {why}")
+        return None
     compute_nanoseconds = stragglers.recent_compute_nanoseconds
-    balance = Balance(run.config, run.ranks, run.data, state, compute_nanoseconds)
-    log.remark(balance.remark)
-    if balance.is_active:
-        log.shares(state.step, balance.counts)
+    balance = Balance(run.ranks, run.data, state.step, compute_nanoseconds)
+    log.shares(state.step, balance.counts)
     return balance
 
 
-def recut_if_better(
-    run: TrainingRun,
-    state: TrainingState,
-    log: RunRecorder,
-    balance: "Balance",
-    exchange: StepExchange,
-) -> None:
-    """Cut the steps that no rank has begun anew, if what ranks exchanged promises a faster cut."""
-    if cut := balance.next_cut(state.step, exchange.largest):
-        run.data.recut(cut)
-        log.shares(cut.step, balance.counts)
+def why_even(model: nn.Module, batch: int, world: int) -> str:
+    """Return why steps of `batch` images on `world` ranks can only be cut evenly; empty if not."""
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return "batch norms exchange their statistics and all ranks compute equally many parts"
+    if batch < 2 * world:
+        return f"{batch} images for {world} ranks leave no choice; type a larger --global-batch"
+    return ""
+
+
+def remedy(config: Config, balance: "Balance | None", waiting: Waiting, step: int) -> str:
+    """Return what is done, or could be done, about a rank that is late by its compute."""
+    if waiting.why != "compute":
+        return ""
+    if balance:
+        return balance.remedy(waiting.rank, step)
+    if config.balance == "auto" or config.unbalanceable:
+        return ""
+    return "--balance auto gives it fewer images"
 
 
 class Balance:
     """Finds cuts by the speeds of the ranks, the same on every rank."""
 
     def __init__(
-        self,
-        config: Config,
-        ranks: Ranks,
-        data: Data,
-        state: TrainingState,
-        compute_nanoseconds: Callable[[], int],
+        self, ranks: Ranks, data: Data, step: int, compute_nanoseconds: Callable[[], int]
     ) -> None:
-        """Begin under the cut that the next steps have.
+        """Begin after this step, under the cut that the next steps have.
 
         `compute_nanoseconds`: what steps of this rank took that have ended since it was asked for
         last, on average; 0 if none has.
         """
-        self._step = self._sent_at = state.step
-        self._config = config
+        self._step = self._sent_at = step
         self._ranks = ranks
         self._batch = data.batch
         self._compute_nanoseconds = compute_nanoseconds
-        self.remark = self._why_even(state.model)
-        """Why steps are cut evenly although --balance is auto, or nothing."""
-        self.is_active = config.balance == "auto" and ranks.world > 1 and not self.remark
         even = self._batch / ranks.world
         self._least = max(2, round(even / LEAST_SHARE))
         self._most = min(self._batch, int(even) * MOST_SHARE)
         self._times = deque[Sequence[int]](maxlen=MOST_TIMES)
-        self._begin(data.cut(state.step + LEAD), state.step)
-
-    def _why_even(self, model: nn.Module) -> str:
-        if self._config.balance != "auto" or self._ranks.world == 1:
-            return ""
-        if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-            return (
-                "--balance auto: steps are cut evenly, since batch norms exchange their statistics"
-                " and all ranks compute equally many parts"
-            )
-        if self._batch < 2 * self._ranks.world:
-            return (
-                f"--balance auto: steps are cut evenly, since {self._batch} images for"
-                f" {self._ranks.world} ranks leave no choice; type a larger --global-batch"
-            )
-        return ""
+        self._begin(data.cut(step + LEAD), step)
 
     def _begin(self, cut: Cut, step: int) -> None:
         self.cut = cut
@@ -119,13 +104,12 @@ class Balance:
         self._settled = max(step, cut.step) + SETTLING_STEPS
         self._exchanges = 0  # under this cut, that count
         self._times.clear()
-        # All ranks have the same mark if the largest of it and of its negative cancel out.
+        # Of what ranks send all get the largest. They have the same cut if the largest mark and the
+        # largest of its negatives cancel out.
         self._mark = zlib.crc32(repr(cut).encode())
 
     def sent(self) -> list[int]:
         """Return what this rank sends with a step: of each number all ranks get the largest."""
-        if not self.is_active:
-            return []
         self._sent_at = self._step
         times = [0] * self._ranks.world
         times[self._ranks.rank] = self._compute_nanoseconds()
@@ -161,19 +145,14 @@ class Balance:
         counts: list[int] = self.cut.most(self._batch).tolist()
         return counts
 
-    def remedy(self, waiting: Waiting, step: int) -> str:
-        """Return what is done, or could be done, about a rank that is late by its compute."""
-        if waiting.why != "compute" or self.remark:
-            return ""
-        if not self.is_active:
-            return "" if self._config.unbalanceable else "--balance auto gives it fewer images"
-        count = self.counts[waiting.rank]
+    def remedy(self, rank: int, step: int) -> str:
+        """Return what is done about a rank that is late by its compute."""
+        count = self.counts[rank]
         since = f" from step {self.cut.step + 1} on" if self.cut.step > step else ""
         limit = ", the fewest that it may" if count == self._least else ""
         return f"it gets {count} of {self._batch} images a step{since}{limit}"
 
     def _better_counts(self) -> Numbers | None:
-        """Return the samples of each rank with which a step is worth changing the cut."""
         times = np.array(self._times, np.float64)
         times[times == 0] = np.nan  # of a rank whose GPU was behind: nothing new from it
         if (np.isfinite(times).sum(axis=0) < len(times) / 2).any():
@@ -191,12 +170,14 @@ def fastest_counts(costs: Times, batch: int, least: int, most: int) -> Numbers:
 
     `costs` is the time that each needs for an image.
     """
+    # Bisection over the time in which all are done, to the last bits of a float.
     soonest, latest = 0.0, float(costs.max()) * batch
     for _ in range(60):
         middle = (soonest + latest) / 2
         fits = np.clip(middle // costs, least, most).sum() <= batch
         soonest, latest = (middle, latest) if fits else (soonest, middle)
     counts: Numbers = np.clip(soonest // costs, least, most).astype(np.int64)
+    # The rest, one by one, to the rank that is done the soonest with one more.
     for _ in range(batch - int(counts.sum())):
         counts[np.where(counts < most, (counts + 1) * costs, np.inf).argmin()] += 1
     return counts

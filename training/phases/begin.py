@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from rackrun.contract import phases
-from training.config import as_plain
 from training.data.order.cut import Cut
 from training.layers import heads_of
-from training.models.extended import extended
+from training.models.extended import with_dropout, with_recomputed_blocks, with_stochastic_depth
 from training.models.published import downloaded_weights
 from training.models.weights import load_weights
 from training.phases import resolved
@@ -26,7 +25,13 @@ from training.state import TrainingState
 def new_state(run: TrainingRun) -> TrainingState:
     """Return the state to train: the task's model on the device, optimizer, average of weights."""
     config, compute, classes = run.config, run.compute, len(run.data.classes)
-    model = extended(run.task.built(config, classes), config, classes)
+    model = run.task.built(config, classes)
+    if config.dropout:
+        with_dropout(model, config.dropout, classes)
+    if config.stochastic_depth:
+        with_stochastic_depth(model, config.stochastic_depth)
+    if config.gradient_checkpointing:
+        with_recomputed_blocks(model)
     state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
     if compute.compile and state.average:
         state.average.model.compile()  # the copy of a compiled model is not compiled
@@ -43,30 +48,68 @@ def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
     ):
         log.progress.reading = run.data.cache.report_fields
         if run.earlier:
-            state.load_state_dict(run.earlier.content["state"])
-            statistics = run.earlier.content.get("statistics")
-            run.ranks.restore_statistics(state.model, statistics)
-            _restore_cut(run, run.earlier.content.get("images_by_rank"))
+            content = run.earlier.content
+            state.load_state_dict(content["state"])
+            run.ranks.restore_statistics(state.model, content.get("statistics"))
+            _restore_cut(run, content.get("images_by_rank"))
         log.begin(state.step, run.earlier)
         # Before the folder: a file that does not fit ends the run while nothing is written.
         loaded = _load_weights(run, state, log)
+        # A rank of an elastic run opens it once it is in a group (training/phases/regroup.py).
         if not run.membership:
             open_folder(run, state, log)
             log.remark(loaded)
         yield log
 
 
+def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
+    # SaveError if the checkpoint does not fit the run.
+    config, data = run.config, run.data
+    described = {
+        "task": run.task.name,
+        "classes": list(data.classes),
+        "dataset": data.dataset,
+        "preparation": asdict(run.task.transformed(config, config.epochs - 1)),
+        "config": asdict(config),
+        "lanes": data.lanes,
+        "data_versions": data.versions,
+    }
+    identity = compatibility.identity(
+        described, state.model, data.digest, data.batch, data.epoch_steps
+    )
+    if run.earlier:
+        if run.earlier.moves:
+            heads = heads_of(state.model, len(data.classes))
+            move(run.earlier.content, identity, state, data.classes, heads)
+        compatibility.check(identity, described, run.earlier.content, run.earlier.path)
+    folder = own_folder(run.task.name, config.run_folder, run.ranks)
+    return RunRecorder(folder, config, run.schedule, run.ranks, data, described, identity)
+
+
 def _restore_cut(run: TrainingRun, counts: object) -> None:
-    """Cut steps as they were before, if that was among as many ranks."""
-    whole = isinstance(counts, list) and all(isinstance(n, int) and n > 0 for n in counts)
-    if run.config.balance != "auto" or not (isinstance(counts, list) and whole):
+    # Steps are cut as they were before, if that was among as many ranks. A checkpoint may hold
+    # anything.
+    if run.config.balance != "auto" or not isinstance(counts, list):
         return
-    if len(counts) == run.ranks.world and sum(counts) == run.data.batch:
+    is_cut = all(isinstance(count, int) and count > 0 for count in counts)
+    if is_cut and len(counts) == run.ranks.world and sum(counts) == run.data.batch:
         run.data.recut(Cut.into(counts))
 
 
+def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> str:
+    config = run.config
+    if not config.weights or run.earlier or config.synthetic:
+        return ""
+    log.progress.phase(phases.DOWNLOAD)
+    path = downloaded_weights(config.weights, config.model, run.ranks)
+    log.progress.phase(phases.START)
+    line = load_weights(state.model, path, run.data.classes)
+    state.start_average()
+    return line
+
+
 def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
-    """Write and print what the settings were resolved to, once a group is there; go on in it."""
+    """Write and print what the settings were resolved to, once a group has formed; go on in it."""
     config = run.config
     if run.ranks.first:
         check_trackers(config.trackers)
@@ -80,7 +123,7 @@ def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Non
     log.progress.reads(", ".join(resolved.images(facts)))
     changed = order = ""
     if run.earlier:
-        changed = compatibility.changes(as_plain(config), run.earlier.content)
+        changed = compatibility.changes(asdict(config), run.earlier.content)
         order = compatibility.order(run.data.lanes, run.earlier.content)
     log.open(state.step, facts)  # from here on the checkpoint's content is freed
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
@@ -89,40 +132,3 @@ def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Non
         log.say("no checkpoint from earlier attempts; starting from scratch")
     for remark in resolved.remarks(run):
         log.say(remark)
-
-
-def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> str:
-    """Load the weights that the settings name, if any; return a line about them."""
-    config = run.config
-    if not config.weights or run.earlier or config.synthetic:
-        return ""
-    log.progress.phase(phases.DOWNLOAD)
-    path = downloaded_weights(config.weights, config.model, run.ranks)
-    log.progress.phase(phases.START)
-    line = load_weights(state.model, path, run.data.classes)
-    state.start_average()
-    return line
-
-
-def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
-    """Return the recorder of the run; raise SaveError if its checkpoint does not fit the run."""
-    config, data = run.config, run.data
-    described = {
-        "task": run.task.name,
-        "classes": list(data.classes),
-        "dataset": data.dataset,
-        "preparation": asdict(run.task.transformed(config, config.epochs - 1)),
-        "config": as_plain(config),
-        "lanes": data.lanes,
-        "data_versions": data.versions,
-    }
-    identity = compatibility.identity(
-        described, state.model, data.digest, data.batch, data.epoch_steps
-    )
-    if run.earlier and run.earlier.moves:
-        heads = heads_of(state.model, len(data.classes))
-        move(run.earlier.content, identity, state, data.classes, heads)
-    if run.earlier:
-        compatibility.check(identity, described, run.earlier.content, run.earlier.path)
-    folder = own_folder(run.task.name, config.run_folder, run.ranks)
-    return RunRecorder(folder, config, run.schedule, run.ranks, data, described, identity)

@@ -1,13 +1,17 @@
-"""The evaluation at the end of an epoch, by all ranks together."""
+"""The evaluation at the end of an epoch, by all ranks together; predictions for the report."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from rackrun.contract import phases
 from training.counts import Confusion, Counter, Counts, HighestLosses, evaluation_sums
-from training.phases.pictures import GRID_IMAGES
 from training.phases.start import TrainingRun
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
+
+GRID_IMAGES = 24  # in each grid of predictions in the report
 
 
 @torch.no_grad()
@@ -28,6 +32,7 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
             confusion.add(logits, batch.labels)
             losses.add(logits, batch.labels, batch.rows)
         log.progress.evaluated(number)
+        # A stop or a lost rank does not wait for the rest of the validation set.
         if run.requests.ending or (run.membership and run.membership.is_broken):
             break
     run.check_group()  # what was counted until then is no evaluation
@@ -38,3 +43,28 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
         losses.rows_of_all(run.ranks, GRID_IMAGES),
     )
     return run.sum_over_ranks(counter.sums)
+
+
+@torch.no_grad()
+def predictions(
+    run: TrainingRun, state: TrainingState, rows: Sequence[int] = ()
+) -> dict[str, Any] | None:
+    """Return validation images and the model's predictions: those of these rows, or some.
+
+    "images": uint8 (N, size, size, channels); with them, arrays and lists of N.
+    """
+    batch = run.data.grid(GRID_IMAGES, rows)
+    if batch is None:
+        return None
+    transforms = run.task.transforms(run.config, run.config.epochs - 1)
+    images = batch.images.to(run.ranks.device)
+    logits = run.compute.logits(state.evaluated.eval(), transforms.normalised, images)
+    probability, predicted = logits.softmax(1).max(1)
+    return {
+        "images": batch.images.permute(0, 2, 3, 1).numpy(),
+        "labels": batch.labels.numpy(),
+        "predicted": predicted.cpu().numpy(),
+        "keys": [key for _, key in batch.keys],
+        "probability": probability.cpu().numpy(),
+        "classes": list(run.data.classes),
+    }

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from rackrun.contract import phases
 from rackrun.units import plural
 from training.data.samples import Batch
+from training.phases.evaluate import predictions
 from training.phases.measure import measure
-from training.phases.pictures import predictions
 from training.phases.start import TrainingRun
 from training.run.recorder import RunRecorder
 from training.state import TrainingState
@@ -23,7 +23,9 @@ def finish(
         log.progress.phase(phases.MEASURE)
         transforms = run.task.transforms(run.config, run.config.epochs - 1)
         sync = GradientSync(run.config, run.ranks, state, run.schedule.steps)
-        profile = measure(state, sync, transforms, run.compute, run.ranks, batches)
+        profile = measure(
+            state, sync, transforms, run.compute, run.ranks, batches, run.config.local_sgd_steps
+        )
         log.say(profile.table())
         speed = profile.report()
     if state.exhausted:

@@ -187,9 +187,13 @@ def measure(
     compute: Compute,
     ranks: Ranks,
     batches: Iterator[Batch],
+    averages_every: int = 0,
 ) -> StepProfile:
-    """Time the parts of a step on all ranks together. The weights change."""
-    model, sent, periodic = sync.model, sync.gradient_buffer, sync.periodic_exchange
+    """Time the parts of a step on all ranks together. The weights change.
+
+    `averages_every`: steps under local SGD, in place of an exchange of gradients.
+    """
+    model, sent = sync.model, sync.gradient_buffer
     batch = next(batches)
 
     def forward() -> torch.Tensor:
@@ -205,8 +209,8 @@ def measure(
         return slowest(ranks, act)
 
     def together(local: float) -> float:
-        if periodic:
-            return local + timed(periodic.exchange) / periodic.steps
+        if averages_every:
+            return local + timed(sync.average_now) / averages_every
         return timed(lambda: backward(exchanging=True)) if ranks.world > 1 else local
 
     def window() -> Window:

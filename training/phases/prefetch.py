@@ -24,10 +24,8 @@ LINE_SECONDS = 30.0  # between two lines where a launcher shows the rest
 def prefetch(run: TrainingRun, log: RunRecorder) -> int:
     """Store every block that belongs on this node; return the request that ends this early, or 0.
 
-    All ranks return together, at once without --prefetch. DataError where the data cannot be read.
+    All ranks return together. DataError where the data cannot be read.
     """
-    if not run.config.prefetch:
-        return NOTHING
     log.progress.phase(phases.PREFETCH)
     ranks, began = run.ranks, time.monotonic()
     missing = run.data.cache.missing(ranks.local_rank, ranks.local_world)

@@ -44,7 +44,10 @@ Resolved = dict[str, Any]
 def resolved(
     config: Config, ranks: Ranks, data: Data, model: nn.Module, precision: str
 ) -> Resolved:
-    """Return the facts of a run; every rank has to ask."""
+    """Return the facts of a run; every rank has to ask, as they exchange what is theirs."""
+    commit = ""
+    if ranks.first:  # the launcher's, whose code this is; without a launcher that of this folder
+        commit = os.environ.get(variables.COMMIT) or git_commit(Path.cwd())
     return {
         "device": ranks.device.type,
         "precision": precision,
@@ -64,17 +67,11 @@ def resolved(
         "torchvision": version("torchvision"),  # importing it takes as long as torch
         "cuda": torch.version.cuda or "",
         "driver": driver_here(),
-        "git_commit": _commit() if ranks.first else "",
+        "git_commit": commit,
     }
 
 
-def _commit() -> str:
-    """Return the launcher's commit, whose code this is; without a launcher that of this folder."""
-    return os.environ.get(variables.COMMIT) or git_commit(Path.cwd())
-
-
 def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
-    """Return the name of each host, and the devices of its ranks."""
     is_gpu = ranks.device.type == "cuda"
     rank_facts = {
         "node": int(os.environ.get("GROUP_RANK", 0)),
@@ -104,17 +101,23 @@ def first_lines(
 def lines(facts: Resolved, folder: Path) -> list[str]:
     """Return the facts as the first lines of a run, broken between facts only."""
     run_id = os.environ.get(variables.RUN_ID, "")[:8]
+    count = facts["parameters"]
+    millions = f"{count / 1e6:,.1f}" if count >= 50_000 else f"{count / 1e6:.2g}"
+    relative = os.path.relpath(folder)  # as one would type it here
     return packed(
         [
             list(_machines(facts)),
             images(facts),
             [
                 facts["model"],
-                f"{_millions(facts['parameters'])} M parameters",
+                f"{millions} M parameters",
                 facts["precision"],
                 f"batch {facts['batch']:,}",
             ],
-            [f"run {run_id}" if run_id else "", _short(folder)],
+            [
+                f"run {run_id}" if run_id else "",
+                os.fspath(folder) if relative.startswith("..") else relative,
+            ],
         ]
     )
 
@@ -138,7 +141,6 @@ def stage_lines(config: Config, stages: Sequence[Stage], head: str, weights: str
 
 
 def _first_weights(run: TrainingRun) -> str:
-    """Return what the first stage starts from."""
     config = run.config
     if run.earlier:
         return "the checkpoint"
@@ -212,7 +214,6 @@ def packed(groups: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
 
 
 def _machines(facts: Resolved) -> Iterator[str]:
-    """Yield ranks and hosts, what they compute on, and the versions that matter there."""
     hosts = facts["hosts"]
     alone = len(hosts) == 1
     where = hosts[0]["name"] if alone else plural(len(hosts), "host")
@@ -220,25 +221,14 @@ def _machines(facts: Resolved) -> Iterator[str]:
     is_cpu = facts["device"] == "cpu"
     yield f"{plural(facts['world_size'], 'rank')} on {where}{on_cpu if is_cpu else ''}"
     if not is_cpu:
-        kinds = list(dict.fromkeys(_devices(host["devices"]) for host in hosts))
-        yield " or ".join(kinds) + ("" if alone else " each")
+        kinds = []  # as in 8x H100 80GB HBM3
+        for host in hosts:
+            names = host["devices"]
+            counts = {name: names.count(name) for name in names}
+            kinds.append(
+                " + ".join(f"{n}x {name.removeprefix('NVIDIA ')}" for name, n in counts.items())
+            )
+        yield " or ".join(dict.fromkeys(kinds)) + ("" if alone else " each")
     yield f"torch {facts['torch']}"
     if not is_cpu and facts["driver"]:
         yield f"driver {facts['driver'].partition('.')[0]}"
-
-
-def _devices(names: Sequence[str]) -> str:
-    """Return the GPUs of a host: 8x H100 80GB HBM3."""
-    kinds = dict.fromkeys(names)
-    return " + ".join(f"{names.count(kind)}x {kind.removeprefix('NVIDIA ')}" for kind in kinds)
-
-
-def _millions(count: int) -> str:
-    """Return a number of parameters in millions, with the digits that count."""
-    return f"{count / 1e6:,.1f}" if count >= 50_000 else f"{count / 1e6:.2g}"
-
-
-def _short(path: Path) -> str:
-    """Return a path as one would type it here."""
-    relative = os.path.relpath(path)
-    return os.fspath(path) if relative.startswith("..") else relative

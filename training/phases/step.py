@@ -6,8 +6,10 @@ compensate for that, and is never reduced before `backward`.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.nn.functional import interpolate
 from torch.nn.utils import clip_grad_norm_
 
 from training.counts import Counter, correct_predictions
@@ -20,6 +22,9 @@ from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
 from training.sync.step_exchange import StepExchange
 from training.task import check_logits
+
+FIRST_IMAGES, LONGEST_SIDE = 16, 224  # of the first batch, in the report: at most 2.4 MB
+LONGEST_NAME = 100
 
 
 def train_step(
@@ -70,3 +75,28 @@ def parts_of(
     if count == 1:
         return iter([(batch.images, batch.labels)])
     return zip(batch.images.tensor_split(count), batch.labels.tensor_split(count), strict=True)
+
+
+def training_pictures(run: TrainingRun, step: int, batch: Batch) -> dict[str, Any]:
+    """Return images of a step's first part as the model sees them, augmented and mixed.
+
+    "images": uint8 (N, size, size, channels); "captions": the class of each, or classes and shares.
+    """
+    # The step itself still needs the batch, which a task may mix in place.
+    images, labels = (tensor.clone() for tensor in next(parts_of(run, step, batch)))
+    seed_step(run.config, run.ranks, step)  # as the step does: so the same images are mixed
+    mixed, targets = run.task.mix(run.config, images, labels, len(run.data.classes))
+    shown = mixed[:FIRST_IMAGES].float()
+    if max(shown.shape[2:]) > LONGEST_SIDE:
+        shown = interpolate(shown, (LONGEST_SIDE, LONGEST_SIDE), mode="area")
+    classes = [name[:LONGEST_NAME] for name in run.data.classes]
+    captions = []
+    for target in targets[:FIRST_IMAGES]:
+        if target.ndim == 0:
+            captions.append(classes[int(target)])
+            continue
+        shares, numbers = (top.tolist() for top in target.topk(min(2, len(target))))
+        pairs = [pair for pair in zip(shares, numbers, strict=True) if pair[0] > 0.005]
+        captions.append(", ".join(f"{classes[number]} {share:.0%}" for share, number in pairs))
+    pixels = shown.round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
+    return {"images": pixels, "captions": captions}

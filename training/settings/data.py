@@ -8,7 +8,7 @@ from rackrun.commandline.ranges import Count, Positive
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.shapes import Between
-from training.settings.slice import Slice, Switch, option
+from training.settings import Slice, Switch, option
 
 EXACT_ONLY = ("global_batch", "ledger")
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")

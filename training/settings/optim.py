@@ -9,7 +9,7 @@ from rackrun.commandline.ranges import Count, Positive, Share
 from rackrun.shapes import Between
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import did_you_mean
-from training.settings.slice import Slice, option
+from training.settings import Slice, option
 
 OPTIMIZERS = ("sgd", "adamw", "lamb")
 SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from rackrun.commandline.ranges import Count, Positive
 from rackrun.shapes import Between
-from training.settings.slice import Slice, Switch
+from training.settings import Slice, Switch
 
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 

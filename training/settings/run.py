@@ -9,7 +9,7 @@ from rackrun.commandline.ranges import Count, Positive
 from rackrun.contract.files import TrackerName
 from rackrun.shapes import Between
 from rackrun.user_code.sources import nearest
-from training.settings.slice import Slice
+from training.settings import Slice
 
 PROFILED = re.compile(r"([1-9]\d{0,8}),([1-9]\d{0,8})")
 

@@ -1,7 +1,7 @@
-"""The last step of an exact epoch, when it has fewer samples than there are ranks.
+"""Steps in which a rank, or a part of its batch, has a single image, or none.
 
-The ranks that have samples compute the step; the others must neither hang them nor miss it.
-There are two ways:
+The last step of an exact epoch may have fewer samples than there are ranks. The ranks that have
+samples compute it; the others must neither hang them nor miss it. There are two ways:
 
 join    The others mirror DDP's exchange of gradients (torch's Join) and contribute nothing. They
         miss more than the parameters that Join hands them: the optimizer's state, the EMA,
@@ -12,26 +12,34 @@ even    Every rank computes the step, some with a batch of no images: gradients 
 
 Both give what one process gives on the same samples. All other steps have samples on every rank,
 at most one more here than there, and need nothing.
+
+A batch norm of a single image has no spread where it has one value per channel, as after a pooling:
+there it uses its running statistics, which each rank has of its own. Before any of them is used in
+training all ranks take the mean (`GradientSync.step`): in such a step, and in one that not every
+rank computes, after which all have the statistics of a rank that did.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from rackrun.errors import UsageError
 from training.checkpoint import pack, unpack
 from training.ranks import Ranks
 from training.state import TrainingState
 
 
 class UnevenInputs:
-    """How the ranks of a run take such a step together."""
+    """How the ranks of a run take a step with fewer samples than ranks."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, state: TrainingState) -> None:
         self.ranks = ranks
@@ -87,7 +95,7 @@ def joined_by_all(model: nn.Module, state: TrainingState, ranks: Ranks) -> Itera
     Join(joinables, enable=False)  # else DDP goes on announcing every step to ranks that left
 
 
-class StateBroadcast(Joinable):
+class StateBroadcast(Joinable, JoinHook):
     """Hands the whole state of the last rank that computed to all others, when Join ends."""
 
     def __init__(self, model: DistributedDataParallel, state: TrainingState, ranks: Ranks) -> None:
@@ -98,30 +106,24 @@ class StateBroadcast(Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook that Join calls on ranks that have nothing left."""
-        return _Hook(self.state, self.ranks)
-
-    @property
-    def join_device(self) -> torch.device:
-        """Return the device of Join's own counts."""
-        device: torch.device = self.model.join_device
-        return device
-
-    @property
-    def join_process_group(self) -> Any:
-        """Return the process group that joins."""
-        return self.model.join_process_group
-
-
-class _Hook(JoinHook):
-    def __init__(self, state: TrainingState, ranks: Ranks) -> None:
-        self.state = state
-        self.ranks = ranks
+        return self
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Give every rank the state of one that computed the step."""
         # Every rank that computed to the end is a last joiner, and all of them have the same state.
         source = self.ranks.all_reduce_max(self.ranks.rank if is_last_joiner else -1)
         broadcast_state(self.state, self.ranks, source)
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of Join's own counts."""
+        device: torch.device = self.model.join_device
+        return device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The process group that joins."""
+        return self.model.join_process_group
 
 
 def broadcast_state(state: TrainingState, ranks: Ranks, source: int) -> None:
@@ -130,3 +132,50 @@ def broadcast_state(state: TrainingState, ranks: Ranks, source: int) -> None:
     payload = ranks.broadcast_bytes(pack(state.state_dict()) if is_source else None, source)
     if not is_source:
         state.load_state_dict(unpack(payload))
+
+
+def has_own_norms(model: nn.Module) -> bool:
+    """Return whether a model has batch norms whose statistics are this rank's own."""
+    return any(map(_is_own_norm, model.modules()))
+
+
+def _is_own_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+
+
+@contextmanager
+def norms_of_one_image(model: nn.Module) -> Iterator[None]:
+    """Compute a part of a single image: norms of one value per channel use running statistics."""
+    trained = {  # frozen ones use their running statistics anyway
+        name: module
+        for name, module in model.named_modules()
+        if _is_own_norm(module) and module.training
+    }
+    if not trained:
+        yield
+        return
+    hooks = [
+        norm.register_forward_pre_hook(partial(_with_usable_statistics, name))
+        for name, norm in trained.items()
+    ]
+    # Compiled code would not know of the hooks, and another compilation takes minutes.
+    compiled = model._compiled_call_impl is not None
+    try:
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            yield
+    finally:
+        # The hooks have put norms of one value into evaluation mode, for this part alone.
+        for norm, hook in zip(trained.values(), hooks, strict=True):
+            hook.remove()
+            norm.train()
+
+
+def _with_usable_statistics(name: str, norm: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    assert isinstance(norm, _BatchNorm)
+    # float (B, channels, ...): the norm of a convolution has a value per pixel, and can train.
+    norm.train(inputs[0].numel() > inputs[0].shape[1])
+    if not norm.training and not norm.num_batches_tracked:
+        raise UsageError(
+            f"the batch norm {name} has one value per channel in a part of one image, and no"
+            " statistics yet: type a larger --batch-size, or a smaller --grad-accum-steps"
+        )
