@@ -69,22 +69,16 @@ def parse(data: bytes, path: Path) -> Content:
     """Return the content in a file's bytes: plain data and tensors only, on the CPU."""
     try:
         if data.startswith(ZIP):
-            _check_sizes(data)
+            # torch stores, never packs: a packed file of a few KB could ask for all memory.
+            with ZipFile(io.BytesIO(data)) as entries:
+                if any(entry.compress_type != ZIP_STORED for entry in entries.infolist()):
+                    raise ValueError("compressed")
         content = unpack(data)
     except Exception:  # a damaged pickle leads torch to errors of any kind
         raise SaveError(f"{path}: not a file of weights and plain data: {kind_of(data)}") from None
     if not isinstance(content, dict):
         raise SaveError(f"{path}: holds no named weights")
     return content
-
-
-def _check_sizes(data: bytes) -> None:
-    """Raise ValueError for a file that unpacks to more than its size: torch stores, never packs."""
-    # A packed file of a few KB could ask torch.load for all memory.
-    with ZipFile(io.BytesIO(data)) as entries:
-        members = entries.infolist()
-    if any(each.compress_type != ZIP_STORED for each in members):
-        raise ValueError("compressed")
 
 
 def pack(content: dict[str, Any]) -> bytes:
@@ -209,11 +203,7 @@ def keep_best(earlier: RunFolder, folder: RunFolder) -> None:
 
 
 def _link(path: Path, name: Path) -> None:
-    """Give a file a second name; copy it where the file system has no links.
-
-    Nodes that share the folder do this to the same file at the same time, and renaming one name of
-    a file to another name of it does nothing at all (POSIX): hence the last line.
-    """
+    # A second name for the same bytes; a copy where the file system has no links.
     partial = partial_path(name)
     try:
         os.link(path, partial)
@@ -222,7 +212,9 @@ def _link(path: Path, name: Path) -> None:
             sync_folder(name.parent)
     except OSError:
         write_whole(name, path.read_bytes())
-    finally:  # also when it is interrupted
+    finally:
+        # Nodes that share the folder do this to the same file at the same time, and renaming one
+        # name of a file to another name of it does nothing at all (POSIX): `partial` is left.
         partial.unlink(missing_ok=True)
 
 

@@ -23,6 +23,17 @@ from training.settings.optim import BODY
 
 Settings = TypeVar("Settings", bound=Config)
 
+
+def _only_with(name: str, value: str, *options: str) -> Condition:
+    option = f"--{name.replace('_', '-')}"
+    return Condition(
+        options,
+        lambda config: getattr(config, name) == value,
+        f"{option} is {{config.{name}}}",
+        f"{option} {value}",
+    )
+
+
 CONDITIONS = (
     Condition(
         ("newer_data",),
@@ -55,30 +66,10 @@ CONDITIONS = (
         "only the last layer trains",
         "no --freeze body, and more --epochs than --head-epochs",
     ),
-    Condition(
-        ("plateau_epochs", "plateau_factor"),
-        lambda config: config.lr_schedule == "plateau",
-        "--lr-schedule is {config.lr_schedule}",
-        "--lr-schedule plateau",
-    ),
-    Condition(
-        ("lr_power",),
-        lambda config: config.lr_schedule == "polynomial",
-        "--lr-schedule is {config.lr_schedule}",
-        "--lr-schedule polynomial",
-    ),
-    Condition(
-        ("step_epochs",),
-        lambda config: config.lr_schedule == "step",
-        "--lr-schedule is {config.lr_schedule}",
-        "--lr-schedule step",
-    ),
-    Condition(
-        ("momentum", "nesterov"),
-        lambda config: config.optimizer == "sgd",
-        "--optimizer is {config.optimizer}",
-        "--optimizer sgd",
-    ),
+    _only_with("lr_schedule", "plateau", "plateau_epochs", "plateau_factor"),
+    _only_with("lr_schedule", "polynomial", "lr_power"),
+    _only_with("lr_schedule", "step", "step_epochs"),
+    _only_with("optimizer", "sgd", "momentum", "nesterov"),
     Condition(
         ("nesterov",), lambda config: config.momentum > 0, "--momentum is 0", "--momentum 0.9"
     ),
@@ -88,9 +79,7 @@ CONDITIONS = (
         "--weight-decay is 0",
         "--weight-decay 1e-4",
     ),
-    Condition(
-        ("bce_threshold",), lambda config: config.loss == "bce", "--loss is ce", "--loss bce"
-    ),
+    _only_with("loss", "bce", "bce_threshold"),
     Condition(
         ("ema_steps",), lambda config: config.ema_decay > 0, "--ema-decay is 0", "--ema-decay 0.999"
     ),
@@ -105,12 +94,7 @@ CONDITIONS = (
         "no --cache",
         "--cache FOLDER",
     ),
-    Condition(
-        ("bad_samples_limit",),
-        lambda config: config.bad_samples == "quarantine",
-        "--bad-samples is fail",
-        "--bad-samples quarantine",
-    ),
+    _only_with("bad_samples", "quarantine", "bad_samples_limit"),
 )
 
 EVALUATED = ("patience", "plateau_epochs", "plateau_factor", "eval_flip", "eval_every_epochs")

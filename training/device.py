@@ -55,7 +55,7 @@ class Compute:
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """Return the type that mixed precision computes in; None without it."""
+        """The type that mixed precision computes in; None without it."""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
     def autocast(self) -> torch.autocast:
@@ -71,7 +71,7 @@ class Compute:
         if (
             self.device.type == "cpu"
             and self.precision in EMULATED
-            and not _computes(self.precision)
+            and not _is_computed_by_cpu(self.precision)
         ):
             return (
                 f"computes in {EMULATED[self.precision]}, which this CPU only emulates, several"
@@ -113,11 +113,13 @@ def rank_device(device_option: str, local_rank: int) -> torch.device:
     """Return the device of a rank of this host; DeviceError for a GPU that torch cannot use."""
     if device_option == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        if device_option == "auto" and not _has_been_given_a_gpu():
+    if not torch.cuda.is_available() and device_option == "auto":
+        # Where the launcher has counted ranks by GPUs, the CPU is not what was asked for:
+        # unless the user has hidden them.
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+        if hidden or not os.environ.get(variables.GPUS):
             return torch.device("cpu")
-        if device_option == "auto":
-            raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
+        raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
             f"{socket.gethostname()}: local rank {local_rank} needs its own GPU, found"
@@ -131,14 +133,7 @@ def rank_device(device_option: str, local_rank: int) -> torch.device:
     return device
 
 
-def _has_been_given_a_gpu() -> bool:
-    """Return True if the launcher counted ranks by GPUs, and these are not hidden."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    return bool(os.environ.get(variables.GPUS)) and not hidden
-
-
 def _why_no_gpu() -> str:
-    """Return why torch cannot use the GPUs that the launcher has counted."""
     why = _problem_with([])
     if not why:
         try:
@@ -158,7 +153,8 @@ def _problem_with(capabilities: list[str]) -> str:
 def set_up(config: Config, ranks: Ranks) -> Compute:
     """Resolve what is left to the device, and set up torch."""
     if config.compile:
-        _need_compiler()
+        if why := why_no_compiler():  # torch would miss it at the first step only
+            raise UsageError(f"{socket.gethostname()}: {why}")
         _keep_compiled_code()
     on_gpu = ranks.device.type == "cuda"
     torch.manual_seed(config.seed)
@@ -172,7 +168,10 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
         # Sums depend on the number of threads: it must not depend on the number of workers.
         torch.set_num_threads(max(THREADS - usual_workers(ranks), 1))
     if on_gpu and config.numa_binding:
-        bind_near(_pci_address(ranks.device))
+        gpu: Any = torch.cuda.get_device_properties(ranks.device)
+        if hasattr(gpu, "pci_bus_id"):  # older versions of torch do not know
+            address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+            bind_near(address)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if torch.are_deterministic_algorithms_enabled() != config.deterministic:
@@ -197,27 +196,16 @@ def seed_step(config: Config, ranks: Ranks, step: int) -> None:
         torch.cuda.default_generators[ranks.device.index].manual_seed(seed)
 
 
-def _need_compiler() -> None:
-    """Refuse --compile without a C++ compiler, which torch would miss at the first step only."""
-    if why := why_no_compiler():
-        raise UsageError(f"{socket.gethostname()}: {why}")
-
-
 def _keep_compiled_code() -> None:
-    """Have compiled code kept in this account's own cache, unless the user has named a folder.
-
-    torch would load what lies in a folder of a known name in /tmp, whoever made that.
-    """
     if os.environ.get(CODE_CACHE):
         return
+    # In this account's own cache: torch would load what lies in a folder of a known name in /tmp,
+    # whoever made that.
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
         folder = caches / "rackrun" / "inductor"
-        for directory in (
-            caches,
-            folder.parent,
-            folder,
-        ):  # one by one: parents=True obeys the umask
+        # One by one: parents=True obeys the umask.
+        for directory in (caches, folder.parent, folder):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_closed(directory):
                 why = f"{directory} is not a folder that this account alone can write to"
@@ -228,7 +216,7 @@ def _keep_compiled_code() -> None:
 
 
 def _is_closed(folder: Path) -> bool:
-    """Return True if no other account but root can put something into a folder, or replace it."""
+    # No other account but root can put something into it, or replace it.
     status = folder.lstat()
     return (
         stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
@@ -241,41 +229,23 @@ def _no_code_cache(why: str) -> str:
 
 
 def _precision(config: Config, ranks: Ranks) -> Precision:
-    """Return the precision of all ranks; left to the device, what each of their GPUs computes."""
-    native = ranks.device.type == "cuda" and _has_bfloat16()
+    # Older GPUs emulate bfloat16, slowly: what counts is whether they compute in it themselves.
+    native = ranks.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if config.precision == "tf32" and not native:  # the same GPUs have both
         return "fp32"
     if config.precision != "auto":
         return config.precision
-    return PREFERRED[ranks.all_reduce_max(PREFERRED.index(_usual(config, ranks, native)))]
-
-
-def _pci_address(device: torch.device) -> str:
-    """Return where a GPU is, as the kernel writes it; older versions of torch do not know."""
-    gpu: Any = torch.cuda.get_device_properties(device)
-    if not hasattr(gpu, "pci_bus_id"):
-        return ""
-    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-
-
-def _usual(config: Config, ranks: Ranks, native: bool) -> Precision:
+    usual: Precision = "fp32"
     if native:
-        return "bf16"
-    if ranks.device.type == "cpu" or config.unscalable:
-        return "fp32"
-    major, _ = torch.cuda.get_device_capability(ranks.device)
-    return "fp16" if major >= FLOAT16 else "fp32"
+        usual = "bf16"
+    elif ranks.device.type == "cuda" and not config.unscalable:
+        major, _ = torch.cuda.get_device_capability(ranks.device)
+        usual = "fp16" if major >= FLOAT16 else "fp32"
+    # All ranks compute in the same one: what the oldest of their GPUs has.
+    return PREFERRED[ranks.all_reduce_max(PREFERRED.index(usual))]
 
 
-def _computes(precision: Precision) -> bool:
-    """Return whether the CPU computes in a type of mixed precision itself, as far as torch knows.
-
-    Versions of torch that do not say so have no fast products for it either.
-    """
+def _is_computed_by_cpu(precision: Precision) -> bool:
+    # Versions of torch that cannot tell have no fast products for it either.
     supports = getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported", None)
     return supports is not None and bool(supports())
-
-
-def _has_bfloat16() -> bool:
-    """Return whether the GPU computes in bfloat16 itself: older ones emulate it, slowly."""
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))

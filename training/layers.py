@@ -28,13 +28,12 @@ def head_of(model: nn.Module, classes: int) -> str:
 
 def heads_of(model: nn.Module, classes: int) -> list[str]:
     """Return the names of the layers with an output for each class."""
-    return [name for name, layer in model.named_modules() if _outputs(layer) == classes]
-
-
-def _outputs(layer: nn.Module) -> int:
-    if isinstance(layer, nn.Linear):
-        return layer.out_features
-    return layer.out_channels if isinstance(layer, nn.Conv2d) else 0
+    return [
+        name
+        for name, layer in model.named_modules()
+        if (isinstance(layer, nn.Linear) and layer.out_features == classes)
+        or (isinstance(layer, nn.Conv2d) and layer.out_channels == classes)
+    ]
 
 
 def frozen_weights(model: nn.Module, names: Sequence[str], classes: int) -> set[str]:

@@ -83,7 +83,7 @@ class _Callers:
             elif (caller := key.fileobj) in self._received:  # else closed for a newer one
                 assert isinstance(caller, socket.socket)
                 hello = self._hello(caller)
-                if hello is None:  # there is more to come
+                if hello is None:
                     continue
                 token, member = HELLO.unpack(hello) if hello else (b"", 0)
                 if hmac.compare_digest(token, self._token):
@@ -103,7 +103,7 @@ class _Callers:
                 self._close(next(iter(self._received)))
 
     def _hello(self, caller: socket.socket) -> bytes | None:
-        """Return what a caller has sent, once it is whole; nothing if it has left."""
+        # None: there is more to come; empty: the caller has left.
         try:
             data = caller.recv(HELLO.size - len(self._received[caller]))
         except BlockingIOError:
@@ -128,15 +128,12 @@ def store_port(
         with suppress(OSError), socket.create_connection(master, HELLO_SECONDS) as rank_0:
             rank_0.sendall(HELLO.pack(token, member))
             rank_0.settimeout(POLL_SECONDS)
-            if port := _port_from(rank_0, check):
-                return port
+            # Rank 0 answers when it comes to form the group; nothing if it leaves.
+            while True:
+                check()
+                with suppress(TimeoutError):
+                    if port := int.from_bytes(rank_0.recv(2), "big"):
+                        return port
+                    break
         check()
         time.sleep(POLL_SECONDS / 4)
-
-
-def _port_from(rank_0: socket.socket, check: Callable[[], object]) -> int:
-    """Return the port that rank 0 answers when it comes to form the group; 0 if it leaves."""
-    while True:
-        check()
-        with suppress(TimeoutError):
-            return int.from_bytes(rank_0.recv(2), "big")

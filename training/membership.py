@@ -105,18 +105,18 @@ class RankMembership:
 
     @property
     def is_superseded(self) -> bool:
-        """Return whether the launcher has ordered another group than the current one."""
+        """Whether the launcher has ordered another group than the current one."""
         return self._newest is not None and self._newest.generation > self.current
 
     @property
     def is_broken(self) -> bool:
-        """Return whether no exchange of the current group can succeed any more."""
+        """Whether no exchange of the current group can succeed any more."""
         newest = self._newest
         return newest is not None and newest.generation > self.current and newest.abort
 
     @property
     def is_fenced(self) -> bool:
-        """Return whether this rank is out of the run, and has a moment to keep its state."""
+        """Whether this rank is out of the run, and has a moment to keep its state."""
         return bool(self._fenced)
 
     def check_fence(self) -> None:
@@ -217,8 +217,10 @@ class RankMembership:
         while True:
             try:
                 packet = self._agent.recv(MOST_BYTES + 1)
-            except BlockingIOError:
-                self._end_overdue_attempt()
+            except BlockingIOError:  # a second has passed (SO_RCVTIMEO): is a group overdue?
+                with self._changed:
+                    if time.monotonic() > self._deadline:
+                        self._end_attempt()
                 continue
             except OSError:  # as at its end
                 packet = b""
@@ -248,10 +250,8 @@ class RankMembership:
             self._end_attempt()
 
     def _fence(self, text: str) -> None:
-        """End this process soon: it may write its last whole step to its disk, and no more.
-
-        The main thread does that as soon as its exchange has failed, and ends by itself.
-        """
+        # This process may write its last whole step to its disk, and no more. The main thread does
+        # that as soon as its exchange has failed, and ends by itself; else it is ended here.
         end_at = time.monotonic() + KEEPING_SECONDS
         with self._changed:
             self._fenced = clean(text)
@@ -261,20 +261,15 @@ class RankMembership:
                 self._changed.wait(min(left, 0.1))
         _end(text)
 
-    def _end_overdue_attempt(self) -> None:
-        with self._changed:
-            if time.monotonic() > self._deadline:
-                self._end_attempt()
-
     def _end_attempt(self) -> None:
-        """End the connections of a group that forms, and those that it still opens meanwhile."""
+        # A group that forms opens connections meanwhile, each of which may wait for a lost member.
         attempt = self.current
         while self._group is None and self.current == attempt:
             self._shut_down()
             self._changed.wait(0.02)
 
     def _shut_down(self) -> None:
-        """End the connections of the current group, so that every exchange of it fails."""
+        # Every exchange of the current group fails from here on.
         self.abort()
         for name, number in _connections().items():
             if name not in self._others if self._group is None else name in self._group:
@@ -282,22 +277,19 @@ class RankMembership:
 
 
 def _connections() -> dict[str, int]:
-    """Return this process's TCP connections by the kernel's name of each."""
+    # This process's TCP connections by the kernel's name of each: torch has no list of those that
+    # a group has opened.
     sockets = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
-            name = str(entry.readlink())
-            if name.startswith("socket:") and _is_connected(int(entry.name)):
-                sockets[name] = int(entry.name)
+            name, number = str(entry.readlink()), int(entry.name)
+            if not name.startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(number)) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.getpeername()  # OSError for what listens
+                    sockets[name] = number
     return sockets
-
-
-def _is_connected(number: int) -> bool:
-    with socket.socket(fileno=os.dup(number)) as connection:
-        if connection.family not in (socket.AF_INET, socket.AF_INET6):
-            return False
-        connection.getpeername()  # OSError for what listens
-        return True
 
 
 def _shut_down(name: str, number: int) -> None:
@@ -308,7 +300,7 @@ def _shut_down(name: str, number: int) -> None:
 
 
 def _end(text: str) -> None:
-    """End this process at once: what its main thread does must not reach anybody any more."""
+    # At once: what the main thread does must not reach anybody any more.
     sys.stderr.write(f"{clean(text)}\n")
     sys.stderr.flush()
     os._exit(Fenced.exit_code)

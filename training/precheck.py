@@ -40,9 +40,8 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
     is_here = variables.RUN_FOLDER in os.environ  # the ranks will run on this machine
     if config.model != type(config).model:
         refuse_unknown(config.model, config.image_size, own_models(source))
-    _check_weights(config, is_here)
+    weights_file = _weights_file(config, is_here)
     step_images = check_settings(source, config, is_here)
-    parts = (config.model, config.optimizer, config.lr_schedule)
     for option, name, example, *arguments in (
         ("--optimizer", config.optimizer, "Lion", "params", "lr"),
         ("--lr-schedule", config.lr_schedule, "triangle", "step", "steps"),
@@ -55,11 +54,12 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
     needed = () if config.synthetic else splits  # data may lack the split of a default
     _check_data(config, needed, typed)
     most, why_not_more = most_ranks(config)
+    parts = (config.model, config.optimizer, config.lr_schedule)
     return TaskNeeds(
         packages=("timm",) if config.model.startswith(TIMM) else (),
         trackers=tuple(config.trackers),
         modules=tuple(dict.fromkeys(_elsewhere(parts))),
-        weights=_weights_file(config),
+        weights=weights_file,
         cache=config.cache,
         splits=needed,
         batch_size=config.batch_size,
@@ -72,10 +72,7 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
 
 
 def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -> None:
-    """Raise UsageError for classes and splits that the data on this machine do not have.
-
-    Raise it, too, for typed options that need a split to evaluate.
-    """
+    # Of data that only hosts have, only what is written down wrongly is seen here.
     further = weights_in("--extra-data", config.extra_data)
     named = [
         *filter(None, config.only_classes.split(",")),
@@ -100,37 +97,28 @@ def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -
             )
 
 
-def _check_weights(config: Config, is_here: bool) -> None:
-    """Raise UsageError for published weights that the model does not have, or a file of none.
-
-    A resumed run and --synthetic load none.
-    """
-    if not config.weights or config.resume or config.synthetic:
-        return
-    if is_here and (file := _weights_file(config)):
+def _weights_file(config: Config, is_here: bool) -> str:
+    if not config.weights or config.resume or config.synthetic:  # which load none
+        return ""
+    if config.weights == PUBLISHED:
+        # Which of timm's are in the cache of each host, its ranks find out.
+        if not config.model.startswith(TIMM) and (names := registered("torchvision")):
+            refuse_unpublished(config.model, names)
+        return ""
+    if "://" in config.weights:
+        return ""
+    if is_here:
         try:
-            why = why_no_weights(Path(file))
+            why = why_no_weights(Path(config.weights))
         except OSError as error:
             why = str(error.strerror)
         if why:
             raise UsageError(f"--weights {config.weights}: {why}")
-    if config.model.startswith(TIMM):
-        return  # which weights are in the cache of each host, its ranks find out
-    if config.weights == PUBLISHED and (torchvision_names := registered("torchvision")):
-        refuse_unpublished(config.model, torchvision_names)
-
-
-def _weights_file(config: Config) -> str:
-    """Return the file that is loaded; empty for published weights, a URL or none.
-
-    A resumed run and --synthetic load none.
-    """
-    is_loaded = not (config.resume or config.synthetic or config.weights == PUBLISHED)
-    return config.weights if is_loaded and "://" not in config.weights else ""
+    return config.weights
 
 
 def _elsewhere(parts: Iterable[str]) -> Iterator[str]:
-    """Yield the top modules of import paths that are not in the current folder, which hosts get."""
+    # The top modules of import paths that are not in the current folder, which hosts get.
     for part in parts:
         if is_import_path(part) and not part.startswith(TIMM):
             top = part.partition(":")[0].partition(".")[0]

@@ -137,7 +137,8 @@ def image_paths(images: Sequence[str]) -> list[str]:
 
 def _files(given: str) -> list[str]:
     if Path(given).is_dir():
-        paths = [str(path) for path in sorted(Path(given).rglob("*")) if _is_image(path)]
+        named = [path for path in Path(given).rglob("*") if path.suffix.lower() in SUFFIXES]
+        paths = [str(path) for path in sorted(named) if path.is_file()]
         what = f"{given}: no images in this folder ({', '.join(SUFFIXES)})"
     elif glob.has_magic(given) and not Path(given).exists():
         matches = glob.glob(given, recursive=True)  # noqa: PTH207  Path.glob refuses /absolute/*
@@ -148,10 +149,6 @@ def _files(given: str) -> list[str]:
     if not paths:
         raise UsageError(what)
     return paths
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
 def predictions(
@@ -168,7 +165,6 @@ def predictions(
 
 
 def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
-    """Return a file as the model sees it, or why it cannot be read."""
     try:
         return transforms.for_prediction(Path(path).read_bytes())
     except OSError as error:
@@ -178,7 +174,6 @@ def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
 
 
 def _csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, ...]]:
-    """Yield the header, and a row for each class of each prediction; images unread have none."""
     yield "image", "rank", "class", "probability"
     for result in results:
         if isinstance(result, Prediction):

@@ -54,12 +54,12 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Return True on rank 0, which writes for all."""
+        """True on rank 0, which writes for all."""
         return self.rank == 0
 
     @property
     def writes(self) -> bool:
-        """Return True on the rank that writes for its node: any node may survive the others."""
+        """True on the rank that writes for its node: any node may survive the others."""
         return self.local_rank == self.first_local_rank
 
     @property
@@ -75,7 +75,7 @@ class Ranks:
 
     @property
     def connected(self) -> bool:
-        """Return True where there are other ranks, and this one has joined them."""
+        """True where there are other ranks, and this one has joined them."""
         return self.world > 1 and dist.is_initialized()
 
     def ddp(self, model: nn.Module) -> nn.Module:
@@ -141,14 +141,12 @@ class Ranks:
         They travel together, those of a type: a ResNet-50 has 159 of them.
         """
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-        for buffer in model.buffers() if self.world > 1 else ():
+        for buffer in model.buffers():
             by_type.setdefault(buffer.dtype, []).append(buffer)
         for buffers in by_type.values():
             together = torch.cat([buffer.flatten() for buffer in buffers])
             dist.broadcast(together, 0)
-            parts = torch.split(together, [buffer.numel() for buffer in buffers])
-            for buffer, part in zip(buffers, parts, strict=True):
-                buffer.copy_(part.view_as(buffer))
+            _fill(buffers, together)
 
     @torch.no_grad()
     def share_statistics(self, model: nn.Module) -> None:
@@ -156,17 +154,16 @@ class Ranks:
 
         Each rank collects them from its own images.
         """
-        statistics = _statistics(model) if self.world > 1 else []
-        mean = (
-            torch.cat([each.flatten().double() for each in statistics])
-            if statistics
-            else torch.zeros(0)
-        )
+        if self.world == 1:
+            return
+        statistics = _statistics(model)
         if statistics:
+            mean = torch.cat([each.flatten().double() for each in statistics])
             dist.all_reduce(mean)
             mean /= self.world  # of equal numbers exactly that number
-        self.broadcast_buffers(model)
-        _fill(statistics, mean)
+        self.broadcast_buffers(model)  # statistics among them: hence before these are filled
+        if statistics:
+            _fill(statistics, mean)
 
     def gather_statistics(self, model: nn.Module) -> torch.Tensor | None:
         """Return the statistics of each rank, (world, numbers), on the CPU; None if all are equal.
@@ -254,7 +251,6 @@ class PendingMax:
 
 
 def _statistics(model: nn.Module) -> list[torch.Tensor]:
-    """Return the running means and variances of a model's batch norms."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     buffers = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
     return [each for each in buffers if each is not None]

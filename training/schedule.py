@@ -58,7 +58,7 @@ class Schedule:
 
     @property
     def peak(self) -> float:
-        """Return the highest learning rate of the last stage."""
+        """The highest learning rate of the last stage."""
         return self.stages[-1].peak
 
     def stages_from(self, epoch: int) -> tuple[Stage, ...]:
@@ -76,10 +76,16 @@ class Schedule:
         return stage.peak * self._share(step, warmup, steps)
 
     def _share(self, step: int, warmup: int, steps: int) -> float:
-        """Return the share of the peak that is left at a step of a stage, after its warm-up."""
         done = (step - warmup) / max(steps - warmup, 1)
         if self.user_schedule:
-            return self._own_share(step - warmup, steps - warmup)
+            after, total = step - warmup, steps - warmup
+            share = self.user_schedule(step=after, steps=total)
+            if not isinstance(share, int | float) or not 0 <= share < math.inf:
+                raise UsageError(
+                    f"--lr-schedule {self.shape}: {share!r} at step {after} of {total}: return the"
+                    " share of --lr, a number from 0 on"
+                )
+            return float(share)
         if self.shape == "step":
             return 0.1 ** (step // self.decay)
         if self.shape == "cosine":
@@ -87,16 +93,6 @@ class Schedule:
         if self.shape in ("linear", "polynomial"):
             return (1 - done) ** (1 if self.shape == "linear" else self.power)
         return 1.0  # constant; on a plateau evaluations decide, see training/state.py
-
-    def _own_share(self, step: int, steps: int) -> float:
-        assert self.user_schedule
-        share = self.user_schedule(step=step, steps=steps)
-        if not isinstance(share, int | float) or not 0 <= share < math.inf:
-            raise UsageError(
-                f"--lr-schedule {self.shape}: {share!r} at step {step} of {steps}: return the share"
-                " of --lr, a number from 0 on"
-            )
-        return float(share)
 
     def logs(self, step: int, epoch_end: int) -> bool:
         """Return whether the steps up to this one are logged."""
@@ -121,14 +117,10 @@ def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
         power=config.lr_power,
         stages=_stages(config, world if config.scale_lr else 1),
         logged_first=FIRST_LOGGED if config.log_every_steps == Config.log_every_steps else (),
-        user_schedule=_own_schedule(config.lr_schedule),
+        user_schedule=imported("--lr-schedule", config.lr_schedule, "triangle", "step", "steps")
+        if is_import_path(config.lr_schedule)
+        else None,
     )
-
-
-def _own_schedule(name: str) -> Callable[..., object] | None:
-    if not is_import_path(name):
-        return None
-    return imported("--lr-schedule", name, "triangle", "step", "steps")
 
 
 def _stages(config: Config, scale: float) -> tuple[Stage, ...]:

@@ -88,9 +88,10 @@ def load_of_any_task(
     path = final_weights(weights)
     content = checkpoint.read(path)
     task_name = own_task or str(content.get("task"))
+    task_in_file = clean(str(content.get("task") or "no task that is known here"))[:100]
     if not own_task and task_name not in TASKS:
         raise SaveError(
-            f"{path}: weights of {_task_in(content)}; known: {', '.join(TASKS)}; for a task of your"
+            f"{path}: weights of {task_in_file}; known: {', '.join(TASKS)}; for a task of your"
             f" own type --task {OWN_TASK}"
         )
     source = require_task(task_name)
@@ -100,47 +101,39 @@ def load_of_any_task(
         next_step = (
             f"{called('predict')} {path}" if is_known else "--task with the task that trained them"
         )
-        raise SaveError(
-            f"{path}: weights of {_task_in(content)}, not of {task.name}; type {next_step}"
-        )
+        raise SaveError(f"{path}: weights of {task_in_file}, not of {task.name}; type {next_step}")
     return _built(path, content, task, recipes_of(source)["default"], own_model)
-
-
-def _task_in(content: dict[str, Any]) -> str:
-    return clean(str(content.get("task") or "no task that is known here"))[:100]
 
 
 def _built(
     path: Path, content: dict[str, Any], task: Task, settings: type, own_model: str
 ) -> Trained:
-    """Return the model that the content of a file describes; SaveError if it is not one."""
     try:
         transforms = shaped(content.get("preparation"), Transforms, "preparation")
         transforms.check()
         classes = shaped(content.get("classes"), ClassNames, "classes")
         config = shaped(content.get("config"), settings, "config")
-        _check_own_model(path, config.model, own_model)
-        model = _model(task, config, len(classes), _weights(content))
+        # To import the module that a file names would run code of whoever wrote the file: the user
+        # has to name it, too. The SaveError passes through.
+        if is_own(config.model) and config.model != own_model:
+            shown = clean(config.model)[:100]
+            raise SaveError(
+                f"{path}: trained with your own model; type --model {shown}, if you trust it"
+            )
+        state, weights = content.get("state"), content.get("model")
+        if isinstance(state, dict):  # of a checkpoint: what would be in final.pt
+            weights = weights or state.get("average") or state.get("model")
+        if not are_weights(weights):
+            raise Misshapen("it holds no named weights")
+        model = _model(task, config, len(classes), weights)
     except (Misshapen, RuntimeError, TypeError, ValueError, UsageError) as error:
         reason = one_line(str(error))[:300]
         raise SaveError(f"{path}: not a model that this version can build: {reason}") from None
     return Trained(path, task.name, model.eval(), transforms, classes, config)
 
 
-def _check_own_model(path: Path, recorded: str, named: str) -> None:
-    """Raise SaveError when the weights need a model of the user's own that is not the one named."""
-    if is_own(recorded) and recorded != named:
-        shown = clean(recorded)[:100]
-        raise SaveError(
-            f"{path}: trained with your own model; type --model {shown}, if you trust it"
-        )
-
-
 def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tensor]) -> nn.Module:
-    """Return the model of these settings with these weights.
-
-    What it would take is found out without memory first: settings may hold anything.
-    """
+    # What the model would take is found out without memory first: settings may hold anything.
     try:
         with torch.device("meta"):
             planned = task.built(config, classes).state_dict()
@@ -155,14 +148,3 @@ def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tenso
     model = task.built(config, classes)
     model.load_state_dict(weights)
     return model
-
-
-def _weights(content: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the weights in a final.pt; those that would become one in a checkpoint."""
-    state = content.get("state")
-    chosen = content.get("model")
-    if isinstance(state, dict):
-        chosen = chosen or state.get("average") or state.get("model")
-    if not are_weights(chosen):
-        raise Misshapen("it holds no named weights")
-    return chosen

@@ -54,7 +54,12 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
         local_world=_number("LOCAL_WORLD_SIZE", 1),
         device=rank_device(config.device, local_rank),
     )
-    _check_world(ranks.world)
+    # torchrun's rendezvous compares clocks: with one host 20 s behind, each trained alone, exit 0.
+    if (promised := planned_world()) != ranks.world:
+        raise WorldError(
+            f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
+            f" {ranks.world}: the hosts did not find each other"
+        )
     if ranks.world == 1:
         yield ranks
         return
@@ -120,7 +125,7 @@ def in_group(
 
 
 def _leave_group(ranks: Ranks) -> None:
-    """End the group that this rank was in; its connections are shut down already."""
+    # The connections of the group that this rank was in are shut down already.
     if not dist.is_initialized():
         # torch numbers groups in each process, and ranks of unlike numbers wait for each other for
         # ever: one whose last group was never formed has counted it, and a newcomer has not.
@@ -133,7 +138,7 @@ def _leave_group(ranks: Ranks) -> None:
 
 
 def _store(order: GroupOrder, membership: RankMembership) -> TCPStore:
-    """Return the store of a group, which rank 0 keeps; each group has one of its own."""
+    # Rank 0 keeps it; each group has one of its own.
     seconds = timedelta(seconds=FORMING_SECONDS)
     if order.rank == 0:
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=seconds)
@@ -148,24 +153,12 @@ def planned_world() -> int:
     return _number(variables.WORLD_SIZE, _number("WORLD_SIZE", 1))
 
 
-def _check_world(world: int) -> None:
-    """Refuse to train in a world that is not as large as the launcher planned."""
-    # torchrun's rendezvous compares clocks: with one host 20 s behind, each trained alone, exit 0.
-    if (promised := planned_world()) != world:
-        raise WorldError(
-            f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
-            f" {world}: the hosts did not find each other"
-        )
-
-
 def _fingerprint() -> Numbers:
-    """Return what this rank compares with the others."""
     run = hashlib.sha256(os.environ.get(variables.RUN_ID, "").encode()).digest()
     return np.frombuffer(run + _code_digest(), dtype=np.uint8)
 
 
 def _check_fingerprints(by_rank: Sequence[Numbers]) -> None:
-    """Refuse to train with ranks of another run, or of other code."""
     for rank, fingerprint in enumerate(by_rank):
         if not np.array_equal(fingerprint[:32], by_rank[0][:32]):
             raise WorldError(
@@ -185,7 +178,7 @@ def _number(name: str, default: int) -> int:
 
 @cache
 def _code_digest() -> bytes:
-    """Return the SHA-256 of the program: training, shards, and the package that was started."""
+    # The program: training, shards, and the package that was started.
     started = sys.modules["__main__"].__spec__
     names = {"training", "shards", started.name.partition(".")[0] if started else "training"}
     digest = hashlib.sha256()

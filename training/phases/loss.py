@@ -37,8 +37,7 @@ def summed_loss(
     return (1 - smoothing) * unsmoothed + smoothing * (even @ _sample_weights(targets, weights))
 
 
-def _sample_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weight of each sample of a batch: (B,)."""
+def _sample_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:  # (B,)
     return weights[targets] if targets.ndim == 1 else targets.to(weights) @ weights
 
 
@@ -48,11 +47,8 @@ def _binary(
     config: OptimSettings,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the sum over a batch of the binary cross-entropy, averaged over classes.
-
-    Smoothing comes before the threshold, as in timm (Wightman et al., 2021, arXiv:2110.00476).
-    """
     classes = logits.shape[1]
+    # Smoothing comes before the threshold, as in timm (Wightman et al., 2021, arXiv:2110.00476).
     shares = (one_hot(targets, classes) if targets.ndim == 1 else targets).to(logits)
     smoothed = shares * (1 - config.label_smoothing) + config.label_smoothing / classes
     if config.bce_threshold:

@@ -5,8 +5,7 @@ Blocks that are there already are passed over, so a run that was stopped goes on
 
 import time
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
@@ -36,13 +35,17 @@ def prefetch(run: TrainingRun, log: RunRecorder) -> int:
     jobs = deque(threads.submit(each.fetch) for each in missing)
     try:
         while True:
-            ended = list(_ended(jobs))
-            blocks, stored_bytes = blocks + len(ended), stored_bytes + sum(ended)
-            stored, left = ranks.all_reduce_sum(torch.tensor([stored_bytes, len(jobs)])).tolist()
+            # As many as end until the next exchange, in order.
+            deadline = time.monotonic() + MEETING_SECONDS
+            while jobs and (left := deadline - time.monotonic()) > 0:
+                if wait([jobs[0]], left).done:
+                    blocks, stored_bytes = blocks + 1, stored_bytes + jobs.popleft().result()
+            numbers = torch.tensor([stored_bytes, len(jobs)])
+            stored, remaining = ranks.all_reduce_sum(numbers).tolist()
             seconds = time.monotonic() - began
             if (request := run.agreed_request()) not in (NOTHING, SAVE):
                 return request
-            if not left:
+            if not remaining:
                 break
             text = _progress(stored, total, seconds)
             log.progress.prefetched(blocks, text)
@@ -53,14 +56,6 @@ def prefetch(run: TrainingRun, log: RunRecorder) -> int:
         threads.shutdown(wait=False, cancel_futures=True)
     log.say(f"caches filled: {data_size(stored)} fetched in {duration(seconds)}")
     return NOTHING
-
-
-def _ended(jobs: deque[Future[int]]) -> Iterator[int]:
-    """Yield the results of jobs that end within MEETING_SECONDS, in order; remove these."""
-    deadline = time.monotonic() + MEETING_SECONDS
-    while jobs and (seconds := deadline - time.monotonic()) > 0:
-        if wait([jobs[0]], seconds).done:
-            yield jobs.popleft().result()
 
 
 def _progress(stored: int, total: int, seconds: float) -> str:

@@ -72,7 +72,7 @@ def _joined(
 
 
 def _check_precision(run: TrainingRun, ranks: Ranks) -> None:
-    """Refuse to compute in another precision than rank 0: `auto` may choose one on each host."""
+    # `auto` may choose another one on each host.
     name = np.frombuffer(run.compute.precision.encode(), np.uint8)
     first = ranks.all_gather(name)[0].tobytes().decode()
     if first != run.compute.precision:
@@ -83,7 +83,7 @@ def _check_precision(run: TrainingRun, ranks: Ranks) -> None:
 
 
 def _check_data(run: TrainingRun, ranks: Ranks) -> None:
-    """Refuse other data than rank 0's: a host that joins late may find a newer version."""
+    # A host that joins late may find a newer version.
     digest = np.frombuffer(run.data.digest.encode(), np.uint8)
     if ranks.all_gather(digest)[0].tobytes().decode() != run.data.digest:
         raise WorldError(
@@ -93,11 +93,8 @@ def _check_data(run: TrainingRun, ranks: Ranks) -> None:
 
 
 def _agree(ranks: Ranks, state: TrainingState, log: RunRecorder) -> str:
-    """Give every rank the furthest state of all and what belongs to it; return its digest.
-
-    Equal states are not moved. A survivor may have taken a step that another has not; both are
-    whole.
-    """
+    # Every rank gets the furthest state of all: a survivor may have taken a step that another has
+    # not; both are whole. Equal states are not moved.
     digest = state.digest()
     offer = [*log.position[:1], state.step, state.epoch, *log.position[1:], int(ranks.writes)]
     offers = ranks.all_gather(np.array([*offer, *bytes.fromhex(digest)], np.int64))

@@ -80,7 +80,10 @@ class TrainingRun:
         return max(self.requests.pending, REGROUP if regroups else NOTHING)
 
     def agreed_request(self) -> int:
-        """Return the strongest request of any rank: none, to regroup, to save, or to stop."""
+        """Return the strongest request of any rank: none, to regroup, to save, or to stop.
+
+        It is an exchange: all ranks have to ask at the same point of the run.
+        """
         return self.ranks.all_reduce_max(self.pending())
 
     def begin_exchange(
@@ -112,7 +115,7 @@ class TrainingRun:
 
 @lru_cache(8)
 def _parts_and_fewest(cut: Cut, samples: int, per_part: int) -> tuple[tuple[int, ...], int]:
-    """Return, by rank, in how many parts it computes its samples, and the fewest in any part."""
+    # By rank, in how many parts it computes its samples; and the fewest samples of any part.
     parts = np.maximum(1, -(-cut.most(samples) // per_part))
     return tuple(parts.tolist()), int((cut.fewest(samples) // parts).min())
 
@@ -163,7 +166,6 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
 
 
 def _for_workers(task: Task, config: Config) -> TransformsOfEpoch:
-    """Return the transforms of each epoch; UsageError if they cannot be sent to loader workers."""
     transforms = partial(task.transforms, config)
     try:
         if config.workers and not config.synthetic:
