@@ -148,7 +148,7 @@ MUTATIONS = (
         "gradients of a part left out",
         STEP,
         "parts_of",
-        lambda right: lambda *args: list(right(*args))[:1],
+        lambda right: lambda *args: right(*args)[:1],
     ),
     Mutation("decay in Adam's gradient", "training.optimizer", "AdamW", _coupled, recipe="adamw"),
     Mutation(

@@ -5,7 +5,6 @@ is constant. DDP divides the sum of the ranks' gradients by their number; the lo
 compensate for that, and is never reduced before `backward`.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ def train_step(
     seed_step(config, ranks, state.step)
     share = ranks.world / run.data.batch  # DDP divides by the world
     step_sums: list[tuple[torch.Tensor, ...]] = []  # on the device: no step waits for a number
-    parts = list(parts_of(run, state.step, batch))
+    parts = parts_of(run, state.step, batch)
     for number, (images, labels) in enumerate(parts, start=1):
         with sync.part(len(labels), is_last=number == len(parts)):
             mixed, targets = run.task.mix(config, images, labels, len(run.data.classes))
@@ -67,14 +66,13 @@ def train_step(
     sums.add(step_sums, len(batch.labels), batch.skipped)
 
 
-def parts_of(
-    run: TrainingRun, step: int, batch: Batch
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the images and labels of a batch in the parts that are computed one after the other."""
+def parts_of(run: TrainingRun, step: int, batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the images and labels of a batch in the parts that are computed one after another."""
     count = run.parts_in(step)
     if count == 1:
-        return iter([(batch.images, batch.labels)])
-    return zip(batch.images.tensor_split(count), batch.labels.tensor_split(count), strict=True)
+        return [(batch.images, batch.labels)]
+    images, labels = batch.images.tensor_split(count), batch.labels.tensor_split(count)
+    return list(zip(images, labels, strict=True))
 
 
 def training_pictures(run: TrainingRun, step: int, batch: Batch) -> dict[str, Any]:
@@ -83,7 +81,7 @@ def training_pictures(run: TrainingRun, step: int, batch: Batch) -> dict[str, An
     "images": uint8 (N, size, size, channels); "captions": the class of each, or classes and shares.
     """
     # The step itself still needs the batch, which a task may mix in place.
-    images, labels = (tensor.clone() for tensor in next(parts_of(run, step, batch)))
+    images, labels = (tensor.clone() for tensor in parts_of(run, step, batch)[0])
     seed_step(run.config, run.ranks, step)  # as the step does: so the same images are mixed
     mixed, targets = run.task.mix(run.config, images, labels, len(run.data.classes))
     shown = mixed[:FIRST_IMAGES].float()
