@@ -165,7 +165,7 @@ class Launch:
                     screen,
                     versions=cluster.versions,
                     alerts=self._alerts,
-                    host_source=watch,
+                    added_hosts=watch.take if watch else tuple,
                 ) as session,
             ):
                 yield Attempt(session, transports, watch, doubtful=cluster.doubtful)

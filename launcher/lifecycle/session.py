@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,9 +16,9 @@ from launcher.run.job import Job
 from launcher.run.kept_settings import keep_settings
 from launcher.run.plan import Plan
 from launcher.run.result import Result, with_incident
-from launcher.supervision.agents import AgentGroup
+from launcher.supervision.agents import AddedHost, AgentGroup
 from launcher.supervision.signals import SignalQueue
-from launcher.supervision.supervisor import HostSource, Supervisor
+from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Transport
 from rackrun.atomic import write_whole
 from rackrun.contract import variables
@@ -66,13 +66,13 @@ class Session:
         peers: Peers | None = None,
         versions: str = "",
         alerts: EventCommand | None = None,
-        host_source: HostSource | None = None,
+        added_hosts: Callable[[], Iterable[AddedHost | str]] = tuple,
     ) -> None:
         """Take the transports in the order of the plan's hosts.
 
         `peers` look after the other hosts of a run of which this plan is a part; `versions` are
         those of the hosts' torch and driver, for the first line; `alerts` gets what happens;
-        `host_source` has the hosts that an elastic run is to get while it goes on.
+        `added_hosts` returns the hosts that an elastic run has got since the last call.
         """
         self.job = job
         self.result: Result | None = None
@@ -84,7 +84,7 @@ class Session:
         self._peers = peers
         self._versions = versions
         self._alerts = alerts or EventCommand(())
-        self._host_source = host_source
+        self._added_hosts = added_hosts
 
     def __enter__(self) -> Session:
         return self
@@ -136,7 +136,7 @@ class Session:
             self._peers,
             self._alerts,
             signals,
-            self._host_source,
+            self._added_hosts,
         )
         result = supervisor.supervise()
         self.plan = supervisor.run.plan

@@ -1,27 +1,185 @@
-"""The agents of a run, one per host: started and stopped together, and replaced when lost."""
+"""The agents of a run, one per host: started, read from and ordered together, replaced when lost.
+
+A thread per agent reads its events and puts them on a common queue; orders are sent from the main
+thread, heartbeats from a thread of their own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from launcher.run.events import Lost, Swept
+from launcher.errors import HostLost
+from launcher.run.events import Closed, Event, Lost, Swept
 from launcher.run.hosts import Host
 from launcher.run.job import Limits
 from launcher.run.plan import Environment, HostPlan, Plan
 from launcher.run.state import HostState, RunState
 from launcher.supervision import agent_protocol
-from launcher.supervision.agent_client import AgentClient, EventQueue, HeartbeatSender
-from launcher.transport.base import Transport
+from launcher.transport import bootstrap
+from launcher.transport.base import Channel, Transport
+from rackrun.errors import Problem
 from rackrun.light_dataclass import dataclass
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
 QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 
 
+class EventQueue(queue.Queue[Event]):
+    """The queue of the events of all agents; readers wait if it is full."""
+
+    def get_all(self, seconds: float, most: int) -> list[Event]:
+        """Wait for an event and return up to `most`; raise queue.Empty after `seconds`."""
+        # The lock is taken twice, not once per event: hundreds of readers compete for it.
+        first = self.get(timeout=seconds)
+        with self.mutex:
+            others = [self.queue.popleft() for _ in range(min(most - 1, len(self.queue)))]
+            self.not_full.notify(len(others))
+        return [first, *others]
+
+
+class AgentClient:
+    """The launcher's side of the agent of one host: a reader thread, and a channel for orders."""
+
+    def __init__(
+        self, transport: Transport, plan: HostPlan, events: EventQueue, is_first: bool = True
+    ) -> None:
+        """Start nothing yet; `is_first`: the transport starts the agent in its container, if any.
+
+        It does that once, for the program that takes over from the preflight's.
+        """
+        self.transport = transport
+        self._is_first = is_first
+        self._threads: list[threading.Thread] = []
+        self.plan = plan
+        self.events = events
+        self.channel: Channel | None = None
+        """Set once the agent has its first order."""
+        self.opening = False
+        """Whether the agent is being started, and may already have its first order."""
+        self.last_order = b""
+        """The order to stop; an agent that is still starting gets it, too."""
+        self.heard_at = time.monotonic()
+        self.blocked = False
+        """Whether the reader waits because the queue is full: then the host is not silent."""
+
+    def start(self, limits: Limits, secrets: Environment = ()) -> None:
+        """Start the agent on a separate thread; everything else arrives as an event."""
+        order = agent_protocol.run_order(self.plan, limits, secrets, self._is_first)
+        self._begin(self._relay, order)
+
+    def clean_up(self) -> None:
+        """Start a second agent that ends what a lost one left; the outcome arrives as `Swept`."""
+        if self.channel is not None:
+            self.channel.close()  # the first agent, if it lives, sees the end of its stream
+        self._begin(self._sweep)
+
+    def _begin(self, target: Callable[..., None], *args: bytes) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the agent's exit after its last event."""
+        self._threads[0].join(seconds)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether nothing more comes from the agent, nor from a clean-up after it."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def stop(self, order: bytes) -> None:
+        """Send the order to stop, now or as soon as the agent has started."""
+        self.last_order = order
+        self.send(order)
+
+    def send(self, order: bytes) -> None:
+        """Send an order; a host that does not receive it is detected by its silence."""
+        channel = self.channel
+        if channel is not None:
+            with contextlib.suppress(HostLost):
+                channel.send(order)
+
+    @property
+    def is_unread(self) -> bool:
+        """Return True if bytes of the host have arrived that the reader has not read yet."""
+        return self.channel is not None and self.channel.is_unread()
+
+    def _relay(self, order: bytes) -> None:
+        """Start the agent, and put its events on the queue until the end of its stream."""
+        try:
+            if self.last_order:
+                raise HostLost("stopped before it was started")
+            self.opening = True
+            channel = self._open(order, () if self._is_first else self.plan.container)
+        except Problem as error:
+            self.opening = False
+            self.events.put(Lost(self.plan.node, str(error), error.exit_code))
+            return
+        # The order matters: `stop` sets last_order before it looks at the channel, so whichever
+        # thread is second sees what the first one set, and the order to stop is never lost.
+        self.channel = channel
+        if self.last_order:
+            self.send(self.last_order)
+        closed = False
+        for event in self._received(channel):
+            closed = closed or isinstance(event, Closed)
+            self.blocked = True
+            self.events.put(event)  # waits for space
+            # Silence counts from now: what the host has sent meanwhile is unread in the kernel.
+            self.heard_at = time.monotonic()
+            self.blocked = False
+        if not closed:
+            reason = bootstrap.last_words(channel.complaint())
+            self.events.put(Lost(self.plan.node, reason or "its agent ended unexpectedly"))
+
+    def _sweep(self) -> None:
+        outcome = Swept(self.plan.node, reason="the second agent ended unexpectedly")
+        try:
+            channel = self._open(agent_protocol.sweep_order(self.plan))
+        except Problem as error:
+            outcome = Swept(self.plan.node, reason=str(error))
+        else:
+            for event in self._received(channel):
+                if isinstance(event, Closed):
+                    outcome = Swept(self.plan.node, event.survivors)
+        self.events.put(outcome)
+
+    def _open(self, order: bytes, container: Sequence[str] = ()) -> Channel:
+        channel = self.transport.open((*container, *bootstrap.bootstrap(self.plan.agent_python)))
+        try:
+            channel.send(agent_protocol.opening(order))
+        except HostLost as error:
+            channel.close()
+            drain(channel)  # standard error is complete only at the end of the stream
+            raise HostLost(bootstrap.last_words(channel.complaint()) or str(error)) from error
+        return channel
+
+    def _received(self, channel: Channel) -> Iterator[Event]:
+        decoder = agent_protocol.Decoder(self.plan)
+        while data := channel.receive():
+            self.heard_at = time.monotonic()
+            try:
+                yield from decoder.feed(data)
+            except HostLost as error:  # not the protocol: nothing more is read from this agent
+                yield Lost(self.plan.node, str(error))
+                channel.close()
+                drain(channel)
+                return
+
+
+def drain(channel: Channel) -> None:
+    """Read a closed channel to its end."""
+    while channel.receive():
+        pass
+
+
 @dataclass(frozen=True)
 class AddedHost:
-    """A host that an elastic run gets while it goes on: it has passed the checks."""
+    """A host that has passed the checks, for an elastic run that is already going."""
 
     host: Host
     plan: HostPlan
@@ -41,7 +199,7 @@ class AgentGroup:
         ]
 
     def add(self, host: AddedHost) -> None:
-        """Take in a host that the run has got, behind all others, and start nothing there yet."""
+        """Append a host that the run has got, and start nothing there yet."""
         self.clients.append(AgentClient(host.transport, host.plan, self.events))
 
     def of(self, node: int) -> AgentClient:
@@ -49,8 +207,8 @@ class AgentGroup:
         return self.clients[node - self.plan.hosts[0].node]
 
     def start(self, limits: Limits, secrets: Environment) -> None:
-        """Start every agent, each on a separate thread."""
-        agent_protocol.program()  # kept: else the first threads would each pack their own
+        """Start every agent but those of spares, each on a separate thread."""
+        agent_protocol.program()  # cached: else the first threads would each pack their own
         self._limits, self._secrets = limits, secrets
         for client in self.clients[: len(self.clients) - self.plan.spares]:
             client.start(limits, secrets)
@@ -66,9 +224,26 @@ class AgentGroup:
         """Return whether all events of the agent on a host, or of its clean-up, were taken."""
         return self.of(node).has_ended and self.events.empty()
 
-    def heartbeat(self, limits: Limits) -> HeartbeatSender:
-        """Return a context in which every agent gets heartbeats, three per timeout."""
-        return HeartbeatSender(self.clients, limits.lease_seconds / 3)
+    @contextlib.contextmanager
+    def heartbeat(self, limits: Limits) -> Iterator[None]:
+        """Send every agent three heartbeats per timeout within this context.
+
+        They come from a thread that nothing else can delay: the supervisor may wait for a slow
+        terminal or disk, and hosts must not end the run because of that.
+        """
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(limits.lease_seconds / 3):
+                # A host that takes nothing delays the others' by a second, not by a timeout.
+                for client in self.clients:
+                    client.send(agent_protocol.BEAT)
+
+        threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def stop(self, order: bytes) -> None:
         """Send every agent the order to stop."""
@@ -114,21 +289,20 @@ class SilenceDetector:
         for host, client in zip(self._run.hosts, self._agents.clients, strict=True):
             if host.over:
                 continue
-            silent = self._silence(client, listened)
+            # A reader that waits for space on the queue is delayed by the launcher, not its host.
+            heard_at, silent = self._silent.get(client, (client.heard_at, 0.0))
+            silent = 0.0 if client.blocked or client.heard_at != heard_at else silent + listened
+            self._silent[client] = client.heard_at, silent
             reason = ""
             if host.opened_at is None and now - host.started_at > limits.start_seconds:
                 reason = f"no agent answered within {limits.start_seconds:g} s"
-            elif host.opened_at is not None and silent > limits.lease_seconds:
+            elif (
+                host.opened_at is not None
+                and silent > limits.lease_seconds
+                and not client.is_unread  # asked last: it is a system call per host
+            ):
                 reason = f"silent for {silent:.0f} s"
             elif deadline is not None and now > deadline:
                 reason = "did not confirm its end"
             if reason:
                 yield Lost(host.plan.node, reason)
-
-    def _silence(self, client: AgentClient, listened: float) -> float:
-        """Return for how long a host has been silent, after `listened` more seconds."""
-        # A reader that waits for space on the queue is delayed by the launcher, not by its host.
-        heard_at, silent = self._silent.get(client, (client.heard_at, 0.0))
-        silent = 0.0 if client.blocked or client.heard_at != heard_at else silent + listened
-        self._silent[client] = client.heard_at, silent
-        return 0.0 if silent > self._limits.lease_seconds and client.is_unread else silent

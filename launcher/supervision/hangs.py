@@ -94,11 +94,8 @@ class HangDetector:
         return (stall, limits.hang_seconds if is_frozen else self._eased) if stall else None
 
     def _ease(self, limit: float, now: float) -> None:
-        """Take the limit; a shorter one counts from now on, for a time that a longer one allowed.
-
-        Ranks that wait for one that saves have its limit. When it has saved, they still have to
-        make their step.
-        """
+        # Ranks that wait for one that saves have its limit. When it has saved, they still have to
+        # make their step: a shorter limit counts from now on, on top of the longer one.
         if limit < self._limit:
             self._eased, self._eased_at = self._limit + limit, now
         elif now - self._eased_at > limit:
@@ -115,16 +112,14 @@ class HangDetector:
         if hang is None:
             self._tested_at = None  # the next hang needs a new test
             return None
-        # Ranks on both sides of a cut network hang as well: no rank is named before the test.
-        return split_network(hang, run) if self._network_is_tested(now) else None
-
-    def _network_is_tested(self, now: float) -> bool:
-        """Return whether all hosts have reported which others they reach; order the test first."""
+        # Ranks on both sides of a cut network hang as well: no rank is named before hosts have
+        # reported which others they reach.
         if self._tested_at is None:
             self._tested_at = now
             self._order_test()
-        reported = all(host.unreached or host.over for host in self._run.hosts)
-        return reported or now - self._tested_at > 2 * _REACH_SECONDS
+        is_tested = all(host.unreached or host.over for host in run.hosts)
+        is_tested |= now - self._tested_at > 2 * _REACH_SECONDS
+        return split_network(hang, run) if is_tested else None
 
     def _order_test(self) -> None:
         ports = [(host.plan.address, host.port) for host in self._run.hosts if host.port]
@@ -178,7 +173,6 @@ def _reporting(run: RunState) -> list[RankState]:
 
 
 def _stopped(host: HostState, run: RunState, now: float) -> Hang:
-    """Return the hang of a stopped process; for a rank that reports, since its last progress."""
     names = " and ".join(host.frozen)
     rank = next(
         (rank for rank in run.ranks_of(host.plan.node) if names == f"rank {rank.rank}"), None
@@ -190,7 +184,6 @@ def _stopped(host: HostState, run: RunState, now: float) -> Hang:
 
 
 def _standstill(still: list[RankState], now: float) -> Hang:
-    """Return the hang of ranks without progress: one is the cause, several are suspects."""
     fewest_first = sorted(still, key=lambda rank: (rank.step, rank.moved_at))
     suspects = tuple(
         Suspect(rank.node, rank.rank, rank.step, _stillness(rank, now)) for rank in fewest_first
@@ -205,7 +198,6 @@ def _standstill(still: list[RankState], now: float) -> Hang:
 
 
 def _stillness(rank: RankState, now: float) -> str:
-    """Describe for how long a rank has made no progress, and where it was last."""
     doing = {
         "": "before its first report",
         phases.TRAIN: f"at step {rank.step}" if rank.step else "before its first step",
@@ -258,7 +250,6 @@ def longest_hang_limit(run: RunState, limits: Limits, now: float) -> float:
 
 
 def _hang_limit(rank: RankState, limits: Limits) -> float:
-    """Return how long this rank may make no progress in its phase."""
     phase = rank.phase or phases.START
     limit = limits.hang_seconds * PHASE_HANG_FACTORS.get(phase, 1.0)
     if rank.step_seconds:

@@ -1,4 +1,6 @@
-"""Which ranks of an elastic run train together: what happens to ranks in, generations out. Pure.
+"""Which ranks of an elastic run train together, and when lost ones start again. Pure.
+
+What happens to ranks goes in, generations come out.
 
 A member is a rank of the plan, by its number. A generation is a group of members in the order of
 their ranks in it; its first member's port is where the others meet. A rank obeys the newest
@@ -14,7 +16,8 @@ others no step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from launcher.run.events import Broken, Formed, GroupEvent, Left, Ready
 from rackrun.light_dataclass import dataclass
@@ -108,14 +111,16 @@ class Membership:
     def _next_members(self, now: float) -> tuple[list[int], bool, str]:
         """Return the members of the next generation, none for no other; whether to abort; why."""
         if self.current is None:
-            first = [*self._with("starting", "ready")]
-            return (first if self._all_ready(first) else []), False, "start"
+            first = self._with("starting", "ready")
+            return (first if first == self._with("ready") else []), False, "start"
         left = self.remaining
         if lost := [n for n in self.current.members if self.members[n].state == "lost"]:
             return left, True, f"lost: {', '.join(map(str, lost))}"
-        if self._may_grow and (newcomers := self._newcomers()):
+        works = self.is_whole and self._broken is None
+        if works and not self.is_finishing and (newcomers := self._newcomers()):
             return [*left, *newcomers], False, f"joined: {', '.join(map(str, newcomers))}"
-        if left and self._may_retry(now):
+        is_broken = self._broken is not None and now - self._broken_at > RETRY_SECONDS
+        if left and is_broken and now - self._retried_at > RETRY_EVERY_SECONDS:
             self._retried_at = now
             return left, True, "an exchange failed, and no rank is lost"
         return [], False, ""
@@ -138,7 +143,8 @@ class Membership:
     @property
     def is_whole(self) -> bool:
         """Return whether all that remain of the current generation have formed its group."""
-        return all(self._has_formed(number) for number in self.remaining)
+        formed = (self.members[number].formed for number in self.remaining)
+        return all(event is not None and self._is_current(event) for event in formed)
 
     @property
     def hosts(self) -> set[int]:
@@ -197,38 +203,60 @@ class Membership:
                 return Broken(event.node, event.rank, event.generation, text)
         return None
 
-    @property
-    def _may_grow(self) -> bool:
-        """Return whether the group is whole, works, and has not begun to finish."""
-        return not self.is_finishing and self.is_whole and self._broken is None
-
-    def _may_retry(self, now: float) -> bool:
-        """Return whether an exchange failed a moment ago without a loss, and not lately before."""
-        return (
-            self._broken is not None
-            and now - self._broken_at > RETRY_SECONDS
-            and now - self._retried_at > RETRY_EVERY_SECONDS
-        )
-
     def _newcomers(self) -> list[int]:
         """Return the ranks that are ready to join, of hosts of which none is still starting."""
-        in_group: Collection[int] = self.current.members if self.current else ()
         starting = {self.members[number].node for number in self._with("starting")}
         return [
             number
             for number in self._with("ready")
-            if number not in in_group and self.members[number].node not in starting
+            if self.is_newcomer(number) and self.members[number].node not in starting
         ]
 
-    def _with(self, *states: str) -> Iterable[int]:
-        return (number for number in sorted(self.members) if self.members[number].state in states)
-
-    def _all_ready(self, members: Iterable[int]) -> bool:
-        return all(self.members[number].state == "ready" for number in members)
-
-    def _has_formed(self, number: int) -> bool:
-        formed = self.members[number].formed
-        return formed is not None and self._is_current(formed)
+    def _with(self, *states: str) -> list[int]:
+        return [number for number in sorted(self.members) if self.members[number].state in states]
 
     def _is_current(self, event: Formed | Broken) -> bool:
         return self.current is not None and event.generation == self.current.generation
+
+
+LASTING_STEPS = 20
+"""After this many steps with the others, a loss is a first one again."""
+PAUSE_SECONDS = 30.0
+"""After the second loss in a row; twice as long after each further one."""
+
+
+class Retries:
+    """The losses of each rank in a row, and for how long it is not to start again after them.
+
+    A first loss says little: the rank starts again at once. One that is lost again before it has
+    trained for a while may never train: the more often in a row, the longer it waits. So a host
+    that fails at each start is tried a dozen times a day, and one that was only unlucky (a switch
+    that restarts, a disk that hangs for a minute) returns.
+    """
+
+    def __init__(self) -> None:
+        self._joined_at: dict[int, int] = {}
+        """The step at which a rank of the group has joined it."""
+        self._losses: Counter[int] = Counter()
+
+    def join(self, ranks: Iterable[int], step: int) -> None:
+        """Take note of the ranks that are in the group now; some may have been there before."""
+        for rank in ranks:
+            self._joined_at.setdefault(rank, step)
+
+    def leave(self, ranks: Iterable[int]) -> None:
+        """Take note of ranks that have been sent away, which is no loss."""
+        for rank in ranks:
+            self._joined_at.pop(rank, None)
+
+    def lose(self, ranks: Iterable[int], step: int) -> None:
+        """Count the loss of ranks, of the group or on their way there."""
+        for rank in ranks:
+            joined_at = self._joined_at.pop(rank, step)
+            has_lasted = step - joined_at >= LASTING_STEPS
+            self._losses[rank] = 1 if has_lasted else self._losses[rank] + 1
+
+    def pause_seconds(self, ranks: Iterable[int]) -> float:
+        """Return for how long these ranks, of one host, are not to start again."""
+        in_a_row = max((self._losses[rank] for rank in ranks), default=0)
+        return PAUSE_SECONDS * 2 ** (in_a_row - 2) if in_a_row > 1 else 0.0

@@ -14,15 +14,14 @@ from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import GAVE_WAY, Result, moved
 from launcher.run.state import RunState
-from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import Hang
-from launcher.supervision.root_cause import LOST, Cause
+from launcher.supervision.root_cause import LOST, Cause, FailureLog, signal_name
 from launcher.supervision.signals import GIVE_WAY, STOP_SIGNAL, TIME_LIMIT
 from rackrun.commands import called
+from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)
-EX_DATA = DataRefused.exit_code
 _REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report", "speed")
 
 
@@ -30,7 +29,9 @@ def result_of(
     job: Job, run: RunState, cause: Cause, log_files: LogFiles, interrupted: bool, now: float
 ) -> Result:
     """Build the final result of a run whose logs are complete."""
-    first, saved = run.lead.fields, _saved_step(run)
+    first = run.lead.fields
+    steps = (rank.fields.get("checkpoint") for rank in run.ranks)
+    saved = max((step for step in steps if isinstance(step, int)), default=0)
     host = run.plan.host(run.lead.node)
     verdict = "interrupted" if interrupted else "failed" if cause.exit_code else "done"
     return Result(
@@ -67,11 +68,11 @@ def result_of(
 def _incidents(
     run: RunState, cause: Cause, verdict: str, name: str
 ) -> dict[str, tuple[Incident, ...]]:
-    """Return what happened to hosts; of a failure only what a host may be to blame for."""
+    # Of a failure counts only what its host may be to blame for: most are the program's own.
     if verdict == "failed" and cause.node is not None:
         host = run.host(cause.node)
         is_killed = cause.exit_code > 128 or cause.exit_code == HostLost.exit_code
-        if cause.exit_code == EX_DATA and cause.rank is not None:
+        if cause.exit_code == DataRefused.exit_code and cause.rank is not None:
             run.incidents.add(host.plan.name, "bytes", cause.text)
         elif not host.lost and (is_killed or AT_FAULT.search(cause.text)):
             run.incidents.add(host.plan.name, "failed", cause.text)
@@ -79,16 +80,12 @@ def _incidents(
     return run.incidents.of_run(name, hosts, verdict == "interrupted")
 
 
-def _saved_step(run: RunState) -> int:
-    """Return the step of the newest checkpoint that a rank has reported; 0 if there is none."""
-    steps = (rank.fields.get("checkpoint") for rank in run.ranks)
-    return max((step for step in steps if isinstance(step, int)), default=0)
-
-
 def final_cause(run: RunState, failures: FailureLog, interrupted: int) -> Cause:
     """Return why a run ended; `interrupted` is the signal that ended it, or 0."""
     if interrupted:
-        return _interruption(interrupted)
+        interruption = _interruption(interrupted)
+        text = interruption.cause or f"stopped by {interruption.sender}"
+        return Cause(text, interruption.exit_code)
     if failures:
         return failures.root_cause()
     if run.succeeded:
@@ -105,38 +102,43 @@ def describe(cause: Cause | Hang, plan: Plan) -> str:
     return f"{host}: {text}" if cause.rank is None else f"rank {cause.rank} on {host}: {text}"
 
 
-def _interruption(number: int) -> Cause:
-    name = _source_of(number)
-    codes = {
-        signal.SIGUSR1: LOST,
-        GIVE_WAY: LOST,
-        STOP_SIGNAL: 128 + signal.SIGINT,
-        TIME_LIMIT: OUT_OF_TIME,
+@dataclass(frozen=True)
+class _Interruption:
+    """What a signal means that ends a run."""
+
+    sender: str
+    """What sends it, for the cause of the end."""
+    exit_code: int
+    line: str = ""
+    """What is shown when it arrives; by default that the sender stops the run."""
+    cause: str = ""
+
+
+def _interruption(number: int) -> _Interruption:
+    interruptions: dict[int, _Interruption] = {
+        signal.SIGINT: _Interruption("Ctrl-C", 130, "stopping, Ctrl-C again to force"),
+        signal.SIGPIPE: _Interruption("its reader, which went away", 128 + signal.SIGPIPE),
+        signal.SIGUSR1: _Interruption("SIGUSR1", LOST),  # of a scheduler, which runs us again
+        STOP_SIGNAL: _Interruption(called("stop"), 128 + signal.SIGINT),  # as the Ctrl-C it is for
+        TIME_LIMIT: _Interruption("--time-limit", OUT_OF_TIME, "time limit reached: stopping"),
+        GIVE_WAY: _Interruption(
+            "--polite",
+            LOST,
+            "stopping to give way; the run queues again, and continues by itself",
+            GAVE_WAY,
+        ),
     }
-    code = codes.get(signal.Signals(number), 128 + number)  # USR1: a scheduler will run us again
-    return Cause(GAVE_WAY if number == GIVE_WAY else f"stopped by {name}", code)
-
-
-def _source_of(number: int) -> str:
-    """Return what sends this signal, or else its name."""
-    what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
-    what |= {STOP_SIGNAL: called("stop"), TIME_LIMIT: "--time-limit"}
-    return what.get(signal.Signals(number), signal.Signals(number).name)
+    # The launcher of another node names the signal that it got, so it may be any number.
+    return interruptions.get(number, _Interruption(signal_name(number), 128 + number))
 
 
 def stopping_line(number: int) -> str:
     """Return the line at the first signal: what stops the run, and what would hasten that."""
-    if number == signal.SIGINT:
-        return "stopping, Ctrl-C again to force"
-    if number == TIME_LIMIT:
-        return "time limit reached: stopping"
-    if number == GIVE_WAY:
-        return "stopping to give way; the run queues again, and continues by itself"
-    return f"stopping: {_source_of(number)}"
+    interruption = _interruption(number)
+    return interruption.line or f"stopping: {interruption.sender}"
 
 
 def _log_of(cause: Cause, log_files: LogFiles) -> Path | None:
-    """Return the log to look at first: standard error, else output, else the host's folder."""
     if cause.node is None:
         return None
     logs = [log_files.log(cause.node, cause.rank, stream) for stream in ("err", "out")]

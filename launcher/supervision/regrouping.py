@@ -6,7 +6,7 @@
 
 A lost rank starts again on its host. A lost host, once nothing is left running there, goes into the
 reserve, from which hosts start as long as the run has fewer than at its beginning. All of these
-join as newcomers, after a pause where one was lost again soon (`retries`). A `--polite` run leaves
+join as newcomers, after a pause where one was lost again soon (`Retries`). A `--polite` run leaves
 hosts that others wait for, and tries now and then to have them again.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 import signal
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -36,14 +37,19 @@ from launcher.run.events import (
     TorchrunEnded,
 )
 from launcher.run.job import Job
-from launcher.run.state import RunState
+from launcher.run.state import HostState, RunState
 from launcher.supervision.agent_protocol import again_order, kill_order, regroup_order, stop_order
 from launcher.supervision.agents import AgentGroup
-from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import Hang
-from launcher.supervision.membership import Membership, RankGroup
-from launcher.supervision.retries import Retries
-from launcher.supervision.root_cause import LOST, Failure, Tail, as_raised, cause_of
+from launcher.supervision.membership import Membership, RankGroup, Retries
+from launcher.supervision.root_cause import (
+    LOST,
+    Failure,
+    FailureLog,
+    Tail,
+    as_raised,
+    cause_of,
+)
 from rackrun.light_dataclass import dataclass
 from rackrun.run_history import Generation
 from rackrun.terminal import one_line
@@ -64,6 +70,24 @@ class Notice:
     rank: int | None = None
 
 
+@dataclass
+class _HostRecord:
+    """What has happened to a host, and when something is due there."""
+
+    is_new: bool = False
+    """It was added to the run, and has not started yet."""
+    is_dropped: bool = False
+    """It was given up: its last events tell nothing new."""
+    starting_since: float | None = None
+    """It is on its way into the group."""
+    retry_at: float = 0.0
+    """When it may start again after a loss."""
+    left_until: float | None = None
+    """When to try again to have it, where it was left to other launches."""
+    sweep_at: float | None = None
+    """When to try again to clean up there."""
+
+
 class Regrouping:
     """Keeps an elastic run going when it loses ranks, and takes in newcomers."""
 
@@ -80,21 +104,11 @@ class Regrouping:
         self._membership = Membership(self._ranks_of(*first))
         self._host_count = len(first)
         self._reserve = [host.plan.node for host in run.hosts if host.in_reserve]
-        self._added: set[int] = set()
-        """Nodes that the run has got, and that have not started yet."""
-        self._dropped: set[int] = set()
-        """Nodes that were given up, whose last events say nothing new."""
-        self._starting: dict[int, float] = {}
-        """Since when hosts are on their way into the group, by node."""
+        self._hosts: defaultdict[int, _HostRecord] = defaultdict(_HostRecord)
+        """By node."""
         self._retries = Retries()
-        self._retry_at: dict[int, float] = {}
-        """When lost hosts may start again, by node."""
         self._again_at: dict[int, float] = {}
-        """When to start lost ranks again."""
-        self._left_until: dict[int, float] = {}
-        """When to try again to have hosts that were left to others, by node."""
-        self._sweep_at: dict[int, float] = {}
-        """When to try again to reach lost hosts, by node."""
+        """When to start lost ranks again, on hosts that have others."""
         self._killed: set[int] = set()
         """Ranks that were stopped by a signal, and killed therefore."""
         self._news: list[Notice | Regrouped] = []
@@ -107,18 +121,29 @@ class Regrouping:
 
     def take(self, event: Event, now: float) -> bool:
         """Take an event; return True when the run goes on, whatever else the event would mean."""
+        host = self._hosts[event.node]
         match event:
+            case Swept():
+                if event.reason:
+                    host.sweep_at = now + SWEEP_SECONDS
+            case _ if host.is_dropped:
+                pass
             case Ready() | Formed() | Broken() | Left():
-                if event.node not in self._dropped:  # a lost host has no say any more
-                    self._membership.take(event, now)
+                self._membership.take(event, now)
             case RankEnded():
                 return self._take_end(event, now)
             case Lost() if self.is_still_left(event):
                 self._leave(event.node, now)
-            case Lost() | Stopping() | AskedToStop() | TorchrunEnded() | Closed():
-                return self._take_host_event(event, now)
-            case Swept() if event.reason:
-                self._sweep_at[event.node] = now + SWEEP_SECONDS
+            case TorchrunEnded() | Closed() if all(
+                rank.ended for rank in self._run.ranks_of(event.node)
+            ):
+                pass  # each of them was lost, or has finished, by itself
+            case Closed():
+                return self._lose_host(
+                    Lost(event.node, "its agent ended before its ranks did"), now
+                )
+            case Lost() | Stopping() | AskedToStop() | TorchrunEnded():
+                return self._lose_host(event, now)
         return True
 
     def _take_end(self, event: RankEnded, now: float) -> bool:
@@ -128,7 +153,7 @@ class Regrouping:
         """
         membership = self._membership
         member = membership.members[event.rank]
-        if event.node in self._dropped or member.state == "lost":
+        if member.state == "lost":
             return True
         if event.exit_code == 0 or (event.signal and member.state == "left"):
             membership.finish(event.rank)
@@ -145,19 +170,6 @@ class Regrouping:
         self._again_at[event.rank] = now + max(pause, RESTART_SECONDS)
         return True
 
-    def _take_host_event(
-        self, event: Lost | Stopping | AskedToStop | TorchrunEnded | Closed, now: float
-    ) -> bool:
-        """Take the loss of a host, or the end of one that was given up."""
-        ranks = self._run.ranks_of(event.node)
-        if event.node in self._dropped:
-            return True
-        if isinstance(event, TorchrunEnded | Closed) and all(rank.ended for rank in ranks):
-            return True
-        if isinstance(event, Closed):
-            return self._lose_host(Lost(event.node, "its agent ended before its ranks did"), now)
-        return self._lose_host(event, now)
-
     # -- losses
 
     def _lose_host(self, failure: Failure, now: float) -> bool:
@@ -166,19 +178,11 @@ class Regrouping:
         ranks = self._ranks_of(node)
         if not self._lose(ranks, failure):
             return False
-        self._retry_at[node] = now + self._retries.pause_seconds(ranks)
+        self._hosts[node].retry_at = now + self._retries.pause_seconds(ranks)
         self._drop(node)
         if not isinstance(failure, Lost | Stopping):  # its agent lives, and ends what is left there
             self._agents.of(node).stop(stop_order(signal.SIGKILL, 0))
         return True
-
-    def _drop(self, node: int) -> None:
-        """Expect nothing more of the ranks of a host."""
-        self._dropped.add(node)
-        self._starting.pop(node, None)
-        for rank in self._run.ranks_of(node):
-            rank.lost = True
-            self._again_at.pop(rank.rank, None)
 
     def _lose(self, ranks: Iterable[int], failure: Failure) -> bool:
         """Take the loss of ranks of a host; return whether the run goes on without them.
@@ -197,6 +201,7 @@ class Regrouping:
         text = f"lost {who} at step {self._step:,}: {one_line(cause.text)}"
         pause = self._retries.pause_seconds(lost)
         again = f"; not started again for {age(pause)}" if pause else ""
+        # The supervisor reports a lost agent to --on-event, as in any other run.
         event: EventName | None = None if isinstance(failure, Lost) else "lost"
         self._news.append(Notice(text + again, event, node, cause.rank))
         self._lost.append(text)
@@ -204,11 +209,18 @@ class Regrouping:
             return True
         return bool(membership.remaining) and len(membership.hosts) >= self._min_hosts
 
+    def _drop(self, node: int) -> None:
+        self._hosts[node].is_dropped = True
+        self._hosts[node].starting_since = None
+        for rank in self._run.ranks_of(node):
+            rank.lost = True
+            self._again_at.pop(rank.rank, None)
+
     def add(self, node: int) -> None:
         """Take in a host that the run has got: it joins as soon as it is ready."""
         self._host_count += 1
         self._reserve.insert(0, node)
-        self._added.add(node)
+        self._hosts[node].is_new = True
 
     # -- hosts that are left to others
 
@@ -220,7 +232,7 @@ class Regrouping:
         others = self._membership.hosts - {node}
         if self._membership.current is None or len(others) < max(1, self._min_hosts):
             return False
-        is_one_asked = any(now < at for at in self._left_until.values())
+        is_one_asked = any(now < (host.left_until or 0.0) for host in self._hosts.values())
         if node in self._membership.hosts and not is_one_asked:
             name = self._run.plan.host(node).name
             text = f"left {name} at step {self._step:,}: {one_line(user)} waits for it"
@@ -234,23 +246,27 @@ class Regrouping:
     def is_still_left(self, event: Event) -> bool:
         """Return whether a host that was left cannot be had again yet: its agent has refused."""
         is_refused = isinstance(event, Lost) and event.exit_code == PreflightRefused.exit_code
-        return is_refused and event.node in self._left_until
+        return is_refused and self._hosts[event.node].left_until is not None
 
     def _leave(self, node: int, now: float) -> None:
-        """Train without a host, until it can be had again."""
         self._membership.lose(self._ranks_of(node))
         self._drop(node)
-        self._left_until[node] = now + self._limits.lease_seconds
+        self._hosts[node].left_until = now + self._limits.lease_seconds
 
     # -- what is due
 
     def advance(self, now: float) -> list[Notice | Regrouped]:
         """Do what is due; return what is to be shown of what has happened."""
-        self._end_stopped(now)
-        self._sweep_again(now)
-        self._reclaim(now)
-        self._start_newcomers(now)
-        self._give_up_late(now)
+        for host in self._run.hosts:
+            self._end_stopped(host, now)
+            self._recover(host, now)
+        if not self._membership.is_finishing:
+            self._start_lost_ranks(now)
+            self._start_reserve(now)
+        limit = self._limits.rendezvous_seconds
+        for node, record in self._hosts.items():
+            if record.starting_since is not None and now - record.starting_since > limit:
+                self._fail_host(Hang(node, None, f"not ready to join after {limit:g} s"), now)
         if (group := self._membership.next_generation(now)) is not None:
             self._announce(group, now)
         self._note_formed(now)
@@ -262,78 +278,69 @@ class Regrouping:
         news, self._news = self._news, []
         return news
 
-    def _end_stopped(self, now: float) -> None:
-        """End ranks that have been stopped by a signal for as long as a host may be silent."""
-        for host in self._run.hosts:
-            is_late = now - host.frozen_since > self._limits.lease_seconds
-            if host.over or not host.frozen or not is_late:
-                continue
-            ranks = {f"rank {rank.rank}": rank.rank for rank in self._run.ranks_of(host.plan.node)}
-            if not all(name in ranks for name in host.frozen):  # torchrun, or a shim
-                names = " and ".join(host.frozen)
-                self._fail_host(Hang(host.plan.node, None, f"{names} stopped by a signal"), now)
-                continue
-            for number in {ranks[name] for name in host.frozen} - self._killed:
-                self._killed.add(number)
-                local = number - host.plan.first_rank
-                self._agents.of(host.plan.node).send(kill_order(local))
-
-    def _sweep_again(self, now: float) -> None:
-        """Try again to clean up hosts that could not be reached."""
-        for node in [node for node, at in self._sweep_at.items() if now > at]:
-            del self._sweep_at[node]
-            if node in self._dropped:
-                self._agents.clean_up(node)
-
-    def _reclaim(self, now: float) -> None:
-        """Put lost hosts on which nothing is left into the reserve, once they may start again."""
-        for node in [*self._dropped]:
-            host = self._run.host(node)
-            has_ended = (host.closed or host.swept) and self._agents.has_ended(node)
-            waits = (self._left_until, self._retry_at)
-            may_return = all(now >= until.get(node, 0.0) for until in waits)
-            if has_ended and host.end_state == "clean" and may_return:
-                self._dropped.remove(node)
-                self._reserve.append(node)
-
-    def _start_newcomers(self, now: float) -> None:
-        """Start lost ranks again, and hosts of the reserve for those that are missing."""
-        membership = self._membership
-        if membership.is_finishing:
+    def _end_stopped(self, host: HostState, now: float) -> None:
+        """End what has been stopped by a signal for as long as a host may be silent."""
+        is_late = now - host.frozen_since > self._limits.lease_seconds
+        if host.over or not host.frozen or not is_late:
             return
+        ranks = {f"rank {rank.rank}": rank.rank for rank in self._run.ranks_of(host.plan.node)}
+        if not all(name in ranks for name in host.frozen):  # torchrun, or a shim
+            names = " and ".join(host.frozen)
+            self._fail_host(Hang(host.plan.node, None, f"{names} stopped by a signal"), now)
+            return
+        for number in {ranks[name] for name in host.frozen} - self._killed:
+            self._killed.add(number)
+            self._agents.of(host.plan.node).send(kill_order(number - host.plan.first_rank))
+
+    def _recover(self, host: HostState, now: float) -> None:
+        """Put a lost host into the reserve, once nothing is left there and it may start again."""
+        node, record = host.plan.node, self._hosts[host.plan.node]
+        if not record.is_dropped:
+            return
+        if record.sweep_at is not None and now > record.sweep_at:
+            record.sweep_at = None
+            self._agents.clean_up(node)
+        has_ended = (host.closed or host.swept) and self._agents.has_ended(node)
+        may_start = now >= max(record.retry_at, record.left_until or 0.0)
+        if has_ended and host.end_state == "clean" and may_start:
+            record.is_dropped = False
+            self._reserve.append(node)
+
+    def _start_lost_ranks(self, now: float) -> None:
         for number in [number for number, at in self._again_at.items() if now > at]:
-            if not membership.is_newcomer(number):  # the group without it is not announced yet
+            if not self._membership.is_newcomer(number):  # the group without it is not announced
                 continue
             del self._again_at[number]
             self._killed.discard(number)
             node = self._run.rank(number).node
             self._run.renew_rank(number)
-            membership.expect({number: node})
-            self._starting.setdefault(node, now)
+            self._membership.expect({number: node})
+            record = self._hosts[node]
+            record.starting_since = now if record.starting_since is None else record.starting_since
             first = self._run.plan.host(node).first_rank
             self._agents.of(node).send(again_order(number - first))
+
+    def _start_reserve(self, now: float) -> None:
+        """Start hosts of the reserve in place of those that are missing."""
+
+        def lives(node: int) -> bool:
+            waits = any(number in self._again_at for number in self._ranks_of(node))
+            return waits or self._is_in_use(node)
+
         nodes = [host.plan.node for host in self._run.hosts]
-        while self._reserve and sum(map(self._lives, nodes)) < self._host_count:
-            self._start_host(self._reserve.pop(0), now)
-
-    def _start_host(self, node: int, now: float) -> None:
-        """Start an agent and all ranks on a host of the reserve."""
-        self._run.renew(node, now)
-        self._killed -= self._ranks_of(node).keys()
-        self._membership.expect(self._ranks_of(node))
-        self._starting[node] = now
-        self._agents.start_again(node)
-        if node not in self._left_until:  # each try would be news otherwise
-            name = self._run.plan.host(node).name
-            new = ", new in the host file," if node in self._added else ""
-            self._news.append(Notice(f"{name}{new} starts, and will join"))
-            self._added.discard(node)
-
-    def _give_up_late(self, now: float) -> None:
-        """Give up hosts whose ranks do not get ready to join."""
-        limit = self._limits.rendezvous_seconds
-        for node in [node for node, since in self._starting.items() if now - since > limit]:
-            self._fail_host(Hang(node, None, f"not ready to join after {limit:g} s"), now)
+        while self._reserve and sum(map(lives, nodes)) < self._host_count:
+            node = self._reserve.pop(0)
+            ranks, record = self._ranks_of(node), self._hosts[node]
+            self._run.renew(node, now)
+            self._killed -= ranks.keys()
+            self._membership.expect(ranks)
+            record.starting_since = now
+            self._agents.start_again(node)
+            if record.left_until is None:  # each try to have it again would be news otherwise
+                new = ", new in the host file," if record.is_new else ""
+                name = self._run.plan.host(node).name
+                self._news.append(Notice(f"{name}{new} starts, and will join"))
+                record.is_new = False
 
     def _fail_host(self, failure: Hang, now: float) -> None:
         """Give up a host, and end the run if it cannot go on without it."""
@@ -343,7 +350,6 @@ class Regrouping:
     # -- groups
 
     def _announce(self, group: RankGroup, now: float) -> None:
-        """Order a generation, and write it down."""
         run = self._run
         nodes = list(dict.fromkeys(run.rank(number).node for number in group.members))
         order = regroup_order(
@@ -361,24 +367,21 @@ class Regrouping:
         self._retries.join(group.members, self._step)
         joined = [number for number in group.members if number not in self._members]
         for number in joined:
-            self._starting.pop(run.rank(number).node, None)
-            self._left_until.pop(run.rank(number).node, None)
-        names = self._named(joined) if run.generations else []
+            record = self._hosts[run.rank(number).node]
+            record.starting_since = record.left_until = None
         self._members = group.members
-        seconds = round(now - run.started_at, 3)
-        record = Generation(
+        generation = Generation(
             group.generation,
             len(group.members),
             len(nodes),
-            seconds,
-            tuple(self._lost),
-            tuple(names),
+            seconds=round(now - run.started_at, 3),
+            lost=tuple(self._lost),
+            joined=tuple(self._named(joined) if run.generations else ()),
         )
-        self._regrouped(record, now)
+        self._regrouped(generation, now)
         self._lost = []
 
     def _regrouped(self, generation: Generation, now: float) -> None:
-        """Write down the newest generation, of which the first member reports for all."""
         leader = self._members[0]
         event = Regrouped(self._run.rank(leader).node, leader, generation)
         self._run.take(event, now)
@@ -410,20 +413,15 @@ class Regrouping:
 
     @property
     def _step(self) -> int:
-        """Return the furthest step that a rank has reported."""
-        return max(rank.step for rank in self._run.ranks)
-
-    def _lives(self, node: int) -> bool:
-        """Return whether a rank of a host trains, starts, or is about to start again."""
-        waits = any(number in self._again_at for number in self._ranks_of(node))
-        return waits or self._is_in_use(node)
+        return max(rank.step for rank in self._run.ranks)  # most report only every few steps
 
     def _is_in_use(self, node: int) -> bool:
-        states = {number: member.state for number, member in self._membership.members.items()}
-        return any(states.get(number, "lost") != "lost" for number in self._ranks_of(node))
+        """Return whether a rank of a host trains, or is about to."""
+        members = self._membership.members
+        ranks = self._ranks_of(node)
+        return any(number in members and members[number].state != "lost" for number in ranks)
 
     def _named(self, ranks: Iterable[int]) -> list[str]:
-        """Return ranks for people, host by host."""
         by_node: dict[int, list[int]] = {}
         for number in ranks:
             by_node.setdefault(self._run.rank(number).node, []).append(number)

@@ -1,4 +1,4 @@
-"""The root cause of a failed run.
+"""The failures of a run, in order of arrival, and which of them is its root cause.
 
 When one rank fails, others fail within a second because their connections break, and then the
 launcher ends the rest. The root cause is therefore the first failure to arrive whose log does not
@@ -17,13 +17,17 @@ from launcher.errors import HostLost, PreflightRefused
 from launcher.run.events import (
     AskedToStop,
     Broken,
+    Closed,
+    Event,
     Lost,
     PeerFailed,
     RankEnded,
     Stopping,
     TorchrunEnded,
 )
+from launcher.run.state import RankState, RunState
 from launcher.supervision.hangs import Hang
+from rackrun.contract import phases
 from rackrun.light_dataclass import dataclass
 
 Failure: TypeAlias = (
@@ -32,12 +36,13 @@ Failure: TypeAlias = (
 Tail: TypeAlias = Callable[[int, int | None, str], str]
 """Returns the end of the log of (node, rank or torchrun, stream)."""
 
+LOST = HostLost.exit_code
+_REFUSED = PreflightRefused.exit_code
+
 _RETRY = "type the same command again"
 _NO_MEMORY = "the host is out of memory"
 _LESS_MEMORY = "a smaller --batch-size or fewer loader workers may fit"
 _MESSAGE_LETTERS = 1000  # of an exception: the log has all of it
-LOST = HostLost.exit_code
-_REFUSED = PreflightRefused.exit_code
 
 _CONNECTION_ERROR = re.compile(
     r"Connection (reset|closed|was closed|refused|timed out)|Broken pipe|Socket closed"
@@ -64,6 +69,85 @@ class Cause:
     """As the rank printed it; empty when it printed none."""
 
 
+class FailureLog:
+    """Collects failures, separately before and after the order to end the run."""
+
+    def __init__(self, run: RunState, tail: Tail) -> None:
+        """Store `tail`, which reads the end of a log, where the reason for a failure is."""
+        self._run = run
+        self._tail = tail
+        self._before: list[Failure] = []
+        self._after: list[Failure] = []
+
+    def __bool__(self) -> bool:
+        """Return whether the run has failed."""
+        return bool(self._before)
+
+    def add(self, failure: Failure, after_end: bool) -> None:
+        """Add a failure; `after_end`: the ranks had already been ordered to end."""
+        (self._after if after_end else self._before).append(failure)
+
+    def take(self, event: Event, after_end: bool) -> None:
+        """Add the failure in an event, if there is one; a clean exit is not a failure."""
+        match event:
+            case RankEnded(exit_code=0):
+                pass
+            case TorchrunEnded() if all(rank.ended for rank in self._run.ranks_of(event.node)):
+                pass  # its exit code only repeats how its ranks have ended
+            case Lost() | Stopping() | TorchrunEnded() | AskedToStop() | RankEnded():
+                self.add(event, after_end)
+            case Closed() if not after_end:
+                # An agent may end for a failure on its host; without one it has no reason to.
+                is_explained = any(
+                    not isinstance(failure, PeerFailed) and failure.node == event.node
+                    for failure in self._before
+                )
+                runs = any(rank.ended is None for rank in self._run.ranks_of(event.node))
+                if runs and not is_explained:
+                    self.add(Lost(event.node, "its agent ended before its ranks did"), after_end)
+
+    def root_cause(self) -> Cause:
+        """Return the root cause; there must be a failure.
+
+        A rank that waited for another one, or lost it, may have been left by one that had ended
+        well and too early: that is added.
+        """
+        failure = find_root_failure(self._before, self._after, self._tail)
+        cause = cause_of(failure, self._tail)
+        if not isinstance(failure, Hang) and not is_secondary(failure, self._tail):
+            return cause
+        return replace(cause, text=f"{cause.text}{self._early_leavers()}")
+
+    def _early_leavers(self) -> str:
+        """Return which ranks had ended with 0 before the run was done, as the end of a sentence."""
+
+        def steps_of(rank: RankState) -> int:
+            steps = rank.fields.get("steps")
+            return max(rank.step, steps if isinstance(steps, int) else 0)
+
+        furthest = max(map(steps_of, self._run.ranks))
+        left = [
+            rank
+            for rank in self._run.ranks
+            if rank.ended and not rank.ended.exit_code and rank.phase != phases.DONE
+            if rank.step < furthest or not rank.step
+        ]
+        if not left or len(left) == len(self._run.ranks):
+            return ""
+        first = left[0]
+        host = self._run.plan.host(first.node).name
+        more = f", and {len(left) - 1} more ranks with 0" if len(left) > 1 else ""
+        at = f" at step {first.step}" if first.phase else ""
+        return f"; rank {first.rank} on {host} had ended with 0{at}{more}"
+
+    @property
+    def is_secondary(self) -> bool:
+        """Return whether all failures here probably follow from one on another node."""
+        return all(is_secondary(failure, self._tail) for failure in self._before) and not any(
+            is_independent(failure, self._tail) for failure in self._after
+        )
+
+
 def find_root_failure(before: Sequence[Failure], after: Sequence[Failure], tail: Tail) -> Failure:
     """Return the first failure that no other one explains; both lists are in order of arrival.
 
@@ -72,8 +156,11 @@ def find_root_failure(before: Sequence[Failure], after: Sequence[Failure], tail:
     """
     # "Connection reset" in the first log to arrive says only that another rank was faster to die.
     primary = [failure for failure in before if not is_secondary(failure, tail)]
-    late = [_without_signal(failure) for failure in after if is_independent(failure, tail)]
-    return (primary or late or list(before))[0]
+    late = [failure for failure in after if is_independent(failure, tail)]
+    root = (primary or late or list(before))[0]
+    if not primary and late and isinstance(root, RankEnded) and root.signal and root.ordered:
+        return replace(root, code=1, signal=0)  # as it would have ended without our signals
+    return root
 
 
 def is_secondary(failure: Failure, tail: Tail) -> bool:
@@ -111,23 +198,11 @@ def as_raised(ended: RankEnded, tail: str) -> RankEnded:
     Then only "terminate called without an active exception" follows the traceback, and the rank
     dies of SIGABRT (pytorch/pytorch#190489).
     """
-    raised, aborted = tail.rfind(_exception_of(tail)), tail.rfind(_TERMINATED)
-    if ended.signal == signal.SIGABRT and _exception_of(tail) and aborted > raised:
+    exception = _exception_of(tail)
+    is_aborted = tail.rfind(_TERMINATED) > tail.rfind(exception)
+    if ended.signal == signal.SIGABRT and exception and is_aborted:
         return replace(ended, code=1, signal=0)
     return ended
-
-
-def _without_signal(failure: Failure) -> Failure:
-    """Return a late failure as it would have ended without our signals: with code 1."""
-    if isinstance(failure, RankEnded) and failure.signal and failure.ordered:
-        return replace(failure, code=1, signal=0)
-    return failure
-
-
-def _blames_connection(tail: str) -> bool:
-    """Return whether the last exception of a log is about a connection to another rank."""
-    exception = _exception_of(tail)
-    return bool(exception and _CONNECTION_ERROR.search(tail, tail.rfind(exception)))
 
 
 def cause_of(failure: Failure, tail: Tail) -> Cause:
@@ -140,7 +215,7 @@ def cause_of(failure: Failure, tail: Tail) -> Cause:
         case Broken():
             return Cause(failure.error, LOST, failure.node, failure.rank, advice=_RETRY)
         case AskedToStop():
-            name = _signal_name(failure.signal)
+            name = signal_name(failure.signal)
             return Cause(f"torchrun passed on a {name}", LOST, failure.node, advice=_RETRY)
         case Lost():
             advice = _RETRY if failure.exit_code == LOST else ""
@@ -154,15 +229,17 @@ def cause_of(failure: Failure, tail: Tail) -> Cause:
 
 
 def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
-    """Return why a rank failed, from its exit and the end of its log."""
     ended = as_raised(ended, tail)
     cause = Cause("", ended.exit_code, ended.node, ended.rank)
-    if ended.signal == signal.SIGKILL:
-        return _killed(cause, ended.oom)
+    if ended.signal == signal.SIGKILL:  # leaves nothing in the log; the kernel counts OOM kills
+        if ended.oom:
+            return replace(cause, text=f"killed by SIGKILL: {_NO_MEMORY}", advice=_LESS_MEMORY)
+        return replace(cause, text="killed by SIGKILL", advice="out of memory? see the kernel log")
     if ended.signal:
-        return _crashed(cause, _signal_name(ended.signal), tail)
+        place = _location_of(_stack_of(tail))
+        return replace(cause, text=f"killed by {signal_name(ended.signal)}{place}")
     exception = _exception_of(tail)
-    if ended.code == 127 and "rackrun: cannot start" in tail:
+    if ended.code == 127 and "rackrun: cannot start" in tail:  # the shim found no such program
         return replace(cause, text=_last_line(tail).removeprefix("rackrun: "))
     if not exception:
         only = _last_line(tail) if len(tail.splitlines()) == 1 else ""
@@ -171,40 +248,46 @@ def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
     return replace(cause, text=_cut(exception), advice=advice, traceback=_cut_traceback_of(tail))
 
 
-def _killed(cause: Cause, oom: bool) -> Cause:
-    """Return the cause of a SIGKILL, which leaves no log, from the kernel's count of OOM kills."""
-    if oom:
-        return replace(cause, text=f"killed by SIGKILL: {_NO_MEMORY}", advice=_LESS_MEMORY)
-    return replace(cause, text="killed by SIGKILL", advice="out of memory? see the kernel log")
-
-
-def _crashed(cause: Cause, name: str, tail: str) -> Cause:
-    """Return the cause of a fatal signal, with the place that Python's fault handler wrote."""
-    return replace(cause, text=f"killed by {name}{_location_of(_stack_of(tail))}")
+def _cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
+    cause = Cause("", LOST, ended.node, advice=_RETRY)
+    if ended.signal:
+        text = f"torchrun was killed by {signal_name(ended.signal)}"
+        if ended.oom:
+            return replace(cause, text=f"{text}: {_NO_MEMORY}", advice=_LESS_MEMORY)
+        return replace(cause, text=text)
+    reason = _exception_of(tail) or _last_line(tail) or f"exit code {ended.code}"
+    text = f"torchrun ended: {_cut(reason)}"
+    return Cause(text, _REFUSED, ended.node, traceback=_cut_traceback_of(tail))
 
 
 def _cause_of_hang(hang: Hang, tail: Tail) -> Cause:
-    """Return the rank that hangs, and where: the first whose stack is not in a collective.
-
-    The steps of the ranks are a weaker hint, because most ranks do not report every step.
-    """
     cause = Cause(hang.text, LOST, hang.node, hang.rank, advice=_RETRY)
     if not hang.suspects:
         return cause
-    tails = [tail(one.node, one.rank, "err") for one in hang.suspects]
+    tails = [tail(suspect.node, suspect.rank, "err") for suspect in hang.suspects]
     stacks = [_stack_of(text) for text in tails]
-    idle = [
+    waits = [
         _is_in_a_collective(stack) if stack else _blames_connection(text)
         for stack, text in zip(stacks, tails, strict=True)
     ]
     # Those in a collective wait for the one that is not: it has not come, and holds them all up.
-    named = idle.index(False) if False in idle else 0
-    one, stack = hang.suspects[named], stacks[named]
-    text = f"{one.text},{_location_of(stack)}" if stack else one.text
-    alike = len(set(idle)) == 1 and len({suspect.step for suspect in hang.suspects}) == 1
-    if alike and len(idle) > 1:
-        text += f", like all {len(idle)} ranks that run: look at their stacks, and at the network"
-    return replace(cause, text=text, node=one.node, rank=one.rank, traceback=stack)
+    # The steps, by which suspects are ordered, show less: most ranks do not report every step.
+    culprit = waits.index(False) if False in waits else 0
+    suspect, stack = hang.suspects[culprit], stacks[culprit]
+    text = f"{suspect.text},{_location_of(stack)}" if stack else suspect.text
+    alike = len(set(waits)) == 1 and len({suspect.step for suspect in hang.suspects}) == 1
+    if alike and len(waits) > 1:
+        text += f", like all {len(waits)} ranks that run: look at their stacks, and at the network"
+    return replace(cause, text=text, node=suspect.node, rank=suspect.rank, traceback=stack)
+
+
+# -- what a log says
+
+
+def _blames_connection(tail: str) -> bool:
+    """Return whether the last exception of a log is about a connection to another rank."""
+    exception = _exception_of(tail)
+    return bool(exception and _CONNECTION_ERROR.search(tail, tail.rfind(exception)))
 
 
 def _is_in_a_collective(stack: str) -> bool:
@@ -220,39 +303,16 @@ def _stack_of(tail: str) -> str:
     return str(matches[-1]).rstrip() if matches else ""
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have only numbers
-        return f"signal {number}"
-
-
 def _location_of(stack: str) -> str:
     """Return the innermost line of a stack, as the end of a sentence."""
     where = re.search(r'  File "(.+)", line (\d+) in (\S+)', stack)
     return f" at {where[1]}:{where[2]} in {where[3]}" if where else ""
 
 
-def _cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
-    """Return why torchrun ended before its ranks, or never started any."""
-    cause = Cause("", LOST, ended.node, advice=_RETRY)
-    if ended.signal:
-        text = f"torchrun was killed by {_signal_name(ended.signal)}"
-        if ended.oom:
-            return replace(cause, text=f"{text}: {_NO_MEMORY}", advice=_LESS_MEMORY)
-        return replace(cause, text=text)
-    reason = _exception_of(tail) or _last_line(tail) or f"exit code {ended.code}"
-    text = f"torchrun ended: {_cut(reason)}"
-    return Cause(text, _REFUSED, ended.node, traceback=_cut_traceback_of(tail))
-
-
 def _exception_of(tail: str) -> str:
-    """Return the last error line of a log: that of an exception, or one with `error:`; or "".
-
-    Below the traceback of an exception in the user's code, `error:` has its place as well.
-    """
-    trace = _traceback_of(tail)
-    if trace:
+    """Return the last error line of a log: that of an exception, or one with `error:`; or ""."""
+    if trace := _traceback_of(tail):
+        # An error in the user's code is followed by our own line with the place in that code.
         if placed := _PLACED_ERROR.findall(tail, tail.rfind(_TRACEBACK)):
             return str(placed[-1])
         return next(line for line in reversed(trace.splitlines()) if not line.startswith(" "))
@@ -270,7 +330,6 @@ def _traceback_of(tail: str) -> str:
 
 
 def _cut_traceback_of(tail: str) -> str:
-    """Return the last traceback in a log, with as much of its message as a person reads; or ""."""
     return "\n".join(map(_cut, _traceback_of(tail).splitlines()))
 
 
@@ -282,3 +341,11 @@ def _cut(line: str) -> str:
 def _last_line(tail: str) -> str:
     lines = [line for line in tail.splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""
+
+
+def signal_name(number: int) -> str:
+    """Return SIGTERM for 15; real-time signals have only numbers."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -12,8 +12,9 @@ from __future__ import annotations
 import queue
 import signal
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from launcher.output.console import Display, ranges
 from launcher.output.log_files import LogFiles
@@ -24,6 +25,7 @@ from launcher.run.events import (
     Event,
     Lost,
     Output,
+    PeerEvent,
     PeerFailed,
     PeerHangLimit,
     PeerStops,
@@ -33,15 +35,15 @@ from launcher.run.job import Job
 from launcher.run.result import Result
 from launcher.run.state import RunState
 from launcher.supervision.agents import AddedHost, AgentGroup, SilenceDetector
-from launcher.supervision.failures import FailureLog
-from launcher.supervision.hangs import Hang, HangDetector, find_unprotected
+from launcher.supervision.hangs import Hang, HangDetector, find_unprotected, longest_hang_limit
 from launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
+from launcher.supervision.root_cause import Cause, FailureLog
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
 from launcher.supervision.signals import GIVE_WAY, TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
-    from launcher.supervision.peers import Peers, PeerUpdates
+    from launcher.supervision.peers import Peers
     from launcher.supervision.regrouping import Regrouping
 
 _TURN_SECONDS = 0.1
@@ -51,13 +53,6 @@ _STACK_SECONDS = 5.0  # for ranks that hang to write their stacks
 _PAUSE_SECONDS = 2.0  # between two turns: beyond that, the launcher itself was suspended
 _REPEAT_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
 HOW_TO_REPORT = "call report() of rackrun after each step, see docs/howto/own-script.md"
-
-
-class HostSource(Protocol):
-    """Where an elastic run gets more hosts from."""
-
-    def take(self) -> list[AddedHost | str]:
-        """Return what was found since the last time: hosts, and lines about other ones."""
 
 
 class Supervisor:
@@ -72,12 +67,13 @@ class Supervisor:
         peers: Peers | None,
         alerts: EventCommand,
         signals: SignalQueue,
-        host_source: HostSource | None = None,
+        added_hosts: Callable[[], Iterable[AddedHost | str]] = tuple,
     ) -> None:
-        """Store the peers that supervise the other hosts, if the run has hosts elsewhere.
+        """Start nothing yet.
 
-        `signals` has those of this process, as long as it is installed. `host_source` has hosts
-        that an elastic run is to get.
+        `peers` supervise the other hosts, if the run has hosts elsewhere. `signals` has those of
+        this process, as long as it is installed. `added_hosts` returns what an elastic run has got
+        since the last call: hosts, and lines about those that it could not get.
         """
         self.alerts = alerts
         self.job = job
@@ -88,11 +84,7 @@ class Supervisor:
         self.now = time.monotonic()
         self.run = RunState(agents.plan, self.now)
         self.failures = FailureLog(self.run, log_files.tail)
-        self.peers: PeerUpdates | None = None
-        if peers is not None:
-            from launcher.supervision.peers import PeerUpdates  # most runs have one launcher
-
-            self.peers = PeerUpdates(peers, self.run, self.failures)
+        self.peers = peers
         self.shutdown = Shutdown(self.run, agents, self.limits)
         self.silence = SilenceDetector(self.run, agents, self.limits)
         self.hangs = HangDetector(self.run, agents, self.limits)
@@ -102,7 +94,7 @@ class Supervisor:
 
             self.regrouping = Regrouping(job, self.run, agents, self.failures, log_files.tail)
         self.signals = signals
-        self.host_source = host_source
+        self.added_hosts = added_hosts
         self.interrupted = 0
         """The first signal that asked for the end."""
         self.interrupted_at = 0.0
@@ -121,7 +113,7 @@ class Supervisor:
             while not self.shutdown.is_complete(self.now):
                 self._turn()
             # Our failure may only follow from another node's, whose report is on its way.
-            while self.peers and self.peers.may_explain(self.now):
+            while self.peers and self.peers.may_explain(self.failures, self.now):
                 self._turn()
             self.agents.join(self.run.hosts, LAST_EVENT_SECONDS)
         cause = final_cause(self.run, self.failures, self.interrupted)
@@ -130,26 +122,33 @@ class Supervisor:
         )
 
     def _turn(self) -> None:
-        """Handle the events of a turn: record, decide, draw."""
+        """Record the events of a moment, decide what follows from them, and draw."""
         for event in self._arrivals():
             self._take(event)  # before anything is decided: it may explain why a host is silent
         if refusal := self.log_files.write():
             self.display.note(refusal)
         for problem in self.alerts.problems():
             self.display.note(problem)
-        self._advance_clock()
+        before, self.now = self.now, time.monotonic()
+        if self.now - before > _PAUSE_SECONDS:
+            # After a closed laptop lid or a SIGSTOP of ours, all hosts would seem silent.
+            self.run.forgive(self.now - before)
         self._handle_signals()
         for lost in self.silence.lost(self.now, self.shutdown.deadline):
             self._take(lost)
-        self._take_in_hosts()
-        self._regroup()
+        if self.regrouping and not self.shutdown.ordered:
+            self._take_in_hosts(self.regrouping)
+            self._regroup(self.regrouping)
         self._report_straggler()
         self._report_unprotected()
         if not self.shutdown.ordered:
-            self._evaluate()
+            self._end_if_due()
         elif self.failures and self.peers:
-            self.peers.send_failure(self.now)  # the root cause may have come to light only now
+            # The root cause may have come to light only now.
+            self.peers.send_failure(self.failures, self.now)
         self.display.draw(self.run, self.now)
+
+    # -- events
 
     def _arrivals(self) -> list[Event]:
         """Return the events of a moment, after a wait of a tenth of a second at most."""
@@ -165,16 +164,9 @@ class Supervisor:
     def _take(self, event: Event) -> None:
         """Log, remember and show one event."""
         match event:
-            case PeerFailed():
-                self.failures.add(event, self.shutdown.ordered)
-                return
-            case PeerStops():
-                self.signals.add(event.signal)
-                return
-            case PeerHangLimit():
-                assert self.peers is not None  # who else would send it
-                self.peers.take(event)
-                return
+            case PeerFailed() | PeerStops() | PeerHangLimit():
+                self._take_from_peer(event)
+                return  # it is about no host of ours
             case Awaited() if not self.shutdown.ordered:
                 self._give_way(event)
             case Lost() if self.run.host(event.node).over:
@@ -182,30 +174,33 @@ class Supervisor:
             case Output():
                 self.log_files.record(event)
         self.run.take(event, self.now)
-        if self._is_news(event):
+        # A host that a polite run has left is tried again and again: its refusals are no news.
+        is_news = self.regrouping is None or not self.regrouping.is_still_left(event)
+        if is_news:
             self.display.show(event)
-        if not self._goes_on_after(event):
+        goes_on = (
+            self.regrouping is not None
+            and not self.shutdown.ordered
+            and self.regrouping.take(event, self.now)
+        )
+        if not goes_on:
             self.failures.take(event, self.shutdown.ordered)
         if isinstance(event, Lost):
-            self._clean_up_after(event)
+            if is_news:
+                self._alert("lost", event.reason, event.node)
+            # An agent that had started nothing needs no second one to clean up after it.
+            if swept := self.agents.clean_up(event.node):
+                self.run.take(swept, self.now)
 
-    def _is_news(self, event: Event) -> bool:
-        """Return False for a refusal by a host that a polite run has left to others."""
-        return self.regrouping is None or not self.regrouping.is_still_left(event)
-
-    def _clean_up_after(self, lost: Lost) -> None:
-        """End what is left on a host."""
-        if self._is_news(lost):
-            self._alert("lost", lost.reason, lost.node)
-        # An agent that had started nothing needs no second one to clean up after it.
-        if swept := self.agents.clean_up(lost.node):
-            self.run.take(swept, self.now)
-
-    def _goes_on_after(self, event: Event) -> bool:
-        """Return whether an elastic run goes on, although another would end by this event."""
-        if self.regrouping is None or self.shutdown.ordered:
-            return False
-        return self.regrouping.take(event, self.now)
+    def _take_from_peer(self, event: PeerEvent) -> None:
+        match event:
+            case PeerFailed():
+                self.failures.add(event, self.shutdown.ordered)
+            case PeerStops():
+                self.signals.add(event.signal)
+            case PeerHangLimit():
+                assert self.peers is not None  # who else would send it
+                self.peers.take_hang_limit(event)
 
     def _give_way(self, event: Awaited) -> None:
         """Leave the host, if the run is elastic; else stop it, and have its launch queue again."""
@@ -215,22 +210,17 @@ class Supervisor:
         self.display.note(f"{host}: {one_line(event.user)} waits for it")
         self.signals.add(GIVE_WAY)
 
-    def _advance_clock(self) -> None:
-        """Set the time of this turn, without the time for which the launcher was suspended.
-
-        Otherwise all hosts would seem silent after a closed laptop lid or a SIGSTOP.
-        """
-        before, self.now = self.now, time.monotonic()
-        if self.now - before > _PAUSE_SECONDS:
-            self.run.forgive(self.now - before)
+    # -- decisions
 
     def _handle_signals(self) -> None:
         """Let the ranks save and end at the first signal; end them at once at the next one."""
-        # As any command would end in `| head`: the output has no reader, but ranks may save.
-        if self.display.closed and not self.shutdown.ordered:
-            self.signals.add(signal.SIGPIPE)
-        if self._is_out_of_time and not self.shutdown.ordered:
-            self.signals.add(TIME_LIMIT)
+        limit = self.job.template.time_limit_seconds
+        if not self.shutdown.ordered:
+            # As any command would end in `| head`: the output has no reader, but ranks may save.
+            if self.display.closed:
+                self.signals.add(signal.SIGPIPE)
+            if 0 < limit < self.now - self.run.started_at:
+                self.signals.add(TIME_LIMIT)
         for number in self.signals.take():
             if number == signal.SIGTSTP:
                 self.display.note("Ctrl-Z ignored: hosts would end the run when heartbeats stop")
@@ -239,35 +229,33 @@ class Supervisor:
                 if self.peers:
                     self.peers.send_stop(number)
                 self.display.note(stopping_line(number))
-                self._stop(signal.SIGTERM, self.limits.checkpoint_seconds)
+                self.shutdown.order(signal.SIGTERM, self.limits.checkpoint_seconds, self.now)
             elif number == signal.SIGINT or self.now - self.interrupted_at > _REPEAT_SECONDS:
                 self.display.note("killing every process of the run")
                 self.shutdown.force(self.now)
 
-    @property
-    def _is_out_of_time(self) -> bool:
-        limit = self.job.template.time_limit_seconds
-        return 0 < limit < self.now - self.run.started_at
-
-    def _evaluate(self) -> None:
+    def _end_if_due(self) -> None:
         """Order the end of the run when it is done, has failed, or hangs."""
-        plan = self.run.plan
         if self.run.succeeded:
             # Every rank has ended well; what one has left behind gets no grace.
-            self._stop(signal.SIGKILL, 0)
+            self.shutdown.order(signal.SIGKILL, 0, self.now)
         elif self.failures:
-            self._fail(describe(self.failures.root_cause(), plan))
-            self._stop(signal.SIGTERM, self.limits.grace_seconds)
+            self._fail(self.failures.root_cause())
+            self.shutdown.order(signal.SIGTERM, self.limits.grace_seconds, self.now)
         elif hang := self._hang():
             self.failures.add(hang, after_end=False)
-            self._fail(describe(hang, plan))
+            self._fail(hang)
             # Python's fault handler writes the stacks at SIGABRT; the root cause is read from them.
-            self._stop(signal.SIGABRT, _STACK_SECONDS)
+            self.shutdown.order(signal.SIGABRT, _STACK_SECONDS, self.now)
 
     def _hang(self) -> Hang | None:
         """Return a hang; report a stall long before, and when it is over."""
-        others = self.peers.exchange_hang_limit(self.limits, self.now) if self.peers else 0.0
-        stall = self.hangs.stall(self.now, others)
+        others_limit = 0.0
+        if self.peers:
+            # Ranks here may wait for one of another node that saves, and the other way round.
+            self.peers.send_hang_limit(longest_hang_limit(self.run, self.limits, self.now))
+            others_limit = self.peers.hang_limit
+        stall = self.hangs.stall(self.now, others_limit)
         if stall and not self.stalled:
             hang, limit = stall
             text = f"{describe(hang, self.run.plan)}; at {limit:.0f} s the run ends"
@@ -278,39 +266,17 @@ class Supervisor:
         self.stalled = stall is not None
         return self.hangs.hang(self.now)
 
-    def _alert(
-        self, event: EventName, text: str, node: int | None, rank: int | None = None
-    ) -> None:
-        """Run the user's command for an event of this run."""
-        host = None if node is None else self.run.plan.host(node).name
-        self.alerts.send(event, self.job.folder.path, text, host, rank)
-
-    def _report_unprotected(self) -> None:
-        """Report, once, that hangs of ranks that have not reported yet are not detected."""
-        if self.unprotected:
-            return
-        silent = find_unprotected(self.run, self.limits, self.now)
-        if silent:
-            self.unprotected = True
-            whom = "" if len(silent) == len(self.run.ranks) else f" for rank {ranges(silent)}"
-            since = f"no report in {self.limits.hang_seconds:.0f} s"
-            self.display.note(f"no hang detection{whom}: {since}; {HOW_TO_REPORT}")
-
-    def _fail(self, text: str) -> None:
+    def _fail(self, cause: Cause | Hang) -> None:
         """Report a failure at once, as the end may take seconds to confirm."""
         if any(self.run.running):
-            self.display.note(f"{text}; stopping all ranks")
+            self.display.note(f"{describe(cause, self.run.plan)}; stopping all ranks")
         if self.peers:
-            self.peers.send_failure(self.now)
+            self.peers.send_failure(self.failures, self.now)
 
-    def _stop(self, signum: int, grace_seconds: float) -> None:
-        self.shutdown.order(signum, grace_seconds, self.now)
+    # -- elastic runs
 
-    def _take_in_hosts(self) -> None:
-        """Take hosts that were added into an elastic run."""
-        if self.host_source is None or self.regrouping is None or self.shutdown.ordered:
-            return
-        for added in self.host_source.take():
+    def _take_in_hosts(self, regrouping: Regrouping) -> None:
+        for added in self.added_hosts():
             if isinstance(added, str):
                 self.display.note(added)
                 continue
@@ -318,19 +284,26 @@ class Supervisor:
             self.run.add(added.plan, self.now)
             self.log_files.add(added.plan, self.run.plan)
             self.display.show(Added(added.plan.node, added.plan))
-            self.regrouping.add(added.plan.node)
+            regrouping.add(added.plan.node)
 
-    def _regroup(self) -> None:
-        """Replace the group of an elastic run where that is due, and show why."""
-        if self.regrouping is None or self.shutdown.ordered:
-            return
-        for news in self.regrouping.advance(self.now):
+    def _regroup(self, regrouping: Regrouping) -> None:
+        """Replace the group where that is due, and show why."""
+        for news in regrouping.advance(self.now):
             if isinstance(news, Regrouped):
                 self.display.show(news)
             else:
                 self.display.note(news.text)
                 if news.event:
                     self._alert(news.event, news.text, news.node, news.rank)
+
+    # -- what people should know
+
+    def _alert(
+        self, event: EventName, text: str, node: int | None, rank: int | None = None
+    ) -> None:
+        """Run the user's command for an event of this run."""
+        host = None if node is None else self.run.plan.host(node).name
+        self.alerts.send(event, self.job.folder.path, text, host, rank)
 
     def _report_straggler(self) -> None:
         """Report which rank delays the others, once for each rank and reason."""
@@ -342,3 +315,14 @@ class Supervisor:
             if host:
                 self.run.incidents.add(host.plan.name, "slow", slow.text)
             self.display.note(f"{who}{one_line(slow.text)}")
+
+    def _report_unprotected(self) -> None:
+        """Report, once, that hangs of ranks that have not reported yet are not detected."""
+        if self.unprotected:
+            return
+        silent = find_unprotected(self.run, self.limits, self.now)
+        if silent:
+            self.unprotected = True
+            whom = "" if len(silent) == len(self.run.ranks) else f" for rank {ranges(silent)}"
+            since = f"no report in {self.limits.hang_seconds:.0f} s"
+            self.display.note(f"no hang detection{whom}: {since}; {HOW_TO_REPORT}")

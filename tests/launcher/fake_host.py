@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from launcher.supervision.agent_client import drain
+from launcher.supervision.agents import drain
 from launcher.transport.local import LocalChannel, LocalTransport
 
 SAYS = """\

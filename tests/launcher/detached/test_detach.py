@@ -35,7 +35,7 @@ from launcher.remote.sockets import tls
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork
 from launcher.run.settings import HostOptions
-from launcher.supervision.agent_client import drain
+from launcher.supervision.agents import drain
 from launcher.transport.certificate import new_key
 from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.relay import RelayListener

@@ -18,7 +18,7 @@ from launcher.files import sync
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import WorkingTree, with_files
 from launcher.remote import service, transfer
-from launcher.supervision.agent_client import drain
+from launcher.supervision.agents import drain
 from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.rpc import RpcClient
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS

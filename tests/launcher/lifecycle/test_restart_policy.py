@@ -15,7 +15,7 @@ from launcher.preflight.facts import Requirements, gather_facts
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork
 from launcher.run.result import Result
-from launcher.supervision.agent_client import drain
+from launcher.supervision.agents import drain
 from launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab, children

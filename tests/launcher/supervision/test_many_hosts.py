@@ -14,8 +14,7 @@ from launcher.run.events import Joined, Opened
 from launcher.run.job import Command, Job, Limits
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.state import RunState
-from launcher.supervision.agent_client import EventQueue
-from launcher.supervision.agents import AgentGroup, SilenceDetector
+from launcher.supervision.agents import AgentGroup, EventQueue, SilenceDetector
 from launcher.transport.local import LocalTransport, SocketChannel
 from rackrun.run_folder import RunFolder
 

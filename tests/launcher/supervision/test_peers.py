@@ -4,6 +4,7 @@ import queue
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,15 @@ import pytest
 from launcher.rendezvous.connection import PeerConnection
 from launcher.rendezvous.gather import Agreement, Rendezvous
 from launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
-from launcher.supervision.agent_client import EventQueue
+from launcher.run.job import Command, Job
+from launcher.run.plan import PlannedHost, make_plan
+from launcher.run.state import RunState
+from launcher.supervision.agents import EventQueue
 from launcher.supervision.hangs import PHASE_HANG_FACTORS
+from launcher.supervision.outcome import final_cause, stopping_line
 from launcher.supervision.peers import LAUNCHER_GONE, NONSENSE, Peers
+from launcher.supervision.root_cause import FailureLog
+from rackrun.run_folder import RunFolder
 from rackrun.units import MOST_SECONDS
 
 NAMES = ("n0", "n1", "n2")
@@ -113,3 +120,17 @@ def test_node_0_speaks_for_all_but_not_for_us(stack: ExitStack) -> None:
     other = Node(2, stack)
     other.ends[0].close()
     assert other.inbox.get(timeout=20) == PeerFailed(0, LAUNCHER_GONE, 75, False, "n0")
+
+
+@pytest.mark.parametrize(("number", "name"), [(40, "signal 40"), (15, "SIGTERM")])
+def test_another_node_may_have_been_stopped_by_any_signal(number: int, name: str) -> None:
+    """Real-time signals have no name in Python: the number is shown, and no launcher fails."""
+    assert stopping_line(number) == f"stopping: {name}"
+    plan = make_plan(
+        Job(Command(("true",)), RunFolder(Path("/x"))),
+        [PlannedHost("a", "a", 1, "python", "/", "/x")],
+        1,
+    )
+    run = RunState(plan, 0.0)
+    cause = final_cause(run, FailureLog(run, lambda *source: ""), number)
+    assert (cause.text, cause.exit_code) == (f"stopped by {name}", 128 + number)
