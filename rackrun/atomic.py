@@ -29,7 +29,8 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     partial = partial_path(path)
     try:
         with translated_os_errors(path):
-            file = _create(partial, mode)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.fdopen(os.open(partial, flags, mode), "wb", buffering=BUFFER_BYTES)
         try:
             yield file
             with translated_os_errors(path):
@@ -86,11 +87,6 @@ def translated_os_errors(path: Path) -> Iterator[None]:
         room = _room(path) if error.errno in FULL else ""
         hint = "; name another folder" if error.errno in NO_PLACE else ""
         raise SaveError(f"{path}: cannot be written: {error.strerror}{room}{hint}") from error
-
-
-def _create(path: Path, mode: int) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, mode), "wb", buffering=BUFFER_BYTES)
 
 
 def _room(path: Path) -> str:

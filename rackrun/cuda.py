@@ -96,7 +96,6 @@ def _lock_here() -> str:
 
 
 def _fitting(capabilities: Collection[Capability]) -> list[Build]:
-    """Return the builds with code for all GPUs of a host."""
     return [
         build
         for build in BUILDS
@@ -111,7 +110,6 @@ def _for_driver(driver: str, builds: Sequence[Build]) -> list[Build]:
 
 
 def _install(driver: str, capabilities: Collection[Capability]) -> str:
-    """Return which build of torch to install for a driver and all GPUs of a host."""
     fit = _fitting(capabilities)
     if not fit:
         return "; no build of torch since 2.10 has code for all GPUs here"

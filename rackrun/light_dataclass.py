@@ -49,7 +49,6 @@ if not TYPE_CHECKING:
 
 @functools.cache
 def _fields(cls: Any, purpose: str) -> tuple[str, ...]:
-    """Return the names of the fields that take part in `repr` or `compare`."""
     return tuple(each.name for each in dataclasses.fields(cls) if getattr(each, purpose))
 
 

@@ -49,16 +49,14 @@ def bind_near(device: str, devices: Path = DEVICES) -> bool:
     core_count()  # of all cores: the rest is for the ranks of other GPUs
     try:
         allowed = os.sched_getaffinity(0)
-        near = allowed & _cores_in((devices / device / "local_cpulist").read_text())
+        spans = (devices / device / "local_cpulist").read_text().strip().split(",")
+        near = set()
+        for span in filter(None, spans):  # 0-15,32-47
+            low, _, high = span.partition("-")
+            near |= allowed & set(range(int(low), int(high or low) + 1))
         if not near or near == allowed:
             return False
         os.sched_setaffinity(0, near)
     except (OSError, ValueError, AttributeError):
         return False
     return True
-
-
-def _cores_in(text: str) -> set[int]:
-    """Return the cores in a list as the kernel writes it: 0-15,32-47."""
-    spans = [part.partition("-") for part in text.strip().split(",") if part]
-    return {core for low, _, high in spans for core in range(int(low), int(high or low) + 1)}

@@ -27,7 +27,12 @@ def report(phase: str = phases.TRAIN, **fields: Any) -> None:
     """
     if os.environ.get(variables.REPORTS):
         with suppress(Exception):  # whatever a script passes, its training goes on
-            _script_reporter().report(phase, {name: _kept(fields[name]) for name in fields})
+            # A tensor without the graph that led to it, which would fill the memory.
+            values = {
+                name: value.detach() if hasattr(value, "detach") else value
+                for name, value in fields.items()
+            }
+            _script_reporter().report(phase, values)
 
 
 class Reporter:
@@ -80,15 +85,9 @@ def rank_number() -> int:
 
 @cache
 def _script_reporter() -> Reporter:
-    """Return the reporter of this process, which sends its last values when the process ends."""
     reporter = Reporter(rank_number())
-    atexit.register(reporter.send_rest)
+    atexit.register(reporter.send_rest)  # its last values, which came too soon after others
     return reporter
-
-
-def _kept(value: Any) -> Any:
-    """Return what may be kept of a value: a tensor without the graph that led to it."""
-    return value.detach() if hasattr(value, "detach") else value
 
 
 def _number(value: Any) -> object:

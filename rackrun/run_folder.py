@@ -180,8 +180,9 @@ def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
     stem = folder_name(name)
     candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     try:
-        if _make_folder(runs, SHARED_MODE):
-            _keep_from_git(runs)
+        is_new = _make_folder(runs, SHARED_MODE)
+        if is_new and any((folder / ".git").exists() for folder in runs.resolve().parents):
+            (runs / ".gitignore").write_text("*\n")  # it lies in the user's working tree
         mode = SHARED_MODE if share else PRIVATE_MODE
         path = next(runs / name for name in candidates if _make_folder(runs / name, mode))
     except OSError as error:
@@ -220,9 +221,3 @@ def _make_folder(folder: Path, mode: int) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _keep_from_git(runs: Path) -> None:
-    """Make git ignore a folder that the launcher made in the user's working tree."""
-    if any((folder / ".git").exists() for folder in runs.resolve().parents):
-        (runs / ".gitignore").write_text("*\n")

@@ -26,9 +26,7 @@ def folder_and_version(location: str) -> tuple[str, int]:
     if not match:
         return location, 0
     folder, is_url = match[1], "://" in location
-    if (
-        is_url and "/" not in folder.partition("://")[2]
-    ):  # of a user's name, which URLs may not have
+    if is_url and "/" not in folder.partition("://")[2]:  # the @ follows a user's name
         return location, 0
     if not is_url and (Path(location) / MANIFEST_NAME).exists():  # a folder whose name ends so
         return location, 0
@@ -72,7 +70,6 @@ def why_no_splits(location: str, needed: Sequence[str], splits: Sequence[str]) -
 
 
 def _about_a_file(file: Path) -> str:
-    """Return what to do with a file in place of a folder."""
     if file.name == MANIFEST_NAME:
         return f"name the folder it is in: {file.parent}"
     if file.name.lower().endswith(ARCHIVES):
@@ -87,12 +84,9 @@ def _sample(folder: Path) -> Iterator[Path]:
     try:
         tops = list(itertools.islice(folder.iterdir(), MOST_NAMES))
         yield from tops
-        for below in (folder for top in tops if top.is_dir() for folder in _with_folders(top)):
-            yield from itertools.islice(below.iterdir(), MOST_NAMES)
+        for top in filter(Path.is_dir, tops):
+            folders = (path for path in top.iterdir() if path.is_dir())
+            for folder in (top, *itertools.islice(folders, 3)):  # train/cat/, as well as cat/
+                yield from itertools.islice(folder.iterdir(), MOST_NAMES)
     except OSError:
         return  # what cannot be listed will be named when it is read
-
-
-def _with_folders(folder: Path) -> list[Path]:
-    """Return a folder and the first folders in it: train/cat/, as well as cat/."""
-    return [folder, *itertools.islice((path for path in folder.iterdir() if path.is_dir()), 3)]

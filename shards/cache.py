@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -165,7 +166,8 @@ class CachedSource(Source):
 
     def is_right(self, shard: Shard, block: Block, data: Stored) -> bool:
         """Return True if every sample of a block matches the index; readers report the others."""
-        return self._match(shard, self.index(self._split_of(shard))[block.rows], block.start, data)
+        rows = self.index(self._split_of[shard.name])[block.rows]
+        return self._match(shard, rows, block.start, data)
 
     def _match(self, shard: Shard, rows: "np.ndarray", start: int, data: Stored) -> bool:
         """Return True if `data`, from byte `start` of a shard on, has the samples of these rows."""
@@ -178,14 +180,11 @@ class CachedSource(Source):
 
     def blocks_of(self, shard: Shard) -> list[Block]:
         """Return the blocks that a shard consists of, the end of the archive with the last one."""
-        if shard.name not in self._blocks:
-            self._blocks[shard.name] = self._cut(shard)
-        return self._blocks[shard.name]
-
-    def _cut(self, shard: Shard) -> list[Block]:
+        if shard.name in self._blocks:
+            return self._blocks[shard.name]
         import numpy as np
 
-        split = self._split_of(shard)
+        split = self._split_of[shard.name]
         number = [each.name for each in self.manifest.split(split).shards].index(shard.name)
         index = self.index(split)
         low, high = np.searchsorted(index["shard"], [number, number + 1]).tolist()
@@ -193,22 +192,18 @@ class CachedSource(Source):
         firsts = np.flatnonzero(np.diff(offsets // CELL_BYTES, prepend=np.uint64(2**63)))
         rows = [*(firsts + low).tolist(), high]
         starts = [*offsets[firsts].tolist(), shard.bytes]
-        return [
-            Block(starts[position], starts[position + 1], slice(rows[position], rows[position + 1]))
-            for position in range(len(firsts))
+        self._blocks[shard.name] = [
+            Block(start, end, slice(first, after))
+            for (start, end), (first, after) in zip(pairwise(starts), pairwise(rows), strict=True)
         ]
-
-    def _split_of(self, shard: Shard) -> str:
-        return self._splits[shard.name]
+        return self._blocks[shard.name]
 
     @cached_property
-    def _splits(self) -> dict[str, str]:
-        """The name of its split, by the name of a shard."""
+    def _split_of(self) -> dict[str, str]:  # by the name of a shard
         return {shard.name: split.name for split in self.manifest.splits for shard in split.shards}
 
 
 def _ahead(read: Callable[..., Stored], ranges: Iterable[Range]) -> Iterator[Stored]:
-    """Yield each range in turn, while threads read the next ones."""
     threads, waiting = ThreadPoolExecutor(_AHEAD), deque[Future[Stored]]()
     try:
         for byte_range in ranges:

@@ -30,8 +30,7 @@ class FolderSource(Source):
         self._folder = Path(folder_and_version(location)[0])
 
     @cached_property
-    def _tars(self) -> HttpSource | None:
-        """The server that has the tars, if they do not lie in the folder."""
+    def _tars(self) -> HttpSource | None:  # the server that has them, if the folder has not
         if not self.manifest.tars:
             return None
         from shards.http.source import HttpSource
@@ -102,7 +101,6 @@ def _blocks(descriptor: int, path: Path, most_bytes: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn an OSError from reading `path` into a DataError."""
     try:
         yield
     except OSError as error:

@@ -10,7 +10,6 @@ Tars of other programs can be adopted: they keep their names and bytes, and get 
 manifest (`python -m convert index`). Their samples may have additional members in any order.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -168,31 +167,20 @@ class Manifest:
         """Return the manifest in `text`; DataError names `where` and the first invalid field."""
         try:
             fields = parsed_json(text, LARGEST_MANIFEST)
-            version = fields.get("version") if isinstance(fields, dict) else None
-            if version is not None and version != VERSION:
-                raise Misshapen(f"version {str(version)[:20]!r}, and this program reads {VERSION}")
-            written: _Written = shaped(fields, _Written, "manifest")
-            _check(written)
-            return written.checked()
+            digest = None
+            if isinstance(fields, dict):
+                version, digest = fields.get("version"), fields.pop("sha256", None)
+                if version is not None and version != VERSION:
+                    what = f"version {str(version)[:20]!r}"
+                    raise Misshapen(f"{what}, and this program reads {VERSION}")
+            manifest: Manifest = shaped(fields, cls, "manifest")
+            _check(manifest)
+            # json.loads notices no flipped byte in a number, and every other digest hangs on this.
+            if digest != manifest.digest:
+                raise Misshapen("damaged: its SHA-256 is not that of its fields")
+            return manifest
         except Misshapen as error:
             raise DataError(f"{where}: not a data set manifest: {error}") from None
-
-
-@dataclass(frozen=True)
-class _Written(Manifest):
-    """A manifest as it is written to the file."""
-
-    sha256: Sha256 = field(kw_only=True)
-    """The digest of the rest."""
-
-    def checked(self) -> Manifest:
-        """Return the manifest; raise Misshapen if its digest is wrong."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Manifest)}
-        manifest = Manifest(**fields)
-        # json.loads notices no flipped byte in a number, and every other digest hangs on this one.
-        if self.sha256 != manifest.digest:
-            raise Misshapen("damaged: its SHA-256 is not that of its fields")
-        return manifest
 
 
 def _as_text(fields: dict[str, Any]) -> bytes:
@@ -200,7 +188,6 @@ def _as_text(fields: dict[str, Any]) -> bytes:
 
 
 def _check(manifest: Manifest) -> None:
-    """Raise Misshapen unless the parts of a manifest fit together."""
     if not manifest.classes:
         raise Misshapen("no classes")
     if not manifest.splits or len({split.name for split in manifest.splits}) < len(manifest.splits):
@@ -215,10 +202,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _check_names(manifest: Manifest) -> None:
-    """Raise Misshapen for a shard with a wrong name, and for two with the same name.
-
-    The shards of a first version are numbered from 0; later ones leave out numbers.
-    """
+    # The shards of a first version are numbered from 0; later ones leave out numbers.
     names, is_later = set[str](), bool(manifest.parents)
     for split in manifest.splits:
         due = 0
@@ -304,7 +288,10 @@ def brace_name(split: Split) -> str:
             series[-1].append(name)
         else:
             series.append([name])
-        following = _counted_up(name)
+        match = NUMBERED.fullmatch(name)
+        following = ""
+        if match:
+            following = f"{match[1]}{int(match[2]) + 1:0{len(match[2])}}{match[3]}"
     if len(series) > MOST_PARTS:
         return f"{series[0][0]} … {series[-1][-1]}"
     if len(series) == 1:
@@ -312,14 +299,7 @@ def brace_name(split: Split) -> str:
     return f"{{{','.join(map(_series_name, series))}}}"
 
 
-def _counted_up(name: str) -> str:
-    """Return the name with the last number in it raised by one; empty if there is none."""
-    match = NUMBERED.fullmatch(name)
-    return f"{match[1]}{int(match[2]) + 1:0{len(match[2])}}{match[3]}" if match else ""
-
-
 def _series_name(names: list[str]) -> str:
-    """Return names that count up as one with braces."""
     first, last = (NUMBERED.fullmatch(name) for name in (names[0], names[-1]))
     if len(names) == 1 or not first or not last:
         return names[0]

@@ -119,17 +119,11 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
             data, block = _across(block, blocks, length)
         yield row, data
     try:
-        _to_the_end(blocks)
+        deque(blocks, maxlen=0)  # the rest, so that length and digest are verified
     except Unavailable:
         raise
     except DataError:
-        _to_the_end(source.stream(shard))
-
-
-def _to_the_end(blocks: Iterator[Stored]) -> None:
-    """Read the remaining blocks, so that length and digest are verified."""
-    for _ in blocks:
-        pass
+        deque(source.stream(shard), maxlen=0)
 
 
 def _across(
@@ -184,7 +178,6 @@ def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = Fal
 
 
 def _member(header: bytes, where: str, offset: int) -> tuple[str, str]:
-    """Return stem and extension of the member whose tar header this is."""
     name, dot, extension = _member_name(header, where, offset).partition(".")
     if not dot:
         raise DataError(f"{where}: byte {offset}: not the header of a sample's member")

@@ -70,7 +70,16 @@ class Source(ABC):
         self._memory: dict[str, int] = {}  # by split: the descriptor of what is shared
 
     def __reduce__(self) -> tuple[type[Source], tuple[Any, ...], Shared | None]:
-        return type(self), self._arguments, self._shared()
+        # Only a process that is being started can inherit memory; any other pickle goes without.
+        if not get_spawning_popen():
+            return type(self), self._arguments, None
+        from multiprocessing.reduction import DupFd
+
+        indexes = {
+            split: (DupFd(self._descriptor(split)), self._indexes[split].dtype)
+            for split in self._indexes
+        }
+        return type(self), self._arguments, (self._manifest, indexes)
 
     def __setstate__(self, shared: Shared) -> None:
         self._manifest, indexes = shared
@@ -150,17 +159,6 @@ class Source(ABC):
         data = self.read_file(part.index, largest_index(part.samples))
         return parse_index(data, self.manifest, part, self.location)
 
-    def _shared(self) -> Shared | None:
-        """Return what a process that is being started inherits; None for any other pickle."""
-        if not get_spawning_popen():
-            return None
-        from multiprocessing.reduction import DupFd
-
-        return self._manifest, {
-            split: (DupFd(self._descriptor(split)), self._indexes[split].dtype)
-            for split in self._indexes
-        }
-
     def _descriptor(self, split: str) -> int:
         """Return the memory of an index; on first use, move it where others can map it."""
         if split not in self._memory:
@@ -194,13 +192,12 @@ def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Sto
 
 
 def _asked_twice(ask: Callable[[], _Content]) -> _Content:
-    """Return the result of a read; after a DataError, read once more, as a bit may have flipped."""
     try:
         return ask()
     except Unavailable:
         raise
     except DataError:
-        return ask()
+        return ask()  # a bit may have flipped on the way
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

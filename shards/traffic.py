@@ -35,7 +35,7 @@ class Traffic:
     """The counters of a source, in this process and those that it was sent to."""
 
     def __init__(self, descriptors: Sequence[int] = ()) -> None:
-        self.descriptors = tuple(descriptors) or _made()
+        self.descriptors = tuple(descriptors) or _made()  # the counters, both ends of a pipe
         self._total = ReadBytes()
         self._liars = set[int]()
 
@@ -84,14 +84,12 @@ class Traffic:
 
 
 def _made() -> tuple[int, ...]:
-    """Return the counters, and both ends of a pipe."""
     counters = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(COUNTERS))
     return (*counters, *os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def _taken(descriptor: int) -> int:
-    """Return the count of an eventfd, and reset it."""
     try:
-        return os.eventfd_read(descriptor)
+        return os.eventfd_read(descriptor)  # which resets it
     except BlockingIOError:
         return 0

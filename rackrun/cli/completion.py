@@ -67,7 +67,7 @@ def main(args: Sequence[str]) -> int:
         sys.stdout.write("usage: rackrun completion bash|zsh\n\nPrint a completion script.\n")
     else:
         what = f"not for {args[0]};" if args else "for which shell?"
-        raise UsageError(f"completion: {what} type: {called('completion')} {_shells()}")
+        raise UsageError(f"completion: {what} type: {called('completion')} {'|'.join(_SCRIPTS)}")
     return 0
 
 
@@ -130,7 +130,3 @@ def _runs() -> set[str]:
 
 def _plain(names: Iterable[str]) -> set[str]:
     return {name for name in names if _PLAIN.fullmatch(name)}
-
-
-def _shells() -> str:
-    return "|".join(_SCRIPTS)

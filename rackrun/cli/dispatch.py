@@ -126,7 +126,6 @@ def run(args: Sequence[str]) -> int:
 
 
 def _options_of_launch(name: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options that a launch's arguments begin with, and the rest."""
     if not args or not args[0].startswith("-"):
         return [], list(args)
     from launcher.commands.parse import split
@@ -159,7 +158,6 @@ def help_text() -> str:
 
 
 def _unknown(name: str, *rest: str) -> str:
-    """Return the message for an unknown command."""
     from rackrun.commandline.parser import unknown_command
     from rackrun.user_code.tasks import find_task
 

@@ -43,17 +43,14 @@ class Head:
 
 def head_of(settings: type[Any]) -> Head:
     """Return the head of a command: arguments, docstring, and the examples of its settings."""
-    positionals = [_positional(row) for row in options(settings) if row.is_positional]
+    positionals = []
+    for row in filter(lambda row: row.is_positional, options(settings)):
+        optional = row.name if row.is_required else f"[{row.name}]"
+        positionals.append(f"{row.name}..." if row.is_repeatable else optional)
     about = cleandoc(settings.__doc__ or "")
     return Head(
         " ".join(("{prog} [options]", *positionals)), about, getattr(settings, "examples", ())
     )
-
-
-def _positional(option: Option) -> str:
-    if option.is_repeatable:
-        return f"{option.name}..."
-    return option.name if option.is_required else f"[{option.name}]"
 
 
 def show_options(
@@ -104,7 +101,6 @@ def _examples(examples: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def _row(option: Option) -> tuple[str, str]:
-    """Return an option as it is typed, and its text with the default."""
     name = f"{option.name} {option.placeholder}".rstrip()
     if option.is_positional:
         name = option.name
@@ -127,7 +123,6 @@ def _lines(name: str, text: str, width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return lines of a text, in which words and options stay whole."""
     lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
     return [line.replace(WHOLE, " ") for line in lines]
 

@@ -85,8 +85,7 @@ class Option:
     @property
     def name(self) -> str:
         """The option as it is typed, or the name of a positional argument: --batch-size, HOSTS."""
-        text = self.field.replace("_", "-")
-        return text.upper() if self.is_positional else f"--{text}"
+        return self.key.upper() if self.is_positional else f"--{self.key}"
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -201,24 +200,16 @@ def groups(
     for row in sorted(rows, key=lambda row: len(row.path)):
         owner = row.declared_by
         is_below = owner is not base and issubclass(owner, base) if base else owner is settings
-        grouped.setdefault(heading if is_below else _first_sentence(owner), []).append(row)
+        title = (owner.__doc__ or "\n").strip().partition("\n")[0].rstrip(".")
+        grouped.setdefault(heading if is_below else title, []).append(row)
     return grouped
 
 
 def declared(settings: type[Any]) -> list[Option]:
     """Return the options that the class itself declares or gives other defaults."""
-    rows = (row for row in options(settings) if not row.path)
-    return [
-        row
-        for row in rows
-        if row.field in _annotations(settings) and row.help and not row.is_hidden
-    ]
-
-
-def _first_sentence(settings: type[Any]) -> str:
-    """Return the first line of a class's docstring, without its full stop."""
-    lines = (settings.__doc__ or "").strip().splitlines()
-    return lines[0].rstrip(".") if lines else ""
+    own = _annotations(settings)
+    rows = (row for row in options(settings) if not row.path and row.field in own)
+    return [row for row in rows if row.help and not row.is_hidden]
 
 
 def _annotations(settings: type[Any]) -> Mapping[str, Any]:

@@ -70,7 +70,6 @@ Values = dict[tuple[str, ...], Any]
 
 
 def _values(rows: Sequence[Option], args: Sequence[str], hints: Hints) -> Values:
-    """Return the values that the arguments give to options."""
     named = {row.name: row for row in rows if not row.is_positional}
     values: Values = {row.whole: () for row in rows if row.is_repeatable and row.default is MISSING}
     plain: list[str] = []
@@ -117,7 +116,6 @@ def _named(arg: str, named: Mapping[str, Option], hints: Hints) -> tuple[Option,
 
 
 def _unknown(name: str, names: Collection[str], hints: Hints) -> Exception:
-    """Return the error for an option that the command does not have."""
     if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
         return UsageError(f"{name}: {hint}")
     return _Mistyped(f"{name}: no such option{_did_you_mean(_closest(name, names))}")
@@ -130,7 +128,6 @@ def _set(values: Values, option: Option, typed: str | bool) -> None:
 
 
 def _converted(option: Option, typed: str) -> Any:
-    """Return what was typed as a value of the option."""
     if option.choices:
         if typed not in option.choices:
             close = _did_you_mean(_closest(typed, option.choices))

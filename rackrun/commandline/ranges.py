@@ -30,14 +30,12 @@ def ranges(settings: type[Any]) -> Mapping[str, Between]:
 
 def out_of_range(settings: Any) -> list[str]:
     """Return a sentence for each number that is not within the range of its field."""
-    return [
-        f"--{name.replace('_', '-')} {_shown(value)} is not"
-        f" {'2^53 at most' if value > field.most == LARGEST_NUMBER else field}"
-        for name, field in ranges(settings.__class__).items()
-        if not field.least <= (value := getattr(settings, name)) <= field.most  # NaN is not
-    ]
-
-
-def _shown(value: float) -> str:
-    """Return a number as a message shows it, however long it is."""
-    return f"{value:g}" if abs(value) <= LARGEST_NUMBER else str(value)[:40]
+    sentences = []
+    for name, field in ranges(settings.__class__).items():
+        value = getattr(settings, name)
+        if not field.least <= value <= field.most:  # NaN is not, either
+            # A whole number may be too long for a float, and for a line.
+            shown = f"{value:g}" if abs(value) <= LARGEST_NUMBER else str(value)[:40]
+            limits = "2^53 at most" if value > field.most == LARGEST_NUMBER else str(field)
+            sentences.append(f"--{name.replace('_', '-')} {shown} is not {limits}")
+    return sentences

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-from io import BytesIO
-
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
-from PIL import Image
 
 from rackrun.light_dataclass import dataclass
 from rackrun.run_report.folder import Predictions
+from rackrun.run_report.template import data_url
 from rackrun.terminal import one_line
 
 MOST_CELLS = 20  # classes whose matrix is a table with numbers; beyond, it is an image
@@ -92,11 +89,7 @@ def _cells(counts: NDArray[np.int64], shares: NDArray[np.float64], row: int) -> 
 def _matrix_image(shares: NDArray[np.float64]) -> Markup:
     """Return the matrix as a square, white where nothing is; root of shares, to see the rare."""
     dark = (255 * (1 - np.sqrt(np.clip(shares, 0, 1)))).astype(np.uint8)
-    image = Image.fromarray(dark)
     factor = max(1, IMAGE_PIXELS // len(shares))
-    if factor > 1:
-        image = image.resize((len(shares) * factor,) * 2, Image.Resampling.NEAREST)
-    file = BytesIO()
-    image.save(file, "png")
-    source = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    pixels = dark.repeat(factor, axis=0).repeat(factor, axis=1)[:, :, np.newaxis]
+    source = data_url(pixels, "png")
     return Markup('<img class="matrix" alt="confusion matrix" src="{}">').format(source)

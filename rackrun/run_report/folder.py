@@ -227,6 +227,7 @@ def read(folder: Path) -> Story:
         missing = "{}, {} and {} are missing".format(*(path.name for path in needed))
         raise UsageError(f"{folder}: not the folder of a run: {missing}")
     lines, usage = list(_lines(files.metrics, _metric_line, METRICS)), read_usage(folder)
+    times = [line["time"] for line in lines if "time" in line]
     return Story(
         name=folder.absolute().name,
         config=read_settings(folder),
@@ -235,20 +236,14 @@ def read(folder: Path) -> Story:
         validation=[line for line in lines if line["kind"] == "evaluate"],
         predictions=read_predictions(files.predictions),
         hardest=read_predictions(files.hardest),
-        first_batch=_first_batch(files.first_batch),
+        first_batch=_archived(files.first_batch, _training_images, "training images"),
         plan=_plan(files.plan),
         end=_picked(_object(files.result, ENDED), RunEnd, files.result, ENDED),
         usage=usage,
         parts=list(_parts(lines)),
         shares=[line for line in lines if line["kind"] == "shares"],
-        begun=_begun(lines, usage),
+        begun=min([*times, *(line.time for line in usage)], default=0.0),
     )
-
-
-def _begun(lines: Sequence[Line], usage: Sequence[HostUsage]) -> float:
-    """Return the time of the first line; lines of older runs have none."""
-    times = [line["time"] for line in lines if "time" in line]
-    return min([*times, *(line.time for line in usage)], default=0.0)
 
 
 def _parts(lines: Sequence[Line]) -> Iterator[RunSegment]:
@@ -307,7 +302,6 @@ def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
 
 
 def _line(path: Path, number: int, text: bytes, decoded: Callable[[str], T], kind: str) -> T:
-    """Return a line of a file; DataError with its number where it is malformed."""
     try:
         return decoded(text.decode(errors="replace"))
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -344,7 +338,6 @@ class MetricsReader:
 
 
 def _metric_line(text: str) -> Line:
-    """Return a line of metrics.jsonl, whose numbers are numbers; ValueError and others else."""
     if len(text) > LINE_BYTES:
         raise ValueError("too long")
     try:
@@ -357,23 +350,17 @@ def _metric_line(text: str) -> Line:
     for name in FIELDS[line["kind"]]:
         value = float(line[name])
         line[name] = int(value) if name in WHOLE else value
-    if line["kind"] == "shares":
-        line["images"] = _images_by_rank(content["images"])
+    if line["kind"] == "shares":  # how many images of a step each rank gets
+        images = shaped(content["images"], dict[Annotated[str, AtMost(8)], Images])
+        if not images or len(images) > MOST_RANKS or not all(map(str.isdecimal, images)):
+            raise ValueError("no images by rank")
+        line["images"] = {int(rank): count for rank, count in images.items()}
     if not 0 <= float(line.get("time", 0)) <= LAST_MOMENT:
         raise ValueError(line["time"])
     return line
 
 
-def _images_by_rank(content: object) -> dict[int, int]:
-    """Return how many images of a step each rank gets, by its number; ValueError for others."""
-    images = shaped(content, dict[Annotated[str, AtMost(8)], Images])
-    if not images or len(images) > MOST_RANKS or not all(name.isdecimal() for name in images):
-        raise ValueError("no images by rank")
-    return {int(name): count for name, count in images.items()}
-
-
 def _object(path: Path, kind: str) -> dict[str, Any]:
-    """Return a JSON object; an empty one where the file is missing."""
     if not path.exists():
         return {}
     try:
@@ -386,26 +373,20 @@ def _plan(path: Path) -> RunPlan:
     content = _object(path, PLANNED)
     hosts = content.get("hosts", [])
     if isinstance(hosts, list):
-        content["hosts"] = [
-            {name: host[name] for name in _names(RunHost) if name in host}
-            for host in hosts
-            if isinstance(host, dict)
-        ]
+        content["hosts"] = [_shown(host, RunHost) for host in hosts if isinstance(host, dict)]
     return _picked(content, RunPlan, path, PLANNED)
 
 
 def _picked(content: dict[str, Any], shape: type[T], path: Path, kind: str) -> T:
-    """Return those fields of an object that are shown; DataError where they are malformed."""
-    shown = {name: content[name] for name in _names(shape) if name in content}
     try:
-        picked: T = shaped(shown, shape)
+        picked: T = shaped(_shown(content, shape), shape)
     except Misshapen as error:
         raise DataError(f"{path}: not {kind}: {error}") from None
     return picked
 
 
-def _names(shape: Any) -> list[str]:
-    return [one.name for one in fields(shape)]
+def _shown(content: dict[str, Any], shape: Any) -> dict[str, Any]:
+    return {each.name: content[each.name] for each in fields(shape) if each.name in content}
 
 
 def read_predictions(path: Path) -> Predictions | None:
@@ -428,11 +409,6 @@ def _predictions(archive: ZipFile) -> Predictions:
     )
     predictions.check()
     return predictions
-
-
-def _first_batch(path: Path) -> TrainingImages | None:
-    """Return training images, or None where there are none; DataError for damage."""
-    return _archived(path, _training_images, "training images")
 
 
 def _training_images(archive: ZipFile) -> TrainingImages:
@@ -461,7 +437,6 @@ def _archived(path: Path, read: Callable[[ZipFile], T], what: str) -> T | None:
 
 
 def _array(archive: ZipFile, name: str, *descrs: str) -> NDArray[Any]:
-    """Return an array of one of these types from an archive of numpy's."""
     return npy.array(_content(archive, name), *descrs)
 
 

@@ -17,7 +17,7 @@ from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.run_folder import RunFolder
-from rackrun.run_history import Generation, HostUsage
+from rackrun.run_history import HostUsage
 from rackrun.run_report.chart import COLOURS, Series, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
 from rackrun.run_report.folder import (
@@ -49,6 +49,10 @@ MOST_NAMED = 16
 """Ranks whose images a line of the page lists."""
 PRIVATE = ("--env", "--on-event")
 """Options of the launcher whose values may be secrets."""
+UsageQuantity = tuple[
+    str, Callable[[HostUsage], float | None], Callable[[float], str], tuple[float, float] | None
+]
+"""Title, what a line has of it, how it is written, the range of y; None: that of its values."""
 OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 
 
@@ -100,7 +104,10 @@ def run_page(story: Story, folder: Path) -> dict[str, Any]:
 
 def comparison(stories: Sequence[Story]) -> dict[str, Any]:
     """Return what the template of a comparison shows: runs by accuracy, the best first; curves."""
-    ordered = sorted(stories, key=_by_accuracy, reverse=True)
+    # A run without an accuracy, such as one on noise, comes last.
+    ordered = sorted(
+        stories, key=lambda story: -1.0 if story.accuracy is None else story.accuracy, reverse=True
+    )
     highest = ordered[0].accuracy
     settings = [dict(settings_of(story)) for story in ordered]
     names = sorted({name for one in settings for name in one})
@@ -127,10 +134,6 @@ def comparison(stories: Sequence[Story]) -> dict[str, Any]:
     }
 
 
-def _by_accuracy(story: Story) -> float:
-    return -1.0 if story.accuracy is None else story.accuracy
-
-
 def _judged_on(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what decides which images accuracy is measured on: those of the folder of --data.
 
@@ -143,7 +146,6 @@ def _judged_on(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _compared(story: Story) -> tuple[str, ...]:
-    """Return the cells of COMPARED; empty what a run does not have."""
     accuracy, speed = story.accuracy, story.speed
     evaluations = [] if story.config.get("synthetic") else story.validation
     best = max(evaluations, key=lambda line: float(line["top1"]), default=None)
@@ -198,7 +200,11 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
         if resolved.get(name):
             yield name.replace("_", " "), setting(resolved[name])
     if moments := [line["time"] for line in (*story.train, *story.validation) if "time" in line]:
-        yield "first and last step", f"{moment(min(moments))} to {moment(max(moments))}"
+        first, last = (
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+            for seconds in (min(moments), max(moments))
+        )
+        yield "first and last step", f"{first} to {last}"
     if story.end.exit_code is not None:
         yield "exit code", str(story.end.exit_code)
 
@@ -290,24 +296,21 @@ def time_line(story: Story) -> Iterator[tuple[str, ...]]:
 
     None where no rank was lost and all shares are even.
     """
-    groups = story.end.generations if len(story.end.generations) > 1 else ()
-    rows = [(group.seconds, _group_row(group)) for group in groups]
-    rows += [(line["time"] - story.begun, _shares_row(line)) for line in _uneven_shares(story)]
-    for seconds, cells in sorted(rows):
+    rows: list[tuple[float, *tuple[str, ...]]] = []
+    for group in story.end.generations if len(story.end.generations) > 1 else ():
+        step = "not formed" if group.step is None else f"{group.step:,}"
+        took = "" if group.regroup_seconds is None else f"{group.regroup_seconds:.2f} s"
+        happened = [*group.lost, *(f"joined: {who}" for who in group.joined)] or ["start"]
+        why = one_line("; ".join(happened))
+        rows.append((group.seconds, step, str(group.ranks), str(group.hosts), took, why))
+    for line in _uneven_shares(story):
+        counts = list(line["images"].values())
+        shown = ", ".join(map(str, counts[:MOST_NAMED])) + ("…" if len(counts) > MOST_NAMED else "")
+        shares = f"images of a step by rank: {shown}"
+        seconds = line["time"] - story.begun
+        rows.append((seconds, f"{line['step']:,}", str(len(counts)), "", "", shares))
+    for seconds, *cells in sorted(rows):
         yield duration(seconds), *cells
-
-
-def _group_row(group: Generation) -> tuple[str, ...]:
-    happened = [*group.lost, *(f"joined: {who}" for who in group.joined)] or ["start"]
-    step = "not formed" if group.step is None else f"{group.step:,}"
-    took = "" if group.regroup_seconds is None else f"{group.regroup_seconds:.2f} s"
-    return step, str(group.ranks), str(group.hosts), took, one_line("; ".join(happened))
-
-
-def _shares_row(line: Line) -> tuple[str, ...]:
-    counts = list(line["images"].values())
-    shown = ", ".join(map(str, counts[:MOST_NAMED])) + ("…" if len(counts) > MOST_NAMED else "")
-    return f"{line['step']:,}", str(len(counts)), "", "", f"images of a step by rank: {shown}"
 
 
 def _uneven_shares(story: Story) -> list[Line]:
@@ -358,37 +361,26 @@ def ranks_over_time(story: Story) -> Markup | None:
 
 
 def _usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
-    """Yield what hosts used over time, a curve per host."""
     by_host: dict[str, list[HostUsage]] = defaultdict(list)
     for line in usage:
         by_host[line.host].append(line)
     begun = min((line.time for line in usage), default=0.0)
-    for title, read_value, write_value, y_range in (
+    quantities: tuple[UsageQuantity, ...] = (
         ("GPU", lambda line: line.gpu, percent, (0.0, 1.0)),
         ("CPU", lambda line: line.cpu, percent, (0.0, 1.0)),
         ("memory", lambda line: line.memory / max(1, line.memory_total), percent, (0.0, 1.0)),
         ("received per second", lambda line: line.received, data_size, None),
         ("sent per second", lambda line: line.sent, data_size, None),
-    ):
-        curves = [
-            _usage_curve(host, lines, begun, number, read_value)
-            for number, (host, lines) in enumerate(sorted(by_host.items()))
-        ]
+    )
+    for title, read_value, write_value, y_range in quantities:
+        curves = []
+        for number, (host, lines) in enumerate(sorted(by_host.items())):
+            values_read = [(line.time, read_value(line)) for line in lines]
+            samples = [sample for sample in values_read if sample[1] is not None]
+            points = np.array(samples, dtype=np.float64).reshape(-1, 2)
+            curves.append(Series(host, (points[:, 0] - begun) / 60, points[:, 1], number))
         if any(np.nanmax(curve.y, initial=0.0) > 0 for curve in curves):
             yield title, chart(curves, write_value, "minutes", y_range)
-
-
-def _usage_curve(
-    host: str,
-    lines: Sequence[HostUsage],
-    begun: float,
-    number: int,
-    read_value: Callable[[HostUsage], float | None],
-) -> Series:
-    """Return one quantity of one host over the minutes of the run."""
-    samples = [(line.time, value) for line in lines if (value := read_value(line)) is not None]
-    points = np.array(samples, dtype=np.float64).reshape(-1, 2)
-    return Series(host, (points[:, 0] - begun) / 60, points[:, 1], number)
 
 
 def hosts(story: Story) -> Iterator[dict[str, Any]]:
@@ -451,8 +443,3 @@ def percent(value: Any) -> str:
 def plain(value: float) -> str:
     """Return a number in as few digits as needed."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def moment(seconds: float) -> str:
-    """Return a time of this machine's clock."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -25,14 +25,13 @@ def rendered(template: str, **content: Any) -> str:
 
 @cache
 def _engine() -> jinja2.Environment:
-    """Return what compiles the templates, each of them once."""
     loader = jinja2.FileSystemLoader(TEMPLATES)
     return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
 
 
-def data_url(pixels: NDArray[np.uint8]) -> str:
-    """Return an image, uint8 (height, width, channels), as an address that carries it."""
+def data_url(pixels: NDArray[np.uint8], kind: str = "jpeg") -> str:
+    """Return an image, uint8 (height, width, channels), as a URL that holds all of it."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     file = BytesIO()
-    image.save(file, "jpeg", quality=85)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    image.save(file, kind, quality=85)  # of a PNG there is only one
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -49,10 +49,9 @@ def as_json(name: str, value: object) -> bytes:
 
 
 def _plain(value: Any) -> object:
-    """Return a dataclass as a dict, and a scalar of NumPy or PyTorch as a number."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if getattr(value, "shape", None) == ():
+    if getattr(value, "shape", None) == ():  # a scalar of NumPy or PyTorch
         return value.item()
     raise TypeError(f"{type(value).__name__} is none of its types")
 

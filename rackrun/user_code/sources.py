@@ -138,7 +138,6 @@ def _may_be_called(module: ast.Module, name: str, arguments: Collection[str]) ->
 
 
 def _takes(parameters: ast.arguments, arguments: Collection[str], is_method: bool = False) -> bool:
-    """Return whether a function of these parameters can be called with these keyword arguments."""
     positional = [*parameters.posonlyargs, *parameters.args]
     required = positional[: len(positional) - len(parameters.defaults)][is_method:]
     keywords = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)

@@ -118,7 +118,6 @@ def _may_announce(folder: str) -> bool:
 
 
 def _in_module(module: str) -> TaskSource | None:
-    """Return the task in a module or package, if there is one."""
     spec = spec_of(module)
     for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
         if (folder / "model.py").is_file() and (folder / "recipes.py").is_file():

@@ -40,7 +40,8 @@ def homes(
     counts = [-(-shard.bytes // cell_bytes) for shard in shards]
     cells, sizes = _cells(shards, counts, cell_bytes)
     even_bytes = int(sizes.sum() * UNEVENNESS) // max(len(hosts), 1) + cell_bytes
-    host_hashes = [_hash_of(host.encode()) for host in hosts]
+    digests = (hashlib.sha256(host.encode()).digest() for host in hosts)
+    host_hashes = [np.uint64(int.from_bytes(digest[:8], "little")) for digest in digests]
     placement = _placed(cells, sizes, host_hashes, min(even_bytes, limit_bytes))
     by_shard = np.split(placement, np.cumsum(counts)[:-1])
     return {shard.sha256: cells for shard, cells in zip(shards, by_shard, strict=True)}
@@ -87,10 +88,6 @@ def _next_best(
         better = (score < below) & (score > best)
         best[better], home[better] = score[better], number
     return home, best
-
-
-def _hash_of(name: bytes) -> np.uint64:
-    return np.uint64(int.from_bytes(hashlib.sha256(name).digest()[:8], "little"))
 
 
 def _mixed(hashes: Hashes) -> Hashes:

@@ -206,7 +206,7 @@ class PeerServer:
 
     @cached_property
     def _shards(self) -> dict[str, tuple[CachedSource, Shard]]:
-        """The shards that are served, each with a source of it, by digest."""
+        """By digest: each shard that is served, with a source of it."""
         return {
             shard.sha256: (source, shard)
             for source in self._sources

@@ -133,7 +133,6 @@ class PeerSource(CachedSource):
         return self._fetch(shard, block, part)
 
     def _asked(self, home: int, shard: Shard, block: Block, part: slice) -> Stored:
-        """Return a part of a block from its home; from the source if the home is of no help."""
         data = self._ask(home, shard, block, part)
         return self._fetch(shard, block, part) if data is None else data
 
@@ -157,7 +156,7 @@ class PeerSource(CachedSource):
 
         Only whole samples can be held against the index.
         """
-        rows = self.index(self._split_of(shard))[block.rows]
+        rows = self.index(self._split_of[shard.name])[block.rows]
         offsets = rows["offset"] - np.uint64(block.start)
         low = max(int(np.searchsorted(offsets, part.start, side="right")) - 1, 0)
         high = int(np.searchsorted(offsets, part.stop))
