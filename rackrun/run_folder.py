@@ -39,6 +39,18 @@ SUPERVISOR_FILES = frozenset({"plan.json", "result.json", "usage.jsonl", "logs",
 _NODE_SUFFIX = re.compile(r"-node\d+(?=\.)")
 
 
+class _File:
+    """A file or folder of a run, by its name; with `of_node`, the launcher of each node has one."""
+
+    def __init__(self, name: str, of_node: bool = False) -> None:
+        self.stem, self.dot, self.ending = name.partition(".")
+        self.of_node = of_node
+
+    def __get__(self, run: RunFolder, owner: type[RunFolder]) -> Path:
+        node = f"-node{run.node}" if self.of_node and run.node else ""
+        return run.path / f"{self.stem}{node}{self.dot}{self.ending}"
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Every path of a run: first those that its launcher writes, then those of its first rank."""
@@ -47,124 +59,61 @@ class RunFolder:
     node: int = 0
     """Whose launcher it is, when every node has one of its own: they may share the folder."""
 
-    @property
-    def plan(self) -> Path:
-        """What runs where, written before anything starts."""
-        return self._of_node("plan.json")
+    plan = _File("plan.json", of_node=True)
+    """What runs where, written before anything starts."""
+    settings = _File("run.toml")
+    """The settings file with which the run can be started again."""
+    attached = _File(ATTACHED)
+    """The id of the detached run of which this folder is a copy."""
+    result = _File("result.json", of_node=True)
+    """The result, written when the run has ended."""
+    returned = _File(RETURNED)
+    """The folder with what a function returned on each rank."""
+    usage = _File("usage.jsonl", of_node=True)
+    """What the hosts used over time, a JSON object per line."""
+    live = _File("live.json", of_node=True)
+    """What the dashboard shows, while the run goes on."""
+    logs = _File("logs")
+    """The folder with a folder per host."""
 
-    @property
-    def settings(self) -> Path:
-        """The settings file with which the run can be started again."""
-        return self.path / "run.toml"
-
-    @property
-    def attached(self) -> Path:
-        """The id of the detached run of which this folder is a copy."""
-        return self.path / ATTACHED
-
-    @property
-    def result(self) -> Path:
-        """The result, written when the run has ended."""
-        return self._of_node("result.json")
-
-    @property
-    def returned(self) -> Path:
-        """The folder with what a function returned on each rank."""
-        return self.path / RETURNED
-
-    @property
-    def usage(self) -> Path:
-        """What the hosts used over time, a JSON object per line."""
-        return self._of_node("usage.jsonl")
-
-    @property
-    def live(self) -> Path:
-        """What the dashboard shows, while the run goes on."""
-        return self._of_node("live.json")
-
-    @property
-    def logs(self) -> Path:
-        """The folder with a folder per host."""
-        return self.path / "logs"
+    config = _File("config.json")
+    """The settings and what they were resolved to, written before the first step."""
+    metrics = _File("metrics.jsonl")
+    """One JSON object per line: training intervals and evaluations."""
+    tensorboard = _File("tensorboard")
+    """The folder of TensorBoard's event files."""
+    checkpoints = _File("checkpoints")
+    """The folder of the checkpoints."""
+    best = _File("checkpoints/best.pt")
+    """The checkpoint with the best validation accuracy."""
+    final = _File("final.pt")
+    """The trained weights, with everything that `predict` needs."""
+    predictions = _File("predictions.npz")
+    """A grid of validation images with the predictions of the model."""
+    hardest = _File("hardest.npz")
+    """The same of those with the highest loss in the last evaluation."""
+    first_batch = _File("first_batch.npz")
+    """A grid of training images as the model sees them."""
+    trace = _File("trace.json.gz")
+    """The steps of --profile-steps, as torch.profiler traces them."""
+    report = _File("report.html")
+    """The report of the run as a page."""
+    ledger = _File("ledger")
+    """The folder of the pages with the samples that each rank trained on."""
 
     def log(self, host: str, rank: int | None, stream: str) -> Path:
         """Return the file for one stream of one rank, or of a host's torchrun."""
         source = "torchrun" if rank is None else f"rank-{rank}"
         return self.logs / file_name(host) / f"{source}.{stream}"
 
-    @property
-    def config(self) -> Path:
-        """The settings and what they were resolved to, written before the first step."""
-        return self.path / "config.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per line: training intervals and evaluations."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder of TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / "checkpoints"
-
     def checkpoint(self, step: int) -> Path:
         """Return the checkpoint that was written after this many steps."""
         return self.checkpoints / f"step-{step:08d}.pt"
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint with the best validation accuracy."""
-        return self.checkpoints / "best.pt"
-
-    @property
-    def final(self) -> Path:
-        """The trained weights, with everything that `predict` needs."""
-        return self.path / "final.pt"
-
-    @property
-    def predictions(self) -> Path:
-        """A grid of validation images with the predictions of the model."""
-        return self.path / "predictions.npz"
-
-    @property
-    def hardest(self) -> Path:
-        """The same of those with the highest loss in the last evaluation."""
-        return self.path / "hardest.npz"
-
-    @property
-    def first_batch(self) -> Path:
-        """A grid of training images as the model sees them."""
-        return self.path / "first_batch.npz"
-
-    @property
-    def trace(self) -> Path:
-        """The steps of --profile-steps, as torch.profiler traces them."""
-        return self.path / "trace.json.gz"
-
-    @property
-    def report(self) -> Path:
-        """The report of the run as a page."""
-        return self.path / "report.html"
-
-    @property
-    def ledger(self) -> Path:
-        """The folder of the pages with the samples that each rank trained on."""
-        return self.path / "ledger"
 
     def make(self) -> None:
         """Make the folder and that of the checkpoints; raise SaveError if it cannot be."""
         with translated_os_errors(self.path):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-
-    def _of_node(self, name: str) -> Path:
-        stem, dot, ending = name.partition(".")
-        suffix = f"-node{self.node}" if self.node else ""
-        return self.path / f"{stem}{suffix}{dot}{ending}"
 
 
 def is_named(name: str, names: Collection[str]) -> bool:

@@ -219,7 +219,7 @@ def start_of(folder: Path) -> float:
 def is_supervised(plan: Path) -> bool:
     """Return True while the launcher of a plan lives, or where that is unknown."""
     try:
-        with plan.open() as file:
+        with plan.open() as file:  # which the launcher has locked; the kernel unlocks it at its end
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True

@@ -31,6 +31,7 @@ PIECE_BYTES = 128 << 10
 USAGE = struct.Struct("<QI")  # the file `usage`: the bytes of all blocks, and their CRC-32
 SPARE = 0.05  # of the limit is made free at once: finding the oldest blocks takes a while
 PARTIAL = ".partial"
+# Whatever lies there: a pipe does not block the reader, and a link is not followed.
 READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 STUCK_SECONDS = 150.0  # more than a fetch takes: who holds a lock longer has been stopped
 POLL_SECONDS = 0.01
@@ -142,7 +143,7 @@ class BlockStore:
         try:
             yield partial
         finally:
-            if _lies_at(partial, path):
+            if _lies_at(partial, path):  # not renamed: the fetch has failed
                 path.unlink(missing_ok=True)
             os.close(partial)
 
@@ -158,6 +159,7 @@ class BlockStore:
         self.fetched += 1
         head = _checksums(key, data)
         room = len(head) + len(data)
+        # A block that leaves no room for others would only empty the cache.
         keeps = len(data) == length and room < self.limit_bytes * (1 - SPARE)
         if partial is not None and keeps and is_right(data):
             try:

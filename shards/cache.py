@@ -189,6 +189,7 @@ class CachedSource(Source):
         index = self.index(split)
         low, high = np.searchsorted(index["shard"], [number, number + 1]).tolist()
         offsets = index["offset"][low:high]
+        # A block begins with the first sample in each cell: where the number of the cell changes.
         firsts = np.flatnonzero(np.diff(offsets // CELL_BYTES, prepend=np.uint64(2**63)))
         rows = [*(firsts + low).tolist(), high]
         starts = [*offsets[firsts].tolist(), shard.bytes]

@@ -267,6 +267,7 @@ def read_version(newest: Manifest, number: int, read_file: ReadFile, folder: str
         why = f"version {number} may have been pruned; {log}"
         raise MissingVersion(f"{error}; {why}") from None
     manifest = Manifest.parse(text, f"{folder.rstrip('/')}/{name}")
+    # Neither a circle nor a fork can have these digests, so the chain between need not be walked.
     expected = newest.parents[: number - 1], newest.parents[number - 1]
     if (manifest.parents, manifest.digest) != expected:
         raise DataError(

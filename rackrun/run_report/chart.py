@@ -21,6 +21,7 @@ HIDING = 2.0  # a curve nowhere further from another one lies on top of it
 DASH = 8
 DOT, RING, MOST_RINGS = 3, 2, 4
 ROUND = (1, 2, 2.5, 5, 10)  # distances of ticks, times a power of ten
+COLOURS = 8  # that the page's style has
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def ticks(low: float, high: float, whole: bool = False) -> list[float]:
     """Return round numbers between two values; whole ones for epochs and the like."""
     rough = max((high - low) / TICKS, float(whole))  # whole numbers are 1 apart at least
     power = 10 ** math.floor(math.log10(rough))
+    # 0.999 and 1e-9: rounding of floats must not cost a tick.
     steps = (power * factor for factor in ROUND if power * factor >= rough * 0.999)
     step = next(step for step in steps if not whole or step == round(step))
     first = math.ceil(low / step - 1e-9)
@@ -126,9 +128,6 @@ def _course(curve: Series, points: Values, before: int, twins: int) -> Markup:
         form = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>')
         text += form.format(kind, x, y, radius)
     return text
-
-
-COLOURS = 8  # that the page's style has
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> Markup:

@@ -113,14 +113,15 @@ class Pool:
         self, host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts
     ) -> None:
         if context:
-            context.sslsocket_class = _TimedTLSSocket
+            context.sslsocket_class = _TimedTLSSocket  # what wrap_socket makes
         self._arguments = (host, port, context, timeouts)
+        # One too many pushes out the oldest, whose socket closes as nothing refers to it any more.
         self._idle: deque[Connection] = deque(maxlen=IDLE)
 
     def take(self) -> Connection:
-        """Return an idle connection: the one used last, or a new one."""
+        """Return an idle connection, or a new one."""
         try:
-            return self._idle.pop()
+            return self._idle.pop()  # the one used last is the least likely to be closed
         except IndexError:
             return Connection(*self._arguments)
 

@@ -55,9 +55,7 @@ class HttpSource(Source):
             yield from parts
         else:
             yield from verified(parts, shard, self.server.location + shard.name)
-            if (
-                shard.name in self.server.etags
-            ):  # without one, another file could take its place unseen
+            if shard.name in self.server.etags:  # else another file could take its place unseen
                 self._whole.add(shard.name)
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:

@@ -77,6 +77,7 @@ class PeerClient:
             reply = self._exchange(number, request)
         except (OSError, PeerError) as error:
             if not self.leaves_alone(number):  # threads that fail at once count as one failure
+                # 20: beyond the longest pause anyway, and the power stays a number that fits.
                 pause = self._timeouts.pause_seconds * 2 ** min(self._failures[number], 20)
                 self._failures[number] += 1
                 self.leave_alone(number, str(getattr(error, "strerror", None) or error), pause)
@@ -105,7 +106,7 @@ class PeerClient:
             try:
                 status = self._status(connection, data)
                 if not status and not is_new:
-                    continue  # the host has closed it meanwhile
+                    continue  # the host has closed it meanwhile, to make room for others
                 reply = self._received(connection, status, request.length)
                 is_whole = True
                 return reply
@@ -156,7 +157,7 @@ class PeerClient:
         data = np.empty(length, np.uint8).data  # its memory is not wiped first
         room = data
         while room:
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))  # 0: not to wait at all
             count = connection.recv_into(room)
             if not count:
                 raise PeerError("breaks off an answer")
