@@ -8,10 +8,6 @@ SCRIPT = "./run-"
 """Messages then call commands as a checkout without an environment does."""
 
 
-def _script_of(name: str) -> str:
-    """Return the script of a command; an option such as --help as it is."""
-    return name if name.startswith("-") else f"{SCRIPT}{name}"
-
-
 if __name__ == "__main__":
-    command([*map(_script_of, sys.argv[1:2]), *sys.argv[2:]])
+    names = [name if name.startswith("-") else f"{SCRIPT}{name}" for name in sys.argv[1:2]]
+    command([*names, *sys.argv[2:]])

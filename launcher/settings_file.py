@@ -79,7 +79,7 @@ def read_settings(path: Path) -> SettingsFile:
         raise UsageError(f"{path}: not TOML: {error}") from None
     named = {key for key in tables if key not in KEYS and find_task(key)}
     others = [key for key in tables if key not in named]
-    check_keys(path, "", others, (*KEYS, *known_tasks()))
+    _check_keys(path, "", others, (*KEYS, *known_tasks()))
     launch, command = tables.get("launch", ""), tables.get("command", [])
     if launch and launch not in WAYS:
         raise UsageError(f"{path}: launch: {launch!r}: must be one of {', '.join(WAYS)}")
@@ -97,9 +97,7 @@ def _table(path: Path, name: str, content: object) -> Table:
     for key, value in content.items():
         is_plain = isinstance(value, bool | int | float | str)
         if not is_plain and not _is_a(value, tuple):
-            raise UsageError(
-                f"{path}: {key_location(name, key)}: must be one value or a list of texts"
-            )
+            raise UsageError(f"{path}: {name}.{key}: must be one value or a list of texts")
     return {key.replace("_", "-"): value for key, value in content.items()}
 
 
@@ -113,26 +111,12 @@ def _is_a(value: object, kind: type) -> bool:
     return isinstance(value, kind if kind in KINDS else str)
 
 
-def check_keys(path: Path, table: str, keys: Collection[str], valid: Collection[str]) -> None:
-    """Raise UsageError for a key that is not known, with one that may have been meant."""
+def _check_keys(path: Path, table: str, keys: Collection[str], valid: Collection[str]) -> None:
     for key in keys:
         if key not in valid:
             close = difflib.get_close_matches(key, valid, n=1)
             meant = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"{path}: {key_location(table, key)}: no such key{meant}")
-
-
-def check_kind(path: Path, key: str, value: object, kind: type) -> None:
-    """Raise UsageError for a value of another kind than the option `key` of the launcher has."""
-    if not _is_a(value, kind):
-        raise UsageError(
-            f"{path}: {key_location('launcher', key)}: must be {KINDS.get(kind, 'a text')}"
-        )
-
-
-def key_location(table: str, key: str) -> str:
-    """Return a key as messages name it: table.key."""
-    return f"{table}.{key}" if table else key
+            raise UsageError(f"{path}: {table}{key}: no such key{meant}")
 
 
 def file_in(args: Sequence[str]) -> str:
@@ -155,9 +139,11 @@ def launcher_words(
         for option in options(settings)
         if option.field not in NOT_KEPT
     }
-    check_keys(file.path, "launcher", file.launcher, kinds)
+    _check_keys(file.path, "launcher.", file.launcher, kinds)
     for key, value in file.launcher.items():
-        check_kind(file.path, key, value, kinds[key])
+        if not _is_a(value, kinds[key]):
+            kind = KINDS.get(kinds[key], "a text")
+            raise UsageError(f"{file.path}: launcher.{key}: must be {kind}")
     left = {
         key: value
         for key, value in file.launcher.items()
@@ -207,7 +193,7 @@ def with_place(error: UsageError, file: SettingsFile, args: Sequence[str]) -> Us
     if key and key not in typed_options(args):
         for table, content in {"launcher": file.launcher, **file.tasks}.items():
             if key in content:
-                return UsageError(f"{file.path}: {key_location(table, key)}: {error}")
+                return UsageError(f"{file.path}: {table}.{key}: {error}")
     return error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.catalog.listed import ListedRun, task_of
 from launcher.detached.locate import Reached, each_in_time, run_manager_on
-from launcher.detached.replies import HostRuns, LivingAgent, RunFacts, call
+from launcher.detached.replies import HostRuns, LivingAgent, RunFacts
 from launcher.run.hosts import Host
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
@@ -33,7 +33,7 @@ def runs_on(
 def _asked(pair: Reached) -> HostRuns:
     host, transport = pair
     with run_manager_on(transport, host.python) as client:
-        return call(host.label, client, HostRuns, "list")
+        return client.parsed(client.call("list"), HostRuns)
 
 
 def _detached(host: str, reply: HostRuns) -> Iterator[ListedRun]:

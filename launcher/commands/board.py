@@ -78,7 +78,7 @@ def _show_detached(run: Run, options: RunOptions) -> None:
         Replay(screen, False, lambda attempt: Path(attempt.folder)) as replay,
     ):
         say(f"board: {address}")
-        watch(reached_run, replay, on=True)
+        watch(reached_run, replay, follow=True)
         stay(address)
 
 

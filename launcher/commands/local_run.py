@@ -38,7 +38,7 @@ from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
+    from launcher.lifecycle.launch_spec import LaunchSpec
 
 MOST_PROCESSES = 1024  # of a sweep on this machine
 
@@ -78,10 +78,12 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
 def show(work: Work, options: LocalOptions) -> int:
     """Print what would run here; return 0."""
     work = elastic(work) if options.elastic else work
-    if options.image:
-        return _show_container(work, options)
     jobs = options.jobs
     with served(work, options.serving, [ADDRESS]) as served_work:
+        if options.image:
+            from launcher.commands.show import show_plan
+
+            return show_plan(_contained(served_work, options, jobs), options.json)
         job = jobs.job(served_work, jobs.planned_folder(work))
         sys.stdout.write(shown(plan_alone(job, options.nproc, options.python), options.json))
     return 0
@@ -94,7 +96,9 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
     needs = _refuse_invalid(work, options)
     with served(work, options.serving, [ADDRESS]) as served_work:
         if options.image:
-            return _launch_contained(served_work, options, jobs, needs)
+            from launcher.lifecycle.attempts import Launch
+
+            return Launch(_contained(served_work, options, jobs).with_needs(needs)).run()
         return run_alone(jobs, served_work, options.nproc, options.python, options.plain)
 
 
@@ -120,37 +124,15 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
     return needs
 
 
-def _launch_contained(
-    work: Work, options: LocalOptions, jobs: JobTemplate, needs: TaskNeeds
-) -> Result:
-    from launcher.lifecycle.attempts import Launch
-    from launcher.lifecycle.launch_spec import resolved
-
-    host_options = _host_options(options)
-    jobs = replace(jobs, environment=host_options.environment)
-    spec = _contained(work, options, resolved(host_options, jobs))
-    return Launch(spec.with_needs(needs)).run()
-
-
-def _show_container(work: Work, options: LocalOptions) -> int:
-    from launcher.commands.show import show_plan
-    from launcher.lifecycle.launch_spec import resolved
-
-    with served(work, options.serving, [ADDRESS]) as served_work:
-        spec = _contained(served_work, options, resolved(_host_options(options)))
-        return show_plan(spec, options.json)
-
-
-def _contained(work: Work, options: LocalOptions, settings: LaunchSettings) -> LaunchSpec:
-    from launcher.lifecycle.launch_spec import LaunchSpec
+def _contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> LaunchSpec:
+    # A container's contents are checked like those of a host.
+    from launcher.lifecycle.launch_spec import LaunchSpec, resolved
     from launcher.lifecycle.planning import code_here
 
-    hosts, transports = [as_host(options.nproc)], [LocalTransport(NAME)]
-    return LaunchSpec(hosts, transports, work, settings, code_here(settings.jobs.runs))
-
-
-def _host_options(options: LocalOptions) -> HostOptions:
-    # A container sees the GPUs that this launcher may use.
     same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
+    # it sees the GPUs that this launcher may use
     visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
-    return HostOptions(**{**same, "env": (*visible, *options.env)})
+    host_options = HostOptions(**{**same, "env": (*visible, *options.env)})
+    settings = resolved(host_options, replace(jobs, environment=host_options.environment))
+    hosts, transports = [as_host(options.nproc)], [LocalTransport(NAME)]
+    return LaunchSpec(hosts, transports, work, settings, code_here(jobs.runs))

@@ -52,7 +52,7 @@ def attach(run: Run, options: AttachOptions) -> int:
         fetch = partial(bring_here, reached_run, Path(options.runs or reached_run.runs))
         try:
             with Replay(open_screen, options.plain, fetch, reached_run.resume) as replay:
-                watch(reached_run, replay, on=True)
+                watch(reached_run, replay, follow=True)
         except KeyboardInterrupt as interrupt:
             say("detached, the run continues")
             see, end = (f"{called(verb)} {reached_run.id}" for verb in ("attach", "stop"))
@@ -73,10 +73,13 @@ def _exit_code(run: ReachedRun, replay: Replay) -> int:
     return replay.code
 
 
-def watch(run: ReachedRun, replay: Replay, on: bool) -> None:
-    """Feed all entries to a replay, until there are no more, or the reader has gone."""
+def watch(run: ReachedRun, replay: Replay, follow: bool) -> None:
+    """Feed the entries of a record to a replay, until there are no more or its reader has gone.
+
+    `follow`: until the run ends. Raises HostLost where the host or its controller does not go on.
+    """
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
-    reader = partial(_read_entries, run, on, entries)
+    reader = partial(_read_entries, run, follow, entries)
     threading.Thread(target=reader, daemon=True).start()
     silent_turns = 0  # counted: no host is to be called silent for a time in which we were stopped
     while not replay.closed:
@@ -107,12 +110,12 @@ def _lost(run: ReachedRun, why: str) -> HostLost:
     return HostLost(f"{run.host.label}: {why}; {hint}")
 
 
-def _read_entries(run: ReachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
+def _read_entries(run: ReachedRun, follow: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
     # On a thread of its own: the dashboard is drawn while no entry comes. The queue is bounded, so
     # a slow terminal holds up this follower and its connection, and never the run.
     reader = EntryReader()
     try:
-        message = run.client.call("follow", run=run.id, on=on)
+        message = run.client.call("follow", run=run.id, on=follow)
         while True:
             entry = reader.entry(message)
             size = entry.output[3] if isinstance(entry, Wrote) else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.detached.entries import Ending
 from launcher.detached.known_runs import hosts_of, keep
-from launcher.detached.replies import LiveRun, RunFacts, call
+from launcher.detached.replies import LiveRun, RunFacts
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.output.console import say
 from launcher.remote import run_manager
@@ -223,7 +223,7 @@ def _query(run: str, started: set[str], pair: Reached) -> Reply:
     host, transport = pair
     client = RpcClient(transport, run_manager, host.python or "")
     started.add(host.label)
-    reply = call(host.label, client, RunFacts, "find", run=run)
+    reply = client.parsed(client.call("find", run=run), RunFacts)
     if reply.summary and not (reply.summary.run.startswith(run) or reply.summary.name == run):
         raise HostUnreachable(
             f"{host.label}: was asked for run {run}, and answered for another one"

@@ -65,7 +65,7 @@ def logs(run: Run, options: LogsOptions) -> int:
             stack.enter_context(replay)
             if is_controlled(run, options):
                 reached_run = stack.enter_context(reached(run, options))
-                watch(reached_run, replay, on=options.follow)
+                watch(reached_run, replay, follow=options.follow)
             elif run.folder:
                 read_files(RunFolder(run.folder), replay, options.follow)
             else:

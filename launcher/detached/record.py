@@ -29,7 +29,7 @@ from launcher.run.result import Result
 from launcher.run.state import RunState
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
-MOST_WORDS = 4096
+MOST_CHARACTERS = 4096  # of a text in an event
 SPARE_BYTES = 1 << 18  # for the last two entries of a run whose disk is full
 LAST_BYTES = 1 << 12  # of it, for the very last one
 
@@ -103,7 +103,7 @@ class Recorder(AbstractContextManager["Recorder"]):
     def __init__(self, record: RunRecord, plan: Plan) -> None:
         self.record = record
         self.waiting: list[Entry] = []
-        self.rare: dict[tuple[str, int], ThrottledEvents] = {}
+        self.throttled: dict[tuple[str, int], ThrottledEvents] = {}
         self.every_seconds = max(1.0, (plan.world_size + len(plan.hosts)) / REPORTS_PER_SECOND)
 
     def __exit__(self, *reason: object) -> None:
@@ -115,14 +115,14 @@ class Recorder(AbstractContextManager["Recorder"]):
             size = len(event.data)
             self.waiting.append({"output": [event.node, event.rank, event.stream, size]})
         elif isinstance(event, Report):
-            rare = self.rare.setdefault(("rank", event.rank), ThrottledEvents())
+            throttled = self.throttled.setdefault(("rank", event.rank), ThrottledEvents())
             # a report holds only some fields: those that wait become one
-            fields = rare.event.fields if isinstance(rare.event, Report) else {}
-            rare.event = Report(event.node, event.rank, {**fields, **event.fields})
+            fields = throttled.event.fields if isinstance(throttled.event, Report) else {}
+            throttled.event = Report(event.node, event.rank, {**fields, **event.fields})
         elif isinstance(event, Usage):
-            self.rare.setdefault(("host", event.node), ThrottledEvents()).event = event
+            self.throttled.setdefault(("host", event.node), ThrottledEvents()).event = event
         else:
-            self._take_rare(everything=True)  # what came before this event is shown before it
+            self._take_throttled(everything=True)  # what came before this event is shown before it
             self.waiting.append(encoded(event))
 
     def note(self, text: str) -> None:
@@ -132,7 +132,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def draw(self, run: RunState, now: float) -> None:
         """Write down what came in this turn."""
-        self._take_rare(now=now)
+        self._take_throttled(now=now)
         if self.waiting:
             self.waiting.insert(0, {"turn": round(now - run.started_at, 3)})
             self._write()
@@ -140,15 +140,17 @@ class Recorder(AbstractContextManager["Recorder"]):
     def finish(self, result: Result) -> None:
         """Write how the attempt ended."""
         self.record.make_room()
-        self._take_rare(everything=True)
+        self._take_throttled(everything=True)
         self.waiting.append({"finish": {**dataclasses.asdict(result), "codes": dict(result.codes)}})
         self._write()
 
-    def _take_rare(self, now: float = 0.0, everything: bool = False) -> None:
-        for rare in self.rare.values():
-            if rare.event is not None and (everything or rare.due(now, self.every_seconds)):
-                self.waiting.append(encoded(rare.event))
-                rare.let_go(now)
+    def _take_throttled(self, now: float = 0.0, everything: bool = False) -> None:
+        for throttled in self.throttled.values():
+            if throttled.event is not None and (
+                everything or throttled.due(now, self.every_seconds)
+            ):
+                self.waiting.append(encoded(throttled.event))
+                throttled.let_go(now)
 
     def _write(self) -> None:
         if self.waiting:
@@ -157,7 +159,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
 
 class ThrottledEvents:
-    """The newest of a kind of event that comes often, and when one was written down."""
+    """The newest of events that come often, of a rank or host, and when one was written down."""
 
     def __init__(self) -> None:
         self.event: Report | Usage | None = None
@@ -165,7 +167,7 @@ class ThrottledEvents:
         self.phase: object = None
 
     def due(self, now: float, every_seconds: float) -> bool:
-        """Return True when the newest event is to be written."""
+        """Return True when the newest event is to be written: a new phase or epoch is at once."""
         return now - self.written_at > every_seconds or self._phase() != self.phase
 
     def let_go(self, now: float) -> None:
@@ -195,5 +197,5 @@ def begin(job: Job, plan: Plan) -> Entry:
 def encoded(event: Event) -> Entry:
     """Return an event as an entry; a host's account of a failure is cut to a readable length."""
     fields = dataclasses.asdict(event)
-    cut = {name: v[:MOST_WORDS] if isinstance(v, str) else v for name, v in fields.items()}
+    cut = {name: v[:MOST_CHARACTERS] if isinstance(v, str) else v for name, v in fields.items()}
     return {"event": [type(event).__name__, cut]}

@@ -7,21 +7,17 @@ id that was typed, which the first host may only complete.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from launcher.detached.entries import Code, Ending, Name, Seconds
-from launcher.errors import HostUnreachable
 from launcher.remote.run_manager import MOST_LISTED
 from launcher.run.events import Count, Node
 from launcher.run.state import RESERVE
-from launcher.transport.rpc import RpcClient
 from rackrun.light_dataclass import dataclass
-from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
+from rackrun.shapes import AtMost, Between, Matches
 
 RUN = "[0-9a-f]{8}"
 Pid = Annotated[int, Between(0, 1 << 31)]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ class RunProcess:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the known facts, for `--json`."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value not in (None, "")}
 
 
@@ -154,18 +150,3 @@ class StartReply:
     begun: bool = False
     error: str = ""
     code: Code = 0
-
-
-def call(name: str, client: RpcClient, shape: type[T], question: str, /, **arguments: object) -> T:
-    """Return a run manager's reply; raise HostUnreachable, with the host's name, for nonsense."""
-    return parsed_reply(name, client.call(question, **arguments), shape)
-
-
-def parsed_reply(name: str, reply: object, shape: type[T]) -> T:
-    """Return a reply in its shape; raise HostUnreachable for any other."""
-    try:
-        parsed: T = shaped(reply, shape, "answer")
-    except Misshapen as error:
-        why = f"sent an invalid answer: {error}"
-        raise HostUnreachable(f"{name}: {why}") from None
-    return parsed

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from launcher.detached.entries import AttemptRecord
 from launcher.detached.locate import ReachedRun, run_manager_on
-from launcher.detached.replies import YesOrNo, call
+from launcher.detached.replies import YesOrNo
 from launcher.files.download import fetch_results
 from launcher.output.console import say
 from launcher.output.log_files import write_run_page
@@ -98,6 +98,6 @@ def is_same(run: ReachedRun, source: Path, target: Path) -> bool:
     try:
         with run_manager_on(run.transport, run.host.python) as client:  # the other one is following
             path = str(source / mark.name)
-            return call(run.host.label, client, YesOrNo, "exists", path=path).yes
+            return client.parsed(client.call("exists", path=path), YesOrNo).yes
     finally:
         mark.unlink()

@@ -26,7 +26,7 @@ from launcher.detached.controller import RunOrder
 from launcher.detached.entries import result_of
 from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES, run_manager_on
-from launcher.detached.replies import RunFacts, RunSummary, StartReply, call, parsed_reply
+from launcher.detached.replies import RunFacts, RunSummary, StartReply
 from launcher.errors import HostError, HostLost, HostUnreachable, PreflightRefused
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import preflight, refuse_ranks
@@ -88,29 +88,31 @@ def _hand_over(spec: LaunchSpec, config: str, cluster: ClusterFacts) -> str:
         relay_args = {"run": run, "address": address, "port": port, "key": order.key}
         calls = list(zip(hosts[1:], transports[1:], tokens, basics[1:], strict=True))
         all_or_raise(each(partial(_start_relay, relay_args), calls))
-        _checked(hosts[0].label, client.call("ready"))
+        _call(client, hosts[0], "ready")
         name = spec.work.name
         # Before "go": a launcher that is killed in between may leave a record of a run that never
         # began, but no run whose hosts are not known here.
         about = (jobs.name or name, name, jobs.resume_command(""), jobs.settings)
         if refusal := remember(run, hosts, jobs.runs, config, *about):
             say(refusal)
-        _checked(hosts[0].label, client.call("go"))
+        _call(client, hosts[0], "go")
     return run
 
 
 def start_controller(client: RpcClient, order: RunOrder, python: str, workdir: str) -> int:
     """Start the controller, and return the port at which it awaits the relays."""
-    labels, jobs = tuple(host.label for host in order.hosts), order.settings.jobs
+    jobs = order.settings.jobs
     summary = RunSummary(
         run=order.run,
         name=jobs.name or order.work.name,
-        hosts=labels,
+        hosts=tuple(host.label for host in order.hosts),
         checkpoint_seconds=jobs.limits.checkpoint_seconds,
         at=time.time(),
         task=order.work.name,
     )
-    reply = client.call(
+    reply = _call(
+        client,
+        order.hosts[0],
         "start",
         summary=asdict(summary),
         python=python,
@@ -118,22 +120,22 @@ def start_controller(client: RpcClient, order: RunOrder, python: str, workdir: s
         code=sources(),
         order=order.plain,
     )
-    return _checked(labels[0], reply).port
+    return reply.port
 
 
 def _start_relay(args: Mapping[str, Any], target: tuple[Host, Transport, str, Reply]) -> None:
     host, transport, token, facts = target
     with closing(RpcClient(transport, relay, facts["python"])) as client:
-        _checked(host.label, client.call("stay", token=token, **args))
+        _call(client, host, "stay", token=token, **args)
 
 
-def _checked(name: str, reply: Reply) -> StartReply:
-    outcome = parsed_reply(name, reply, StartReply)
+def _call(client: RpcClient, host: Host, question: str, **arguments: object) -> StartReply:
+    outcome = client.parsed(client.call(question, **arguments), StartReply)
     if outcome.error:
         # a host that no relay reached stays 69, whoever has noticed it
         kind = HostUnreachable if outcome.code == HostUnreachable.exit_code else PreflightRefused
         why = clean_lines(outcome.error)
-        raise kind(f"{name}: no detached run could be started: {why}")
+        raise kind(f"{host.label}: no detached run could be started: {why}")
     return outcome
 
 
@@ -173,7 +175,7 @@ def _wait_for_first_step(run: str, spec: LaunchSpec, running_seconds: float | No
     host, running_since = spec.hosts[0], float("inf")
     with run_manager_on(spec.reached[0], host.python) as client:
         while True:
-            facts = call(host.label, client, RunFacts, "find", run=run)
+            facts = client.parsed(client.call("find", run=run), RunFacts)
             if facts.end is not None:
                 return facts
             if not facts.alive:

@@ -20,7 +20,7 @@ from launcher.detached.locate import (
     run_manager_on,
     short_message,
 )
-from launcher.detached.replies import LiveHost, RunListing, RunProcess, call
+from launcher.detached.replies import LiveHost, RunListing, RunProcess
 from launcher.errors import HostUnreachable
 from launcher.remote.files import SCRATCH
 from launcher.run.host_names import grouped
@@ -101,7 +101,7 @@ def status_of_all(run: ReachedRun) -> list[HostStatus]:
 def _status_of(run_id: str, pair: Reached) -> HostStatus:
     host, transport = pair
     with run_manager_on(transport, host.python) as client:
-        listing = call(host.label, client, RunListing, "processes", run=run_id)
+        listing = client.parsed(client.call("processes", run=run_id), RunListing)
     return HostStatus(host.label, transport, listing.python, listing.processes)
 
 

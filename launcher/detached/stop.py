@@ -23,7 +23,7 @@ from launcher.detached.locate import (
     reached,
     run_manager_on,
 )
-from launcher.detached.replies import EmptyReply, RunFacts, YesOrNo, call
+from launcher.detached.replies import EmptyReply, RunFacts, YesOrNo
 from launcher.detached.status import HostStatus, status_of_all
 from launcher.errors import HostLost, HostUnreachable
 from launcher.output.console import last_line, say
@@ -120,10 +120,10 @@ class Controller:
         return self._call(RunFacts, "find").finish
 
     def _call(self, shape: type[T], question: str, **arguments: object) -> T:
-        run, label, client = self.run, self.run.host.label, self.run.client
-        return call_in_time(
-            run, lambda: call(label, client, shape, question, run=run.id, **arguments)
-        )
+        run, client = self.run, self.run.client
+        reply = call_in_time(run, lambda: client.call(question, run=run.id, **arguments))
+        value: T = client.parsed(reply, shape)
+        return value
 
 
 class LauncherHere:
@@ -267,7 +267,7 @@ def _clean_up(run_id: str, host: HostStatus) -> None:
     assert host.transport is not None
     # the run manager ends relays; what an earlier agent has left, a new agent does
     with run_manager_on(host.transport, host.python) as client:
-        call(host.name, client, EmptyReply, "sweep", run=run_id)
+        client.parsed(client.call("sweep", run=run_id), EmptyReply)
     for scratch in {process.scratch for process in host.processes} - {""}:
         channel = host.transport.open(bootstrap.bootstrap(host.python))
         channel.send(agent_protocol.opening(bootstrap.order(do="sweep", scratch=scratch)))

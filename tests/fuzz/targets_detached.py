@@ -8,8 +8,7 @@ from typing import Any
 
 from launcher.detached.entries import AttemptRecord, EntryReader
 from launcher.detached.replay import Replay
-from launcher.detached.replies import RunFacts, RunListing, StartReply, parsed_reply
-from launcher.errors import HostUnreachable
+from launcher.detached.replies import RunFacts, RunListing, StartReply
 from launcher.output.console import PlainOutput
 from launcher.output.merge import LogMerger
 from launcher.output.nonblocking import NonBlockingWriter
@@ -70,8 +69,8 @@ def fuzz_began(data: bytes) -> None:
 
 
 def decode(data: bytes, shape: type[Any]) -> None:
-    with contextlib.suppress(Misshapen, HostUnreachable):
-        parsed_reply("host", parsed_json(data, MOST_BYTES), shape)
+    with contextlib.suppress(Misshapen):
+        shaped(parsed_json(data, MOST_BYTES), shape, "answer")
 
 
 def fuzz_agent_pid(data: bytes) -> None:

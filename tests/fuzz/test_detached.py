@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.detached.entries import EVENTS, EntryReader
 from launcher.detached.record import begin, encoded
-from launcher.detached.replies import RunFacts, RunListing, parsed_reply
-from launcher.errors import HostUnreachable
+from launcher.detached.replies import RunFacts, RunListing
 from launcher.run.events import (
     AskedToStop,
     Awaited,
@@ -46,7 +45,7 @@ from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from rackrun.run_folder import RunFolder
 from rackrun.run_history import Generation
-from rackrun.shapes import Misshapen
+from rackrun.shapes import Misshapen, shaped
 from tests.fuzz import targets_detached as targets
 
 FOLDER = Path("/home/me/runs/20260101-000000-true")
@@ -149,8 +148,8 @@ def test_what_a_controller_writes_is_understood() -> None:
     actual = [reader.entry(copy.deepcopy(entry)) for entry in RECORD]
     assert [entry for entry in actual if entry in HAPPENED] == list(HAPPENED)
     assert {type(event).__name__ for event in HAPPENED} == {*EVENTS}
-    assert parsed_reply("node1", FOUND, RunFacts).finish is not None
-    assert len(parsed_reply("node1", LISTING, RunListing).processes) == 2
+    assert shaped(FOUND, RunFacts, "answer").finish is not None
+    assert len(shaped(LISTING, RunListing, "answer").processes) == 2
 
 
 WRONG_ENTRIES = {
@@ -213,11 +212,11 @@ def test_an_attempt_that_no_controller_would_make_is_refused(what: str) -> None:
 
 
 def test_an_answer_with_one_wrong_field_is_refused() -> None:
-    """Each field in turn is of a type that no field has; the message names host and place."""
+    """Each field in turn is of a type that no field has; the message names the place."""
     for reply, shape in ((FOUND, RunFacts), (LISTING, RunListing)):
         for changed, position in with_one_wrong(reply):
-            with pytest.raises(HostUnreachable, match="node1: sent an invalid answer"):
-                parsed_reply("node1", changed, shape)
+            with pytest.raises(Misshapen, match="^answer"):
+                shaped(changed, shape, "answer")
             assert position
 
 
