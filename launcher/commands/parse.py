@@ -17,9 +17,9 @@ from launcher.run.job import (
     JobTemplate,
     TaskWork,
     Work,
-    all_data_of,
     command_of,
-    resume_of,
+    option_of,
+    values_of,
     without_option,
 )
 from launcher.run.settings import Options
@@ -166,7 +166,8 @@ def job_template(
     way: str, options: Options, work: Work, again: tuple[str, ...] = ()
 ) -> JobTemplate:
     """Return the template of a launch's jobs, with the command `again` and its settings file."""
-    resume = ("--resume", resume_of(work)) if again and resume_of(work) else ()
+    run = option_of(work, "--resume")
+    resume = ("--resume", run) if again and run else ()
     text = settings_text(way, options, work, (*again, *resume))
     return replace(options.jobs, typed=again, settings=text)
 
@@ -326,7 +327,7 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
     if Path(name).is_absolute() and Path(name).is_relative_to(Path.cwd()):
         name = str(Path(name).relative_to(Path.cwd()))  # which is the same on every host
     task = TaskWork(name, tuple(map(_with_latest_run_named, rest[1:])))
-    for data in all_data_of(task):
+    for data in values_of(task, "--data"):
         if "://" in data:
             check_url(data)
     return task

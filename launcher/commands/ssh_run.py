@@ -167,9 +167,9 @@ def attached(launch: Launch, options: SshOptions) -> Result:
         forgotten = remember_hosts()
         if attempt.watch:
             attempt.watch.on_added = remember_hosts
-        result = attempt.supervise()
-        attempt.note(attempt.fetch_results())
-        attempt.note(advice(options, run, result, forgotten))
+        result = attempt.session.supervise()
+        attempt.session.note(attempt.fetch_results())
+        attempt.session.note(advice(options, run, result, forgotten))
 
     return launch.run(attend)
 

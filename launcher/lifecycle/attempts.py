@@ -10,20 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import field, replace
+from dataclasses import replace
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results, fetch_returned
 from launcher.lifecycle.host_file_watch import HostFileWatch
 from launcher.lifecycle.host_incidents import remember
-from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
+from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
 from launcher.lifecycle.restart_policy import RestartState, after
 from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen, report_end
 from launcher.output.console import last_line, say
 from launcher.output.on_event import EventCommand
 from launcher.preflight.facts import NO_FACTS
-from launcher.run.job import FunctionCall
+from launcher.run.job import FunctionCall, JobTemplate
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.supervision.agents import AddedHost
@@ -48,22 +48,20 @@ class RunObserver:
 TERMINAL = RunObserver()
 
 
-@dataclass
 class Launch:
-    """The attempts of one launch: what they share, and how each ended."""
+    """The attempts of one launch: what they share, and how the newest ended."""
 
-    spec: LaunchSpec
-    """What all attempts go by; its probes hold the hosts until the first one takes them over."""
-    observer: RunObserver = TERMINAL
-    runs: list[str] = field(default_factory=list)
-    """The run folders of failed attempts, the newest first."""
-    result: Result | None = None
-    """The result of the newest attempt."""
-    began: float = 0.0
-    """When the first attempt began."""
-
-    def __post_init__(self) -> None:
-        self._alerts = EventCommand(self.spec.settings.jobs.on_event)
+    def __init__(self, spec: LaunchSpec, observer: RunObserver = TERMINAL) -> None:
+        """Take what all attempts go by; its probes hold the hosts for the first attempt."""
+        self.spec = spec
+        self.observer = observer
+        self.result: Result | None = None
+        """The result of the newest attempt."""
+        self._runs: list[str] = []
+        """The run folders of failed attempts, the newest first."""
+        self._began = 0.0
+        """When the first attempt began: the time limit counts from there on."""
+        self._alerts = EventCommand(spec.settings.jobs.on_event)
 
     @property
     def final(self) -> Result:
@@ -80,47 +78,29 @@ class Launch:
         state: RestartState | None = self.spec.restart_state
         try:
             while state is not None:
-                state = self._after_attempt(state, attend or Attempt.complete)
+                try:
+                    attempt = self._attempt(state, attend or Attempt.complete)
+                except HostError as error:
+                    if self.result is None or not error.hosts:
+                        raise
+                    state = self._without(state, error)
+                else:
+                    state = self._following(self._with_added(state, attempt), attempt)
         finally:
             if self.result is not None:
                 report_end(self._alerts, self.result, self.observer.say)
         return self.final
 
-    def _after_attempt(
-        self, state: RestartState, attend: Callable[[Attempt], object]
-    ) -> RestartState | None:
-        """Make an attempt; return the state for the next one, None when there is to be none."""
-        try:
-            attempt = self._attended(state, attend)
-        except HostError as error:
-            if self.result is None or not error.hosts:
-                raise
-            return self._without(state, error)
-        return self._following(self._with_added(state, attempt), attempt)
+    # -- an attempt
 
-    def _with_added(self, state: RestartState, attempt: Attempt) -> RestartState:
-        """Return the state with the hosts that have become part of the run."""
-        hosts = [added.host for added in attempt.added]
-        transports = [added.transport for added in attempt.added]
-        self.spec = replace(
-            self.spec,
-            hosts=(*self.spec.hosts, *hosts),
-            transports=(*self.spec.transports, *transports),
-        )
-        return replace(state, hosts=(*state.hosts, *hosts))
-
-    def _attended(self, state: RestartState, attend: Callable[[Attempt], object]) -> Attempt:
+    def _attempt(self, state: RestartState, attend: Callable[[Attempt], object]) -> Attempt:
         """Return an attempt that has ended; another one when the master's port was taken."""
         for _ in range(PORT_TRIES):  # until torchrun binds it, any program can take the port
             with self._prepared(state) as attempt:
                 attend(attempt)
             self.result = attempt.result
             remember(
-                attempt.plan,
-                attempt.transports,
-                self.final,
-                attempt.doubtful,
-                self.observer.say,
+                attempt.plan, attempt.transports, self.final, attempt.doubtful, self.observer.say
             )
             if not self.final.port_was_taken:
                 break
@@ -132,24 +112,23 @@ class Launch:
         active = state.active()
         settings, jobs = self.spec.settings, self.spec.settings.jobs
         reserve = state.reserve() if jobs.elastic else ()
-        is_first = not self.runs  # an unfit spare is reported at once, not when it is needed
+        is_first = not self._runs  # an unfit spare is reported at once, not when it is needed
         hosts = state.hosts if is_first else (*active, *reserve)
         transport_of = {
             host.label: transport
             for host, transport in zip(self.spec.hosts, self.spec.reached, strict=True)
         }
         transports = [transport_of[host.label] for host in hosts]
-        work = after(self.spec.work, self.runs)
+        work = after(self.spec.work, self._runs)
         spec = replace(self.spec, hosts=hosts, transports=transports, work=work)
         self.spec = replace(self.spec, probed=NO_FACTS)  # this attempt takes its probes over
         with preflight(spec, self.observer.say, is_restart=not is_first) as all_hosts:
             cluster = all_hosts.first(len(active))
             if is_first:
                 refuse_ranks(cluster)
-            timed = replace(jobs, time_limit_seconds=self._time_left())
-            job = timed.job(work, jobs.new_folder(work), self.observer.id_prefix)
-            planned = all_hosts if reserve else cluster
-            plan = plan_for(job, planned, settings, len(reserve))
+            job = self._timed(jobs).job(work, jobs.new_folder(work), self.observer.id_prefix)
+            plan = plan_for(job, all_hosts if reserve else cluster, settings, len(reserve))
+            # The probes of active hosts become their agents: that saves a login to each.
             containers = [host.container for host in plan.hosts[: len(active)]]
             successors = cluster.successors(transports[: len(active)], containers)
             agents = [*successors, *transports[len(active) : len(plan.hosts)]]
@@ -170,40 +149,46 @@ class Launch:
             ):
                 yield Attempt(session, transports, watch, doubtful=cluster.doubtful)
 
-    def _time_left(self) -> float:
-        """Return what is left of the time limit, which counts from the first attempt on."""
-        self.began = self.began or time.monotonic()
-        limit = self.spec.settings.jobs.time_limit_seconds
+    def _timed(self, jobs: JobTemplate) -> JobTemplate:
+        self._began = self._began or time.monotonic()
+        limit = jobs.time_limit_seconds
         # At least a second, as 0 means no limit: an attempt that is too late ends at once.
-        return max(1.0, limit - (time.monotonic() - self.began)) if limit else 0.0
+        left = max(1.0, limit - (time.monotonic() - self._began)) if limit else 0.0
+        return replace(jobs, time_limit_seconds=left)
+
+    # -- between attempts; without a state there is no further one
+
+    def _with_added(self, state: RestartState, attempt: Attempt) -> RestartState:
+        """Return the state with the hosts that have become part of the run."""
+        hosts = [added.host for added in attempt.added]
+        transports = [added.transport for added in attempt.added]
+        self.spec = replace(
+            self.spec,
+            hosts=(*self.spec.hosts, *hosts),
+            transports=(*self.spec.transports, *transports),
+        )
+        return replace(state, hosts=(*state.hosts, *hosts))
 
     def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
-        """Return the state for one more attempt; None when there is to be none."""
+        settings = self.spec.settings
+        following: RestartState | None = state
         if attempt.hurried:
             return None
         if self.final.gave_way:
-            self._change(self.spec.settings.queued_now())
-            return self._noted(state, "waits to continue")
-        following = state.after(self.final)
-        if following is None:
+            settings, line = settings.queued_now(), "waits to continue"
+        elif following := state.after(self.final):
+            most = settings.restarts.max_restarts
+            settings, line = settings.before_all(), f"restart {following.restarts} of {most}"
+        else:
             return None
-        self._change(self.spec.settings.before_all())
-        most = self.spec.settings.restarts.max_restarts
-        return self._noted(following, f"restart {following.restarts} of {most}")
-
-    def _change(self, settings: LaunchSettings) -> None:
         self.spec = replace(self.spec, settings=settings)
-
-    def _noted(self, following: RestartState, line: str) -> RestartState:
-        """Return the state for one more attempt, which continues from this one; print why."""
-        self.runs.insert(0, str(self.spec.settings.jobs.runs / self.final.folder.name))
+        self._runs.insert(0, str(settings.jobs.runs / self.final.folder.name))
         self.observer.say(line)
         text = f"{line}; {last_line(self.final)}"
         self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
         return following
 
     def _without(self, state: RestartState, error: HostError) -> RestartState | None:
-        """Return the state without hosts that are not fit any more; None when too few are left."""
         for line in str(error).splitlines():
             self.observer.say(f"left out: {line}")
         following = state.without(error.hosts)
@@ -234,7 +219,7 @@ class Attempt:
 
     @property
     def plan(self) -> Plan:
-        """The plan, once the attempt has been supervised with the hosts that were added."""
+        """The plan; once the attempt has been supervised, with the hosts that were added."""
         return self.session.plan
 
     @property
@@ -249,40 +234,30 @@ class Attempt:
 
     def complete(self) -> None:
         """Run until the end, and fetch the results."""
-        self.supervise()
-        self.note(self.fetch_results())
-
-    def supervise(self) -> Result:
-        """Run until the end."""
-        return self.session.supervise()
-
-    def note(self, text: str) -> None:
-        """Show a line, if there is one, before the last line of the attempt."""
-        self.session.note(text)
+        self.session.supervise()
+        self.session.note(self.fetch_results())
 
     def fetch_results(self) -> str:
         """Fetch what the first rank's host has in its run folder; return that, or why nothing."""
-        pairs = zip(self.transports, self.plan.hosts, strict=False)
+        # Spares of a run that restarts have a transport, and are not in the plan.
+        pairs = list(zip(self.transports, self.plan.hosts, strict=False))
         transport, first = next(pair for pair in pairs if pair[1].name == self.result.leader)
         left = f"the results are still on {first.name}, in {first.folder}"
         if self.result.hosts[first.name] != "clean":
             return left
+        job, run_id = self.session.job, self.plan.run_id
         try:
             with ended_by_a_signal():
-                folder = self.session.job.folder.path
-                fetched = fetch_results(transport, first, self.plan.run_id, folder, say=self.note)
-                self._fetch_returned()
+                fetched = fetch_results(
+                    transport, first, run_id, job.folder.path, say=self.session.note
+                )
+                if isinstance(job.work, FunctionCall):  # what it returned on each rank
+                    for transport, host in pairs:
+                        if self.result.hosts[host.name] == "clean":
+                            fetch_returned(transport, host, run_id, job.folder.returned)
                 return str(fetched)
         except KeyboardInterrupt:
             self.hurried = True
             return f"not waited for: {left}"
         except (Problem, OSError) as error:
             return f"{left}: {str(error).removeprefix(f'{first.name}: ')}"
-
-    def _fetch_returned(self) -> None:
-        """Fetch what a function returned on each rank, if the work is to call one."""
-        job = self.session.job
-        if isinstance(job.work, FunctionCall):
-            for transport, host in zip(self.transports, self.plan.hosts, strict=False):
-                if self.result.hosts[host.name] == "clean":
-                    fetch_returned(transport, host, self.plan.run_id, job.folder.returned)

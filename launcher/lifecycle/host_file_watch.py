@@ -24,7 +24,7 @@ from launcher.preflight.checks import CHECKS, examine, lines_of, warnings
 from launcher.preflight.facts import ClusterFacts, gather_facts
 from launcher.run.hosts import Host
 from launcher.run.job import Job
-from launcher.run.plan import Plan, plan_of_added
+from launcher.run.plan import Plan, plan_of_added, scratch_folder
 from launcher.supervision.agents import AddedHost
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
@@ -140,8 +140,9 @@ class HostFileWatch:
                 continue
             for line in warnings(rows_of_host):
                 self._news.put(f"warning: {line}")
+            scratch = scratch_folder(self._plan.run_id, len(self._plan.hosts))
             planned = planned_host(
-                facts, cluster, settings.jobs.runs / run_folder, settings, self._plan.next_scratch
+                facts, cluster, settings.jobs.runs / run_folder, settings, scratch
             )
             host_plan = plan_of_added(self._job, self._plan, planned)
             self._plan = self._plan.with_host(host_plan)

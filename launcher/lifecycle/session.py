@@ -110,39 +110,31 @@ class Session:
                 self.note(unfinished)
                 if not self.plan.task and self._peers is None:  # a task's rank 0 tells more
                     self.note(start_line(self.plan, self._versions, job.folder.path))
-                self.result = self._supervised(logs, self._screen, signals)
+                journal = JournaledDisplay(job, self.plan, self._screen)
+                agents = AgentGroup(self.plan, self._transports)
+                supervisor = Supervisor(
+                    job,
+                    agents,
+                    logs,
+                    journal,
+                    self._peers,
+                    self._alerts,
+                    signals,
+                    self._added_hosts,
+                )
+                self.result = supervisor.supervise()
+                self.plan = supervisor.run.plan
+                self._transports = [client.transport for client in agents.clients]
+                journal.close()
             self.note(logs.close(self.result))  # a signal that comes now does not cost the result
         if self.result.verdict == "failed":
-            self.result = self._with_sick_gpus(self.result)
+            from launcher.lifecycle.host_incidents import sick_gpus  # rarely needed
+
+            # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
+            for host, problems in sick_gpus(self.plan, self._transports, self.result):
+                self.note(f"{host}: probable cause: {problems}")
+                self.result = with_incident(self.result, host, "gpu", problems)
         return self.result
-
-    def _with_sick_gpus(self, result: Result) -> Result:
-        from launcher.lifecycle.host_incidents import sick_gpus  # rarely needed
-
-        # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
-        for host, problems in sick_gpus(self.plan, self._transports, result):
-            self.note(f"{host}: probable cause: {problems}")
-            result = with_incident(result, host, "gpu", problems)
-        return result
-
-    def _supervised(self, logs: LogFiles, screen: Display, signals: SignalQueue) -> Result:
-        agents = AgentGroup(self.plan, self._transports)
-        journal = JournaledDisplay(self.job, self.plan, screen)
-        supervisor = Supervisor(
-            self.job,
-            agents,
-            logs,
-            journal,
-            self._peers,
-            self._alerts,
-            signals,
-            self._added_hosts,
-        )
-        result = supervisor.supervise()
-        self.plan = supervisor.run.plan
-        self._transports = [client.transport for client in agents.clients]
-        journal.close()
-        return result
 
     def note(self, text: str) -> None:
         """Show a line, if there is one."""

@@ -20,16 +20,13 @@ from launcher.run.job import (
     TaskWork,
     Work,
     data_of,
-    device_of,
-    further_data_of,
     is_on_cpu,
-    resumed_by,
-    weights_file_of,
+    option_of,
 )
 from launcher.transport.local import gpu_count
 from rackrun.commands import called
 from rackrun.contract import variables
-from rackrun.contract.files import PUBLISHED
+from rackrun.contract.files import LATEST, PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import DataError, MissingPackage, UsageError
@@ -144,11 +141,14 @@ def refuse_unready_data(work: Work) -> None:
 
     Likewise for a file of weights that is not there.
     """
-    for data in filter(None, [data_of(work), *further_data_of(work)]):
+    further = option_of(work, "--extra-data")  # FOLDER=WEIGHT,FOLDER=WEIGHT
+    folders = [part.rpartition("=")[0] for part in further.split(",")]
+    for data in filter(None, [data_of(work), *folders]):
         if "://" not in data and (reason := why_no_shards(data)):
             raise UsageError(reason)
-    weights = weights_file_of(work)
-    if weights and not Path(weights).is_file():
+    weights = option_of(work, "--weights")
+    is_file = weights and weights != PUBLISHED and "://" not in weights
+    if is_file and not Path(weights).is_file():
         raise UsageError(f"--weights {weights}: no such file{_file_meant(Path(weights))}")
 
 
@@ -164,8 +164,8 @@ def _file_meant(path: Path) -> str:
 
 def refuse_absent_run(work: Work, runs: Path) -> None:
     """Raise UsageError when a task is to resume from what is not on this machine."""
-    resume = resumed_by(work)
-    if resume and not run_folder(resume, runs).exists():
+    resume = option_of(work, "--resume")
+    if resume not in ("", LATEST) and not run_folder(resume, runs).exists():
         raise UsageError(
             f"--resume {resume}: no such file or run; type its path, its name, or latest"
         )
@@ -238,7 +238,7 @@ def check_gpus(work: Work, ranks: int, name: str, python: str, image: str) -> No
     Likewise --device cuda without a GPU, and more ranks of a task than GPUs. What an image holds is
     looked at where it is started.
     """
-    if device_of(work) == "cuda" and not gpu_count():
+    if option_of(work, "--device") == "cuda" and not gpu_count():
         raise UsageError(
             "--device cuda: this machine has no GPU, or CUDA_VISIBLE_DEVICES hides it; type"
             " --device cpu, or leave it out"

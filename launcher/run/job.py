@@ -9,7 +9,6 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract.files import LATEST, PUBLISHED
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import UsageError
 from rackrun.light_dataclass import dataclass
@@ -95,11 +94,14 @@ def command_of(args: Sequence[str]) -> Command:
 Work: TypeAlias = TaskWork | Command
 
 
-RUN_ID_BYTES = 16
 RUN_ID = r"[0-9a-f]{32}"
 """The grammar of a run's id, which other machines may send."""
-LEAST_SECONDS = {"lease_seconds": 1.0, "hang_seconds": 0.1, "start_seconds": 1.0}
-LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
+LEAST_SECONDS = {
+    "lease_seconds": 1.0,
+    "hang_seconds": 0.1,
+    "start_seconds": 1.0,
+    "rendezvous_seconds": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class JobTemplate:
 
     def job(self, work: Work, folder: RunFolder, id_prefix: str = "") -> Job:
         """Return the job of one attempt; `id_prefix` is the prefix of its id."""
-        return Job(work, folder, _new_run_id(id_prefix), self)
+        return Job(work, folder, id_prefix + secrets.token_hex(16)[len(id_prefix) :], self)
 
     def resume_command(self, run: str) -> tuple[str, ...]:
         """Return the command that continues the run in this folder, if one was typed."""
@@ -192,7 +194,7 @@ class Job:
 
     work: Work
     folder: RunFolder
-    run_id: str = field(default_factory=lambda: _new_run_id())
+    run_id: str = field(default_factory=lambda: secrets.token_hex(16))
     """128 random bits: names the run on every host, and guards its rendezvous."""
     template: JobTemplate = JobTemplate()
 
@@ -207,11 +209,6 @@ class Job:
         return self.template.resume_command(self.folder.path.name)
 
 
-def _new_run_id(id_prefix: str = "") -> str:
-    """Return a random id of 32 hexadecimal digits that begins with `id_prefix`."""
-    return id_prefix + secrets.token_hex(RUN_ID_BYTES)[len(id_prefix) :]
-
-
 def elastic(work: Work) -> TaskWork:
     """Return the task as ranks of an elastic run train it; raise UsageError for a command."""
     if not isinstance(work, TaskWork):
@@ -224,22 +221,12 @@ def elastic(work: Work) -> TaskWork:
 
 def is_on_cpu(work: Work) -> bool:
     """Return True for a task whose options ask for the CPU."""
-    return device_of(work) == "cpu"
-
-
-def device_of(work: Work) -> str:
-    """Return the device that a task's options ask for; empty where they leave it open."""
-    return _last_of(work, "--device")
+    return option_of(work, "--device") == "cpu"
 
 
 def data_of(work: Work) -> str:
     """Return the shards in a task's options; empty for a command, whose arguments are its own."""
-    return _last_of(work, "--data")
-
-
-def all_data_of(work: Work) -> list[str]:
-    """Return all data locations that a task is given; it takes the last one."""
-    return _given(work, "--data")
+    return option_of(work, "--data")
 
 
 def with_data(work: Work, data: str) -> Work:
@@ -253,27 +240,25 @@ def with_data(work: Work, data: str) -> Work:
     return replace(work, options=tuple(options))
 
 
-def resume_of(work: Work) -> str:
-    """Return the value of a task's --resume; empty for a new run."""
-    return _last_of(work, "--resume")
+def option_of(work: Work, option: str) -> str:
+    """Return the value of a task's option that counts, the last one; empty where none is given."""
+    return (values_of(work, option) or [""])[-1]
 
 
-def resumed_by(work: Work) -> str:
-    """Return the run in a task's --resume; empty for a new run or `latest`."""
-    named = resume_of(work)
-    return "" if named == LATEST else named
+def values_of(work: Work, option: str) -> list[str]:
+    """Return all values that a task's option is given; none for a command."""
+    if not isinstance(work, TaskWork):
+        return []
+    return [work.options[n].removeprefix(f"{option}=") for n in _positions_of(work, option)]
 
 
-def further_data_of(work: Work) -> list[str]:
-    """Return the locations in a task's --extra-data, which is FOLDER=WEIGHT, commas between."""
-    given = _last_of(work, "--extra-data")
-    return [part.rpartition("=")[0] for part in given.split(",")] if given else []
-
-
-def weights_file_of(work: Work) -> str:
-    """Return the file in a task's --weights; empty for published weights, a URL or none."""
-    named = _last_of(work, "--weights")
-    return "" if named == PUBLISHED or "://" in named else named
+def _positions_of(work: TaskWork, option: str) -> list[int]:
+    """Return the positions of the arguments that hold an option's values."""
+    return [
+        position
+        for position, arg in enumerate(work.options)
+        if arg.startswith(f"{option}=") or (position and work.options[position - 1] == option)
+    ]
 
 
 def without_option(options: Sequence[str], name: str) -> tuple[str, ...]:
@@ -285,23 +270,3 @@ def without_option(options: Sequence[str], name: str) -> tuple[str, ...]:
             left.append(arg)
         skip = arg == name and not skip
     return tuple(left)
-
-
-def _last_of(work: Work, option: str) -> str:
-    """Return the value that counts of a task's option; empty where it is not given."""
-    return (_given(work, option) or [""])[-1]
-
-
-def _given(work: Work, option: str) -> list[str]:
-    options = work.options if isinstance(work, TaskWork) else ()
-    return [options[index].removeprefix(f"{option}=") for index in _positions_of(work, option)]
-
-
-def _positions_of(work: Work, option: str) -> list[int]:
-    """Return the positions of the arguments of a task that hold an option's values."""
-    options = work.options if isinstance(work, TaskWork) else ()
-    return [
-        position
-        for position, arg in enumerate(options)
-        if arg.startswith(f"{option}=") or (position and options[position - 1] == option)
-    ]

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from launcher.run.job import TRAINING, Job, Limits, is_on_cpu
+from launcher.run.job import TRAINING, Job, is_on_cpu
 from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.light_dataclass import dataclass
@@ -26,7 +26,6 @@ TORCHRUN = (
     " main()"
 )
 """As the command `torchrun`, in three quarters of the time: it looks for no garbage in imports."""
-
 
 SERVED_TORCHRUN = (
     "import gc; gc.disable(); import runpy, torch;"
@@ -120,22 +119,22 @@ class Plan:
 
     @property
     def task(self) -> str:
-        """Return the task that the ranks train; empty for a command of the user."""
+        """The task that the ranks train; empty for a command of the user."""
         return next(iter(self._task_words), "")
 
     @property
     def elastic(self) -> bool:
-        """Return whether the run goes on when it loses ranks."""
+        """Whether the run goes on when it loses ranks."""
         return any(host.elastic for host in self.hosts)
 
     @property
     def uses_gpus(self) -> bool:
-        """Return whether ranks are to use GPUs."""
+        """Whether ranks are to use GPUs."""
         return any(host.gpus for host in self.hosts)
 
     @property
     def own_model(self) -> str:
-        """Return the model of the user's own, MODULE:NAME, that the task trains; else nothing."""
+        """The model of the user's own, MODULE:NAME, that the task trains; else nothing."""
         named = ""
         for arg, after in itertools.pairwise((*self._task_words, "")):
             option, equals, value = arg.partition("=")
@@ -153,11 +152,6 @@ class Plan:
         """Return the host with this node rank."""
         return self.hosts[node - self.hosts[0].node]
 
-    @property
-    def next_scratch(self) -> str:
-        """Return the agent's folder on a host that is added."""
-        return scratch_folder(self.run_id, len(self.hosts))
-
     def with_host(self, host: HostPlan) -> Plan:
         """Return the plan of an elastic run with one more host, which is a spare at first."""
         return replace(self, hosts=(*self.hosts, host), spares=self.spares + 1)
@@ -174,11 +168,11 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int, spares: int = 0
     """
     _check_environment(job.template.environment)
     world_size = sum(host.processes for host in hosts[: len(hosts) - spares])
-    first_ranks = itertools.accumulate((host.processes for host in hosts), initial=0)
-    plans = [
-        _host_plan(job, hosts, node, first_rank, port, world_size)
-        for node, first_rank in zip(range(len(hosts)), first_ranks, strict=False)
-    ]
+    plans: list[HostPlan] = []
+    first_rank = 0
+    for node, host in enumerate(hosts):
+        plans.append(_host_plan(job, hosts, node, first_rank, port, world_size))
+        first_rank += host.processes
     return Plan(job.run_id, world_size, tuple(plans), spares)
 
 
@@ -197,7 +191,6 @@ def _host_plan(
     port: int,
     world_size: int,
 ) -> HostPlan:
-    """Return what happens on one of these hosts."""
     template, host = job.template, hosts[node]
     _check_environment(host.env)
     forks = (variables.FORK, "0") not in (*template.environment, *host.env)
@@ -227,47 +220,38 @@ def scratch_folder(run_id: str, node: int) -> str:
 def torchrun(
     job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str, forks: bool
 ) -> tuple[str, ...]:
-    """Return the command line of torchrun on a host; `forks`: it forks off the ranks' server.
-
-    The rendezvous is static: c10d compares the clocks of the hosts and can start a world of one.
-    The ranks' command is not on it: torchrun would replace `$$` and `${local_rank}` in there.
-    """
-    host = hosts[node]
+    """Return the command line of torchrun on a host; `forks`: it forks off the ranks' server."""
+    host, limits = hosts[node], job.template.limits
     together = len(hosts), node, hosts[0].address, port
     nodes, node_rank, master, master_port = ALONE if job.template.elastic else together
-    served = ("-uc", SERVED_TORCHRUN.format(script=f"{scratch}/agent.py"))  # -u as the ranks
+    shim = f"{scratch}/agent.py"
+    # Unbuffered, as the ranks that are forked from it have to be.
+    start = ("-uc", SERVED_TORCHRUN.format(script=shim)) if forks else ("-c", TORCHRUN)
+    # Longer than the launcher takes to name a host that is missing.
+    timeout_seconds = limits.start_seconds + 2 * limits.rendezvous_seconds
     return (
         host.python,
-        *(served if forks else ("-c", TORCHRUN)),
+        *start,
         f"--nnodes={nodes}",
         f"--node-rank={node_rank}",
         f"--nproc-per-node={host.processes}",
         f"--master-addr={master}",
         f"--master-port={master_port}",
         f"--rdzv-id={job.run_id}",
-        "--rdzv-backend=static",
-        f"--rdzv-conf=timeout={rendezvous_seconds(job.template.limits):.0f}",
+        "--rdzv-backend=static",  # c10d compares hosts' clocks, and can start a world of one
+        f"--rdzv-conf=timeout={timeout_seconds:.0f}",
         "--max-restarts=0",
         f"--log-dir={scratch}",
         "--no-python",
-        *shim(host.python, scratch),
+        # The shim starts the ranks' command, in which torchrun would replace `$$` and the like.
+        *(host.python, "-I", "-S", "-X", "utf8", shim),
     )
-
-
-def rendezvous_seconds(limits: Limits) -> float:
-    """Return torchrun's timeout: longer than the launcher takes to name a missing host."""
-    return limits.start_seconds + 2 * limits.rendezvous_seconds
-
-
-def shim(python: str, scratch: str) -> tuple[str, ...]:
-    """Return what torchrun starts as each rank: the shim, which starts the command."""
-    return (python, "-I", "-S", "-X", "utf8", f"{scratch}/agent.py")
 
 
 def environment(
     job: Job, host: PlannedHost, world_size: int, scratch: str, first_rank: int
 ) -> Environment:
-    """Return the environment of ranks: the user's, then the host's, then the launcher's."""
+    """Return the environment of ranks: the user's, over it the host's, over both the launcher's."""
     template = job.template
     ours: Environment = (
         (variables.RUN_ID, job.run_id),
@@ -308,8 +292,8 @@ def defaults(host: PlannedHost) -> Environment:
 
 
 def _check_environment(pairs: Environment) -> None:
-    """Refuse what the kernel cannot carry: an empty name, `=` in a name, a NUL byte."""
     for name, value in pairs:
+        # The kernel cannot carry these.
         if not name or "=" in name or "\0" in name + value:
             raise UsageError(f"not a variable that can be set: {name!r}; type: NAME=VALUE")
 
