@@ -34,9 +34,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-from convert.doctor.checks import copied
+from convert.doctor.checks import LABEL, LEAK, NEAR_COPY, NEAR_LEAK, Finding, copied
 from convert.doctor.command import Doctor, examined
-from convert.doctor.findings import LABEL, LEAK, NEAR_COPY, NEAR_LEAK, Finding
 from convert.doctor.fingerprints import FINGERPRINT, Fingerprints, fingerprint
 from convert.doctor.near_copies import NearPair, Prints, near_pairs
 from convert.folder import FolderOfClasses

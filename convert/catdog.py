@@ -69,7 +69,6 @@ def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:
 
 
 def _archive(path: Path, scratch: Path) -> Zip:
-    """Open the zip that holds the images: the one given, or the train.zip in it."""
     archive = Zip(path)
     members = archive.members() if archive.holds(INNER) else ()
     inner = [member for member in members if PurePosixPath(member.name).name == INNER]
@@ -82,7 +81,6 @@ def _archive(path: Path, scratch: Path) -> Zip:
 def _records(
     container: Zip | Folder, findings: list[ImageDefect], source: Path
 ) -> Iterator[Record]:
-    """Yield the labelled images; note everything else in `findings`."""
     labelled = [0] * len(CLASSES)
     for record in images(container.records(), findings):
         label = label_of(record.name)
@@ -111,7 +109,7 @@ def label_of(name: str) -> int | None:
 
 
 def _key_of(name: str, label: int) -> str:
-    """Return cat_00000 for cat.0.jpg and for Cat/0.jpg; a name without a number stays."""
+    # cat_00000 for cat.0.jpg and for Cat/0.jpg, so that both archives give the same keys.
     stem = PurePosixPath(name).stem
     number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?([0-9]+)", stem, re.IGNORECASE)
     tail = number[1].lstrip("0").zfill(5) if number else stem

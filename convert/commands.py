@@ -115,7 +115,6 @@ def read(args: Sequence[str]) -> Runnable:
 
 
 def _listed() -> dict[str, list[tuple[str, str]]]:
-    """Return the commands by group, as rows of the help."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for name, command in COMMANDS.items():
         groups.setdefault(command.group, []).append((name, command.help))

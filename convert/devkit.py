@@ -1,8 +1,8 @@
 """The small files that come with ImageNet: labels of images, names of classes.
 
 The development kit, packed or not, has them in MATLAB's format, under numbers of its own; Kaggle's
-two tables have them as text. However they were made, they cost no more than LARGEST, and what does
-not fit is a DataError in one line.
+two tables have them as text. None of them is believed: a file may cost no more than LARGEST, and
+what does not fit its form is a DataError in one line.
 """
 
 import csv
@@ -11,10 +11,9 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from convert.readers.matlab import NotMatlab, Value, structs
 from convert.readers.records import opened, reading
@@ -31,18 +30,15 @@ WNID = re.compile(r"n[0-9]{8}")
 VAL_NUMBER = re.compile(r"ILSVRC2012_val_([0-9]{8})")
 
 
-class DevkitFiles(Protocol):
-    """Gives the text of small files."""
-
-    def text(self, name: str) -> bytes | None:
-        """Return a small file that belongs to the data set, by its bare name."""
+ReadText = Callable[[str], bytes | None]
+"""Returns a small file that belongs to the data set, by its bare name; None if there is none."""
 
 
 class Truth:
     """The class of each validation image and the names of classes, from the small files."""
 
-    def __init__(self, store: DevkitFiles) -> None:
-        self._store = store
+    def __init__(self, read: ReadText) -> None:
+        self._read = read
 
     def wnid(self, stem: str) -> str:
         """Return the class of a validation image that does not lie in a folder of its class."""
@@ -57,19 +53,18 @@ class Truth:
 
     def names(self) -> dict[str, str]:
         """Return the name of each wnid that a file has one for."""
-        mapping = self._store.text(MAPPING)
+        mapping = self._read(MAPPING)
         if mapping is None:
             return dict(self._synsets.values()) if META in self._devkit else {}
         return mapped(mapping)
 
     @cached_property
     def _solution(self) -> dict[str, str] | None:
-        data = self._store.text(SOLUTION)
+        data = self._read(SOLUTION)
         return None if data is None else solved(data)
 
     @cached_property
     def _ground_truth(self) -> dict[int, str]:
-        """Return the devkit's table: the number of an image (from 1) to its wnid."""
         if len(self._devkit) < 2:
             raise UsageError(
                 f"the classes of the validation images are not known: put {DEVKIT}.tar.gz (or "
@@ -83,8 +78,7 @@ class Truth:
 
     @cached_property
     def _devkit(self) -> dict[str, bytes]:
-        """The two files of the devkit that matter; empty without a devkit."""
-        files = {name: self._store.text(name) for name in (META, GROUND_TRUTH)}
+        files = {name: self._read(name) for name in (META, GROUND_TRUTH)}
         return {name: data for name, data in files.items() if data is not None}
 
 
@@ -95,7 +89,14 @@ def solved(data: bytes) -> dict[str, str]:
         header = next(rows, [])
         if header[:2] != ["ImageId", "PredictionString"]:
             raise DataError(f"{SOLUTION}: does not begin with ImageId,PredictionString")
-        return dict(_solution_rows(rows))
+        wnids = {}
+        for number, row in enumerate(rows, 2):
+            wnid = row[1].split(" ", 1)[0] if len(row) > 1 else ""
+            if row and not WNID.fullmatch(wnid):
+                raise DataError(f"{SOLUTION}: row {number} does not name an image and its class")
+            if row:
+                wnids[row[0]] = wnid
+        return wnids
     except csv.Error as error:
         raise DataError(f"{SOLUTION}: line {rows.line_num}: {error}") from None
 
@@ -112,8 +113,15 @@ def mapped(data: bytes) -> dict[str, str]:
 def synsets(data: bytes) -> dict[int, tuple[str, str]]:
     """Return the devkit's numbers of the leaves (1 to 1000) to wnid and description."""
     try:
-        rows = structs(data, "synsets", LARGEST_META)
-        return dict(_synset(row) for row in rows if _whole(row, "num_children") == 0)
+        leaves = {}
+        for row in structs(data, "synsets", LARGEST_META):
+            if _whole(row, "num_children"):  # what is above the classes in WordNet
+                continue
+            wnid, words = row.get("WNID"), row.get("words")
+            if not isinstance(wnid, str) or not WNID.fullmatch(wnid) or not isinstance(words, str):
+                raise NotMatlab("a class without its wnid or its words")
+            leaves[_whole(row, "ILSVRC2012_ID")] = wnid, words
+        return leaves
     except NotMatlab as error:
         raise DataError(f"{META} of the devkit cannot be read: {error}") from None
 
@@ -140,7 +148,6 @@ def beside(root: Path, name: str) -> bytes | None:
 
 
 def _packed(path: Path, name: str) -> bytes | None:
-    """Return a file of the packed devkit."""
     with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
         try:
             data = gzip.GzipFile(fileobj=file).read(LARGEST + 1)
@@ -167,22 +174,6 @@ def _decoded(data: bytes, name: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{name}: not UTF-8 at byte {error.start:,}; download it again") from None
-
-
-def _solution_rows(rows: Iterator[list[str]]) -> Iterator[tuple[str, str]]:
-    for number, row in enumerate(rows, 2):
-        wnid = row[1].split(" ", 1)[0] if len(row) > 1 else ""
-        if row and not WNID.fullmatch(wnid):
-            raise DataError(f"{SOLUTION}: row {number} does not name an image and its class")
-        if row:
-            yield row[0], wnid
-
-
-def _synset(row: dict[str, Value]) -> tuple[int, tuple[str, str]]:
-    wnid, description = row.get("WNID"), row.get("words")
-    if not isinstance(wnid, str) or not WNID.fullmatch(wnid) or not isinstance(description, str):
-        raise NotMatlab("a class without its wnid or its words")
-    return _whole(row, "ILSVRC2012_ID"), (wnid, description)
 
 
 def _whole(row: dict[str, Value], name: str) -> int:

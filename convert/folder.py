@@ -137,7 +137,6 @@ def _tree(source: Path, follow_links: bool) -> _Tree:
 
 
 def _parts(tree: _Tree) -> dict[str, str]:
-    """Return the folders that are splits, and which; none if the classes are right below."""
     source, tops = tree.source, tree.folders()
     parts = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
     train = [top for top in tops if parts.get(top) == TRAIN and tree.folders(top)]
@@ -153,7 +152,6 @@ def _parts(tree: _Tree) -> dict[str, str]:
 def _records(
     tree: _Tree, classes: list[str], parts: dict[str, str], findings: list[ImageDefect]
 ) -> Iterator[Record]:
-    """Yield the images in class folders; note everything else in `findings`."""
     labels = {name: label for label, name in enumerate(classes)}
     counts: Counter[str] = Counter()
     taken: set[str] = set()
@@ -168,13 +166,13 @@ def _records(
         yield record._replace(key=key, label=label, split=split)
     empty = [name for name in classes if not counts[name]]
     if empty:
-        raise DataError(f"{tree.source / empty[0]}: no images in this class folder ({_suffixes()})")
+        suffixes = ", ".join(IMAGE_SUFFIXES)
+        raise DataError(f"{tree.source / empty[0]}: no images in this class folder ({suffixes})")
 
 
 def _split_and_label(
     name: str, labels: dict[str, int], parts: dict[str, str]
 ) -> tuple[str, int | None, PurePosixPath]:
-    """Return split and label of an image, and its path below the class folder."""
     folders = PurePosixPath(name).parts
     inner = folders[1:] if parts else folders
     is_labelled = len(inner) > 1 and (not parts or folders[0] in parts)
@@ -183,17 +181,11 @@ def _split_and_label(
 
 
 def _stems(class_name: str, inner: PurePosixPath) -> tuple[str, str]:
-    """Return the class and the image's name; the class only once where the name begins with it.
-
-    Of 1.jpg and 1.png the second gets its suffix, of sub/a.jpg and sub_a.jpg a hash.
-    """
+    # The class comes only once where the image's name begins with it. Of 1.jpg and 1.png the
+    # second gets its suffix, of sub/a.jpg and sub_a.jpg a hash.
     stem = str(inner.with_suffix("")).replace("/", "_")
     stem = stem if stem.startswith(f"{class_name}_") else f"{class_name}_{stem}"
     return stem, stem + inner.suffix.replace(".", "_")
-
-
-def _suffixes() -> str:
-    return ", ".join(IMAGE_SUFFIXES)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,39 @@
 """Data sets of Hugging Face: saved by `save_to_disk`, or in the cache of this machine.
 
-Nothing is downloaded. Stored images pass through as the bytes they are; a key is the split and the
+Nothing is downloaded. A split is rows of Arrow files, which are mapped, not read: a row has the
+bytes of an image, which pass through as they are, or the path of a file. A key is the split and the
 number of the row.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import SPLITS, TRAIN, VAL
-from convert.readers.arrow_images import ArrowImages
 from convert.readers.directories import ListedFiles
-from convert.readers.names import class_table, dataset_name, is_class_name
-from convert.readers.records import HELD_OUT, ImageDefect, Record, RecordListing
+from convert.readers.names import class_table, dataset_name, is_class_name, safe_key
+from convert.readers.records import (
+    HELD_OUT,
+    IMAGE_SUFFIXES,
+    MAX_IMAGE_BYTES,
+    REENCODED_SUFFIXES,
+    Defect,
+    ImageDefect,
+    Record,
+    RecordListing,
+    as_text,
+)
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.terminal import clean, say
+from shards.index import Origin
 
+BATCH = 1000  # rows that are listed at once
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in its folder
 NO_LABEL = -1  # where a published test split keeps its labels back
 
@@ -60,13 +73,16 @@ class HuggingFace:
         features = next(iter(loaded.values())).features
         columns = self._columns(features)
         files = ListedFiles(self.root) if self.root else None
-        tables = {
-            name: ArrowImages(name, _with(loaded[name], columns, self.source, name), columns, files)
-            for name in splits
-        }
-        for name in [name for name, table in tables.items() if not _is_labelled(table)]:
-            say(f"{self.source}: split {name} has no labels: left out")
-            del tables[name]
+        tables = dict[str, ArrowImages]()
+        for name in splits:
+            missing = [column for column in columns if column not in loaded[name].features]
+            if missing:  # splits may differ in theirs
+                raise DataError(clean(f"{self.source}: split {name} has no column {missing[0]!r}"))
+            tables[name] = ArrowImages(name, loaded[name], columns, files)
+        for name, table in list(tables.items()):
+            if all(row.label in (None, NO_LABEL) for row in table.rows()):
+                say(f"{self.source}: split {name} has no labels: left out")
+                del tables[name]
         names = getattr(features[columns[1]], "names", None)
         classes = {str(number): number for number in range(len(names))} if names else None
         classes = classes or _classes(tables)
@@ -77,7 +93,6 @@ class HuggingFace:
         return RecordListing(dataset, shown, tuple(tables.values()), records, findings)
 
     def _columns(self, features: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the columns of images and of classes; UsageError unless they are clear."""
         from datasets import ClassLabel, Image, Value
 
         image = _column(features, (Image,), (Image,), "--image-column", self.image_column)
@@ -107,7 +122,6 @@ def load(source: str, config: str = "") -> dict[str, Any]:
 
 
 def _load_local(datasets: Any, source: str, config: str | None) -> Any:
-    """Return a data set or its splits, from a folder or from either cache."""
     if any((Path(source) / name).is_file() for name in SAVED):
         return datasets.load_from_disk(source)
     _refuse_files_elsewhere(Path(source))
@@ -144,7 +158,6 @@ def _refuse_files_elsewhere(folder: Path) -> None:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield every text in lists and mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -170,7 +183,6 @@ def _column(
     option: str,
     asked: str,
 ) -> str:
-    """Return the column that is asked for, or the only one of a usual type."""
     can_be = [name for name, feature in features.items() if isinstance(feature, possible)]
     candidates = (
         [asked] if asked else [name for name in can_be if isinstance(features[name], usual)]
@@ -183,16 +195,7 @@ def _column(
     raise UsageError(clean(f"{what} in {has}"[:400] + f"; name one by {option}"))
 
 
-def _with(split: Any, columns: tuple[str, str], source: str, name: str) -> Any:
-    """Return a split; DataError if it lacks a column that the first one has."""
-    missing = [column for column in columns if column not in split.features]
-    if missing:
-        raise DataError(clean(f"{source}: split {name} has no column {missing[0]!r}"))
-    return split
-
-
 def _splits(loaded: Mapping[str, Any], source: str) -> dict[str, str]:
-    """Return what each split is; without one for validation a part of train is held out."""
     splits = {name: SPLITS[name.lower()] for name in loaded if name.lower() in SPLITS}
     if len(loaded) == 1 and not splits:
         return dict.fromkeys(loaded, HELD_OUT)
@@ -202,15 +205,11 @@ def _splits(loaded: Mapping[str, Any], source: str) -> dict[str, str]:
         say(f"{source}: split {name} is none of {', '.join(SPLITS)}: left out")
     if VAL in splits.values():
         return splits
+    # Nothing to validate on: a part of train is held out.
     return {name: HELD_OUT if split == TRAIN else split for name, split in splits.items()}
 
 
-def _is_labelled(table: ArrowImages) -> bool:
-    return any(row.label not in (None, NO_LABEL) for row in table.rows())
-
-
-def _classes(tables: Mapping[str, ArrowImages]) -> dict[str, int]:
-    """Return the class table of a column without names."""
+def _classes(tables: Mapping[str, "ArrowImages"]) -> dict[str, int]:
     labels = {str(row.label) for table in tables.values() for row in table.rows()}
     strange = [label for label in labels if not is_class_name(label)]
     if strange:
@@ -219,12 +218,11 @@ def _classes(tables: Mapping[str, ArrowImages]) -> dict[str, int]:
 
 
 def _records(
-    tables: Mapping[str, ArrowImages],
+    tables: Mapping[str, "ArrowImages"],
     splits: Mapping[str, str],
     classes: Mapping[str, int],
     findings: list[ImageDefect],
 ) -> Iterator[Record]:
-    """Yield a record per row that has an image and a class; note the others in `findings`."""
     for number, (name, table) in enumerate(tables.items()):
         for row in table.rows():
             record, label = table.record(row, number), classes.get(str(row.label))
@@ -237,6 +235,88 @@ def _records(
                 findings.append(ImageDefect(where, "unlabelled"))
             else:
                 yield record._replace(label=label, split=splits[name])
+
+
+class ArrowRow(NamedTuple):
+    """An image and its label, not read yet."""
+
+    number: int
+    path: str
+    size: int | None  # of the stored bytes; None where there are none
+    label: Any
+
+
+class ArrowImages:
+    """The images of a split; the offset of a record is the number of its row."""
+
+    def __init__(self, name: str, rows: Any, columns: tuple[str, str], files: ListedFiles | None):
+        """Take a `datasets.Dataset` and its columns of images and labels.
+
+        `files` are those that rows may name by their paths.
+        """
+        self.name = as_text(name)
+        self._rows = rows.select_columns(list(columns)).with_format("arrow")
+        self._columns = columns
+        self._files = files
+        self._bytes = 0
+        self._listing = sha256()
+
+    def rows(self) -> Iterator[ArrowRow]:
+        """Yield all rows; no image is read."""
+        import pyarrow
+        from pyarrow import compute
+
+        image, label = self._columns
+        for start in range(0, len(self._rows), BATCH):
+            try:
+                table = self._rows[start : start + BATCH]
+                table.validate(full=True)
+                sizes = compute.binary_length(compute.struct_field(table[image], "bytes"))
+                paths = compute.struct_field(table[image], "path")
+            except pyarrow.ArrowException as error:
+                raise DataError(f"{self.name}: damaged: {error}; save it again") from None
+            values = (sizes.to_pylist(), table[label].to_pylist(), paths.to_pylist())
+            for number, (size, value, path) in enumerate(zip(*values, strict=True), start):
+                yield ArrowRow(number, path or "", size, value)
+
+    def record(self, row: ArrowRow, container: int) -> Record | None:
+        """Return the record of a row, which lacks its label; None for a row without an image."""
+        suffix = PurePosixPath(row.path).suffix.lower()
+        if suffix not in (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES):
+            suffix = ""  # a row is an image, whatever it was called before
+        name, size = f"{self.name}/{row.number}{suffix}", row.size
+        if size is None and row.path:
+            name, size = self._find(row)
+        if size is None:
+            return None
+        self._bytes += size
+        self._listing.update(f"{name}\0{size}\0{row.label}\n".encode("utf-8", "surrogateescape"))
+        key = f"{safe_key(self.name)}_{row.number:07d}"
+        return Record(key, 0, "", name, container, row.number, row.size or 0, size)
+
+    def origin(self) -> Origin:
+        """Return the split's entry of the manifest; all rows must have been listed."""
+        return Origin(self.name, self._bytes, self._listing.hexdigest())
+
+    def read(self, record: Record) -> bytes:
+        """Return the image of a record."""
+        if not record.length and self._files:
+            return self._files.read(record)
+        if record.size > MAX_IMAGE_BYTES:
+            raise Defect("too large", f"{record.size:,} bytes")
+        data = self._rows[record.offset][self._columns[0]][0]["bytes"].as_py()
+        if not isinstance(data, bytes) or len(data) != record.size:
+            raise DataError(f"{record.name}: has changed since it was listed; add --force")
+        return data
+
+    def _find(self, row: ArrowRow) -> tuple[str, int]:
+        where = f"{self.name}: row {row.number:,}: {row.path}"
+        if self._files is None:
+            raise DataError(
+                f"{where}: a file, whose bytes are not stored in the data set; add --root FOLDER "
+                "that holds all images"
+            )
+        return self._files.find(row.path, where)
 
 
 if __name__ == "__main__":

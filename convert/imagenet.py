@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 from convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
 from convert.images.info import LEFT_OUT
@@ -140,21 +140,6 @@ class Entry(NamedTuple):
     record: Record  # its label is not known yet
 
 
-class ImagenetFiles(Protocol):
-    """One way in which ImageNet lies on a disk."""
-
-    containers: tuple[Container, ...]
-
-    def wnids(self) -> set[str]:
-        """Return the classes that have a place of their own in the training set."""
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield every image of the training and the validation set."""
-
-    def text(self, name: str) -> bytes | None:
-        """Return a small file that belongs to the data set, by its bare name."""
-
-
 def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordListing:
     """List the images of ImageNet at `source`.
 
@@ -165,7 +150,7 @@ def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordL
     if choice.md5:
         _compare_md5(source)
     store = _open(source, follow_links)
-    truth = Truth(store)
+    truth = Truth(store.text)
     wnids = _chosen(sorted(store.wnids()), choice, source)
     names = truth.names()
     classes = tuple(as_text(f"{wnid} {names.get(wnid, '')}".strip()) for wnid in wnids)
@@ -281,7 +266,6 @@ class KaggleZip:
 
     @cached_property
     def _table(self) -> tuple[frozenset[str], dict[str, Record]]:
-        """The wnids of the training set, and the small files."""
         wnids, small = set(), {}
         for member in self._zip.members():
             match = IMAGE_PATH.fullmatch(member.name)
@@ -292,10 +276,20 @@ class KaggleZip:
         return frozenset(wnids), small
 
 
+ImagenetFiles = OfficialArchives | Tree | KaggleZip
+"""ImageNet as it lies on a disk."""
+
+
 def _open(source: Path, follow_links: bool) -> ImagenetFiles:
     if source.is_dir():
+        wnid = "n" + "[0-9]" * 8
+        has_class_folders = any(
+            all(any((source / tree / split).glob(wnid)) for split in ("train", "val"))
+            for tree in TREES
+        )
+        # Sorted folders beside the tars come first: they need no devkit.
         has_tars = (source / TRAIN_TAR).exists() or (source / VAL_TAR).exists()
-        if has_tars and not _has_class_folders(source):
+        if has_tars and not has_class_folders:
             return OfficialArchives(source)
         return Tree(source, follow_links)
     if source.suffix == ".zip":
@@ -305,14 +299,6 @@ def _open(source: Path, follow_links: bool) -> ImagenetFiles:
             f"{source}: give the folder that holds {TRAIN_TAR}, {VAL_TAR} and {DEVKIT}.tar.gz"
         )
     raise UsageError(f"{source}: there is no such file or folder")
-
-
-def _has_class_folders(source: Path) -> bool:
-    """Return True if sorted folders lie beside the tars: then no devkit is needed."""
-    wnid = "n" + "[0-9]" * 8
-    return any(
-        all(any((source / tree / split).glob(wnid)) for split in ("train", "val")) for tree in TREES
-    )
 
 
 def _refuse_decoy(source: Path) -> None:
@@ -356,7 +342,6 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
 
 
 def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
-    """Yield the records of the chosen classes; a label is the rank of its wnid."""
     ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
     training_wnids = store.wnids()
     for split, wnid, record in store.entries():
@@ -368,7 +353,6 @@ def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[
 
 
 def _limited(records: Iterator[Record], limit: int) -> Iterator[Record]:
-    """Yield the first `limit` records of each class and split, by name."""
     if not limit:
         yield from records
         return
@@ -382,7 +366,6 @@ def _limited(records: Iterator[Record], limit: int) -> Iterator[Record]:
 def _counted(
     records: Iterator[Record], wnids: list[str], choice: Choice, source: Path
 ) -> Iterator[Record]:
-    """Pass the records on; DataError at the end if the full set was to be expected and is not."""
     counts: Counter[tuple[str, int]] = Counter()
     for record in records:
         counts[record.split, record.label] += 1

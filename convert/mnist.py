@@ -1,22 +1,45 @@
 """MNIST: four IDX files, gzipped or not, as they are published.
 
-The images are stored as PNGs: every pixel stays as it is. Sets of the same form, such as Fashion
-MNIST, are read as well.
+    magic 2051, count, rows, columns, then a byte per pixel     (all numbers 32 bits, big-endian)
+    magic 2049, count, then a byte per label
+
+They are small enough to keep in memory. Each image becomes a PNG when its turn comes: every pixel
+stays as it is. Sets of the same form, such as Fashion MNIST, are read as well.
 """
 
+import gzip
+import io
+import os
+import struct
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar, cast
 
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import TEST
-from convert.readers.idx import IdxPair
-from convert.readers.records import HELD_OUT, RecordListing
+from convert.readers.records import (
+    HELD_OUT,
+    Record,
+    RecordListing,
+    as_text,
+    open_archive,
+    reading,
+)
 from rackrun.commandline.options import Examples, Positional
-from rackrun.errors import UsageError
+from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
+from shards.index import Origin
+
+IMAGES, LABELS = 2051, 2049
+IMAGE_HEAD, LABEL_HEAD = struct.Struct(">4L"), struct.Struct(">2L")
+GZIP = b"\x1f\x8b"
+LARGEST = 1 << 30  # bytes: MNIST has 47 million
+ANEW = "download it again"
 
 SIDES, CLASSES = (28, 28), tuple("0123456789")
 COUNTS = (60_000, 10_000)
@@ -45,7 +68,10 @@ class MnistFiles:
 
 def listing(source: Path) -> RecordListing:
     """List the digits: 60,000 to train on, 10,000 to test on."""
-    pairs = [_pair(source, part) for part in PARTS]
+    pairs = [
+        IdxPair(_file(source, f"{part}-images", 3), _file(source, f"{part}-labels", 1))
+        for part in PARTS
+    ]
     counts = tuple(pair.count for pair in pairs)
     if counts != COUNTS:
         say(f"{source}: {counts[0]:,} and {counts[1]:,} images; MNIST has 60,000 and 10,000")
@@ -58,13 +84,7 @@ def listing(source: Path) -> RecordListing:
     )
 
 
-def _pair(source: Path, part: str) -> IdxPair:
-    images, labels = _file(source, f"{part}-images", 3), _file(source, f"{part}-labels", 1)
-    return IdxPair(images, labels, SIDES, len(CLASSES))
-
-
 def _file(source: Path, stem: str, dimensions: int) -> Path:
-    """Return the IDX file of that name; UsageError if there is none."""
     if not source.is_dir():
         raise UsageError(f"{source}: there is no such folder; give that with the files of MNIST")
     for folder in FOLDERS:
@@ -77,6 +97,74 @@ def _file(source: Path, stem: str, dimensions: int) -> Path:
         f"{source}: no {stem}-idx{dimensions}-ubyte or {stem}-idx{dimensions}-ubyte.gz in it; give "
         "the folder with the four files of MNIST"
     )
+
+
+class IdxPair:
+    """A file of images and the file of their labels."""
+
+    def __init__(self, images: Path, labels: Path) -> None:
+        """Read both files; DataError unless they are images of 28 x 28 and labels of 10 classes."""
+        self._images = images
+        self._pixels = _content(images, IMAGE_HEAD, IMAGES)
+        self._labels = _content(labels, LABEL_HEAD, LABELS)
+        _, count, rows, columns = IMAGE_HEAD.unpack_from(self._pixels)
+        if (rows, columns) != SIDES:
+            raise DataError(f"{images}: images of {rows}x{columns}, not {SIDES[0]}x{SIDES[1]}")
+        _, labelled = LABEL_HEAD.unpack_from(self._labels)
+        if count != labelled:
+            raise DataError(f"{labels}: {labelled:,} labels for {count:,} images; {ANEW}")
+        _check_length(images, self._pixels, IMAGE_HEAD.size + count * rows * columns)
+        _check_length(labels, self._labels, LABEL_HEAD.size + count)
+        for number, label in enumerate(self._labels[LABEL_HEAD.size :]):
+            if label >= len(CLASSES):
+                raise DataError(f"{labels}: label {number:,} is {label}, not 0 to 9")
+        self.count = count
+
+    def records(self, prefix: str, split: str, container: int) -> Iterator[Record]:
+        """Yield a record per image; keys are the prefix and its number."""
+        size = SIDES[0] * SIDES[1]
+        for number, label in enumerate(self._labels[LABEL_HEAD.size :]):
+            key, offset = f"{prefix}_{number:05d}", IMAGE_HEAD.size + number * size
+            name = as_text(f"{self._images.name}/{number}.png")
+            yield Record(key, label, split, name, container, offset, size, size)
+
+    def origin(self) -> Origin:
+        """Return the entry of the manifest: of both files together."""
+        digest = sha256(self._pixels + self._labels).hexdigest()
+        size = len(self._pixels) + len(self._labels)
+        return Origin(as_text(self._images.name), size, digest)
+
+    def read(self, record: Record) -> bytes:
+        """Return the image of a record as a PNG."""
+        from PIL import Image
+
+        pixels = self._pixels[record.offset : record.offset + record.length]
+        stored = io.BytesIO()
+        Image.frombytes("L", SIDES[::-1], pixels).save(stored, "PNG")
+        return stored.getvalue()
+
+
+def _content(path: Path, head: struct.Struct, magic: int) -> bytes:
+    with reading(path), os.fdopen(open_archive(path), "rb") as file:
+        is_packed = file.peek(2).startswith(GZIP)
+        try:
+            packed = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_packed else file
+            data = packed.read(LARGEST + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: damaged: {error}; {ANEW}") from None
+    if len(data) > LARGEST:
+        raise DataError(f"{path}: over {LARGEST:,} bytes: not a file of MNIST")
+    actual_magic = int.from_bytes(data[:4], "big")
+    if len(data) < head.size or actual_magic != magic:
+        raise DataError(
+            f"{path}: begins with {actual_magic}, an IDX file of this kind with {magic}"
+        )
+    return data
+
+
+def _check_length(path: Path, data: bytes, expected: int) -> None:
+    if len(data) != expected:
+        raise DataError(f"{path}: {len(data):,} bytes, its header promises {expected:,}; {ANEW}")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,6 @@ def _options(manifest: Manifest) -> str:
 
 
 def _split_lines(source: Source, split: Split) -> list[str]:
-    """Return shards, size and class counts of one split."""
     size = sum(shard.bytes for shard in split.shards)
     counts = sorted(shard.samples for shard in split.shards)
     per_shard = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"

@@ -100,7 +100,6 @@ class TableImages(ListedFiles):
 def _records(
     table: Path, rows: list[ListedImage], classes: dict[str, int], container: TableImages
 ) -> Iterator[Record]:
-    """Yield a record per row; without a validation split a part of train is held out."""
     train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
     names, keys = set[str](), set[str]()
     for row in rows:
@@ -116,7 +115,6 @@ def _records(
 
 
 def _rows(table: Path, columns: Columns) -> list[ListedImage]:
-    """Return the rows; DataError for one without path or label, or of an unknown split."""
     names = (columns.path_column, columns.label_column, columns.split_column)
     is_parquet = table.suffix.lower() in (".parquet", ".pq")
     table_rows = _of_parquet(table) if is_parquet else _of_csv(table)

@@ -1,36 +1,45 @@
 """Reading a whole shard folder again, from disk or over HTTP, to name what is wrong.
 
 Of all its versions: a tar that several versions have is read once, and must have the same rows in
-all their indexes.
+all their indexes. With the source that it was made of, stored images are compared with originals,
+which are found by their digests.
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from convert.images.transcoder import library
-from convert.originals import Compared, Originals, compared
-from convert.packing.copies import copies
+from convert.images.tiles import has_sound_tiles, same_coefficients
+from convert.images.transcoder import Refused, library
+from convert.packing.copies import SplitRows, copies
 from convert.packing.output_folder import Target, shard_files
 from convert.packing.quality_report import report_lines
-from convert.packing.stored_samples import StoredShard, rows_of, shards_of
-from convert.packing.workers import in_parallel, working_on
+from convert.packing.stored_samples import StoredShard, shards_of
+from convert.packing.workers import ReportProgress, in_parallel, working_on
 from convert.progress import Progress, meter
-from convert.readers.records import ImageDefect
+from convert.readers.archives import open_images
+from convert.readers.records import Container, Defect, Record, is_image
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import clean
 from rackrun.units import plural
-from shards.open import open_source, sources_of
-from shards.samples import sample_of, stored_samples
-from shards.source import Loan, Source
+from shards.index import Shard
+from shards.jpeg import jpeg_frame
+from shards.open import sources_of
+from shards.samples import Sample, sample_of, stored_samples
+from shards.source import Source
+from shards.tiles import original_digest
+
+SAME_BYTES, SAME_COEFFICIENTS, NO_ORIGINAL = "same_bytes", "same_coefficients", "without_original"
+"""How a stored image compares with its original, as --json names the counts."""
 
 
 @dataclass(frozen=True)
@@ -59,43 +68,32 @@ class Verify:
         if self.workers < 0:
             raise UsageError("--workers cannot be negative")
         versions = list(sources_of(self.location))
-        source = versions[0]
-        originals = self._originals(source)
-        faults, counts = list(strangers(versions)), Compared()
-        indexes, jobs = list[SharedIndexes](), list[VerifyJob]()
-        for version in versions:
-            loans, index_faults = indexes_of(version)
-            faults += index_faults
-            new_jobs, row_faults = _jobs(versions, len(indexes), loans)
-            faults += row_faults
-            jobs += new_jobs
-            indexes.append(SharedIndexes(version.location, loans))
-        total = sum(job.stored.shard.samples for job in jobs)
+        manifest, originals = versions[0].manifest, None
+        if self.source is not None:
+            if manifest.tiles:
+                library()  # or an error, before anything is read
+            originals = Originals.of(self.source)
+        jobs, faults = _jobs(versions)
+        faults += strangers(versions)
+        work = partial(_verify_shard, originals=originals)
+        total = sum(stored.shard.samples for stored in jobs)
+        counts = Counter[str]()
         workers = self.workers or core_count()
-        work = partial(_verify_shard, indexes=indexes, originals=originals)
-        steps = in_parallel(jobs, work, workers)
-        with closing(steps), meter("checked", total) as shown:
-            for message in steps:
-                if isinstance(message, Progress):
-                    shown.advance(message)
-                elif isinstance(message, Compared):
-                    counts += message
-                else:
-                    faults.append(message)
-        duplicates = [] if faults else report_lines(list(_copies(source)))
+        for shard_counts, shard_faults in in_parallel(jobs, work, workers, "checked", total):
+            counts += shard_counts
+            faults += shard_faults
+        duplicates = list[str]()
+        if not faults:
+            splits = [
+                SplitRows(split.name, split.shards, versions[0].index(split.name))
+                for split in manifest.splits
+            ]
+            duplicates = report_lines([*copies(splits, manifest.classes, versions[0].read)])
         self._print(versions, total, len(jobs), sorted(map(clean, faults)), counts, duplicates)
         if faults:
             raise DataError(
                 f"{self.location}: {plural(len(faults), 'fault')}; convert or copy it again"
             )
-
-    def _originals(self, source: Source) -> Originals | None:
-        """Return the originals, read once, or None without --source."""
-        if self.source is None:
-            return None
-        if source.manifest.tiles:
-            library()  # or an error, before anything is read
-        return Originals.of(self.source)
 
     def _print(
         self,
@@ -103,143 +101,59 @@ class Verify:
         samples: int,
         shards: int,
         faults: list[str],
-        counts: Compared,
+        counts: Counter[str],
         duplicates: list[str],
     ) -> None:
         if self.json:
             numbers = [version.manifest.number for version in versions]
-            counted: dict[str, object] = {"location": self.location, "versions": numbers}
-            counted |= {"samples": samples, "shards": shards}
+            report: dict[str, object] = {"location": self.location, "versions": numbers}
+            report |= {"samples": samples, "shards": shards}
             if self.source is not None:
-                counted |= asdict(counts)
-            sentences = {"faults": faults, "copies": [line.strip() for line in duplicates]}
-            lines = [json.dumps(counted | sentences, indent=2)]
+                report |= {kind: counts[kind] for kind in (SAME_BYTES, SAME_COEFFICIENTS)}
+                report |= {NO_ORIGINAL: counts[NO_ORIGINAL]}
+            report |= {"faults": faults, "copies": [line.strip() for line in duplicates]}
+            lines = [json.dumps(report, indent=2)]
         elif faults:
             lines = faults
         else:
-            counted_in_words = f"{plural(samples, 'sample')} in {plural(shards, 'shard')}"
-            lines = [f"{self.location}: {counted_in_words}, all as it should be"]
+            what = f"{plural(samples, 'sample')} in {plural(shards, 'shard')}"
+            lines = [f"{self.location}: {what}, all as it should be"]
             lines += [*_chain_lines(self.location, versions), *duplicates]
         if self.source is not None and not self.json:
             lines.append(
-                f"{self.source}: {counts.same_bytes:,} images have the bytes of their originals, "
-                f"{counts.same_coefficients:,} with restart tiles have their coefficients, "
-                f"{counts.without_original:,} have no original there"
+                f"{self.source}: {counts[SAME_BYTES]:,} images have the bytes of their originals, "
+                f"{counts[SAME_COEFFICIENTS]:,} with restart tiles have their coefficients, "
+                f"{counts[NO_ORIGINAL]:,} have no original there"
             )
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-class VerifyJob(NamedTuple):
-    """A shard to verify."""
-
-    version: int  # in the list of versions
-    stored: StoredShard
-
-
-def _jobs(
-    versions: Sequence[Source], version: int, loans: Mapping[str, Loan]
-) -> tuple[list[VerifyJob], list[str]]:
-    """Return the shards of a version that none before it in the list has, and faults of others.
-
-    The rows of a shard must be the same in all versions.
-    """
+def _jobs(versions: Sequence[Source]) -> tuple[list[StoredShard], list[str]]:
+    """Return each shard once, as the newest version has it, and the faults of the indexes."""
     import numpy as np
 
-    source, jobs, faults = versions[version], list[VerifyJob](), list[str]()
-    newer = {
-        stored.shard: (each, stored)
-        for each in versions[:version]
-        for stored in shards_of(each.manifest)
-    }
-    for stored in shards_of(source.manifest):
-        if stored.split not in loans:
-            continue
-        if stored.shard not in newer:
-            jobs.append(VerifyJob(version, stored))
-            continue
-        other, other_stored = newer[stored.shard]
-        with suppress(DataError):  # which is named where the other version is looked at
-            rows, other_rows = rows_of(source, stored).copy(), rows_of(other, other_stored)
-            rows["shard"] = other_stored.number
-            if not np.array_equal(rows, other_rows):
-                where = f"{source.location}: {stored.shard.name}"
-                faults.append(f"{where}: its rows differ from those in {other.location}")
-    return jobs, faults
-
-
-def _chain_lines(location: str, versions: Sequence[Source]) -> list[str]:
-    """Return which versions have been read, and which are not there any more."""
-    newest = versions[0].manifest.number
-    if newest == 1 or folder_and_version(location)[1]:
-        return []
-    numbers = [source.manifest.number for source in versions]
-    missing = sorted(set(range(1, newest + 1)) - set(numbers))
-    pruned = f"; not here any more: {', '.join(map(str, missing))}" if missing else ""
-    return [f"{plural(len(versions), 'version')}, each by the digest in the newest{pruned}"]
-
-
-@dataclass(frozen=True)
-class SharedIndexes:
-    """What a worker needs to open the source with the indexes of the process that started it."""
-
-    location: str
-    loans: dict[str, Loan]
-
-    @cached_property
-    def source(self) -> Source:
-        """The worker's own connection to the source."""
-        source = open_source(self.location)
-        for split, loan in self.loans.items():
-            source.borrow_index(split, loan)
-        return source
-
-
-def indexes_of(source: Source) -> tuple[dict[str, Loan], list[str]]:
-    """Read all indexes; return those that workers can borrow, by split, and the faults of others.
-
-    Unavailable if the source cannot be reached.
-    """
-    loans, faults = {}, []
-    for split in source.manifest.splits:
-        try:
-            loans[split.name] = source.lend_index(split.name)
-        except Unavailable:
-            raise
-        except DataError as fault:
-            faults.append(str(fault))
-    return loans, faults
-
-
-def _verify_shard(
-    job: VerifyJob,
-    report: Callable[[Progress | Compared | str], None],
-    indexes: Sequence[SharedIndexes],
-    originals: Originals | None,
-) -> None:
-    """Report every fault of a shard as a line, and at the end how much was read."""
-    source, (split, number, shard) = indexes[job.version].source, job.stored
-    where, counts = f"{source.location}: {shard.name}", Compared()
-    working_on(where)
-    try:
-        for row, data in stored_samples(source, split, number):
-            working_on(f"{where}: the sample at byte {row['offset']}")
+    shards, faults = dict[Shard, StoredShard](), list[str]()
+    for source in versions:
+        readable = set[str]()
+        for split in source.manifest.splits:
             try:
-                sample = sample_of(source, shard, row, data)
-                counts += compared(sample, where, source.manifest.tiles, originals)
+                source.index(split.name)  # read before the fork, it is there for all workers
+                readable.add(split.name)
+            except Unavailable:
+                raise
             except DataError as fault:
-                report(str(fault))
-    except DataError as fault:
-        report(str(fault))
-    report(counts)
-    report(Progress(shard.samples, shard.bytes))
-
-
-def _copies(source: Source) -> Iterator[ImageDefect]:
-    """Yield the exact copies among the images of a data set that has no fault."""
-    manifest = source.manifest
-    indexes = [(split.name, source.index(split.name)) for split in manifest.splits]
-    shards = {split.name: split.shards for split in manifest.splits}
-    return copies(indexes, shards, manifest.classes, source.read)
+                faults.append(str(fault))
+        for stored in shards_of(source):
+            if stored.split not in readable:
+                continue
+            newer = shards.setdefault(stored.shard, stored)
+            rows = stored.rows.copy()
+            rows["shard"] = newer.number  # which may change from one version to the next
+            if not np.array_equal(rows, newer.rows):
+                faults.append(
+                    f"{stored.where}: its rows differ from those in {newer.source.location}"
+                )
+    return list(shards.values()), faults
 
 
 def strangers(versions: Sequence[Source]) -> Iterator[str]:
@@ -252,6 +166,88 @@ def strangers(versions: Sequence[Source]) -> Iterator[str]:
     listed |= Target(folder).unfinished()
     for name in sorted(shard_files(folder, dataset) - listed):
         yield f"{folder / name}: not a part of this data set"
+
+
+def _chain_lines(location: str, versions: Sequence[Source]) -> list[str]:
+    newest = versions[0].manifest.number
+    if newest == 1 or folder_and_version(location)[1]:
+        return []
+    numbers = [source.manifest.number for source in versions]
+    missing = sorted(set(range(1, newest + 1)) - set(numbers))
+    pruned = f"; not here any more: {', '.join(map(str, missing))}" if missing else ""
+    return [f"{plural(len(versions), 'version')}, each by the digest in the newest{pruned}"]
+
+
+@dataclass(frozen=True)
+class Originals:
+    """The images that a data set was made of, by SHA-256."""
+
+    container: Container
+    records: dict[bytes, Record]
+
+    @classmethod
+    def of(cls, source: Path) -> "Originals":
+        """Read a folder, a zip, or a tar (also of tars) once; UsageError for anything else."""
+        container = open_images(source, "--source")
+        by_digest: dict[bytes, Record] = {}
+        images = [record for record in container.records() if is_image(record.name)]
+        with meter("read", len(images)) as shown:
+            for record in images:
+                try:
+                    by_digest[sha256(container.read(record)).digest()] = record
+                except Defect:
+                    continue  # a conversion has left it out
+                finally:
+                    shown.advance(Progress(1, record.size))
+        return cls(container, by_digest)
+
+
+def compared(sample: Sample, where: str, has_tiles: bool, originals: Originals | None) -> str:
+    """Return how an image compares with its original; empty where no originals are given.
+
+    DataError if its list of tiles does not fit it in a data set that has tiles, or if its
+    coefficients are not the original's.
+    """
+    frame = jpeg_frame(sample.image) if has_tiles else None
+    tiled_frame = frame if frame and frame.tiles_at else None
+    where = f"{where}: sample {sample.key}"
+    if tiled_frame and not has_sound_tiles(sample.image, tiled_frame):
+        raise DataError(f"{where}: its list of tiles does not fit it")
+    if originals is None:
+        return ""
+    if sha256(sample.image).digest() in originals.records:
+        return SAME_BYTES
+    digest = original_digest(sample.image, tiled_frame) if tiled_frame else b""
+    original = originals.records.get(digest)
+    if original is None:
+        return NO_ORIGINAL
+    try:
+        equal = same_coefficients(sample.image, originals.container.read(original))
+    except (Refused, Defect) as error:
+        raise DataError(f"{where}: cannot be compared with {original.name}: {error}") from None
+    if not equal:
+        raise DataError(f"{where}: its coefficients are not those of {original.name}")
+    return SAME_COEFFICIENTS
+
+
+def _verify_shard(
+    stored: StoredShard, report: ReportProgress, originals: Originals | None
+) -> tuple[Counter[str], list[str]]:
+    source, shard = stored.source, stored.shard
+    counts, faults = Counter[str](), list[str]()
+    working_on(stored.where)
+    try:
+        for row, data in stored_samples(source, stored.split, stored.number):
+            working_on(f"{stored.where}: the sample at byte {row['offset']}")
+            try:
+                sample = sample_of(source, shard, row, data)
+                counts[compared(sample, stored.where, source.manifest.tiles, originals)] += 1
+            except DataError as fault:
+                faults.append(str(fault))
+    except DataError as fault:  # the rest of the shard cannot be read, or its digest is wrong
+        faults.append(str(fault))
+    report(Progress(shard.samples, shard.bytes))
+    return counts, faults
 
 
 if __name__ == "__main__":

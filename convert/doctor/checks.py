@@ -1,42 +1,79 @@
-"""The checks of a data set without a model: each yields findings."""
+"""What is wrong with an image or a class, and the checks that need no model to find it.
+
+Findings become doctor.csv, the input of `convert drop` and `convert relabel`. A row may be changed
+in any spreadsheet; only `action` decides what the two commands do.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from convert.doctor.findings import (
-    COPY,
-    DAMAGED,
-    DROP,
-    EMPTY,
-    LEAK,
-    NEAR_COPY,
-    NEAR_LEAK,
-    ODD_SHAPE,
-    ODD_SIZE,
-    SIMILAR_CLASSES,
-    SMALL_CLASS,
-    TWO_CLASSES,
-    UNDECIDED,
-    Finding,
-    ImagePosition,
-)
-from convert.doctor.fingerprints import SOUND, UNDECODED, Fingerprints
+from convert.doctor.fingerprints import SOUND, UNDECODED, Fingerprints, ImagePosition
 from convert.doctor.near_copies import NearPair, Prints, near_pairs
-from convert.packing.copies import groups_of_copies
+from convert.packing.copies import SplitRows, groups_of_copies
 from convert.packing.plan import TRAIN
 from convert.readers.names import similar
 from rackrun.units import plural
 from shards.source import Source
+
+COLUMNS = (
+    *("split", "shard", "key", "class", "problem", "action", "new_class", "score", "reason"),
+)
+DROP, RELABEL, UNDECIDED = "drop", "relabel", ""
+"""What a row asks for; UNDECIDED: nothing, until a person has looked at it."""
+
+EXACT = LEAK, TWO_CLASSES, COPY = "leak", "two classes", "copy"
+NEAR_LEAK, NEAR_COPY, LABEL = "near leak", "near copy", "label"
+DAMAGED, EMPTY, ODD_SIZE, ODD_SHAPE = "damaged", "nearly empty", "odd size", "odd shape"
+SMALL_CLASS, SIMILAR_CLASSES = "small class", "similar classes"
+
+PROBLEMS = {
+    LEAK: "exact copies of an image in another split: what is measured there is too good",
+    NEAR_LEAK: "nearly the same as an image in another split",
+    TWO_CLASSES: "the same image in two classes: one of the labels is wrong",
+    LABEL: "the model is confident, on images it has not been fitted to, of another class",
+    COPY: "exact copies of an image in the same split",
+    NEAR_COPY: "nearly the same as an image in the same split: scaled, cropped, encoded anew,"
+    " mirrored or tinted",
+    DAMAGED: "cannot be read, or not be decoded",
+    EMPTY: "all pixels have nearly the same brightness",
+    ODD_SIZE: "much smaller than the others",
+    ODD_SHAPE: "much wider or higher than the others",
+    SIMILAR_CLASSES: "names that differ only by case, Unicode form or leading zeros",
+    SMALL_CLASS: "few images to learn from, or none to measure on",
+}
+"""Every problem, the gravest first, and what it means."""
 
 PLAIN = 0.995  # share of pixels of one brightness from which on an image is nearly empty
 SMALLER = 4.0  # times smaller than the median, by the shorter side
 LONGER = 3.0  # times wider or higher than the median
 FEWEST = 10  # training images of a class
 RARE = 20  # times fewer than the median class
+
+
+class Finding(NamedTuple):
+    """A problem of one image, or, without a place, of a class."""
+
+    problem: str
+    position: ImagePosition | None
+    label: int
+    reason: str
+    action: str = UNDECIDED
+    new_class: str = ""
+    score: float | None = None
+    """How sure it is, 0 to 1."""
+    other: ImagePosition | None = None
+    """The image that this one is like."""
+
+
+def ordered(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings by problem, the gravest first, and of each the surest first."""
+    gravity = {problem: number for number, problem in enumerate(PROBLEMS)}
+    return sorted(findings, key=lambda each: (gravity[each.problem], -(each.score or 0.0)))
 
 
 def unreadable(fingerprints: Fingerprints) -> Iterator[Finding]:
@@ -57,9 +94,11 @@ def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
     Of an image in several splits, that of train goes: what is measured on the others stays.
     """
     manifest = source.manifest
-    indexes = [(split, source.index(split)[rows]) for split, rows in sound.items()]
-    shards = {split.name: split.shards for split in manifest.splits}
-    for group in groups_of_copies(indexes, shards, source.read):
+    splits = [
+        SplitRows(split, manifest.split(split).shards, source.index(split)[rows])
+        for split, rows in sound.items()
+    ]
+    for group in groups_of_copies(splits, source.read):
         named = {
             ImagePosition(image.split, int(sound[image.split][image.row])): image for image in group
         }
@@ -100,7 +139,10 @@ def nearly_copied(
     ]
     if len(positions) < 2:
         return
-    prints = [fingerprints.by_split[split][rows] for split, rows in _by_split(positions).items()]
+    by_split = defaultdict[str, list[int]](list)
+    for position in positions:
+        by_split[position.split].append(position.row)
+    prints = [fingerprints.by_split[split][rows] for split, rows in by_split.items()]
     pairs = near_pairs(Prints.of(np.concatenate(prints)), workers)
     for kept, copy, pair in _stars(fingerprints, positions, pairs):
         label, score = fingerprints.label(copy), pair.correlation
@@ -115,15 +157,8 @@ def nearly_copied(
         yield Finding(problem, copy, label, reason, action, score=score, other=kept)
 
 
-def _by_split(positions: Iterable[ImagePosition]) -> dict[str, list[int]]:
-    rows = defaultdict[str, list[int]](list)
-    for position in positions:
-        rows[position.split].append(position.row)
-    return rows
-
-
 def _preference(position: ImagePosition) -> tuple[bool, str, int]:
-    """Return the order in which images are kept: outside of train first."""
+    # Of copies the least one stays: those outside of train first, as accuracy is measured on them.
     return position.split == TRAIN, position.split, position.row
 
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from convert.doctor import checks
-from convert.doctor.findings import (
+from convert.doctor.checks import (
     COLUMNS,
     DROP,
     EXACT,
@@ -29,10 +29,15 @@ from convert.doctor.findings import (
     PROBLEMS,
     RELABEL,
     Finding,
-    ImagePosition,
     ordered,
 )
-from convert.doctor.fingerprints import HAS_HASHES, SOUND, Fingerprints, fingerprints_of
+from convert.doctor.fingerprints import (
+    HAS_HASHES,
+    SOUND,
+    Fingerprints,
+    ImagePosition,
+    fingerprints_of,
+)
 from convert.doctor.page import is_unchanged, write_page
 from convert.progress import Progress, meter
 from rackrun.commandline.options import Examples, Positional
@@ -94,7 +99,7 @@ def run(args: Sequence[str], find_suspects: FindSuspects) -> int:
 
 
 def _paths(folder: Path) -> tuple[Path, Path]:
-    """Return where table and page go: a table that a person has worked on is never replaced."""
+    # A table that a person has worked on is never replaced.
     for number in count(1):
         stem = f"doctor-{number}" if number > 1 else "doctor"
         table_path, page = folder / f"{stem}.csv", folder / f"{stem}.html"
@@ -169,7 +174,6 @@ def _print(
     table_path: Path,
     page: Path,
 ) -> None:
-    """Print the number of each problem, and what to type next."""
     for fault in fingerprints.faults:
         say(f"error: {fault}")
     if not HAS_HASHES:

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from convert.doctor.findings import ImagePosition, Named
 from convert.images.info import UNDECODABLE
 from convert.images.resize import in_mode
 from convert.packing.stored_samples import StoredShard, shards_of
-from convert.packing.workers import in_parallel, working_on
-from convert.progress import Progress, meter
-from convert.verify import SharedIndexes, indexes_of
+from convert.packing.workers import ReportProgress, in_parallel, working_on
+from convert.progress import Progress
 from rackrun.errors import DataError, Unavailable
 from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
 from shards.samples import sample_of, stored_samples
@@ -53,12 +49,18 @@ HAS_HASHES = find_spec("imagehash") is not None
 """Whether the extra `doctor` is installed."""
 
 
-class ShardFingerprints(NamedTuple):
-    """The fingerprints of a shard's images and their keys, in the order of the index."""
+class ImagePosition(NamedTuple):
+    """Where an image is: its split, and its row in the split's index."""
 
-    stored: StoredShard
-    fingerprints: np.ndarray
-    keys: list[str]
+    split: str
+    row: int
+
+
+class Named(NamedTuple):
+    """The names of an image."""
+
+    shard: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -91,49 +93,36 @@ class Fingerprints:
 
 def fingerprints_of(source: Source, workers: int) -> Fingerprints:
     """Read and decode all images, in as many processes; damaged ones are marked."""
-    manifest = source.manifest
-    loans, faults = indexes_of(source)
-    if faults:
-        raise DataError(faults[0])
-    jobs = shards_of(manifest)
-    shards: dict[StoredShard, ShardFingerprints] = {}
-    work = partial(_fingerprint_shard, indexes=SharedIndexes(source.location, loans))
-    steps = in_parallel(jobs, work, workers)
-    total = sum(split.samples for split in manifest.splits)
-    with closing(steps), meter("looked at", total) as shown:
-        for message in steps:
-            if isinstance(message, Progress):
-                shown.advance(message)
-            elif isinstance(message, ShardFingerprints):
-                shards[message.stored] = message
-            else:
-                faults.append(message)
-    by_split = {split.name: [np.empty(0, FINGERPRINT)] for split in manifest.splits}
-    keys: dict[str, list[str]] = {split.name: [] for split in manifest.splits}
-    for job in jobs:
-        by_split[job.split].append(shards[job].fingerprints)
-        keys[job.split] += shards[job].keys
+    splits = source.manifest.splits
+    for split in splits:
+        source.index(split.name)  # read before the fork, it is there for all workers
+    jobs, total = shards_of(source), sum(split.samples for split in splits)
+    by_split = {split.name: [np.empty(0, FINGERPRINT)] for split in splits}
+    keys: dict[str, list[str]] = {split.name: [] for split in splits}
+    faults = list[str]()
+    results = in_parallel(jobs, _fingerprint_shard, workers, "looked at", total)
+    for job, (fingerprints, shard_keys, fault) in zip(jobs, results, strict=True):
+        by_split[job.split].append(fingerprints)
+        keys[job.split] += shard_keys
+        faults += [fault] if fault else []
     joined = {split: np.concatenate(parts) for split, parts in by_split.items()}
     return Fingerprints(source, joined, keys, faults)
 
 
 def _fingerprint_shard(
-    stored: StoredShard,
-    report: Callable[[Progress | ShardFingerprints | str], None],
-    indexes: SharedIndexes,
-) -> None:
-    """Report the fingerprints of a shard; images that a broken shard hides are WRONG_BYTES."""
-    source = indexes.source
-    shard = stored.shard
-    where = f"{source.location}: {shard.name}"
+    stored: StoredShard, report: ReportProgress
+) -> tuple[np.ndarray, list[str], str]:
+    """Return the fingerprints of a shard, its keys, and what is wrong with the whole of it."""
+    source, shard, fault = stored.source, stored.shard, ""
     fingerprints = np.zeros(shard.samples, FINGERPRINT)
-    fingerprints["state"] = WRONG_BYTES
+    fingerprints["state"] = WRONG_BYTES  # until read: a broken shard hides the images after it
     keys = [""] * shard.samples
-    number, reported = -1, 0
+    number = -1
     try:
         for number, (row, data) in enumerate(stored_samples(source, stored.split, stored.number)):
-            working_on(f"{where}: the sample at byte {row['offset']}")
             keys[number] = f"the sample at byte {row['offset']}"
+            working_on(f"{stored.where}: {keys[number]}")
+            report(Progress(1))
             try:
                 sample = sample_of(source, shard, row, data)
             except Unavailable:
@@ -141,15 +130,12 @@ def _fingerprint_shard(
             except DataError:
                 continue
             keys[number], fingerprints[number] = sample.key, fingerprint(sample.image)
-            if number - reported >= 100:
-                report(Progress(number - reported, 0))
-                reported = number
     except Unavailable:
         raise
-    except DataError as fault:
-        report(str(fault))
-    report(ShardFingerprints(stored, fingerprints, keys))
-    report(Progress(shard.samples - reported, 0))
+    except DataError as error:
+        fault = str(error)
+    report(Progress(shard.samples - number - 1))
+    return fingerprints, keys, fault
 
 
 def fingerprint(image: bytes) -> np.ndarray:

@@ -13,17 +13,17 @@ bench/doctor.py measures them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from functools import cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from convert.doctor.fingerprints import THUMB
-from convert.packing.workers import in_parallel
-from convert.progress import Progress, meter
+from convert.packing.workers import ReportProgress, in_parallel
+from convert.progress import Progress
 
 MOST_BITS = 90  # of 256 in which two hashes may differ; those of unrelated images differ in 128
 FARTHEST = 0.2  # distance (1 - correlation) of a copy, whatever its neighbours are
@@ -75,16 +75,12 @@ def near_pairs(prints: Prints, workers: int) -> list[NearPair]:
     count = len(prints.thumbs)
     jobs = [range(start, min(start + JOB_ROWS, count)) for start in range(0, count, JOB_ROWS)]
     best: dict[tuple[int, int], NearPair] = {}
-    steps = in_parallel(jobs, partial(_compare, prints=prints), workers)
-    with closing(steps), meter("compared", count) as shown:
-        for message in steps:
-            if isinstance(message, Progress):
-                shown.advance(message)
-                continue
-            pair = NearPair(*message)
-            before = best.get(pair[:2])
-            if before is None or pair.correlation > before.correlation:
-                best[pair[:2]] = pair
+    results = in_parallel(jobs, partial(_compare, prints=prints), workers, "compared", count)
+    for pair in chain.from_iterable(results):
+        # A pair may be near both as it is and as a mirror image.
+        before = best.get(pair[:2])
+        if before is None or pair.correlation > before.correlation:
+            best[pair[:2]] = pair
     return sorted(best.values())
 
 
@@ -109,19 +105,16 @@ def neighbour_distances(thumbs: np.ndarray) -> Floats:
     return distances.clip(BOUNDS[0] * typical, BOUNDS[1] * typical)
 
 
-def _compare(
-    rows: range,
-    report: Callable[[Progress | tuple[int, int, float, bool]], None],
-    prints: Prints,
-) -> None:
-    """Report the near copies of these images among those after them."""
+def _compare(rows: range, report: ReportProgress, prints: Prints) -> list[NearPair]:
+    """Return the near copies of these images among those after them."""
+    pairs = list[NearPair]()
     for start in range(rows.start, rows.stop, ROWS):
         stop = min(start + ROWS, rows.stop)
         for is_mirrored in (False, True):
             for first, second in _candidates(prints, start, stop, is_mirrored):
-                for pair in _confirmed(prints, first, second, is_mirrored):
-                    report(pair)
-    report(Progress(len(rows), 0))
+                pairs += _confirmed(prints, first, second, is_mirrored)
+        report(Progress(stop - start))
+    return pairs
 
 
 def _candidates(
@@ -143,7 +136,7 @@ def _candidates(
 
 def _confirmed(
     prints: Prints, first: NDArray[np.intp], second: NDArray[np.intp], is_mirrored: bool
-) -> Iterator[tuple[int, int, float, bool]]:
+) -> Iterator[NearPair]:
     """Yield those pairs that are nearly the same in pixels, too."""
     for start in range(0, len(first), PAIRS):
         chosen, others = first[start : start + PAIRS], second[start : start + PAIRS]
@@ -154,7 +147,8 @@ def _confirmed(
         chosen, others, reach = chosen[near], others[near], reach[near]
         correlations = aligned(left[near], right[near])
         for number in np.flatnonzero(1 - correlations <= np.minimum(FARTHEST, SHARE * reach)):
-            yield int(chosen[number]), int(others[number]), float(correlations[number]), is_mirrored
+            pair = int(chosen[number]), int(others[number])
+            yield NearPair(*pair, float(correlations[number]), is_mirrored)
 
 
 def aligned(left: np.ndarray, right: np.ndarray) -> Floats:

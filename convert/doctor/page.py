@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from convert.doctor.findings import DROP, PROBLEMS, RELABEL, Finding, ImagePosition
-from convert.doctor.fingerprints import UNREADABLE, Fingerprints, opened
+from convert.doctor.checks import DROP, PROBLEMS, RELABEL, Finding
+from convert.doctor.fingerprints import UNREADABLE, Fingerprints, ImagePosition, opened
 from convert.images.resize import in_mode
 from rackrun.atomic import write_whole
 from rackrun.errors import DataError
@@ -62,7 +62,6 @@ def _digest(path: Path) -> str:
 
 
 def _shown(fingerprints: Fingerprints, finding: Finding) -> dict[str, Any]:
-    """Return a finding as the template shows it."""
     pictures = [
         _picture(fingerprints, position)
         for position in (finding.position, finding.other)
@@ -85,7 +84,6 @@ def _shown(fingerprints: Fingerprints, finding: Finding) -> dict[str, Any]:
 
 
 def _picture(fingerprints: Fingerprints, position: ImagePosition) -> str:
-    """Return an image, small, as an address that carries it; empty for a damaged one."""
     source = fingerprints.source
     row = source.index(position.split)[position.row]
     shard = source.manifest.split(position.split).shards[int(row["shard"])]

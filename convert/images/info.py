@@ -12,10 +12,9 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from convert.images import jpeg_header
-from convert.images.jpeg_header import FRAMES
 from convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
 from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
 
@@ -51,12 +50,21 @@ UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.er
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+HUFFMAN, QUANTIZATION = 0xC4, 0xDB
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+REMARKS = {*range(0xE0, 0xF0), 0xFE}  # APPn and COM, which no decoding depends on
+TABLE_SLOTS = 4  # for tables of a kind
+CODE_LENGTHS = 16  # bits of the longest code
+MOST_CODES, DC_SYMBOLS = 256, 16
 USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; all with Huffman codes
 PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
 SCAN, END, APP1 = 0xDA, 0xD9, 0xE1
 GARBAGE = 0x00  # no marker has this number
 ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
 ORIENTATION = 0x0112
+
+HeaderPart = tuple[int, bytes]
+"""A marker, and what in its segment a decoder may refuse."""
 
 
 @dataclass
@@ -70,11 +78,11 @@ class ImageInfo:
     """Kinds of KEPT that apply."""
     settled: bool = True
     """True if its structure alone proves that the image is whole."""
-    header: tuple[jpeg_header.Part, ...] = ()
+    header: tuple[HeaderPart, ...] = ()
     """Of a JPEG: what its decoding depends on besides its pixels."""
 
 
-_PROVEN: set[tuple[jpeg_header.Part, ...]] = set()
+_PROVEN: set[tuple[HeaderPart, ...]] = set()
 """Headers of JPEGs that were decoded in this process: those of most others are the same."""
 MOST_PROVEN = 10_000
 
@@ -82,7 +90,10 @@ MOST_PROVEN = 10_000
 def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
     """Inspect an image; raise Defect if it cannot be used. `suffix` is that of its name, if any."""
     info = _parsed(data)
-    _check_size(info.width, info.height)
+    if not info.width or not info.height:
+        raise Defect("broken", f"{info.width}x{info.height} pixels")
+    if too_large(info.width, info.height):
+        raise Defect("too large", f"{info.width}x{info.height} pixels")
     is_clean = decode and info.extension == "jpg" and _decodes_without_warning(data)
     if (decode or not info.settled) and not is_clean:
         _check_decodes(data, "truncated" if "no end" in info.oddities else "undecodable")
@@ -112,23 +123,21 @@ def findings(name: str, info: ImageInfo) -> list[ImageDefect]:
 
 
 def _check_decodes(data: bytes, failure: str) -> None:
-    """Decode an image, at the size that costs least; raise Defect `failure` if that fails."""
     try:
         with warnings.catch_warnings(action="ignore"), _opened(data) as image:
-            image.draft(None, (1, 1))
+            image.draft(None, (1, 1))  # at an eighth of its size, which costs least
             image.load()
     except UNDECODABLE as error:
         raise Defect(failure, reason(error)) from None
 
 
 def _decodes_without_warning(jpeg: bytes) -> bool:
-    """Return True if libjpeg-turbo decodes a JPEG without a warning."""
     import simplejpeg
 
     try:
         simplejpeg.decode_jpeg(jpeg, "GRAY", min_height=1, min_width=1, min_factor=8, strict=True)
     except ValueError as error:
-        return "Unsupported color" in str(error)
+        return "Unsupported color" in str(error)  # CMYK, which it does not convert to gray
     return True
 
 
@@ -149,7 +158,7 @@ def _inspect_jpeg(data: bytes) -> ImageInfo:
     """Read the segments before the first scan, and look for the end marker after it."""
     info, oddities, at = ImageInfo("jpg"), [], 0
     channels, progressive = 0, False
-    header: list[jpeg_header.Part] = []
+    header: list[HeaderPart] = []
     for marker, at, length in _segments(data):
         if marker in FRAMES:
             precision, info.height, info.width, channels = struct.unpack_from(">BHHB", data, at + 4)
@@ -160,12 +169,13 @@ def _inspect_jpeg(data: bytes) -> ImageInfo:
             oddities += ["rotated"] * (_orientation(data[at + 10 : at + 2 + length]) > 1)
         elif marker == GARBAGE:
             info.settled = False
-        if marker not in jpeg_header.REMARKS:
-            header.append(jpeg_header.part(marker, data[at + 4 : at + 2 + length]))
+        if marker not in REMARKS:
+            header.append(_header_part(marker, data[at + 4 : at + 2 + length]))
     if not info.width:
         raise Defect("broken", "no frame before its first scan")
-    if progressive or data[at + 4] != channels:
-        _check_scans(data)
+    # Only a JPEG of several scans can have so many that a training step would wait for it.
+    if (progressive or data[at + 4] != channels) and (count := scans(data)) > MAX_SCANS:
+        raise Defect("too large", f"{count:,} scans")
     if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", at) < 0:
         info.settled = False
         oddities.append("no end")
@@ -173,12 +183,6 @@ def _inspect_jpeg(data: bytes) -> ImageInfo:
     info.settled &= info.header in _PROVEN
     info.oddities = tuple(oddities)
     return info
-
-
-def _check_scans(data: bytes) -> None:
-    """Raise Defect for a JPEG whose number of scans would make a training step wait for it."""
-    if (count := scans(data)) > MAX_SCANS:
-        raise Defect("too large", f"{count:,} scans")
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -199,6 +203,45 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             length = 0 if marker in ALONE else (data[at + 2] << 8) + data[at + 3]
             yield marker, at, length
             at += 2 + length
+
+
+def _header_part(marker: int, segment: bytes) -> HeaderPart:
+    # Sizes and the contents of tables are left out: what is left is the same for most images of a
+    # data set, so that few have to be decoded. `segment` is what follows its length.
+    if marker in (HUFFMAN, QUANTIZATION):
+        return marker, _table_slots(marker, segment)
+    if marker in FRAMES:
+        return marker, segment[:1] + segment[5:]
+    return marker, segment
+
+
+@lru_cache(1024)  # most files have the same few tables
+def _table_slots(marker: int, segment: bytes) -> bytes:
+    """Return the classes and slots of a segment's tables; of a damaged one, all of it."""
+    table_ids, at = bytearray(), 0
+    while at < len(segment):
+        kind, slot = divmod(segment[at], 16)
+        size = 64 << kind if marker == QUANTIZATION else _huffman_size(segment, at + 1, kind)
+        if kind > 1 or slot >= TABLE_SLOTS or not size:
+            return segment
+        table_ids.append(segment[at])
+        at += 1 + size
+    return bytes(table_ids) if at == len(segment) else segment
+
+
+def _huffman_size(segment: bytes, at: int, kind: int) -> int:
+    """Return the bytes of a Huffman table; 0 for one whose codes are no prefix code (annex C)."""
+    counts = segment[at : at + CODE_LENGTHS]
+    code = 0
+    for length, count in enumerate(counts, start=1):
+        code += count
+        if code > 1 << length:
+            return 0
+        code <<= 1
+    total = sum(counts)
+    symbols = segment[at + CODE_LENGTHS : at + CODE_LENGTHS + total]
+    sound = total <= MOST_CODES and (kind or all(symbol < DC_SYMBOLS for symbol in symbols))
+    return CODE_LENGTHS + total if sound else 0
 
 
 def _orientation(exif: bytes) -> int:
@@ -258,10 +301,3 @@ def _opened(data: bytes) -> "Image.Image":
     from PIL import Image
 
     return Image.open(io.BytesIO(data), formats=tuple(FORMATS))
-
-
-def _check_size(width: int, height: int) -> None:
-    if not width or not height:
-        raise Defect("broken", f"{width}x{height} pixels")
-    if too_large(width, height):
-        raise Defect("too large", f"{width}x{height} pixels")

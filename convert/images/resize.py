@@ -80,11 +80,15 @@ class Preset:
         With `tiles`, a JPEG that is encoded gets the restart markers of its tiles, if it gains by
         them.
         """
-        if self.passes_through or self._is_small_enough(info):
+        size = self._target(info.width, info.height)
+        is_kept = info.extension == "jpg" and "cmyk" not in info.oddities
+        # A JPEG that need not shrink stays as it is: encoding it again would cost quality.
+        is_small_enough = size == (info.width, info.height) and is_kept and not self.encodes_all
+        if self.passes_through or is_small_enough:
             return data, info
         try:
             with warnings.catch_warnings(action="ignore"):
-                image = self._resized(_decoded(data, self._decoded_side(info)))
+                image = self._resized(data, FINE * min(size))
         except UNDECODABLE as error:
             raise Defect("undecodable", reason(error)) from None
         stored = io.BytesIO()
@@ -101,21 +105,15 @@ class Preset:
         )
         return stored.getvalue(), ImageInfo("jpg", *image.size, info.oddities)
 
-    def _is_small_enough(self, info: ImageInfo) -> bool:
-        """Return True for a JPEG that need not shrink: encoding it again would cost quality."""
-        stays = self._target(info.width, info.height) == (info.width, info.height)
-        is_kept = info.extension == "jpg" and "cmyk" not in info.oddities
-        return not self.encodes_all and stays and is_kept
+    def _resized(self, data: bytes, side: int) -> "Image.Image":
+        """Decode no finer than a shorter side of `side` pixels, and resize."""
+        from PIL import Image
 
-    def _decoded_side(self, info: ImageInfo) -> int:
-        """Return the least length of the shorter side to decode at (pixels)."""
-        return FINE * min(self._target(info.width, info.height))
-
-    def _resized(self, image: "Image.Image") -> "Image.Image":
-        from PIL.Image import Resampling
-
+        image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
+        image.draft(None, (side, side))
+        image.load()
         image = in_mode(image, "L" if self.gray else "RGB")
-        return image.resize(self._target(*image.size), Resampling.BICUBIC)
+        return image.resize(self._target(*image.size), Image.Resampling.BICUBIC)
 
     def _target(self, width: int, height: int) -> tuple[int, int]:
         if self.size is not None:
@@ -126,16 +124,6 @@ class Preset:
             self.long_side / max(width, height) if self.long_side else 1.0,
         )
         return max(1, round(width * scale)), max(1, round(height * scale))
-
-
-def _decoded(data: bytes, side: int) -> "Image.Image":
-    """Decode an image at the lowest resolution whose shorter side is at least `side`."""
-    from PIL import Image
-
-    image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
-    image.draft(None, (side, side))
-    image.load()
-    return image
 
 
 def in_mode(image: "Image.Image", mode: str) -> "Image.Image":

@@ -38,8 +38,10 @@ def tiled(data: bytes) -> bytes:
     frame = jpeg_frame(data)
     if frame is None:
         return data
-    if frame.tiles_at:
-        return _with_tiles_already(data, frame)
+    if frame.tiles_at:  # an image of another shard folder
+        if not has_sound_tiles(data, frame):
+            raise Untiled("its list of tiles does not fit it")
+        return data
     size = mcu_size(data, frame)
     if size is None:
         raise Untiled("a rare sampling of its colours")
@@ -65,13 +67,6 @@ def same_coefficients(one: bytes, other: bytes) -> bool:
     Written anew by the same rules, without markers and remarks, such files are the same bytes.
     """
     return rewritten(one, optimised=True) == rewritten(other, optimised=True)
-
-
-def _with_tiles_already(data: bytes, frame: Frame) -> bytes:
-    """Return a JPEG that has a list of tiles; Untiled if the list is wrong."""
-    if not has_sound_tiles(data, frame):
-        raise Untiled("its list of tiles does not fit it")
-    return data
 
 
 def _with_markers(data: bytes, frame: Frame, interval: int) -> bytes:
@@ -100,12 +95,11 @@ def _remarks(data: bytes) -> Iterator[bytes]:
 
 
 def _kind(segment: bytes) -> bytes:
-    """Return the marker of a segment and what it begins with, such as JFIF or Adobe."""
+    # The marker and what the segment begins with, such as JFIF or Adobe.
     return segment[:2] + segment[4:9]
 
 
 def _listed(marked: bytes, digest: bytes) -> bytes:
-    """Return a JPEG with restart markers and the list of its tiles."""
     import numpy as np
 
     frame = jpeg_frame(marked)

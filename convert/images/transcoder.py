@@ -108,7 +108,6 @@ def rewritten(data: bytes, restart_interval: int = 0, optimised: bool = False) -
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """Return exactly so many bytes; OSError if the other end is closed before."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -120,7 +119,6 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 
 def _failure(code: int) -> Refused | Problem:
-    """Return the error for a child that ended with this exit code, without a reply."""
     if -code in CRASHES:
         return Refused(f"libjpeg-turbo crashed ({signal.Signals(-code).name})")
     return Problem(
@@ -151,12 +149,11 @@ class _Child:
 
 @lru_cache(1)
 def _child(process: int) -> _Child:
-    """Return the child of this process; what has forked it has one of its own."""
+    # By process: what has forked this one has a child of its own.
     return _Child()
 
 
 def _serve(path: Path, connection: socket.socket, parent: int) -> NoReturn:
-    """Rewrite JPEGs until the parent ends, or until one is refused."""
     try:
         end_with(parent)
         faulthandler.disable()  # the parent reports a crash
@@ -204,7 +201,6 @@ class _Rewriter:
         library.jpeg_destroy_decompress(byref(source))
 
     def _refuse(self, codec: int) -> NoReturn:
-        """Send the message of an error, or of the first warning, and end this process."""
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
         self._errors.format_message(codec, message)
         self._send(False, message.value)

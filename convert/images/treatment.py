@@ -94,7 +94,6 @@ def as_upright_jpeg(data: bytes) -> bytes:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return the formats that are read, as Pillow names them."""
     if not READS_HEIC:
         return "JPEG", "TIFF", "AVIF"
     import_module("pillow_heif").register_heif_opener()

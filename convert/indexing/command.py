@@ -119,7 +119,6 @@ class Index:
         print_use(folder, listing.dataset)
 
     def _replace(self, folder: Path, manifest: Manifest) -> None:
-        """Write the manifest; files for other readers that belong to an earlier one go."""
         path = folder / MANIFEST_NAME
         if path.exists():
             with contextlib.suppress(DataError):
@@ -129,7 +128,6 @@ class Index:
             write_sidecars(folder, self.workers or core_count())
 
     def _folder(self, beside: Path | None) -> Path:
-        """Return the folder for index and manifest, ready to be written into."""
         folder = self.out or beside
         if folder is None:
             raise UsageError(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from convert.indexing.tar_index import TarIndex
 from convert.indexing.tar_listing import TarListing
-from convert.packing.copies import copies, local_files
+from convert.packing.copies import SplitRows, copies, local_files
 from convert.packing.plan import TRAIN, VAL
 from convert.readers.records import ImageDefect
 from convert.readers.webdataset_tars import Label
@@ -129,9 +129,11 @@ def copies_in(
         from shards.http.source import HttpSource
 
         read = HttpSource(url).read
-    indexes = [(split, np.frombuffer(packed, INDEX_FIELDS)) for split, packed in rows.items()]
-    shards = {split: [tar.shard for tar in tars] for split, tars in splits.items()}
-    return copies(indexes, shards, classes, read)
+    parts = [
+        SplitRows(split, [tar.shard for tar in tars], np.frombuffer(rows[split], INDEX_FIELDS))
+        for split, tars in splits.items()
+    ]
+    return copies(parts, classes, read)
 
 
 def link(splits: Splits, folder: Path) -> None:
@@ -147,7 +149,6 @@ def link(splits: Splits, folder: Path) -> None:
 
 
 def _names(listing: TarListing, folder: Path, numbers: Mapping[str, int]) -> list[str]:
-    """Return the names by which the tars are read: their own, or those of links in the folder."""
     if listing.url or all(tar.path.resolve().parent == folder.resolve() for tar in listing.tars):
         return [tar.name for tar in listing.tars]
     counts = Counter(numbers)

@@ -2,17 +2,15 @@
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from convert.images.info import findings, inspect
-from convert.indexing.tar_listing import TarListing
-from convert.packing.workers import in_parallel, working_on
-from convert.progress import Progress, meter
+from convert.indexing.tar_listing import ListedTar, TarListing
+from convert.packing.workers import ReportProgress, in_parallel, working_on
+from convert.progress import Progress
 from convert.readers.names import refuse_similar
 from convert.readers.records import MAX_IMAGE_BYTES, Defect, ImageDefect, open_archive, reading
 from convert.readers.tars import Tar, TarMember
@@ -26,24 +24,11 @@ LARGEST_TAR = 1 << 38  # bytes of a tar on a server
 LARGEST_SAMPLE = 1 << 32  # bytes with all other members: the index has 32 bits for it
 
 
-class IndexJob(NamedTuple):
-    """A tar to index: a file, or what `name` is on the server at `url`."""
-
-    number: int
-    path: Path
-    name: str
-    url: str
-    scratch: Path
-    """Folder that a tar from a server is copied into, one at a time, without a name."""
-    label_field: str
-
-
 @dataclass
 class TarIndex:
     """The samples of a tar."""
 
-    number: int
-    size: int = 0
+    size: int
     """In bytes."""
     sha256: str = ""
     samples: int = 0
@@ -55,35 +40,29 @@ class TarIndex:
     findings: list[ImageDefect] = field(default_factory=list)
 
 
-def index_tar(job: IndexJob, report: Callable[[TarIndex], None]) -> None:
-    """Read a whole tar and report what is in it."""
-    working_on(str(job.path))
-    descriptor = _copied(job) if job.url else open_archive(job.path)
-    with reading(job.path), os.fdopen(descriptor, "rb") as file:
-        tar = Tar(Path(job.name) if job.url else job.path, descriptor)
-        contents = TarIndex(job.number, os.fstat(descriptor).st_size)
-        _Indexer(tar, contents, job.label_field).run()
-        working_on(str(job.path))
-        file.seek(0)
-        contents.sha256 = file_digest(file, "sha256").hexdigest()
-    report(contents)
-
-
 def index_tars(
     listing: TarListing, scratch: Path, label_field: str, workers: int
 ) -> list[TarIndex]:
-    """Return the contents of each tar, in their order, read side by side."""
-    jobs = [
-        IndexJob(number, tar.path, tar.name, listing.url, scratch, label_field)
-        for number, tar in enumerate(listing.tars)
-    ]
-    indexed: dict[int, TarIndex] = {}
-    steps = in_parallel(jobs, index_tar, workers)
-    with closing(steps), meter("indexed", len(jobs), "tars") as shown:
-        for result in steps:
-            indexed[result.number] = result
-            shown.advance(Progress(1, result.size))
-    return [indexed[number] for number in range(len(jobs))]
+    """Read the whole tars, side by side, and return what is in each, in their order.
+
+    Tars of a server are copied into the folder `scratch`, one at a time and without a name.
+    """
+
+    def index(tar: ListedTar, report: ReportProgress) -> TarIndex:
+        working_on(str(tar.path))
+        copy = _copied(listing.url, tar.name, scratch) if listing.url else open_archive(tar.path)
+        with reading(tar.path), os.fdopen(copy, "rb") as file:
+            archive = Tar(Path(tar.name) if listing.url else tar.path, copy)
+            contents = TarIndex(os.fstat(copy).st_size)
+            _Indexer(archive, contents, label_field).run()
+            working_on(str(tar.path))
+            file.seek(0)
+            contents.sha256 = file_digest(file, "sha256").hexdigest()
+        report(Progress(1, contents.size))
+        return contents
+
+    tars = listing.tars
+    return in_parallel(tars, index, workers, "indexed", len(tars), "tars")
 
 
 class _Indexer:
@@ -138,14 +117,13 @@ class _Indexer:
         return Row(0, *extents, 0, *facts)
 
 
-def _copied(job: IndexJob) -> int:
-    """Copy a tar from its server to a file that is gone when its descriptor is closed."""
+def _copied(url: str, name: str, scratch: Path) -> int:
     from shards.http.source import HttpSource
 
-    descriptor = nameless_file(job.scratch)
+    descriptor = nameless_file(scratch)
     with os.fdopen(descriptor, "wb", closefd=False) as file:
-        for part in HttpSource(job.url).file(job.name, LARGEST_TAR):
-            with translated_os_errors(job.scratch):
+        for part in HttpSource(url).file(name, LARGEST_TAR):
+            with translated_os_errors(scratch):
                 file.write(part)
     return descriptor
 

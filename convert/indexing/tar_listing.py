@@ -71,7 +71,7 @@ def list_tars(sources: tuple[str, ...], split: str, name: str, command: str) -> 
 
 
 def _expanded(source: str) -> Iterator[str]:
-    """Yield the names that braces expand to, as webdataset and shells expand them."""
+    # As webdataset and shells expand them.
     match = BRACES.search(source)
     if match is None:
         yield source
@@ -86,7 +86,6 @@ def _expanded(source: str) -> Iterator[str]:
 
 
 def _files(locations: list[str]) -> list[Path]:
-    """Return the tars that these paths name, and those below folders, sorted."""
     tars: list[Path] = []
     for source in map(Path, locations):
         if not source.exists():
@@ -105,7 +104,6 @@ def _files(locations: list[str]) -> list[Path]:
 
 
 def _split_of(path: Path) -> str:
-    """Return the split in the name of a tar or of its folder; empty if none has one."""
     parts = (*LETTERS.findall(path.name.lower()), path.parent.name.lower())
     return next((SPLITS[part] for part in parts if part in SPLITS), "")
 
@@ -121,7 +119,6 @@ def _check_names(tars: tuple[ListedTar, ...]) -> None:
 
 
 def _dataset(name: str, first: str) -> str:
-    """Return the name of the data set: as given, or what precedes split and number."""
     stem = PurePosixPath(name or first).name.removesuffix(".tar")
     if not name:
         split = next(

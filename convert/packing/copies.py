@@ -26,8 +26,13 @@ if TYPE_CHECKING:
 LEAK, TWO_CLASSES, COPY = "leak", "two classes", "copy"
 NAMED = 3  # leaks that a message names
 
-Rows = tuple[str, "np.ndarray"]
-"""A split, and rows of its index."""
+
+class SplitRows(NamedTuple):
+    """A split: its shards, and rows of its index, all or some."""
+
+    split: str
+    shards: Sequence[Shard]
+    rows: np.ndarray
 
 
 class NamedImage(NamedTuple):
@@ -50,8 +55,7 @@ NameImage = Callable[[str, Shard, str], str]
 
 
 def copies(
-    indexes: Sequence[Rows],
-    shards: Mapping[str, Sequence[Shard]],
+    splits: Sequence[SplitRows],
     classes: Sequence[str],
     read: ReadRange,
     name_image: NameImage = lambda split, shard, key: f"{shard.name}/{key}",
@@ -66,7 +70,7 @@ def copies(
     def is_new(image: NamedImage) -> bool:
         return new_from is None or image.shard >= new_from[image.split]
 
-    for group in groups_of_copies(indexes, shards, read, name_image):
+    for group in groups_of_copies(splits, read, name_image):
         first, *others = sorted(group, key=lambda image: (image.split != TRAIN, image.split))
         for image in others:
             if not (is_new(image) or is_new(first)):
@@ -81,20 +85,25 @@ def copies(
 
 
 def groups_of_copies(
-    indexes: Sequence[Rows],
-    shards: Mapping[str, Sequence[Shard]],
+    splits: Sequence[SplitRows],
     read: ReadRange,
     name_image: NameImage = lambda split, shard, key: f"{shard.name}/{key}",
 ) -> Iterator[list[NamedImage]]:
     """Yield the images that have the same bytes, in the order of the rows."""
+    import numpy as np
+
+    marks = np.sort(np.concatenate([image_marks(each.rows) for each in splits]))
+    repeated = np.unique(marks[1:][marks[1:] == marks[:-1]])
     groups = defaultdict[bytes, list[NamedImage]](list)
-    for split, number, row in _candidates(indexes):
-        shard = shards[split][row["shard"]]
-        start, length = int(row["image_offset"]), int(row["image_length"])
-        data = memoryview(read(shard, start - BLOCK, BLOCK + length))
-        name = name_image(split, shard, _key(bytes(data[:BLOCK])))
-        image = NamedImage(name, split, int(row["shard"]), number, int(row["label"]))
-        groups[sha256(data[BLOCK:]).digest()].append(image)
+    for split, shards, rows in splits:
+        for number in np.flatnonzero(np.isin(image_marks(rows), repeated)).tolist():
+            row, shard = rows[number], shards[rows[number]["shard"]]
+            # The header in front of the image has its key.
+            start, length = int(row["image_offset"]), int(row["image_length"])
+            data = memoryview(read(shard, start - BLOCK, BLOCK + length))
+            name = name_image(split, shard, _key(bytes(data[:BLOCK])))
+            image = NamedImage(name, split, int(row["shard"]), number, int(row["label"]))
+            groups[sha256(data[BLOCK:]).digest()].append(image)
     return (group for group in groups.values() if len(group) > 1)
 
 
@@ -120,27 +129,15 @@ def leaks_refused(findings: Iterable[ImageDefect]) -> str:
     )
 
 
-def _candidates(indexes: Sequence[Rows]) -> Iterator[tuple[str, int, Any]]:
-    """Yield split, number and row of each image whose length and CRC-32 another image has."""
-    import numpy as np
-
-    keys = np.sort(np.concatenate([image_marks(rows) for _, rows in indexes]))
-    repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
-    for split, rows in indexes:
-        for number in np.flatnonzero(np.isin(image_marks(rows), repeated)).tolist():
-            yield split, number, rows[number]
-
-
 def image_marks(rows: np.ndarray) -> np.ndarray:
     """Return CRC-32 and length of each row's image as one number."""
     import numpy as np
 
-    keys: Any = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
-    return keys  # type: ignore[no-any-return]
+    marks: Any = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
+    return marks  # type: ignore[no-any-return]
 
 
 def _key(header: bytes) -> str:
-    """Return the key in the tar header of an image."""
     name = header[:100].rstrip(b"\0").decode("utf-8", "backslashreplace")
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]

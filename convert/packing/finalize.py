@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convert.images.info import LEFT_OUT
-from convert.packing.copies import copies, leaks_refused, local_files
-from convert.packing.output_folder import Target
+from convert.packing.copies import SplitRows, copies, leaks_refused, local_files
+from convert.packing.output_folder import ShardResult, Target
 from convert.packing.plan import ShardPlan, records_of
 from convert.packing.quality_report import print_report, save_report
-from convert.packing.shard_result import ShardResult, finished
 from convert.readers.records import ImageDefect
 from rackrun.atomic import write_whole
 from rackrun.commands import called
@@ -51,11 +50,15 @@ def close_folder(
     With the `parent` that the plan is made from, into the next version, which becomes the newest at
     the last step: until its manifest takes the place of the parent's, the folder is as it was.
     """
-    outcomes = [_outcome(target, plan, number) for number in range(len(plan.shards))]
-    findings = [*plan.findings, *(finding for each in outcomes for finding in each.findings)]
-    stored = sum(each.shard.samples for each in outcomes)
-    wrong = objection(target, plan, outcomes, allowed)
-    parts = _parts(plan, outcomes, parent)
+    results = list[ShardResult]()
+    for shard in plan.shards:
+        if not (result := target.result(plan, shard)):
+            raise DataError(f"{target.folder}: {shard.name} has vanished; run it again")
+        results.append(result)
+    findings = [*plan.findings, *(finding for each in results for finding in each.findings)]
+    stored = sum(each.shard.samples for each in results)
+    wrong = objection(target, plan, results, allowed)
+    parts = _parts(plan, results, parent)
     if not wrong and not plan.copied:
         duplicates = list(_copies(target, plan, parts))
         findings += duplicates
@@ -71,10 +74,35 @@ def close_folder(
     before = parent.manifest if parent else None
     if before:
         counts.update(before.report)
-    manifest = Manifest(
+    manifest = _manifest(target, plan, parts, counts, stored, before)
+    if before:
+        # A copy first: whatever ends this now, dataset.json is the parent's or the new one, whole.
+        write_whole(target.folder / manifest_name(before.number), target.manifest.read_bytes())
+    write_whole(target.manifest, manifest.serialise())
+    target.clear_work()
+    if not plan.copied:
+        print_report(report, findings, stored, plan.check)
+    print_use(target.folder, plan.dataset)
+
+
+def _manifest(
+    target: Target,
+    plan: ShardPlan,
+    parts: Sequence["_Part"],
+    counts: Counter[str],
+    stored: int,
+    before: Manifest | None,
+) -> Manifest:
+    """Write the indexes; return the manifest, in which the version `before` is the parent."""
+    splits = []
+    for name, shards, rows, _, unchanged in parts:
+        splits.append(
+            unchanged or write_split(target.folder, plan.dataset, name, rows, shards, plan.version)
+        )
+    return Manifest(
         dataset=plan.dataset,
         classes=plan.classes,
-        splits=tuple(part.unchanged or _written(target, plan, part) for part in parts),
+        splits=tuple(splits),
         seed=plan.seed,
         preset=asdict(plan.preset),
         sources=plan.origins,
@@ -86,14 +114,6 @@ def close_folder(
         parents=(*before.parents, before.digest) if before else (),
         change=plan.change or ({"added": stored} if before else {}),
     )
-    if before:
-        # A copy first: whatever ends this now, dataset.json is the parent's or the new one, whole.
-        write_whole(target.folder / manifest_name(before.number), target.manifest.read_bytes())
-    write_whole(target.manifest, manifest.serialise())
-    target.clear_work()
-    if not plan.copied:
-        print_report(report, findings, stored, plan.check)
-    print_use(target.folder, plan.dataset)
 
 
 def print_use(folder: Path, dataset: str) -> None:
@@ -103,7 +123,7 @@ def print_use(folder: Path, dataset: str) -> None:
 
 
 def objection(
-    target: Target, plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | None
+    target: Target, plan: ShardPlan, results: Sequence[ShardResult], allowed: int | None
 ) -> str:
     """Return why these shards may not become a data set; empty if they may.
 
@@ -111,16 +131,18 @@ def objection(
     then the shards that are short are made again by the next run, unless it allows for the loss.
     """
     lost = [finding for finding in plan.findings if finding.is_loss]
-    lost += [finding for each in outcomes for finding in each.findings if finding.is_loss]
+    lost += [finding for each in results for finding in each.findings if finding.is_loss]
     usual = 0 if plan.needs_all else may_be_lost(plan.images)
     limit = usual if allowed is None else allowed
     if len(lost) > limit:
+        kinds = Counter(finding.kind for finding in lost).most_common()
+        reasons = ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in kinds)
         return (
-            f"{len(lost):,} of {plan.images:,} images cannot be used ({_kinds(lost)}), and "
+            f"{len(lost):,} of {plan.images:,} images cannot be used ({reasons}), and "
             f"{limit:,} may be missing: if the source has failed, run the same command when it is "
             f"whole again; if they are to be left out, add --allow-left-out {len(lost)}"
         )
-    labels = {row[LABEL] for each in outcomes for row in PACKED_ROW.iter_unpack(each.rows)}
+    labels = {row[LABEL] for each in results for row in PACKED_ROW.iter_unpack(each.rows)}
     missing = [label for label in range(len(plan.classes)) if label not in labels]
     if missing and lost and not plan.indexed:
         records = chain.from_iterable(records_of(target.plan, shard) for shard in plan.shards)
@@ -138,11 +160,6 @@ def may_be_lost(images: int) -> int:
     return max(images // 100, min(images // 10, MANY), FEW)
 
 
-def _kinds(lost: list[ImageDefect]) -> str:
-    counts = Counter(finding.kind for finding in lost)
-    return ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in counts.most_common())
-
-
 class _Part(NamedTuple):
     """A split of the data set that is being closed."""
 
@@ -154,11 +171,11 @@ class _Part(NamedTuple):
     unchanged: Split | None
 
 
-def _parts(plan: ShardPlan, outcomes: Sequence[ShardResult], parent: Source | None) -> list[_Part]:
+def _parts(plan: ShardPlan, results: Sequence[ShardResult], parent: Source | None) -> list[_Part]:
     """Return the splits: what stays of the parent, then the planned shards."""
     made = defaultdict[str, list[ShardResult]](list)
-    for shard, outcome in zip(plan.shards, outcomes, strict=True):
-        made[shard.split].append(outcome)
+    for shard, result in zip(plan.shards, results, strict=True):
+        made[shard.split].append(result)
     before = {split.name: split for split in parent.manifest.splits} if parent else {}
     parts = []
     for name in sorted(made | before.keys()):
@@ -166,9 +183,9 @@ def _parts(plan: ShardPlan, outcomes: Sequence[ShardResult], parent: Source | No
         if split and parent:
             shards = [shard for shard in split.shards if shard.name not in plan.replaced]
             rows = _kept_rows(parent, split, plan.replaced)
-        kept, results = len(shards), made.get(name, [])
-        shards += [result.shard for result in results]
-        rows += b"".join(result.rows for result in results)
+        kept, new = len(shards), made.get(name, [])
+        shards += [result.shard for result in new]
+        rows += b"".join(result.rows for result in new)
         is_unchanged = split is not None and tuple(shards) == split.shards
         if shards:
             parts.append(_Part(name, tuple(shards), rows, kept, split if is_unchanged else None))
@@ -176,13 +193,12 @@ def _parts(plan: ShardPlan, outcomes: Sequence[ShardResult], parent: Source | No
 
 
 def _kept_rows(parent: Source, split: Split, replaced: Sequence[str]) -> bytes:
-    """Return the rows of the shards that stay, with the numbers that they have without others."""
     import numpy as np
 
     stays = np.array([shard.name not in replaced for shard in split.shards])
     rows = parent.index(split.name)
     rows = rows[stays[rows["shard"]]].copy()
-    rows["shard"] = (np.cumsum(stays) - 1)[rows["shard"]]
+    rows["shard"] = (np.cumsum(stays) - 1)[rows["shard"]]  # the shards that stay move up
     return bytes(rows.tobytes())
 
 
@@ -203,25 +219,15 @@ def _copies(target: Target, plan: ShardPlan, parts: Sequence[_Part]) -> Iterator
         return names(shard.name)[key] if shard.name in planned else f"{shard.name}/{key}"
 
     return copies(
-        [(part.name, np.frombuffer(part.rows, INDEX_FIELDS)) for part in parts],
-        {part.name: part.shards for part in parts},
+        [
+            SplitRows(part.name, part.shards, np.frombuffer(part.rows, INDEX_FIELDS))
+            for part in parts
+        ],
         plan.classes,
         local_files(target.tar),
         name_image,
         {part.name: part.kept for part in parts},
     )
-
-
-def _outcome(target: Target, plan: ShardPlan, number: int) -> ShardResult:
-    outcome = finished(target, plan, plan.shards[number])
-    if outcome is None:
-        raise DataError(f"{target.folder}: {plan.shards[number].name} has vanished; run it again")
-    return outcome
-
-
-def _written(target: Target, plan: ShardPlan, part: _Part) -> Split:
-    folder, dataset, version = target.folder, plan.dataset, plan.version
-    return write_split(folder, dataset, part.name, part.rows, part.shards, version)
 
 
 def write_split(

@@ -11,22 +11,24 @@ A later version adds tars, indexes, report.v2.json and, of the version before it
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from convert.packing.plan import ShardPlan, head_of, load_plan
+from convert.packing.plan import PlannedShard, ShardPlan, head_of, load_plan
 from convert.packing.sidecar_formats import remove_sidecars
-from rackrun.atomic import partials, translated_os_errors, written_for
+from convert.readers.records import ImageDefect
+from rackrun.atomic import partials, translated_os_errors, write_whole, written_for
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from shards.folder import FolderSource
-from shards.index import LARGEST_MANIFEST, Manifest, manifest_name, read_version
+from shards.index import LARGEST_MANIFEST, Manifest, Shard, manifest_name, read_version
 
 REPORT_NAME = "report.json"
 SHARD_FILE = r"-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)"
@@ -43,6 +45,20 @@ def shard_files(folder: Path, dataset: str) -> set[str]:
     """Return the names of the shards and indexes of a data set that lie in a folder."""
     pattern = re.compile(f"{re.escape(dataset)}{SHARD_FILE}")
     return {path.name for path in folder.iterdir() if pattern.fullmatch(path.name)}
+
+
+@dataclass
+class ShardResult:
+    """A written shard, its rows of the index and its lines of the quality report."""
+
+    shard: Shard
+    rows: bytes
+    findings: list[ImageDefect] = field(default_factory=list)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether an image is missing that should have been there."""
+        return any(finding.is_loss for finding in self.findings)
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,34 @@ class Target:
     def done(self, name: str) -> Path:
         """Return the path of a finished shard's result."""
         return self.work / f"{name}.done"
+
+    def save_result(self, plan: ShardPlan, result: ShardResult) -> None:
+        """Keep the result of a shard until the folder is complete.
+
+        Its file is a line of JSON, then the rows as the index has them.
+        """
+        head = {
+            "plan": plan.digest,
+            "shard": asdict(result.shard),
+            "findings": result.findings,
+        }
+        data = json.dumps(head).encode() + b"\n" + result.rows
+        write_whole(self.done(result.shard.name), data)
+
+    def result(self, plan: ShardPlan, shard: PlannedShard) -> ShardResult | None:
+        """Read the result of a shard; None unless it was written whole, for this very plan."""
+        path, tar = self.done(shard.name), self.tar(shard.name)
+        if not path.exists() or not tar.exists():
+            return None
+        head, _, rows = path.read_bytes().partition(b"\n")
+        try:
+            fields = json.loads(head)
+            written = Shard(**fields["shard"])
+            findings = [ImageDefect(*finding) for finding in fields["findings"]]
+            is_whole = fields["plan"] == plan.digest and tar.stat().st_size == written.bytes
+        except (ValueError, KeyError, TypeError):
+            return None
+        return ShardResult(written, rows, findings) if is_whole else None
 
     @contextlib.contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:
@@ -216,7 +260,6 @@ class Target:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _listed(self) -> set[str]:
-        """Return the files that a conversion into this folder has made, or was to make."""
         names = {MANIFEST_NAME, REPORT_NAME}
         if self.manifest.exists():
             for manifest in self.versions():
@@ -235,19 +278,19 @@ class Target:
 
     @property
     def _source(self) -> FolderSource:
-        """The folder, whose files are read up to a limit, and only if they are files."""
+        # Which reads files up to a limit, and only if they are files.
         return FolderSource(str(self.folder))
 
     def _of(self, manifest: Manifest) -> set[str]:
-        """Return the files of a manifest that we have made: not the tars of other programs."""
         names = manifest.files()
         if not manifest.adopted:
             return names
+        # Of the tars of other programs, only the links are ours.
         links = {name for name in names if (self.folder / name).is_symlink()}
         return links | {split.index for split in manifest.splits}
 
     def _refuse_foreign(self, plan: ShardPlan) -> None:
-        """Refuse to overwrite files that no manifest and no plan lists."""
+        # After `clear`: what is still here is listed by no manifest and no plan.
         for name in sorted(plan.files() | {REPORT_NAME}):
             if (self.folder / name).exists():
                 raise UsageError(

@@ -8,7 +8,6 @@ A data set's file in convert/ yields the listing; all that follows is the same f
 
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -18,11 +17,10 @@ from convert.options import Packing
 from convert.packing.finalize import close_folder, objection, print_use
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
-from convert.packing.shard_job import ReportProgress, write_one
-from convert.packing.shard_result import finished
+from convert.packing.shard_job import write_one
 from convert.packing.sidecars import write_sidecars
-from convert.packing.workers import in_parallel
-from convert.progress import meter, metered
+from convert.packing.workers import ReportProgress, in_parallel
+from convert.progress import metered
 from convert.readers.directories import Folder
 from convert.readers.records import Container, RecordListing
 from rackrun.commandline.options import Examples, Positional
@@ -77,11 +75,8 @@ def pack(
 
 
 def _has_tiles(target: Target, packing: Packing) -> bool:
-    """Return whether JPEGs get restart tiles; MissingProgram if they must and cannot.
-
-    Unless it was said, what is in the folder decides, then what this machine can do: all hosts of
-    an array job, and a run that goes on elsewhere, do as the one that came first.
-    """
+    # Without --tiles or --no-tiles, what is in the folder decides, then what this machine can do:
+    # all hosts of an array job, and a run that goes on elsewhere, do as the one that came first.
     tiles = packing.tiles
     if tiles is None and not packing.force:
         tiles = target.has_tiles()
@@ -127,7 +122,7 @@ class Finish:
             if not target.plan.exists():
                 raise UsageError(f"{out}: no conversion has been begun here")
             plan = load_plan(target.plan)
-            missing = [shard.name for shard in plan.shards if not finished(target, plan, shard)]
+            missing = [shard.name for shard in plan.shards if not target.result(plan, shard)]
             if missing:
                 raise DataError(
                     f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
@@ -177,11 +172,8 @@ def write_shards(
     def work(shard: PlannedShard, report: ReportProgress) -> None:
         write_one(target, plan, shard, containers, report)
 
-    steps = in_parallel(jobs, work, packing.processes)
     try:
-        with closing(steps), meter("converted", sum(shard.pictures for shard in jobs)) as shown:
-            for progress in steps:
-                shown.advance(progress)
+        in_parallel(jobs, work, packing.processes, "converted", sum(job.pictures for job in jobs))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"{target.folder}: finished shards are kept; the same command goes on from there"
@@ -191,15 +183,13 @@ def write_shards(
 def _unfinished(
     target: Target, plan: ShardPlan, mine: Sequence[PlannedShard], allowed: int | None
 ) -> list[PlannedShard]:
-    """Return the shards to write: the missing ones, or those that lack images if too many do.
-
-    A source that had failed may be complete by now.
-    """
-    outcomes = {shard.name: finished(target, plan, shard) for shard in plan.shards}
-    existing = [outcome for outcome in outcomes.values() if outcome]
+    results = {shard.name: target.result(plan, shard) for shard in plan.shards}
+    existing = [result for result in results.values() if result]
     if len(existing) < len(plan.shards) or not objection(target, plan, existing, allowed):
-        return [shard for shard in mine if not outcomes[shard.name]]
-    short = {outcome.shard.name for outcome in existing if outcome.is_short}
+        return [shard for shard in mine if not results[shard.name]]
+    # Too many images are missing: a source that had failed may be complete by now, so the shards
+    # that lack some are made again.
+    short = {result.shard.name for result in existing if result.is_short}
     for shard in mine:
         if shard.name in short:
             # Without its result the shard counts as missing, and is written again.

@@ -152,27 +152,19 @@ def make_plan(
     parts, mean_bytes = _parts(listing, packing, starts is not None)
     _refuse_duplicates(parts, listing.copied)
     if VAL not in parts and packing.val_percent and starts is None:
-        raise UsageError(_without_val(listing))
+        what = listing.no_val or "no class has two images, so none can be held out"
+        raise UsageError(
+            f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
+        )
     if TEST not in parts and packing.test_percent:
         raise UsageError(
             "--test-percent: there is nothing to hold out for testing: the splits are given, or no "
             "class has three images"
         )
-    shards, lines, start = [], [], 0
-    # Sorted: the plan's bytes are its identity, by which an interrupted conversion is known again.
-    for split in sorted(parts):
-        images, (position, number, fixed) = len(parts[split]), Start(0, 0, 0)
-        if starts is None:
-            count = _shard_count(split, images, mean_bytes, packing)
-        else:
-            position, number, fixed = starts.get(split, Start(0, 0, 0))
-            count = min(fixed, images) or _by_size(images, mean_bytes)
-        for more, part in enumerate(_cut(parts[split], count)):
-            block = b"".join(entry[HASH_BYTES:] for entry in part)
-            name = shard_name(listing.dataset, split, number + more)
-            shards.append(PlannedShard(name, split, position + more, len(part), start, len(block)))
-            lines.append(block)
-            start += len(block)
+    shards, lines = _shards(listing.dataset, parts, mean_bytes, packing, starts)
+    digest = sha256()
+    for block in lines:
+        digest.update(block)
     plan = ShardPlan(
         dataset=listing.dataset,
         classes=listing.classes,
@@ -187,7 +179,7 @@ def make_plan(
         origins=tuple(container.origin() for container in listing.containers),
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
-        lines_sha256=_digest(lines),
+        lines_sha256=digest.hexdigest(),
         tiles=bool(packing.tiles),
         copied=listing.copied,
     )
@@ -222,7 +214,6 @@ def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
 
 
 def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tuple[Parts, float]:
-    """Return the entries of each split in the order of the shards, and the mean image size."""
     groups: dict[tuple[str, int], list[bytes]] = defaultdict(list)
     total = 0
     for record in listing.records:
@@ -242,7 +233,7 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
         else:
             # By a hash of the key alone: the same images are held out with another seed, so that
             # accuracies can be compared.
-            entries.sort(key=_draw)
+            entries.sort(key=lambda entry: _hash(f"{VAL}:{_key(entry)}"))
             val = _held_out(len(entries), packing.val_percent)
             test = min(val + _held_out(len(entries), packing.test_percent), len(entries) - 1)
             parts[VAL] += entries[:val]
@@ -255,37 +246,55 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
 
 
 def _held_out(images: int, percent: float) -> int:
-    """Return how many of a class are held out: at least one of two, unless percent is 0."""
+    # At least one of two, unless percent is 0.
     count = max(round(images * percent / 100), 1) if percent else 0
     return min(count, images - 1)
-
-
-def _without_val(listing: RecordListing) -> str:
-    what = listing.no_val or "no class has two images, so none can be held out"
-    return f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
 
 
 def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=HASH_BYTES).digest()
 
 
-def _draw(entry: bytes) -> bytes:
-    """Return the hash that decides which images are held out: of the key, and nothing else."""
-    return _hash(f"{VAL}:{_key(entry)}")
-
-
 def _key(entry: bytes) -> str:
-    """Return the key of an entry: the first string in its line, which holds no quote."""
+    # The key is the first string in the record's line, and holds no quote.
     return entry[HASH_BYTES:].split(b'"', 2)[1].decode()
 
 
 def _refuse_duplicates(parts: Parts, may_be_in_two_splits: bool) -> None:
-    """Refuse equal keys: they have equal hashes, so in the merged order they are neighbours."""
+    # Equal keys have equal hashes, so in the merged order they are neighbours.
     series = parts.values() if may_be_in_two_splits else [heapq.merge(*parts.values())]
     for this, following in chain.from_iterable(map(pairwise, series)):
         if this[:HASH_BYTES] == following[:HASH_BYTES] and _key(this) == _key(following):
             first, second = (Record.parse(entry[HASH_BYTES:]).name for entry in (this, following))
             raise DataError(f"{first} and {second} would both be called {_key(this)}; rename one")
+
+
+def _shards(
+    dataset: str,
+    parts: Parts,
+    mean_bytes: float,
+    packing: Packing,
+    starts: Mapping[str, Start] | None,
+) -> tuple[list[PlannedShard], list[bytes]]:
+    """Return the shards, and the lines of each as one block."""
+    shards, lines, offset = list[PlannedShard](), list[bytes](), 0
+    # Sorted: the plan's bytes are its identity, by which an interrupted conversion is known again.
+    for split in sorted(parts):
+        images, (position, number, fixed) = len(parts[split]), Start(0, 0, 0)
+        if starts is None:
+            count = _shard_count(split, images, mean_bytes, packing)
+        else:
+            position, number, fixed = starts.get(split, Start(0, 0, 0))
+            count = min(fixed, images) or _by_size(images, mean_bytes)
+        # Runs of images whose lengths differ by one at most.
+        bounds = [shard * images // count for shard in range(count + 1)]
+        for shard, (low, high) in enumerate(pairwise(bounds)):
+            block = b"".join(entry[HASH_BYTES:] for entry in parts[split][low:high])
+            name, place = shard_name(dataset, split, number + shard), (offset, len(block))
+            shards.append(PlannedShard(name, split, position + shard, high - low, *place))
+            lines.append(block)
+            offset += len(block)
+    return shards, lines
 
 
 def _shard_count(split: str, images: int, mean_bytes: float, packing: Packing) -> int:
@@ -300,16 +309,3 @@ def _shard_count(split: str, images: int, mean_bytes: float, packing: Packing) -
 
 def _by_size(images: int, mean_bytes: float) -> int:
     return max(round(images * mean_bytes / SHARD_BYTES), 1)
-
-
-def _cut(entries: list[bytes], count: int) -> Iterator[list[bytes]]:
-    """Cut entries into runs whose lengths differ by one at most."""
-    bounds = [number * len(entries) // count for number in range(count + 1)]
-    return (entries[low:high] for low, high in pairwise(bounds))
-
-
-def _digest(lines: list[bytes]) -> str:
-    digest = sha256()
-    for block in lines:
-        digest.update(block)
-    return digest.hexdigest()

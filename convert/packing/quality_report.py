@@ -60,5 +60,4 @@ def _line(findings: list[ImageDefect], text: str) -> str:
 
 
 def _printable(finding: ImageDefect) -> str:
-    """Return name and detail of a finding, safe for a terminal."""
     return clean(f"{finding.name} ({finding.detail})" if finding.detail else finding.name)

@@ -1,25 +1,19 @@
 """The work of one process: a shard's records in, its tar and its result out."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from convert.images.info import LEFT_OUT, ImageInfo, findings
-from convert.packing.output_folder import Target
+from convert.images.info import LEFT_OUT, findings
+from convert.packing.output_folder import ShardResult, Target
 from convert.packing.plan import PlannedShard, ShardPlan, records_of
-from convert.packing.shard_result import ShardResult
 from convert.packing.stored_samples import StoredSamples
-from convert.packing.workers import working_on
+from convert.packing.workers import ReportProgress, working_on
 from convert.progress import Progress
 from convert.readers.records import Container, Defect, ImageDefect, Record
 from rackrun.errors import DataError
 from shards.index import PACKED_ROW, Row
-from shards.writer import SamplePosition, ShardWriter, write_shard
+from shards.writer import ShardWriter, write_shard
 
-REPORT_SECONDS = 0.2
 EXTENSION = "jpg"  # of every image: stock readers ask for one, and their decoders go by the bytes
-
-ReportProgress = Callable[[Progress], None]
 
 
 def write_one(
@@ -30,7 +24,6 @@ def write_one(
     report: ReportProgress,
 ) -> None:
     """Write one tar, and its result beside the plan."""
-    reporter = _ProgressReporter(report)
     working_on(shard.name)
     with write_shard(target.tar(shard.name)) as writer:
         filler = _ShardFiller(plan, shard, writer)
@@ -41,23 +34,18 @@ def write_one(
                 filler.copy(record, container)
             else:
                 filler.add(record, container)
-            reporter.advance(record.size)
+            report(Progress(1, record.size))
         working_on(shard.name)
         if not writer.samples:
-            raise DataError(_nothing_left(shard, filler.findings))
+            first = filler.findings[0]
+            raise DataError(
+                f"{shard.name}: no image in it is whole; the first, {first.name}, is "
+                f"{LEFT_OUT[first.kind]}; if the source has failed, run the same command when it is"
+                " back; else ask for fewer --shards"
+            )
         written = writer.close()
     # The tar is whole before its result is there: a result is what says that a shard is done.
-    ShardResult(written, bytes(filler.rows), filler.findings).save(target.done(shard.name), plan)
-    reporter.end()
-
-
-def _nothing_left(shard: PlannedShard, defects: list[ImageDefect]) -> str:
-    first = defects[0]
-    return (
-        f"{shard.name}: no image in it is whole; the first, {first.name}, is "
-        f"{LEFT_OUT[first.kind]}; if the source has failed, run the same command when it is back; "
-        "else ask for fewer --shards"
-    )
+    target.save_result(plan, ShardResult(written, bytes(filler.rows), filler.findings))
 
 
 @dataclass
@@ -83,7 +71,18 @@ class _ShardFiller:
             self.findings.append(ImageDefect(record.name, "untiled", image.untiled))
         extension = image.info.extension if self.plan.extension == "true" else EXTENSION
         position = self.writer.add(record.key, record.label, image.data, extension)
-        row = self._row(record.label, position, len(image.data), image.info, image.crc)
+        row = Row(
+            shard=self.shard.number,
+            offset=position.offset,
+            length=position.length,
+            image_offset=position.image_offset,
+            image_length=len(image.data),
+            label=record.label,
+            width=image.info.width,
+            height=image.info.height,
+            crc=image.crc,
+            format=image.info.extension.encode(),
+        )
         self.rows += PACKED_ROW.pack(*row)
 
     def copy(self, record: Record, samples: StoredSamples) -> None:
@@ -91,47 +90,6 @@ class _ShardFiller:
         # All members, also those that nothing here reads: a mask belongs to its sample.
         row, members = samples.labelled(record)
         offset = self.writer.copy(members)
-        row = row._replace(
-            shard=self.shard.number,
-            offset=offset,
-            image_offset=row.image_offset - row.offset + offset,
-        )
+        image_offset = row.image_offset - row.offset + offset
+        row = row._replace(shard=self.shard.number, offset=offset, image_offset=image_offset)
         self.rows += PACKED_ROW.pack(*row)
-
-    def _row(
-        self, label: int, position: SamplePosition, length: int, info: ImageInfo, crc: int
-    ) -> Row:
-        return Row(
-            shard=self.shard.number,
-            offset=position.offset,
-            length=position.length,
-            image_offset=position.image_offset,
-            image_length=length,
-            label=label,
-            width=info.width,
-            height=info.height,
-            crc=crc,
-            format=info.extension.encode(),
-        )
-
-
-class _ProgressReporter:
-    """Sums up progress and reports it a few times a second."""
-
-    def __init__(self, report: ReportProgress) -> None:
-        self._report = report
-        self._images = self._bytes = 0
-        self._reported = time.monotonic()
-
-    def advance(self, size: int) -> None:
-        """Count an image of that many bytes."""
-        self._images += 1
-        self._bytes += size
-        if time.monotonic() - self._reported > REPORT_SECONDS:
-            self.end()
-
-    def end(self) -> None:
-        """Report what has not been reported yet."""
-        self._report(Progress(self._images, self._bytes))
-        self._images = self._bytes = 0
-        self._reported = time.monotonic()

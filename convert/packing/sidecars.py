@@ -1,11 +1,9 @@
 """Files for other readers, beside the shards of a finished folder."""
 
 import os
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from convert.packing.output_folder import Target
 from convert.packing.sidecar_formats import (
@@ -18,8 +16,8 @@ from convert.packing.sidecar_formats import (
     sidecar_names,
     wids_list,
 )
-from convert.packing.workers import in_parallel, working_on
-from convert.progress import Progress, meter
+from convert.packing.workers import ReportProgress, in_parallel, working_on
+from convert.progress import Progress
 from convert.readers.records import open_archive
 from convert.readers.tars import Tar
 from rackrun.atomic import translated_os_errors, write_whole
@@ -51,37 +49,33 @@ class Sidecars:
             write_sidecars(self.folder, self.workers or core_count())
 
 
-class IndexedShard(NamedTuple):
-    """A tar whose indexes have been written."""
-
-    name: str
-    samples: int
-
-
 def write_sidecars(folder: Path, workers: int, only_missing: bool = False) -> None:
-    """Write them, from the headers of the tars; then list them in the manifest.
+    """Write them, from the headers of the tars.
 
     `only_missing`: leave out tars that have theirs, as those of an earlier version. UsageError if
     files of such names are there that are not ours.
     """
-    manifest = _manifest(folder)
+    path = folder / MANIFEST_NAME
+    try:
+        manifest = Manifest.parse(path.read_bytes(), str(path))
+    except OSError:
+        raise UsageError(f"{folder}: not a finished shard folder; convert it first") from None
     if manifest.tars:
         raise UsageError(f"{folder}: its tars lie on a server; type this on it, in their folder")
     if not manifest.sidecars:
-        _refuse_foreign(folder, manifest)
-        write_whole(folder / MANIFEST_NAME, replace(manifest, sidecars=True).serialise())
-    tars = [folder / shard.name for split in manifest.splits for shard in split.shards]
-    counts = {}
-    if only_missing:
-        counts = {tar.name: count for tar in tars if (count := _samples_indexed(tar))}
-        tars = [tar for tar in tars if tar.name not in counts]
-    steps = in_parallel(tars, _index, workers)
-    with closing(steps), meter("indexed", len(tars), "tars") as shown:
-        for tar in steps:
-            counts[tar.name] = tar.samples
-            shown.advance(Progress(1, 0))
+        for name in sorted(sidecar_names(manifest)):
+            if os.path.lexists(folder / name):
+                raise UsageError(f"{folder / name}: no conversion has made it; move it elsewhere")
+        # Listed before they are written: what a killed process leaves is known to be ours.
+        write_whole(path, replace(manifest, sidecars=True).serialise())
     shards = [shard.name for split in manifest.splits for shard in split.shards]
-    files = energon_files(manifest, {name: counts[name] for name in shards})
+    counts = dict.fromkeys(shards, 0)
+    if only_missing:
+        counts = {name: _samples_indexed(folder / name) for name in shards}
+    tars = [folder / name for name in shards if not counts[name]]
+    written = in_parallel(tars, _index, workers, "indexed", len(tars), "tars")
+    counts |= {tar.name: samples for tar, samples in zip(tars, written, strict=True)}
+    files = energon_files(manifest, counts)
     files |= {
         f"{manifest.dataset}-{split.name}.wids.json": wids_list(manifest.dataset, split)
         for split in manifest.splits
@@ -103,24 +97,11 @@ def _energon_path(tar: Path) -> Path:
     return tar.with_name(f"{tar.name}.idx")
 
 
-def _index(tar: Path, report: Callable[[IndexedShard], None]) -> None:
+def _index(tar: Path, report: ReportProgress) -> int:
     working_on(str(tar))
     with os.fdopen(open_archive(tar), "rb") as file:
         samples = samples_of(Tar(tar, file.fileno()))
     write_whole(tar.with_suffix(".idx"), dali_index(samples))
     write_whole(_energon_path(tar), energon_index(samples))
-    report(IndexedShard(tar.name, len(samples)))
-
-
-def _manifest(folder: Path) -> Manifest:
-    path = folder / MANIFEST_NAME
-    try:
-        return Manifest.parse(path.read_bytes(), str(path))
-    except OSError:
-        raise UsageError(f"{folder}: not a finished shard folder; convert it first") from None
-
-
-def _refuse_foreign(folder: Path, manifest: Manifest) -> None:
-    for name in sorted(sidecar_names(manifest)):
-        if os.path.lexists(folder / name):
-            raise UsageError(f"{folder / name}: no conversion has made it; move it elsewhere")
+    report(Progress(1))
+    return len(samples)

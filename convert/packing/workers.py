@@ -4,17 +4,20 @@ import mmap
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from convert.progress import Progress, meter
 from rackrun.errors import Problem
 from rackrun.signals import end_with
 from rackrun.terminal import one_line
 
 GRACE_SECONDS = 5.0
+REPORT_SECONDS = 0.2
 TITLE_BYTES = 1024
 
 # A worker killed by SIGKILL sends no message any more: what it works on has to stand in memory
@@ -22,12 +25,18 @@ TITLE_BYTES = 1024
 _title: mmap.mmap | None = None
 
 Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+ReportProgress = Callable[[Progress], None]
+Work = Callable[[Job, ReportProgress], Result]
+"""Does one job, reports progress as often as it likes, and returns what can be pickled.
+
+It raises a Problem if the job fails.
+"""
 
 
-Message = TypeVar("Message")
-
-Work = Callable[[Job, Callable[[Message], None]], None]
-"""Does one job and sends messages about its progress; raises a Problem if that fails."""
+class _Done(NamedTuple):
+    result: Any
 
 
 @dataclass
@@ -35,36 +44,53 @@ class _Worker:
     process: ForkProcess
     connection: Connection
     title: mmap.mmap
+    job: int = -1
+    """The number of the job that it was given last."""
 
 
 def in_parallel(
-    jobs: Sequence[Job], work: Work[Job, Message], workers: int
-) -> Generator[Message, None, None]:
-    """Do all jobs and yield their messages; the first Problem of any ends them all.
+    jobs: Sequence[Job],
+    work: Work[Job, Result],
+    workers: int,
+    verb: str,
+    total: int,
+    what: str = "images",
+) -> list[Result]:
+    """Do all jobs and return their results in the order of the jobs.
 
-    Leaving the loop early, by an interrupt for instance, ends the workers too: each gets a
-    SIGTERM, so that it can remove what is half done.
+    Progress is shown meanwhile: `verb` is what happens to the `total` images or other things. The
+    first Problem of any job ends them all, and so does an interrupt: each worker gets a SIGTERM, so
+    that it can remove what is half done.
     """
     # Workers get a job at a time: shards take unequally long, and a list for each would leave some
     # idle at the end.
-    waiting = list(reversed(jobs))
-    crew = [_start(work) for _ in range(min(workers, len(jobs)))]
+    waiting = list(reversed(range(len(jobs))))
+    results: list[Any] = [None] * len(jobs)
+    crew: list[_Worker] = []
     try:
-        for worker in crew:
-            _send(worker, waiting.pop())
-        busy = list(crew)
-        while busy:
-            ready = wait([worker.connection for worker in busy])
-            for worker in [worker for worker in busy if worker.connection in ready]:
-                message = _receive(worker)
-                if message is not None:
-                    yield message
-                elif waiting:
-                    _send(worker, waiting.pop())
-                else:
-                    busy.remove(worker)
+        # Forked before the meter begins: rich draws its bar in a thread, and a fork would copy the
+        # locks that this thread holds.
+        for _ in range(min(workers, len(jobs))):
+            crew.append(_start(jobs, work))  # noqa: PERF401  an interrupt must find all of them
+        with meter(verb, total, what) as shown:
+            for worker in crew:
+                _send(worker, waiting.pop())
+            busy = list(crew)
+            while busy:
+                ready = wait([worker.connection for worker in busy])
+                for worker in [worker for worker in busy if worker.connection in ready]:
+                    message = _receive(worker)
+                    if isinstance(message, Progress):
+                        shown.advance(message)
+                        continue
+                    results[worker.job] = message.result
+                    if waiting:
+                        _send(worker, waiting.pop())
+                    else:
+                        busy.remove(worker)
     finally:
         _end(crew)
+    return results
 
 
 def working_on(item: str) -> None:
@@ -74,29 +100,29 @@ def working_on(item: str) -> None:
         _title[: len(encoded) + 1] = encoded + b"\0"
 
 
-def _start(work: Work[Job, Message]) -> _Worker:
-    # Forked, so that open archives and their listings are there without being pickled.
+def _start(jobs: Sequence[Job], work: Work[Job, Result]) -> _Worker:
+    # Forked, so that jobs, open archives and their listings are there without being pickled.
     context = multiprocessing.get_context("fork")
     title = mmap.mmap(-1, TITLE_BYTES)
     parent_end, worker_end = context.Pipe()
-    args = (worker_end, work, title, os.getpid())
+    args = (worker_end, jobs, work, title, os.getpid())
     process = context.Process(target=_serve, args=args, daemon=True)
     process.start()
     worker_end.close()
     return _Worker(process, parent_end, title)
 
 
-def _send(worker: _Worker, job: object) -> None:
+def _send(worker: _Worker, job: int) -> None:
+    worker.job = job
     try:
         worker.connection.send(job)
     except OSError:  # it was killed between two jobs
         raise _dead(worker) from None
 
 
-def _receive(worker: _Worker) -> Any:
-    """Return a message of a job, or None at its end; raise the Problem that it raised."""
+def _receive(worker: _Worker) -> Progress | _Done:
     try:
-        message = worker.connection.recv()
+        message: Progress | _Done | Problem = worker.connection.recv()
     except (EOFError, OSError):
         raise _dead(worker) from None
     if isinstance(message, Problem):
@@ -131,22 +157,49 @@ def _end(crew: list[_Worker]) -> None:
 
 
 def _serve(
-    connection: Connection, work: Work[Job, Message], title: mmap.mmap, parent: int
+    connection: Connection,
+    jobs: Sequence[Job],
+    work: Work[Job, Result],
+    title: mmap.mmap,
+    parent: int,
 ) -> NoReturn:
-    """Run jobs one by one, until the parent ends this process."""
     global _title
     _title = title
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as the parent's SIGTERM
     signal.signal(signal.SIGTERM, _leave)
+    reporter = _Reporter(connection)
     while True:
-        job = connection.recv()
+        job = jobs[connection.recv()]
+        outcome: _Done | Problem
         try:
-            work(job, connection.send)
+            outcome = _Done(work(job, reporter.advance))
         except Problem as problem:
-            connection.send(problem)
-        working_on("")
-        connection.send(None)
+            outcome = problem
+        reporter.flush()
+        working_on("")  # first: whoever kills it after its answer does not meet this job
+        connection.send(outcome)
+
+
+class _Reporter:
+    """Sums up progress and sends it a few times a second: a message for each image is too many."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._images = self._bytes = 0
+        self._reported = time.monotonic()
+
+    def advance(self, progress: Progress) -> None:
+        self._images += progress.images
+        self._bytes += progress.bytes
+        if time.monotonic() - self._reported > REPORT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._images:
+            self._connection.send(Progress(self._images, self._bytes))
+        self._images = self._bytes = 0
+        self._reported = time.monotonic()
 
 
 def _leave(number: int, frame: object) -> None:

@@ -68,7 +68,6 @@ class Folder:
         return data
 
     def _real_path(self, name: str) -> Path:
-        """Return where a file of that name really lies."""
         if not self._elsewhere:
             return self.root / name
         folder, slash, file = name.rpartition("/")
@@ -76,7 +75,6 @@ class Folder:
         return self._elsewhere.get(name) or (above / file if above else self.root / name)
 
     def _entries(self, name: str) -> list[str]:
-        """Return the names in a folder, sorted; those of folders end with a slash."""
         real = self._elsewhere.get(name, self._real_root / name)
         with reading(self.root / name), os.scandir(real) as entries:
             return sorted(self._named(name, entry) for entry in entries)
@@ -96,7 +94,6 @@ class Folder:
         return name
 
     def _followed(self, name: str, links: int) -> str:
-        """Return the name of a link's target, and note it; DataError if it may not lead there."""
         link = self.root / name
         real = Path(
             os.path.realpath(self._real_path(name))

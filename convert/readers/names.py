@@ -46,16 +46,13 @@ def similar(classes: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield pairs of classes that differ only by case, Unicode form or leading zeros."""
     names: dict[str, str] = {}
     for name in classes:
-        other = names.setdefault(_folded(name), name)
+        # Once more after casefold, which may take a composed letter apart.
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        if _is_number(name):
+            folded = name.lstrip("0") or "0"
+        other = names.setdefault(folded, name)
         if other != name:
             yield other, name
-
-
-def _folded(name: str) -> str:
-    """Return what names have in common that differ only by case, Unicode form or leading zeros."""
-    if _is_number(name):
-        return name.lstrip("0") or "0"
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _is_number(label: str) -> bool:
@@ -94,6 +91,5 @@ def safe_key(text: str) -> str:
 
 
 def _marked_key(text: str, name: str) -> str:
-    """Make a key with eight characters of a hash of `name` in any case."""
     mark = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
     return f"{UNSAFE.sub('_', text)[: MAX_KEY_BYTES - 9]}-{mark}"

@@ -99,7 +99,6 @@ class Tar:
         return pread_exactly(self._descriptor, record.size, record.offset, self.path)
 
     def _header(self, at: int, end: int, where: str) -> tarfile.TarInfo | None:
-        """Return the header at that byte; None for the block of zeros that ends an archive."""
         if at + BLOCK > end:
             raise DataError(f"{where}: has no end marker: cut off, or no tar; download it again")
         block = pread_exactly(self._descriptor, BLOCK, at, self.path)
@@ -111,7 +110,6 @@ class Tar:
             raise DataError(f"{where}: byte {at:,}: not a tar header: {error}") from None
 
     def _long_name(self, kind: bytes, content: int, size: int, where: str) -> str:
-        """Return the name that an extended header gives to the member after it; empty if none."""
         if size > MAX_EXTENSION_BYTES:
             raise DataError(f"{where}: an extended header of {size:,} bytes")
         data = pread_exactly(self._descriptor, size, content, self.path)
@@ -123,7 +121,7 @@ class Tar:
 
 
 def _pax_path(data: bytes) -> str:
-    """Return the value of `path` among the records "<length> <key>=<value>\\n"."""
+    # Records are "<length> <key>=<value>\\n"; the length counts all of them.
     at = 0
     while at < len(data):
         length = data[at : data.find(b" ", at)]

@@ -47,7 +47,12 @@ class TarSample:
 
 def samples_in(tar: Tar) -> Iterator[TarSample]:
     """Yield the samples of a tar in order; DataError for a name that no sample may have."""
-    members = (member for member in tar.members() if not _hidden(member.name))
+    # Litter such as ._a.jpg of macOS is skipped, as by webdataset.
+    members = (
+        member
+        for member in tar.members()
+        if not (file := member.name.rpartition("/")[2]).startswith(".") and not is_meta(file)
+    )
     for key, group in groupby(members, lambda member: _parts(member.name)[0]):
         sample = TarSample(as_text(key))
         for member in group:
@@ -78,14 +83,7 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
     return _class(_field(data, name, where) if suffix == ".json" else _text(data, where), where)
 
 
-def _hidden(name: str) -> bool:
-    """Return True for litter such as ._a.jpg of macOS, which webdataset skips, too."""
-    file = name.rpartition("/")[2]
-    return file.startswith(".") or is_meta(file)
-
-
 def _parts(name: str) -> tuple[str, str]:
-    """Return the key in a member's name, and all after it, in lower case."""
     folder, slash, file = name.rpartition("/")
     stem, dot, suffix = file.partition(".")
     return folder + slash + stem, dot + suffix.lower()

@@ -148,7 +148,6 @@ class Zip:
         return offset + LOCAL.size + name_length + extra_length, method
 
     def _refuse_bomb(self, member: ZipMember, folder: Path) -> None:
-        """Refuse an inner archive that inflates too much, or to more than the disk has room for."""
         where = f"{self.path}: {member.name}"
         if member.size > max(1 << 20, member.packed * MAX_RATIO):
             raise DataError(
@@ -165,7 +164,6 @@ class Zip:
             )
 
     def _unpack(self, member: ZipMember, start: int, descriptor: int, folder: Path) -> None:
-        """Write the content of a deflated member to a file."""
         inflate, crc, size = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
         for at in range(0, member.packed, CHUNK_BYTES):
             packed = self._read(start + at, min(CHUNK_BYTES, member.packed - at))
@@ -176,8 +174,10 @@ class Zip:
                     raise DataError(f"{self.path}: {member.name} is damaged") from None
                 packed = inflate.unconsumed_tail
                 crc, size = zlib.crc32(data, crc), size + len(data)
+                rest = memoryview(data)
                 with translated_os_errors(folder):
-                    _write_all(descriptor, data)
+                    while rest:  # a write may take only a part, as on a disk that becomes full
+                        rest = rest[os.write(descriptor, rest) :]
         if size != member.size or crc != member.crc:
             raise DataError(f"{self.path}: {member.name} is damaged: its CRC-32 is wrong")
 
@@ -194,7 +194,12 @@ class Zip:
             at += CENTRAL.size
             name = _decoded(table[at : at + names], flags)
             extra = table[at + names : at + names + extras]
-            size, packed, start = _zip64(extra, size, packed, start)
+            # Those of the three that do not fit into 32 bits are in the extra field, in this order.
+            wide = iter(_zip64_values(extra))
+            size, packed, start = (
+                next(wide, value) if value == 0xFFFFFFFF else value
+                for value in (size, packed, start)
+            )
             at += names + extras + comments
             self._refuse_hostile(name, flags, method, mode >> 16)
             offset = start + self._end.shift
@@ -228,7 +233,6 @@ class Zip:
             limit = starts[number]
 
     def _find_end(self) -> _End:
-        """Find the end-of-archive record, by its signature and the length of its comment."""
         tail_length = min(self._length, END.size + MAX_COMMENT)
         tail_start = self._base + self._length - tail_length
         tail = self._read(tail_start, tail_length)
@@ -243,7 +247,6 @@ class Zip:
         raise DataError(f"{self.path}: {what} (no table of contents); download it again")
 
     def _find_end64(self, end: int) -> _End | None:
-        """Read the zip64 end record, if there is one before the ordinary one at `end`."""
         at = end - END64_LOCATOR.size
         if at < self._base:
             return None
@@ -256,7 +259,8 @@ class Zip:
         return self._checked_end(self._base + start64, entries, length, start)
 
     def _checked_end(self, end: int, entries: int, length: int, start: int) -> _End:
-        """Return the table's offset: right before its end record, whatever offset it names."""
+        # The table lies right before its end record, whatever offset that names: the difference is
+        # what a self-extracting program in front of the archive has moved all offsets by.
         if length > end - self._base or not entries * CENTRAL.size <= length <= MAX_TABLE_BYTES:
             raise DataError(f"{self.path}: its table of contents is damaged; download it again")
         return _End(end - length, length, entries, end - length - start)
@@ -278,12 +282,6 @@ def nameless_file(folder: Path) -> int:
     return descriptor
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
 def inflated(packed: bytes, size: int) -> bytes:
     """Inflate bytes that must come to `size`, and never more than that."""
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -300,15 +298,8 @@ def _decoded(name: bytes, flags: int) -> str:
     return name.decode("utf-8", "surrogateescape") if flags & UTF8 else name.decode("cp437")
 
 
-def _zip64(extra: bytes, *values: int) -> tuple[int, int, int]:
-    """Return size, packed size and offset; those beyond 32 bits are in the extra field."""
-    wide = iter(_zip64_values(extra))
-    size, packed, start = (next(wide, value) if value == 0xFFFFFFFF else value for value in values)
-    return size, packed, start
-
-
 def _zip64_values(extra: bytes) -> tuple[int, ...]:
-    at = 0
+    at = 0  # of a field: its kind, its length, its content (4.5.1); zip64 has kind 1 (4.5.3)
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
         if kind == 1:

@@ -1,30 +1,50 @@
-"""The command that adds to a finished shard folder: images, or more tars of other programs."""
+"""More images for a finished shard folder: a conversion whose plan begins where the last one ended.
+
+    listing -> what no version has yet -> plan -> shards -> copies, leaks -> next version
+
+No file that a version has is written again. More tars of other programs are added by append_tars.
+"""
 
 import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from convert.folder import listing as listing_of_folder
+from convert.images.transcoder import library
+from convert.images.treatment import Treatment
 from convert.options import Packing
-from convert.packing.plan import VAL
-from convert.packing.stored_samples import StoredSamples
-from convert.readers.records import RecordListing
+from convert.packing.copies import image_marks
+from convert.packing.pack import refuse_inside, write_shards, write_version
+from convert.packing.plan import VAL, make_plan
+from convert.packing.sidecars import write_sidecars
+from convert.packing.stored_samples import StoredSamples, keys_of
+from convert.packing.workers import ReportProgress, in_parallel, working_on
+from convert.progress import Progress, metered
+from convert.readers.names import free_key
+from convert.readers.records import Container, Defect, Record, RecordListing
 from convert.readers.webdataset_tars import LABEL_FIELD
 from convert.table import Columns, ImageTable
-from convert.versions.append_images import append_images
-from convert.versions.append_tars import TarAppend, holds_tars
+from convert.versions.append_tars import append_tars, holds_tars
 from convert.versions.parent import Parent
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
 from rackrun.terminal import say
+from rackrun.units import plural
+from shards.writer import BLOCK
 
 TABLES = (".csv", ".parquet", ".pq")
 DEFAULT_VAL_PERCENT = 10.0
 OF_IMAGES = ("test_percent", "exif", "check", "follow_links")
 """Options that tars of other programs do not have."""
+COMPARED_AT_ONCE = 64  # images
 
 
 @dataclass(frozen=True)
@@ -74,7 +94,12 @@ class Append:
         with Parent.locked(self.data) as parent:
             packing = self._packing(parent)
             if holds_tars(self.source):
-                self._append_tars(parent, packing)
+                self._check_tars(parent)
+                packing = replace(packing, val_percent=self.val_percent or 0.0)
+                takes_dropped = "dropped" in self.allow
+                append_tars(
+                    parent, self.source, self.split, self.label_field, packing, takes_dropped
+                )
                 return
             if not StoredSamples(parent.source).has_numbers:
                 say(
@@ -83,8 +108,7 @@ class Append:
                 )
             append_images(parent, self._listing(), packing, "dropped" in self.allow)
 
-    def _append_tars(self, parent: Parent, packing: Packing) -> None:
-        """Index more tars of other programs; UsageError for a folder that was converted."""
+    def _check_tars(self, parent: Parent) -> None:
         if not parent.manifest.adopted and (self.source / MANIFEST_NAME).exists():
             raise UsageError(
                 f"{self.source}: a folder of shards; append the images that it was made from, or "
@@ -100,8 +124,6 @@ class Append:
             if getattr(self, name) != getattr(Append, name):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option}: tars are added as they are; leave it out")
-        packing = replace(packing, val_percent=self.val_percent or 0.0)
-        TarAppend(parent, self.source, self.split, self.label_field, self.allow).run(packing)
 
     def _packing(self, parent: Parent) -> Packing:
         """Return the options of the conversion that made the folder, with those of this one."""
@@ -130,13 +152,141 @@ class Append:
 
 
 def _extension(parent: Parent) -> Literal["jpg", "true"]:
-    """Return how images are called in the shards: true if one that is no JPEG is called so."""
+    # No manifest has the option, but the name of one image that is no JPEG tells.
     for split in parent.manifest.splits:
         rows = parent.source.index(split.name)
         others = rows[rows["format"] != b"jpg"]
         if len(others):
-            row = others[0]
-            shard, start = split.shards[int(row["shard"])], int(row["image_offset"]) - 512
-            name = bytes(parent.source.read(shard, start, 100)).rstrip(b"\0")
+            shard = split.shards[int(others[0]["shard"])]
+            header = int(others[0]["image_offset"]) - BLOCK
+            name = bytes(parent.source.read(shard, header, 100)).rstrip(b"\0")
             return "jpg" if name.lower().endswith((b".jpg", b".jpeg")) else "true"
     return "jpg"
+
+
+def append_images(
+    parent: Parent, listing: RecordListing, packing: Packing, takes_dropped: bool
+) -> None:
+    """Make the next version; what is interrupted goes on with the same arguments.
+
+    `takes_dropped`: also images that an earlier version has dropped.
+    """
+    folder, manifest = parent.target.folder, parent.manifest
+    refuse_inside(folder, listing.containers)
+    if packing.tiles and not packing.preset.encodes_all:
+        library()  # or an error, before anything is read
+    (container,) = listing.containers
+    say(f"{folder}: listing the images of {listing.dataset}")
+    records = list(metered(listing.records, "listed"))
+    kept, counts = _new_records(parent, records, container, packing, takes_dropped)
+    for status, count in counts.items():
+        if status is not ImageStatus.NEW:
+            say(f"{folder}: {plural(count, 'image')}: {status.value}")
+    if not kept:
+        say(f"{folder}: nothing to add; the newest version is {manifest.number}")
+        if manifest.sidecars:  # which an append that was killed may have left out
+            write_sidecars(folder, packing.processes, only_missing=True)
+        return
+    merged = _with_classes_of(manifest.classes, listing, kept)
+    plan, lines = make_plan(replace(merged, dataset=manifest.dataset), packing, parent.starts())
+    plan = parent.planned(plan)
+    write = partial(write_shards, parent.target, plan, (container,), packing)
+    write_version(parent.target, plan, lines, packing, parent.source, write)
+    parent.say_added(plan)
+
+
+class ImageStatus(Enum):
+    """What becomes of an image that is to be appended."""
+
+    NEW = "new"
+    OTHER = "other images of names that are taken; their keys end with their CRC-32"
+    PRESENT = "are in it already"
+    DROPPED = "were dropped by an earlier version; to take them again, add --allow dropped"
+
+
+def _new_records(
+    parent: Parent,
+    records: Sequence[Record],
+    container: Container,
+    packing: Packing,
+    takes_dropped: bool,
+) -> tuple[list[Record], Counter[ImageStatus]]:
+    """Return the records that no version has yet, with keys that no version has."""
+    # A name alone proves nothing: what would be stored of an image is compared with what is stored.
+    marks, current = _marks(parent, packing.processes)
+    doubtful = [record for record in records if record.key.lower() in marks]
+    compared = _marks_of(doubtful, container, packing) if doubtful else []
+    to_store = dict(zip(doubtful, compared, strict=True))
+    taken = set(marks)
+    kept, counts = list[Record](), Counter[ImageStatus]()
+    for record in records:
+        status, key = _status(record, to_store.get(record), marks, current)
+        counts[status] += 1
+        if status is ImageStatus.PRESENT or (status is ImageStatus.DROPPED and not takes_dropped):
+            continue
+        if status is ImageStatus.OTHER:
+            key = free_key((key,), record.name, taken)
+        taken.add(key.lower())
+        kept.append(record._replace(key=key))
+    return kept, counts
+
+
+def _status(
+    record: Record, mark: int | None, marks: Mapping[str, int], current: set[str]
+) -> tuple[ImageStatus, str]:
+    if mark is None:
+        return ImageStatus.NEW, record.key
+    marked = f"{record.key[:81]}-{mark >> 32:08x}"
+    for key in (record.key, marked):
+        if marks.get(key.lower()) == mark:
+            return (ImageStatus.PRESENT if key.lower() in current else ImageStatus.DROPPED), key
+    return ImageStatus.OTHER, marked
+
+
+def _marks(parent: Parent, workers: int) -> tuple[dict[str, int], set[str]]:
+    """Return the mark of each sample of all versions by its key, and the keys of the newest."""
+    stored = dict(parent.stored())
+    marks, current = dict[str, int](), set[str]()
+    for shard, keys in keys_of(list(stored), workers).items():
+        lower = [key.lower() for key in keys]
+        marks.update(zip(lower, image_marks(shard.rows).tolist(), strict=True))
+        if stored[shard]:
+            current.update(lower)
+    return marks, current
+
+
+def _marks_of(records: Sequence[Record], container: Container, packing: Packing) -> list[int]:
+    """Return checksum and length of what would be stored of each record, made side by side.
+
+    It is 0 for an image that cannot be used, which the conversion will name.
+    """
+    upright = packing.exif == "apply"
+    treatment = Treatment(packing.preset, bool(packing.tiles), packing.check, upright)
+
+    def compare(start: int, report: ReportProgress) -> list[int]:
+        marks = []
+        for record in records[start : start + COMPARED_AT_ONCE]:
+            working_on(record.name)
+            try:
+                image = treatment.stored(record, container)
+                marks.append(image.crc << 32 | len(image.data))
+            except Defect:
+                marks.append(0)
+            report(Progress(1))
+        return marks
+
+    jobs, total = range(0, len(records), COMPARED_AT_ONCE), len(records)
+    marks = in_parallel(jobs, compare, packing.processes, "compared", total)
+    return list(chain.from_iterable(marks))
+
+
+def _with_classes_of(
+    classes: tuple[str, ...], listing: RecordListing, records: Sequence[Record]
+) -> RecordListing:
+    # New classes get numbers after those that are there, and a class without new images gets none.
+    used = {record.label for record in records}
+    new = [name for label, name in enumerate(listing.classes) if label in used]
+    merged = tuple(dict.fromkeys((*classes, *new)))
+    numbers = {name: number for number, name in enumerate(merged)}
+    labelled = (record._replace(label=numbers[listing.classes[record.label]]) for record in records)
+    return replace(listing, classes=merged, records=labelled)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import ClassVar, NamedTuple
 
 from convert.packing.copies import image_marks
-from convert.packing.stored_samples import StoredShard, keys_of, rows_of, shards_of
+from convert.packing.stored_samples import StoredShard, keys_of, shards_of
 from rackrun.commandline.options import Examples, Positional
 from rackrun.machine import core_count
 from rackrun.terminal import clean
@@ -48,8 +48,6 @@ class Diff:
 
 
 class _Sample(NamedTuple):
-    """What is known of a sample besides its key."""
-
     split: str
     class_name: str
     mark: int  # its image's CRC-32 and length
@@ -80,7 +78,7 @@ class Difference:
 
 def compared(before: Source, after: Source, workers: int) -> Difference:
     """Return what differs; tars that both have, with the same classes, are not opened."""
-    common = _contents(before) & _contents(after)
+    common = set(map(_content, shards_of(before))) & set(map(_content, shards_of(after)))
     old, new = (_samples(source, common, workers) for source in (before, after))
     difference = Difference()
     for key, was, now in _pairs(old, new):
@@ -99,41 +97,34 @@ def compared(before: Source, after: Source, workers: int) -> Difference:
 
 
 def _pairs(old: _Samples, new: _Samples) -> Iterator[tuple[str, _Sample | None, _Sample | None]]:
-    """Yield each sample as it was and as it is, one of which may be None.
-
-    Where another program has given a key to a sample of each of two splits, the split is a part of
-    the name.
-    """
+    """Yield each sample as it was and as it is, one of which may be None."""
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key, {}), new.get(key, {})
         if len(was) < 2 and len(now) < 2:
             yield key, next(iter(was.values()), None), next(iter(now.values()), None)
-        else:
-            for split in sorted(was.keys() | now.keys()):
-                yield f"{key} in {split}", was.get(split), now.get(split)
+            continue
+        # Another program has given the key to a sample of each of two splits.
+        for split in sorted(was.keys() | now.keys()):
+            yield f"{key} in {split}", was.get(split), now.get(split)
 
 
-_Content = tuple[str, str, tuple[str, ...]]
-"""Split and digest of a shard, and the class of each of its samples."""
+def _content(stored: StoredShard) -> tuple[str, str, tuple[str, ...]]:
+    """Return split and digest of a shard, and the class of each of its samples.
 
-
-def _content(source: Source, stored: StoredShard) -> _Content:
-    classes = source.manifest.classes
-    labels = rows_of(source, stored)["label"].tolist()
+    Two folders may index the same tars under other classes.
+    """
+    classes = stored.source.manifest.classes
+    labels = stored.rows["label"].tolist()
     return stored.split, stored.shard.sha256, tuple(classes[label] for label in labels)
 
 
-def _contents(source: Source) -> set[_Content]:
-    return {_content(source, stored) for stored in shards_of(source.manifest)}
-
-
-def _samples(source: Source, common: set[_Content], workers: int) -> _Samples:
-    """Return the samples of the shards that are not common."""
-    shards = [each for each in shards_of(source.manifest) if _content(source, each) not in common]
+def _samples(
+    source: Source, common: set[tuple[str, str, tuple[str, ...]]], workers: int
+) -> _Samples:
+    shards = [stored for stored in shards_of(source) if _content(stored) not in common]
     samples = defaultdict[str, dict[str, _Sample]](dict)
-    for stored, keys in keys_of([(source, each) for each in shards], workers).values():
-        rows = rows_of(source, stored)
-        labels, marks = rows["label"].tolist(), image_marks(rows).tolist()
+    for stored, keys in keys_of(shards, workers).items():
+        labels, marks = stored.rows["label"].tolist(), image_marks(stored.rows).tolist()
         for key, label, mark in zip(keys, labels, marks, strict=True):
             class_name = source.manifest.classes[label]
             samples[key][stored.split] = _Sample(stored.split, class_name, mark)

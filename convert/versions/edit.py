@@ -2,11 +2,20 @@
 
     names or table -> keys of the shards -> plan of what stays -> shards -> next version
 
-The old shards stay as they are, for the versions that have them.
+The old shards stay as they are, for the versions that have them. What is to change is named on the
+command line, or by a table such as doctor.csv:
+
+split,shard,key,class,problem,action,new_class,score,reason
+train,cats-train-000003.tar,cat_17,cat,wrong label,relabel,dog,0.98,…
+
+`drop` takes the rows whose action is drop, `relabel` those whose action is relabel; a table without
+that column is taken whole. Of a row, shard and class must be right if they are filled in.
 """
 
+import csv
+import difflib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +24,20 @@ from typing import Annotated, ClassVar, NamedTuple
 from convert.options import Packing
 from convert.packing.pack import write_shards, write_version
 from convert.packing.plan import make_plan
-from convert.packing.stored_samples import ShardKeys, StoredSamples, keys_of, rows_of
+from convert.packing.stored_samples import ShardKeys, StoredSamples, keys_of
 from convert.readers.records import RecordListing
 from convert.readers.webdataset_tars import LABEL_FIELD
-from convert.versions.edits import Edit, class_named, edits_of
 from convert.versions.parent import Parent
 from rackrun.commandline.options import Examples, Hidden, Positional
 from rackrun.errors import DataError, UsageError
-from rackrun.terminal import say
-from rackrun.units import plural
+from rackrun.tables import in_cell
+from rackrun.terminal import clean, say
+from rackrun.units import first_few, plural
 
-Keys = Mapping[str, ShardKeys]
-"""The keys of shards by the shard's name."""
-
+TABLE = ".csv"
+KEY, SHARD, CLASS, ACTION, NEW_CLASS = "key", "shard", "class", "action", "new_class"
+MOST_CELL = 1000  # characters
+NAMED = 5
 DONE = {"drop": "dropped", "relabel": "relabelled"}
 
 
@@ -85,7 +95,7 @@ class Relabel(_Change):
 def _edited(
     data: Path, given: Sequence[str], action: str, packing: Packing, label_field: str
 ) -> None:
-    edits, others = edits_of(given, action)
+    edits, others = _edits(given, action)
     with Parent.locked(data) as parent:
         manifest, folder = parent.manifest, parent.target.folder
         samples = StoredSamples(parent.source, label_field)
@@ -95,7 +105,7 @@ def _edited(
             say(f"{folder}: nothing to {action}; the newest version is {manifest.number}")
             return
         shards = {name.partition("/")[0] for name in labels}
-        touched = {name: keys[name] for name in keys if name in shards}
+        touched = {stored: keys[stored] for stored in keys if stored.shard.name in shards}
         records = list(samples.records(touched, labels))
         for record in records:
             if record.name in labels:
@@ -105,12 +115,12 @@ def _edited(
         )
         packing = replace(packing, seed=manifest.seed, val_percent=0.0, preset=parent.preset)
         packing = replace(packing, tiles=manifest.tiles, allow=("similar-classes",))
-        replaced = Counter(stored.split for stored, _ in touched.values())
+        replaced = Counter(stored.split for stored in touched)
         plan, lines = make_plan(listing, packing, parent.starts(replaced))
         plan = replace(
             parent.planned(plan),
             origins=manifest.sources,
-            replaced=tuple(sorted(touched)),
+            replaced=tuple(sorted(shards)),
             change={DONE[action]: len(labels)},
         )
         if not plan.shards and len(touched) == len(keys):
@@ -123,6 +133,83 @@ def _edited(
             say(f"{folder}: left aside {plural(others, 'row')} whose action is not {action}")
 
 
+@dataclass(frozen=True)
+class Edit:
+    """A sample to change, and where that was asked for."""
+
+    key: str
+    where: str
+    """The place of the request, for messages."""
+    shard: str = ""
+    class_name: str = ""
+    new_class: str = ""
+
+    def refuse(self, why: str) -> DataError:
+        """Return the error for this request."""
+        return DataError(clean(f"{self.where}: {self.key}: {why}"))
+
+
+def _edits(given: Sequence[str], action: str) -> tuple[list[Edit], int]:
+    """Return what names and tables ask for, and how many rows ask for something else."""
+    edits, others = list[Edit](), 0
+    for text in given:
+        if not text.lower().endswith(TABLE):
+            edits.append(_named(text, action))
+            continue
+        for edit in _rows(Path(text), action):
+            if edit is None:
+                others += 1
+            else:
+                edits.append(edit)
+    if not edits:
+        raise UsageError(f"{first_few([*given], NAMED)}: no row whose action is {action}")
+    return edits, others
+
+
+def _named(text: str, action: str) -> Edit:
+    name, new_class = text, ""
+    if action == "relabel":
+        name, equals, new_class = text.rpartition("=")
+        if not equals or not new_class:
+            raise UsageError(f"{text}: no class; type KEY=CLASS, or a table that ends with {TABLE}")
+    shard, tar, key = name.partition(".tar/")
+    if not tar:
+        return Edit(name, name, new_class=new_class)
+    return Edit(key, name, f"{shard}.tar", new_class=new_class)
+
+
+def _rows(table: Path, action: str) -> Iterator[Edit | None]:
+    """Yield the rows of a table; None for one with another action."""
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restkey="", strict=True)
+            columns = set(reader.fieldnames or ())
+            needed = (KEY, NEW_CLASS) if action == "relabel" else (KEY,)
+            if missing := [name for name in needed if name not in columns]:
+                has = clean(", ".join(map(str, columns)))[:200]
+                raise UsageError(
+                    f"{table}: no column {missing[0]!r}, only {has or 'an empty file'}"
+                )
+            for row in reader:
+                yield _edit(row, action, clean(f"{table}: line {reader.line_num}"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{table}: cannot be read as CSV: {error}") from None
+
+
+def _edit(row: dict[str, str | None], action: str, where: str) -> Edit | None:
+    cells = {name: in_cell((value or "").strip()) for name, value in row.items() if name}
+    if ACTION in row and cells[ACTION] != action:
+        return None
+    if any(len(value) > MOST_CELL for value in cells.values()):
+        raise DataError(f"{where}: a cell of more than {MOST_CELL:,} characters")
+    if not cells[KEY]:
+        raise DataError(f"{where}: no key")
+    new_class = cells.get(NEW_CLASS, "") if action == "relabel" else ""
+    if action == "relabel" and not new_class:
+        raise DataError(f"{where}: {clean(cells[KEY])}: no new_class")
+    return Edit(cells[KEY], where, cells.get(SHARD, ""), cells.get(CLASS, ""), new_class)
+
+
 class _Current(NamedTuple):
     """A sample of the newest version."""
 
@@ -131,23 +218,34 @@ class _Current(NamedTuple):
 
 
 def _labels(
-    parent: Parent, edits: Sequence[Edit], keys: Keys, workers: int
+    parent: Parent, edits: Sequence[Edit], keys: ShardKeys, workers: int
 ) -> dict[str, int | None]:
     """Return the new label by SHARD/KEY, None for a sample to drop; without what is so already.
 
     DataError, with file and line, for a key or a class that no version has. Rows that were written
     for another state of their sample are left aside, and the first one is named.
     """
-    classes, current = parent.manifest.classes, _current(parent, edits, keys)
+    classes, current = parent.manifest.classes, _current(edits, keys)
+    _check_absent([edit for edit in edits if edit.key not in current], parent, workers)
+    shards = {stored.shard.name for stored in keys}
     labels: dict[str, int | None] = {}
     stale = list[DataError]()
-    _check_absent([edit for edit in edits if edit.key not in current], parent, workers)
     for edit in edits:
         if edit.key not in current:
             continue
-        sample = _sample_of(edit, current[edit.key])
-        new = class_named(edit, classes) if edit.new_class else None
-        if new != sample.label and (why := _misfit(edit, sample, keys, classes)):
+        samples = current[edit.key]
+        meant = [each for each in samples if each.shard == edit.shard] or samples
+        if len(meant) > 1:
+            names = " and ".join(f"{each.shard}/{edit.key}" for each in meant)
+            raise edit.refuse(f"two samples have that key; type one of {names}")
+        sample, class_name = meant[0], classes[meant[0].label]
+        new = _class_number(edit, classes) if edit.new_class else None
+        why = ""
+        if edit.shard in shards and edit.shard != sample.shard:
+            why = f"it is in {sample.shard}, not in {edit.shard}"
+        elif edit.class_name and edit.class_name != class_name:
+            why = f"its class is {class_name}, not {edit.class_name}"
+        if why and new != sample.label:  # what is so already was asked for twice
             stale.append(edit.refuse(why))
         elif labels.setdefault(f"{sample.shard}/{edit.key}", new) != new:
             raise edit.refuse("two classes are asked for; leave one of them")
@@ -157,45 +255,33 @@ def _labels(
     return {name: new for name, new in labels.items() if new != before[name]}
 
 
-def _current(parent: Parent, edits: Sequence[Edit], keys: Keys) -> dict[str, list[_Current]]:
+def _current(edits: Sequence[Edit], keys: ShardKeys) -> dict[str, list[_Current]]:
     """Return the samples that edits name, by key, which two splits of other programs may share."""
     asked = {edit.key for edit in edits}
     current = defaultdict[str, list[_Current]](list)
-    for name, (stored, shard_keys) in keys.items():
+    for stored, shard_keys in keys.items():
         if asked.isdisjoint(shard_keys):
             continue
-        labels = rows_of(parent.source, stored)["label"].tolist()
-        for key, label in zip(shard_keys, labels, strict=True):
+        for key, label in zip(shard_keys, stored.rows["label"].tolist(), strict=True):
             if key in asked:
-                current[key].append(_Current(name, label))
+                current[key].append(_Current(stored.shard.name, label))
     return current
 
 
-def _sample_of(edit: Edit, samples: Sequence[_Current]) -> _Current:
-    """Return the sample that an edit means; DataError if it may be one of two."""
-    meant = [each for each in samples if each.shard == edit.shard] or samples
-    if len(meant) > 1:
-        names = " and ".join(f"{each.shard}/{edit.key}" for each in meant)
-        raise edit.refuse(f"two samples have that key; type one of {names}")
-    return meant[0]
-
-
-def _misfit(edit: Edit, sample: _Current, keys: Keys, classes: Sequence[str]) -> str:
-    """Return why an edit was written for another state of its sample; empty if it was not."""
-    if edit.shard in keys and edit.shard != sample.shard:
-        return f"it is in {sample.shard}, not in {edit.shard}"
-    class_name = classes[sample.label]
-    if edit.class_name and edit.class_name != class_name:
-        return f"its class is {class_name}, not {edit.class_name}"
-    return ""
+def _class_number(edit: Edit, classes: Sequence[str]) -> int:
+    if edit.new_class in classes:
+        return classes.index(edit.new_class)
+    near = difflib.get_close_matches(edit.new_class, classes, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {first_few([*classes], NAMED)}"
+    raise edit.refuse(f"no class {edit.new_class!r}; {hint}; a new class comes with append")
 
 
 def _check_absent(edits: Sequence[Edit], parent: Parent, workers: int) -> None:
     """Raise DataError for a sample that is not there, unless it has been dropped already."""
     if not edits:
         return
-    earlier = [(source, stored) for source, stored, is_newest in parent.stored() if not is_newest]
-    dropped = {key for _, keys in keys_of(earlier, workers).values() for key in keys}
+    earlier = [stored for stored, is_newest in parent.stored() if not is_newest]
+    dropped = {key for keys in keys_of(earlier, workers).values() for key in keys}
     for edit in edits:
         if edit.key not in dropped:
             raise edit.refuse(f"no sample has that key (version {parent.manifest.number})")

@@ -22,11 +22,6 @@ from shards.source import Source
 URL = re.compile(r"https?:/")  # of which Path has made one slash
 
 
-def _goes_on(target: Target, newest: Manifest) -> bool:
-    """Return True if the work of an interrupted change would make the version after this one."""
-    return target.plan.exists() and load_plan(target.plan).parent == newest.digest
-
-
 @dataclass(frozen=True)
 class Parent:
     """The newest version of a locked folder."""
@@ -59,7 +54,9 @@ class Parent:
                     f"{location}: its tars lie on a server, and are changed only there: index them "
                     "in their own folder, and type this with it"
                 )
-            if target.work.exists() and not _goes_on(target, parent.manifest):
+            newest = parent.manifest.digest
+            goes_on = target.plan.exists() and load_plan(target.plan).parent == newest
+            if target.work.exists() and not goes_on:
                 target.give_up()  # it was killed when all but tidying up was done
             yield parent
 
@@ -85,7 +82,7 @@ class Parent:
         has used is never used again, nor one that a tar of another program has in its name.
         """
         used = {split: 0 for split in (TRAIN, VAL, TEST)}
-        names = {each.shard.name for manifest in self.versions for each in shards_of(manifest)}
+        names = set[str]().union(*(manifest.files() for manifest in self.versions))
         names |= {path.name for path in self.target.folder.glob("*.tar")} - self.target.written()
         for split, name in product(used, names):
             used[split] = max(used[split], 1 + shard_number(name, self.manifest.dataset, split))
@@ -113,18 +110,17 @@ class Parent:
         more = f"; new classes: {', '.join(new)}" if new else ""
         say(f"{self.target.folder}: version {plan.version} is the newest one{more}")
 
-    def stored(self) -> Iterator[tuple[Source, StoredShard, bool]]:
+    def stored(self) -> Iterator[tuple[StoredShard, bool]]:
         """Yield every shard of every version once, and whether the newest one has it."""
         names = set[str]()
         for manifest in self.versions:
             is_newest = manifest is self.versions[0]
             location = f"{self.target.folder}@{manifest.number}"
-            source = self.source if is_newest else open_source(location)
-            for stored in shards_of(manifest):
+            for stored in shards_of(self.source if is_newest else open_source(location)):
                 if stored.shard.name not in names:
                     names.add(stored.shard.name)
-                    yield source, stored, is_newest
+                    yield stored, is_newest
 
-    def keys(self, workers: int) -> dict[str, ShardKeys]:
+    def keys(self, workers: int) -> ShardKeys:
         """Return the keys of the newest version, by shard."""
-        return keys_of([(self.source, each) for each in shards_of(self.manifest)], workers)
+        return keys_of(shards_of(self.source), workers)

@@ -71,7 +71,6 @@ class Prune:
 
 
 def _reason(manifest: Manifest, is_newest: bool, runs: list[str]) -> str:
-    """Return why a version stays, if it does."""
     if is_newest:
         return "stays, as the newest one"
     if runs:
@@ -82,7 +81,6 @@ def _reason(manifest: Manifest, is_newest: bool, runs: list[str]) -> str:
 
 
 def _adopts(manifest: Manifest) -> bool:
-    """Return True for a version in which tars of other programs have come in."""
     return manifest.adopted and (manifest.number == 1 or ADOPTED in manifest.change)
 
 
@@ -109,10 +107,6 @@ def _digests(recorded: dict[str, Any]) -> Iterator[str]:
 
 
 def _files(parent: Parent, kept: list[Manifest], unneeded: list[Manifest]) -> list[str]:
-    """Return what only unneeded versions have, their manifests first; never another's tars.
-
-    What a prune that was killed has left is in no version any more.
-    """
     newest = parent.manifest
     used = set[str]().union(*(each.files() for each in kept)) | parent.target.unfinished()
     heads = [name(each.number) for each in unneeded for name in (manifest_name, report_name)]

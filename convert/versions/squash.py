@@ -57,8 +57,7 @@ class Squash:
             workers=self.workers,
             force=self.force,
         )
-        shards = [(source, stored) for stored in shards_of(manifest)]
-        records = samples.records(keys_of(shards, packing.processes), {})
+        records = samples.records(keys_of(shards_of(source), packing.processes), {})
         listing = RecordListing(
             manifest.dataset, manifest.classes, (samples,), records, copied=True
         )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from convert.__main__ import main
-from convert.packing.copies import copies, groups_of_copies, local_files
+from convert.packing.copies import SplitRows, copies, groups_of_copies, local_files
 from convert.readers.names import class_table
 from rackrun.errors import DataError, UsageError
 from shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
@@ -149,10 +149,10 @@ def test_a_collision_of_checksums_accuses_nobody(tmp_path: Path) -> None:
         shard = writer.close()
     packed = np.frombuffer(b"".join(PACKED_ROW.pack(*row) for row in rows), INDEX_FIELDS)
     read = local_files(tmp_path.joinpath)
-    index, shards = [("train", packed)], {"train": [shard]}
-    (copy,) = copies(index, shards, ["x"], read)
+    splits = [SplitRows("train", [shard], packed)]
+    (copy,) = copies(splits, ["x"], read)
     assert (copy.name, copy.detail) == (f"{shard.name}/d", f"{shard.name}/a")
-    (group,) = groups_of_copies(index, shards, read)
+    (group,) = groups_of_copies(splits, read)
     assert [image.name for image in group] == [f"{shard.name}/a", f"{shard.name}/d"]
 
 
@@ -243,10 +243,12 @@ def findings(
         rows[split].append((len(shards[split]), BLOCK, len(data), zlib.crc32(data), label))
         shards[split].append(shard)
     fields = [("shard", "u4"), ("image_offset", "u8"), ("image_length", "u4"), ("crc", "u4")]
-    indexes = [(split, np.array(of, [*fields, ("label", "i4")])) for split, of in rows.items()]
+    splits = [
+        SplitRows(split, shards[split], np.array(of, [*fields, ("label", "i4")]))
+        for split, of in rows.items()
+    ]
     findings = copies(
-        indexes,
-        shards,
+        splits,
         ("rose", "tulip"),
         lambda shard, offset, length: stored[shard.name][offset : offset + length],
         lambda split, shard, key: f"{split}:{shard.name}:{key}",

@@ -1,5 +1,6 @@
 """However a conversion ends, no partial file has a final name; the same command resumes it."""
 
+import contextlib
 import errno
 import faulthandler
 import os
@@ -12,12 +13,14 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from convert.__main__ import main
 from convert.packing.output_folder import Target
 from convert.packing.workers import in_parallel
+from convert.progress import Progress
 from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import Command, Convert, shown
 from tests.convert.drawn import drawn, kaggle, write_zip
@@ -222,15 +225,26 @@ def test_the_image_that_a_worker_died_of_is_named(
     assert reason in str(problem.value) and remedy in str(problem.value)
 
 
-def test_a_worker_that_is_killed_between_two_jobs_is_named() -> None:
-    """Its end is known by the next job that cannot be handed to it, too."""
+@pytest.fixture
+def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes of workers that report their own numbers as their progress."""
+    pids: list[int] = []
+    shown = SimpleNamespace(advance=lambda progress: pids.append(progress.images))
+    monkeypatch.setattr("convert.packing.workers.meter", lambda *_: contextlib.nullcontext(shown))
+    monkeypatch.setattr("convert.packing.workers.REPORT_SECONDS", -1.0)
+    return pids
 
-    def work(job: int, tell: Callable[[int], None]) -> None:
-        tell(os.getpid())
+
+def test_a_worker_that_is_killed_between_two_jobs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is known by the next job that cannot be handed to it, too."""
+    kill = SimpleNamespace(advance=lambda progress: os.kill(progress.images, signal.SIGKILL))
+    monkeypatch.setattr("convert.packing.workers.meter", lambda *_: contextlib.nullcontext(kill))
+
+    def work(job: int, report: Callable[[Progress], None]) -> None:
+        report(Progress(os.getpid()))
 
     with pytest.raises(Problem, match="a worker process died .exit code -9"):
-        for worker in in_parallel(range(9), work, 1):
-            os.kill(worker, signal.SIGKILL)
+        in_parallel(range(9), work, 1, "killed", 9)
 
 
 def test_two_converters_on_one_target(
@@ -312,19 +326,18 @@ def test_a_folder_that_may_not_be_written(
     assert problem.value.exit_code == 74
 
 
-def test_the_first_problem_ends_all_workers() -> None:
+def test_the_first_problem_ends_all_workers(pids: list[int]) -> None:
     """A worker's problem reaches the caller as it was raised, and no worker stays."""
 
-    def work(job: int, tell: Callable[[int], None]) -> None:
-        tell(os.getpid())
+    def work(job: int, report: Callable[[Progress], None]) -> None:
+        report(Progress(os.getpid()))
         if job == 3:
             raise DataError("three")
         time.sleep(0 if job < 3 else 60)
 
-    workers = []
     with pytest.raises(DataError, match="three"):
-        for worker in in_parallel(range(9), work, 3):
-            workers.append(worker)
-    for worker in workers:
+        in_parallel(range(9), work, 3, "slept", 9)
+    assert pids
+    for pid in pids:
         with pytest.raises(ProcessLookupError):
-            os.kill(worker, 0)
+            os.kill(pid, 0)

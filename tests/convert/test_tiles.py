@@ -20,9 +20,9 @@ from convert.__main__ import main
 from convert.images import transcoder
 from convert.images.tiles import Untiled, has_sound_tiles, same_coefficients, tiled
 from convert.images.transcoder import Refused, rewritten
-from convert.originals import Originals, compared
 from convert.packing import pack
 from convert.packing.plan import load_plan
+from convert.verify import Originals, compared
 from rackrun.errors import DataError, MissingProgram, Problem, UsageError
 from shards.index import Manifest
 from shards.jpeg import START, Frame, jpeg_frame

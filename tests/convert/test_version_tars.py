@@ -9,12 +9,11 @@ import pytest
 import webdataset
 
 from convert.__main__ import main
-from convert.packing.stored_label import relabelled
-from convert.packing.stored_samples import keys_of, rows_of, shards_of
+from convert.packing.stored_samples import keys_of, relabelled, shards_of
 from convert.verify import strangers
 from convert.versions.diff import Difference, compared
 from rackrun.errors import DataError, Problem, UsageError
-from shards.index import Row
+from shards.index import Manifest, Row
 from shards.open import open_source, sources_of
 from tests.convert.drawn import drawn
 from tests.convert.test_index import (
@@ -216,11 +215,11 @@ def test_classes_are_changed_where_they_are(
     main(["verify", str(data)])
 
 
-def contents(folder: Path, manifest: object) -> dict[str, bytes]:
+def contents(folder: Path, manifest: Manifest) -> dict[str, bytes]:
     """Return the members of all tars of a version."""
     read = {}
-    for stored in shards_of(manifest):  # type: ignore[arg-type]
-        with tarfile.open(folder / stored.shard.name) as tar:
+    for shard in (shard for split in manifest.splits for shard in split.shards):
+        with tarfile.open(folder / shard.name) as tar:
             for member in tar:
                 file = tar.extractfile(member)
                 assert file
@@ -248,8 +247,8 @@ def test_of_a_member_only_the_class_changes(
     write_tar(tmp_path / "tars" / "train-0.tar", members)
     main(["index", str(tmp_path / "tars")])
     source = open_source(str(tmp_path / "tars"))
-    (stored,) = shards_of(source.manifest)
-    row = Row(*rows_of(source, stored)[0].item())
+    (stored,) = shards_of(source)
+    row = Row(*stored.rows[0].item())
     classes = ("0", "1", "2") if b"1" in old else ("two words", "n", "n" * 600)
     data = bytes(source.read(stored.shard, 0, row.length))
     changed, written = relabelled(row, data, 2, classes, "label", "here")
@@ -303,8 +302,7 @@ def test_two_splits_may_share_a_key(tmp_path: Path) -> None:
 
 def all_keys(folder: Path) -> list[str]:
     source = open_source(str(folder))
-    keys = keys_of([(source, each) for each in shards_of(source.manifest)], 1)
-    return sorted(key for _, each in keys.values() for key in each)
+    return sorted(key for keys in keys_of(shards_of(source), 1).values() for key in keys)
 
 
 def test_prune_knows_which_tars_are_not_ours(tmp_path: Path, tars: Path) -> None:

@@ -323,8 +323,8 @@ def test_leaks_across_versions_are_refused(tmp_path: Path, data: Path) -> None:
 def keys_of_split(source: object, split: str) -> set[str]:
     from convert.packing.stored_samples import keys_of, shards_of
 
-    shards = [(source, each) for each in shards_of(source.manifest) if each.split == split]
-    return {key for _, keys in keys_of(shards, 1).values() for key in keys}
+    shards = [each for each in shards_of(source) if each.split == split]
+    return {key for keys in keys_of(shards, 1).values() for key in keys}
 
 
 def test_tables_and_archives_are_sources_too(tmp_path: Path, data: Path) -> None:

@@ -21,7 +21,7 @@ from sklearn.datasets import load_sample_images
 
 import convert.doctor.command as command
 from convert.__main__ import main as convert_main
-from convert.doctor.findings import LABEL, LEAK, Finding, ordered
+from convert.doctor.checks import LABEL, LEAK, Finding, ordered
 from convert.doctor.fingerprints import FINGERPRINT, SOUND, UNDECODED, fingerprint
 from convert.doctor.near_copies import Prints, near_pairs, neighbour_distances
 from nginx.serve import serving
