@@ -10,12 +10,14 @@ import contextlib
 import os
 import shlex
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from convert.indexing.split_index import (
+    Splits,
     by_split,
     copies_in,
     hold_out,
@@ -24,7 +26,7 @@ from convert.indexing.split_index import (
     rows_of,
 )
 from convert.indexing.tar_index import classes_of, index_tars
-from convert.indexing.tar_listing import list_tars
+from convert.indexing.tar_listing import TarListing, list_tars
 from convert.packing.copies import leaks_refused
 from convert.packing.finalize import may_be_lost, print_use, write_split
 from convert.packing.output_folder import REPORT_NAME
@@ -104,23 +106,30 @@ class Index:
             )
         if not listing.url:
             link(splits, folder)
-        written = tuple(
-            write_split(
-                folder, listing.dataset, split, rows[split], tuple(tar.shard for tar in tars)
-            )
-            for split, tars in splits.items()
-        )
-        report = dict(sorted(Counter(finding.kind for finding in findings).items()))
-        manifest = Manifest(
-            listing.dataset, classes, written, report=report, adopted=True, tars=listing.url
-        )
-        self._replace(folder, manifest)
+        self._write(folder, listing, classes, splits, rows, findings)
         print_report(folder / REPORT_NAME, findings, stored, "structure")
         print_use(folder, listing.dataset)
 
-    def _replace(self, folder: Path, manifest: Manifest) -> None:
+    def _write(
+        self,
+        folder: Path,
+        listing: TarListing,
+        classes: tuple[str, ...],
+        splits: Splits,
+        rows: Mapping[str, bytes],
+        findings: Sequence[ImageDefect],
+    ) -> None:
+        """Write indexes and manifest, and whatever other programs need."""
+        parts = []
+        for name, tars in splits.items():
+            shards = tuple(tar.shard for tar in tars)
+            parts.append(write_split(folder, listing.dataset, name, rows[name], shards))
+        report = dict(sorted(Counter(finding.kind for finding in findings).items()))
+        manifest = Manifest(
+            listing.dataset, classes, tuple(parts), report=report, adopted=True, tars=listing.url
+        )
         path = folder / MANIFEST_NAME
-        if path.exists():
+        if path.exists():  # those that --force replaces: their sidecars list other tars
             with contextlib.suppress(DataError):
                 remove_sidecars(folder, Manifest.parse(path.read_bytes(), str(path)))
         write_whole(path, manifest.serialise())

@@ -37,7 +37,7 @@ class Folder:
         while pending:
             name = pending.pop()
             if name.endswith("/") or not name:
-                pending += reversed(self._entries(name))
+                pending += reversed(self._entries(name))  # the last one is popped first
                 continue
             with reading(self.root / name):
                 size = self._real_path(name).lstat().st_size
@@ -81,7 +81,7 @@ class Folder:
 
     def _named(self, folder: str, entry: "os.DirEntry[str]") -> str:
         name = f"{folder}{entry.name}"
-        if entry.is_symlink():
+        if entry.is_symlink():  # first: is_file and is_dir follow it
             return self._followed(name, self._links.get(folder, 0) + 1)
         if entry.is_file():
             return name
@@ -95,9 +95,8 @@ class Folder:
 
     def _followed(self, name: str, links: int) -> str:
         link = self.root / name
-        real = Path(
-            os.path.realpath(self._real_path(name))
-        )  # which stays where links lead in a circle
+        # Not Path.resolve, which raises an error where links lead in a circle.
+        real = Path(os.path.realpath(self._real_path(name)))
         if links > MOST_LINKS:
             raise DataError(
                 f"{link}: the {links}th symbolic link on the way: they lead in a circle"

@@ -67,6 +67,7 @@ class Tar:
                 return
             content, kind = at + BLOCK, header.type
             at = content + -(-header.size // BLOCK) * BLOCK
+            # A size in base 256 may be negative, and lead back to a header that was read before.
             if header.size < 0 or at > end:
                 raise DataError(f"{where}: cut off in {header.name}; download it again")
             if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME):

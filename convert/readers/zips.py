@@ -95,6 +95,7 @@ class Zip:
 
     def members(self) -> Iterator[ZipMember]:
         """Yield every file of the archive in the order of its table; DataError if it is hostile."""
+        # Arrays, of 8 bytes a number: a member more is nothing beside 1.3 million of them.
         starts, ends = array.array("Q"), array.array("Q")
         for member, end in self._entries():
             starts.append(member.offset)
@@ -224,6 +225,7 @@ class Zip:
             raise DataError(f"{self.path}: {name} is a symbolic link")
 
     def _refuse_overlaps(self, starts: "array.array[int]", ends: "array.array[int]") -> None:
+        # Members that share their bytes let a few MB unpack to a disk full.
         limit = self._end.start
         for number in sorted(range(len(starts)), key=starts.__getitem__, reverse=True):
             if ends[number] > limit:
@@ -237,6 +239,7 @@ class Zip:
         tail_start = self._base + self._length - tail_length
         tail = self._read(tail_start, tail_length)
         at = len(tail)
+        # The comment may contain the signature, too: the record whose comment ends the file counts.
         while (at := tail.rfind(b"PK\5\6", 0, at)) >= 0:
             if at + END.size <= len(tail):
                 _, _, entries, length, start, comment = END.unpack_from(tail, at)
