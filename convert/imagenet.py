@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
 from convert.images.info import LEFT_OUT
@@ -132,12 +132,8 @@ class Imagenet:
         pack(listing(self.source, self.choice, packing.follow_links), packing, self.out)
 
 
-class Entry(NamedTuple):
-    """An image that was found: `wnid` is empty where only the ground truth knows it."""
-
-    split: str
-    wnid: str
-    record: Record  # its label is not known yet
+Entry = tuple[str, Record]
+"""The wnid of an image, empty where only the ground truth knows it; its record without a label."""
 
 
 def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordListing:
@@ -247,7 +243,7 @@ class KaggleZip:
             match = IMAGE_PATH.fullmatch(member.name)
             if match and is_image(member.name):
                 record = self._zip.record(member, _key(member.name), 0)
-                yield Entry(match["split"], match["wnid"] or "", record)
+                yield match["wnid"] or "", record._replace(split=match["split"])
 
     def text(self, name: str) -> bytes | None:
         """Return a file of the zip, in whatever folder."""
@@ -323,7 +319,7 @@ def _key(name: str) -> str:
 
 
 def _entry(split: str, wnid: str, name: str, container: int, offset: int, size: int) -> Entry:
-    return Entry(split, wnid, Record(_key(name), 0, split, name, container, offset, size, size))
+    return wnid, Record(_key(name), 0, split, name, container, offset, size, size)
 
 
 def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
@@ -344,12 +340,12 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
 def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
     ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
     training_wnids = store.wnids()
-    for split, wnid, record in store.entries():
+    for wnid, record in store.entries():
         class_wnid = wnid or truth.wnid(PurePosixPath(record.name).stem)
         if class_wnid not in training_wnids:
             raise DataError(f"{record.name}: shows {class_wnid}, a class without training images")
         if class_wnid in ranks:
-            yield record._replace(label=ranks[class_wnid], split=split)
+            yield record._replace(label=ranks[class_wnid])
 
 
 def _limited(records: Iterator[Record], limit: int) -> Iterator[Record]:

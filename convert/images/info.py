@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
-from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
+from shards.image_limits import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -44,9 +44,6 @@ KEPT = {
     "no end": "without an end marker, yet decode in full",
     "warnings": "decode with warnings: a part of the image may be damaged",
 }
-
-UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
-"""The errors that Pillow raises at damaged images."""
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}

@@ -8,12 +8,12 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.images.info import UNDECODABLE, ImageInfo, reason
+from convert.images.info import ImageInfo, reason
 from convert.images.tiles import gains_by_tiles
 from convert.readers.records import Defect
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, shaped
-from shards.image_limits import FORMATS
+from shards.image_limits import FORMATS, UNDECODABLE
 from shards.index import Manifest
 from shards.tiles import tile_interval
 
@@ -109,7 +109,7 @@ class Preset:
         """Decode no finer than a shorter side of `side` pixels, and resize."""
         from PIL import Image
 
-        image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
+        image: Image.Image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
         image.draft(None, (side, side))
         image.load()
         image = in_mode(image, "L" if self.gray else "RGB")

@@ -17,7 +17,6 @@ Files to predict have not been converted: `as_png` and `upright` do what a conve
 
 import io
 import math
-import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,7 +31,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from rackrun.errors import DataError
-from shards.image_limits import FORMATS, MAX_ASPECT, MAX_PIXELS, MAX_SCANS, scans, too_large
+from shards.image_limits import (
+    FORMATS,
+    MAX_ASPECT,
+    MAX_PIXELS,
+    MAX_SCANS,
+    UNDECODABLE,
+    scans,
+    too_large,
+)
 from shards.jpeg import END, START, Frame, jpeg_frame
 from shards.tiles import CHROMA, TileCut, window
 
@@ -45,15 +52,7 @@ ORIENTATION = 0x0112  # the tag of EXIF
 UNKNOWN = 1 << 40  # bytes: more than any image that is decoded
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
 
-PILLOW_ERRORS = (  # what its readers raise at damaged files
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    struct.error,
-    Image.DecompressionBombError,
-)
+PILLOW_ERRORS = (*UNDECODABLE, Image.DecompressionBombError)
 
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic"]
