@@ -62,21 +62,6 @@ class LanePlan:
     on_gpu: bool = False
     """Whether JPEGs are left to the GPU."""
 
-    @property
-    def sharing(self) -> int:
-        """How many ranks draw the same images."""
-        return math.gcd(self.world, self.config.aug_repeats)
-
-    @property
-    def times(self) -> int:
-        """How often a rank has a sample that it draws."""
-        return self.config.aug_repeats // self.sharing
-
-    @property
-    def apart(self) -> int:
-        """How many samples lie between two copies of one."""
-        return max(self.config.batch_size // self.times, 1)
-
     def slots(self, in_flight: int, device: torch.device) -> Slots:
         """Return memory for the rank's batches, of which workers have `in_flight` under way."""
         config = self.config
@@ -89,15 +74,18 @@ class LanePlan:
     def samples(self, epoch: int, lane: int, done: int) -> Iterator[tuple[int, StoredSample]]:
         """Yield the numbered samples of a lane's epoch, from its batch number `done` on."""
         config, source = self.config, self.source
+        sharing = math.gcd(self.world, config.aug_repeats)  # ranks that draw the same images
+        times = config.aug_repeats // sharing  # that a rank has each sample it draws
+        apart = max(config.batch_size // times, 1)  # samples from one copy to the next
         first = epoch * self.epoch_steps
         images = self.share(first, first + self.epoch_steps, lane) * config.batch_size
         # How many samples the lane draws in the epoch, each of them for all its copies.
-        sample_count = -(-images // (self.apart * self.times)) * self.apart
-        seed = config.seed, epoch, self.rank // self.sharing, lane  # equal where ranks share images
+        sample_count = -(-images // (apart * times)) * apart
+        seed = config.seed, epoch, self.rank // sharing, lane  # equal where ranks share images
         shards = drawn_shards(source, seed)
         samples = samples_of_shards(source, shards, sample_count)
         samples = shuffled(samples, sample_count, config.shuffle_buffer, seed)
-        samples = repeated(samples, self.times, self.apart)
+        samples = repeated(samples, times, apart)
         return islice(enumerate(samples), done * config.batch_size, None)
 
 

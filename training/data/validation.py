@@ -8,8 +8,6 @@ is short, and each batch is read by itself.
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,39 +26,42 @@ from training.settings.data import DataSettings
 VALIDATION = "val"
 
 
-class Validation:
-    """The validation samples of a rank, if the data set has any."""
+class Validation(Dataset[Batch | Problem]):
+    """The validation samples of a rank, if there are any: batches that can be read in any order."""
 
     def __init__(
         self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch, source: Source
     ) -> None:
-        splits = {split.name: split.samples for split in source.manifest.splits}
+        samples_of = {split.name: split.samples for split in source.manifest.splits}
         split = config.eval_split
-        if split != VALIDATION and split not in splits:
+        if split != VALIDATION and split not in samples_of:
             raise UsageError(
-                f"{source.location}: has no split {split!r}, only {', '.join(splits)}; choose one "
-                "with --eval-split"
+                f"{source.location}: has no split {split!r}, only {', '.join(samples_of)}; choose"
+                " one with --eval-split"
             )
-        total = splits.get(split, 0)
-        self.has_evaluation = total > 0
+        self._total = samples_of.get(split, 0)
+        self.has_evaluation = self._total > 0
         if self.has_evaluation:
             share_index(source, split, ranks)
-        self._rows = ValidationRows(config, source, transforms, part_of(ranks, total))
-        self._total = total
+        self._config = config
+        self._source = source
+        self._transforms = transforms(config.epochs - 1)
+        self._rows = part_of(ranks, self._total)
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
+        self._quarantine = Quarantine(config)
 
     def among(self, ranks: Ranks) -> "Validation":
         """Return the same samples, in parts for other ranks."""
         validation = copy.copy(self)
-        validation._rows = replace(self._rows, rows=part_of(ranks, self._total))
+        validation._rows = part_of(ranks, self._total)
         return validation
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's part, in the order of the index."""
-        self._rows.source.index(self._rows.config.eval_split)  # read here, once, for all workers
-        pin = self._device.type == "cuda"
-        return on_device(loaded(self._rows, self._workers, pin), self._device)
+        self._source.index(self._config.eval_split)  # read here, once: workers get it with this
+        batches = loaded(self, self._workers, pin=self._device.type == "cuda")
+        return on_device(batches, self._device)
 
     def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
         """Return the images of these rows, or some at even distances, if there are any."""
@@ -68,35 +69,22 @@ class Validation:
             return None
         # A set: where there are fewer samples than are asked for, each comes once.
         rows = rows or sorted({self._total * number // count for number in range(count)})
-        return self._rows.batch([range(row, row + 1) for row in rows])
-
-
-@dataclass(eq=False)
-class ValidationRows(Dataset[Batch | Problem]):
-    """Some rows of the validation index, as batches that can be read in any order."""
-
-    config: DataSettings
-    source: Source
-    transforms: TransformsOfEpoch
-    rows: range
+        return self._batch([range(row, row + 1) for row in rows])
 
     def __len__(self) -> int:
-        return -(-len(self.rows) // self.config.batch_size)
+        return -(-len(self._rows) // self._config.batch_size)
 
     def __getitem__(self, number: int) -> Batch | Problem:
-        size = self.config.batch_size
+        size = self._config.batch_size
         try:
-            return self.batch([self.rows[number * size : (number + 1) * size]])
+            return self._batch([self._rows[number * size : (number + 1) * size]])
         except Problem as problem:  # as a value, it reaches the rank without a worker's traceback
             return problem
 
-    def batch(self, parts: list[range]) -> Batch:
-        """Return one batch of neighbouring rows, or of several such parts."""
-        samples = (
-            item for part in parts for item in rows_of(self.source, self.config.eval_split, part)
-        )
+    def _batch(self, parts: list[range]) -> Batch:
+        split, transforms = self._config.eval_split, self._transforms
+        samples = (sample for part in parts for sample in rows_of(self._source, split, part))
         rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
-        transforms = self.transforms(self.config.epochs - 1)
 
         def prepare(data: bytes, random: np.random.Generator) -> Prepared:
             return transforms.prepared_for_evaluation(data)
@@ -110,7 +98,3 @@ class ValidationRows(Dataset[Batch | Problem]):
             torch.from_numpy(rows[[sample.number for sample in kept]]),
             keys=tuple((sample.shard, sample.key) for sample in kept),
         )
-
-    @cached_property
-    def _quarantine(self) -> Quarantine:
-        return Quarantine(self.config)

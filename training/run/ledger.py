@@ -237,18 +237,8 @@ def pages(folder: Path) -> Iterator[Interval]:
 def as_file(interval: Interval) -> bytes:
     """Return an interval as the bytes of its file."""
     buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        counts=interval.counts,
-        rows=interval.rows,
-        first=interval.first,
-        last=interval.last,
-        samples=interval.samples,
-        epoch_steps=interval.epoch_steps,
-        generation=interval.generation,
-        data=np.frombuffer(bytes.fromhex(interval.data), np.uint8),
-        begun=interval.begun,
-    )
+    digest = np.frombuffer(bytes.fromhex(interval.data), np.uint8)
+    np.savez(buffer, **{**vars(interval), "data": digest})
     return buffer.getvalue()
 
 

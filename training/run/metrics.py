@@ -69,9 +69,9 @@ class MetricsWriter:
         """Write a line about the steps since the last one."""
         scaled = {"loss_scale": scaling.scale, "skipped_steps": scaling.skipped} if scaling else {}
         self._write(
-            kind="train",
-            step=step,
-            epoch=round(epoch, 4),
+            "train",
+            step,
+            epoch,
             loss=round(counts.mean_loss, 6),
             accuracy=round(counts.accuracy, 6),
             images_per_second=round(speed, 1),
@@ -81,14 +81,18 @@ class MetricsWriter:
 
     def start(self, step: int, epoch: float) -> None:
         """Write a line about the begin of a run, or of its next part after a resume."""
-        self._write(kind="start", step=step, epoch=round(epoch, 4))
+        self._write(
+            "start",
+            step,
+            epoch,
+        )
 
     def evaluate(self, step: int, epoch: float, counts: Counts, classes: int, split: str) -> None:
         """Write a line about an evaluation."""
         self._write(
-            kind="evaluate",
-            step=step,
-            epoch=round(epoch, 4),
+            "evaluate",
+            step,
+            epoch,
             split=split,
             loss=round(counts.mean_loss, 6),
             top1=round(counts.accuracy, 6),
@@ -99,9 +103,9 @@ class MetricsWriter:
     def waits(self, step: int, epoch: float, waiting: Waiting) -> None:
         """Write a line about which rank waited for which, in shares of a step."""
         self._write(
-            kind="waits",
-            step=step,
-            epoch=round(epoch, 4),
+            "waits",
+            step,
+            epoch,
             rank=waiting.rank,
             why=waiting.why,
             waited=round(waiting.waited / waiting.step, 4),
@@ -111,15 +115,16 @@ class MetricsWriter:
 
     def shares(self, step: int, epoch: float, images: dict[int, int]) -> None:
         """Write a line about how many images of a full step each rank gets after a step."""
-        self._write(kind="shares", step=step, epoch=round(epoch, 4), images=images)
+        self._write("shares", step, epoch, images=images)
 
     def end(self, verdict: str) -> None:
         """Report to every logger how the run ended: finished, stopped or failed."""
         for logger in self._loggers:
             logger.end(verdict)
 
-    def _write(self, **values: Any) -> None:
-        line = {**values, "time": round(time.time(), 3)}
+    def _write(self, kind: str, step: int, epoch: float, **values: Any) -> None:
+        line = {"kind": kind, "step": step, "epoch": round(epoch, 4), **values}
+        line["time"] = round(time.time(), 3)
         self.lines.append(json.dumps(line))
         if self._is_open:
             with translated_os_errors(self.path), self.path.open("a") as file:
