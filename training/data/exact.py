@@ -40,13 +40,11 @@ from training.data.order.reading import Reader, ReaderPart, Reading
 from training.data.pool import SamplePool
 from training.data.samples import (
     Batch,
-    Kept,
     LeftToGpu,
     Quarantine,
     StoredSample,
+    filled,
     left_to_gpu,
-    next_group,
-    prepared_sample,
 )
 from training.data.slots import Slots, slots_for
 from training.data.transforms import Shape, TransformsOfEpoch
@@ -244,34 +242,21 @@ def _share(
     """Decode this worker's samples of a step into the slot of the rank's batch."""
     transforms, seed = plan.transforms(step.epoch), (plan.config.seed, step.epoch)
     shape, largest = transforms.training_shape, plan.largest_part(assignment.cut.world)
-    images = assignment.slots.images(number, largest, shape).numpy()
+    images = assignment.slots.images(number, largest, shape)
     prepare = preparing(transforms, plan.on_gpu)
-    prepared = (
-        prepared_sample(position, stored, prepare, seed, quarantine)
-        for position, stored in zip(step.positions.tolist(), step.stored, strict=True)
-    )
-    # None keeps the place of a bad sample: those after it lie where the plan has put them.
-    kept_or_none, indices = list[Kept | None](), iter(step.batch_indices.tolist())
-    while group := next_group(prepared, len(step.stored), quarantine):
-        kept_or_none += [
-            decoded and decoded.into(images[index])
-            for decoded, index in zip(group, indices, strict=False)
-        ]
-        group.clear()  # the next one is decoded into the same memory
-    is_kept = [kept is not None for kept in kept_or_none]
+    samples = zip(step.positions.tolist(), step.stored, strict=True)
+    places = step.batch_indices.tolist()  # as planned: another worker fills those between them
+    kept = filled(images, samples, prepare, seed, quarantine, places)
+    is_kept = np.isin(step.batch_indices, [sample.batch_index for sample in kept])
     return Share(
         assignment.number,
         number,
         shape,
-        np.array([stored.sample.label for stored in step.stored], np.int64)[is_kept],
+        np.array([sample.label for sample in kept], np.int64),
         step.batch_indices[is_kept],
         step.rows[is_kept],
         quarantine.news(),
-        left_to_gpu(
-            (batch_index, kept)
-            for batch_index, kept in zip(step.batch_indices.tolist(), kept_or_none, strict=True)
-            if kept
-        ),
+        left_to_gpu(kept),
     )
 
 

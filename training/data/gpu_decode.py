@@ -211,7 +211,7 @@ def _compared(
     def fill(on_gpu: bool) -> Batch:
         prepare, quarantine = preparing(transforms, on_gpu), Quarantine(config)
         kept = filled(image_memory, enumerate(samples_read), prepare, (config.seed,), quarantine)
-        left = left_to_gpu(enumerate(kept))
+        left = left_to_gpu(kept)
         return Batch(image_memory.permute(0, 3, 1, 2), torch.empty(0), left=left)
 
     def decode_left() -> None:

@@ -138,7 +138,7 @@ class ResampledStream(IterableDataset[Filled | Problem]):
             for number in islice(numbers, plan.share(step, last, lane)):
                 images = self.slots.images(number, plan.config.batch_size, shape)
                 kept = filled(images, samples, prepare, seed, quarantine)
-                labels, left = [each.label for each in kept], left_to_gpu(enumerate(kept))
+                labels, left = [each.label for each in kept], left_to_gpu(kept)
                 yield Filled(number, shape, labels, quarantine.news(), left)
             step = last
 

@@ -1,9 +1,9 @@
 """From rows of the index to the images of a batch, whichever way the rows were chosen.
 
-    rows_of          StoredSample: a verified sample (key, bytes, label) and the shard it lies in
-    prepared_sample  its crop is drawn
-    next_group       some samples are decoded, bad ones counted
-    filled           their images are resized into the memory of a batch
+    rows_of   StoredSample: a verified sample (key, bytes, label) and the shard it lies in
+    filled    Kept: its image is in its place in a batch; bad samples are counted
+
+`filled` takes samples in groups: it draws the crops of all, then decodes all, then resizes all.
 
 With --gpu-decode, an image's memory may hold a JPEG instead (training.data.gpu_decode).
 """
@@ -40,8 +40,9 @@ class StoredSample(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A sample that has its place in a batch."""
+    """A sample whose image has a place in a batch."""
 
+    batch_index: int
     number: int  # in its chain
     shard: str
     key: str
@@ -117,23 +118,26 @@ def filled(
     prepare: Prepare,
     seed: Seed,
     quarantine: Quarantine,
+    places: Sequence[int] | None = None,
 ) -> list[Kept]:
     """Decode numbered samples into uint8 (n, size, size, channels), until it is full or they end.
 
-    Return those that have a place. All that is random follows from the seed and the sample's
-    number.
+    Return those that are not bad. They lie one after the other unless `places` says where in the
+    batch each sample belongs. All that is random follows from the seed and the sample's number.
     """
     prepared = (
-        prepared_sample(number, stored, prepare, seed, quarantine) for number, stored in samples
+        _prepared_sample(number, stored, prepare, seed, quarantine) for number, stored in samples
     )
     pixels, kept = images.numpy(), list[Kept]()
-    while group := next_group(prepared, len(pixels) - len(kept), quarantine):
-        samples_decoded = filter(None, group)
-        kept += [
-            decoded.into(out)
-            for decoded, out in zip(samples_decoded, pixels[len(kept) :], strict=False)
-        ]
-        group.clear()  # the next one is decoded into the same memory
+    used, all_places = 0, len(pixels) if places is None else len(places)
+    while group := _next_group(prepared, all_places - used, quarantine):
+        for decoded in group:
+            if decoded:
+                batch_index = used if places is None else places[used]
+                kept.append(decoded.into(batch_index, pixels[batch_index]))
+            if decoded or places is not None:  # a place of its own stays empty
+                used += 1
+        del decoded, group  # the next images are decoded into the same memory
     return kept
 
 
@@ -144,11 +148,11 @@ class DecodedSample(NamedTuple):
     stored: StoredSample
     fill: Fill
 
-    def into(self, out: Pixels) -> Kept:
-        """Write the image into `out`, uint8 (size, size, channels)."""
+    def into(self, batch_index: int, out: Pixels) -> Kept:
+        """Write the image into its place `out`, uint8 (size, size, channels)."""
         sample = self.stored.sample
         crop = self.fill(out)
-        return Kept(self.number, self.stored.shard, sample.key, sample.label, crop)
+        return Kept(batch_index, self.number, self.stored.shard, sample.key, sample.label, crop)
 
 
 class PreparedSample(NamedTuple):
@@ -167,10 +171,9 @@ class PreparedSample(NamedTuple):
             return None
 
 
-def prepared_sample(
+def _prepared_sample(
     number: int, stored: StoredSample, prepare: Prepare, seed: Seed, quarantine: Quarantine
 ) -> PreparedSample | None:
-    """Draw the crop of a sample; return None for a bad one that may be left out."""
     sample, entropy = stored.sample, (*seed, number)
     try:
         if sample.fault:
@@ -179,19 +182,15 @@ def prepared_sample(
         words = np.array(entropy, np.uint32) if max(entropy) < 1 << 32 else entropy
         return PreparedSample(number, stored, prepare(sample.image, np.random.default_rng(words)))
     except DataError as error:
-        quarantine.admit(stored, error)
+        quarantine.admit(stored, error)  # raises it unless bad samples may be left out
         return None
 
 
-def next_group(
+def _next_group(
     prepared: Iterator[PreparedSample | None], most: int, quarantine: Quarantine
 ) -> list[DecodedSample | None]:
-    """Decode the next samples, `most` at most, and about GROUP_BYTES of pixels; none at the end.
-
-    Not one sample more is asked for: it would be lost to the next batch.
-    """
     group, held_bytes = list[PreparedSample | None](), 0
-    for sample in islice(prepared, most):
+    for sample in islice(prepared, most):  # not one more: it would be lost to the next batch
         group.append(sample)
         held_bytes += sample.image.held_bytes if sample else 0
         if held_bytes >= GROUP_BYTES:
@@ -199,10 +198,10 @@ def next_group(
     return [sample and sample.decoded(quarantine) for sample in group]
 
 
-def left_to_gpu(kept: Iterable[tuple[int, Kept]]) -> list[LeftToGpu]:
-    """Return which of these samples, with their indices in the batch, still are JPEGs."""
+def left_to_gpu(kept: Iterable[Kept]) -> list[LeftToGpu]:
+    """Return which of these samples still are JPEGs."""
     return [
-        LeftToGpu(index, f"{sample.shard}: {sample.key}", sample.crop)
-        for index, sample in kept
+        LeftToGpu(sample.batch_index, f"{sample.shard}: {sample.key}", sample.crop)
+        for sample in kept
         if sample.crop
     ]

@@ -53,7 +53,7 @@ class Prepared(NamedTuple):
     """An image whose crop is drawn but that is not decoded yet.
 
     Header and crop, decoding and resizing are apart so that loader workers can do each for a group
-    of images (training.data.samples.next_group): they evict one another from the processor's
+    of images (training.data.samples.filled): they evict one another from the processor's
     caches.
     """
 

@@ -240,7 +240,7 @@ class RunRecorder:
     def write_first_batch(self, grid: Content) -> None:
         """Write training images of the first step for the report."""
         self.shows_next_batch = False
-        self.results.write_first_batch(grid)
+        _write_grid(self.folder.first_batch, grid)
 
     def train(self) -> None:
         """Start the clock: training begins or continues."""
@@ -355,10 +355,6 @@ class Results:
         self.hardest_rows = hardest_rows
         if classes:
             self._confusion = confusion.long().reshape(classes, classes).cpu().numpy()
-
-    def write_first_batch(self, grid: Content) -> None:
-        """Write training images of the first step."""
-        _write_grid(self._folder.first_batch, grid)
 
     def write(
         self,

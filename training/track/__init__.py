@@ -1,1 +1,1 @@
-"""Loggers beside metrics.jsonl: TensorBoard, and trackers in processes of their own."""
+"""Trackers, in processes of their own, and what they get of metrics.jsonl."""
