@@ -6,8 +6,8 @@ TYPE_CHECKING = False  # `python -m launcher` starts sooner without typing
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from launcher.run.launch_options import LaunchOptions
-    from launcher.run.result import LaunchResult, Result
+    from launcher.run.python_launch import LaunchOptions, LaunchResult
+    from launcher.run.result import Result
 
 
 def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
@@ -22,7 +22,7 @@ def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
     A function, or its import path as "my_module:train", is called by every rank with the further
     arguments, which travel as JSON; `returned` of the result has what it returned on each rank.
     """
-    from launcher.run.function_calls import function_call, launched
+    from launcher.run.python_launch import function_call, launched
 
     call = function_call(args)
     typed = ("--", *call.args) if call else tuple(map(str, args))

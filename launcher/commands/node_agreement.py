@@ -20,9 +20,8 @@ from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.lifecycle.restart_policy import resumed
 from launcher.lifecycle.serving import served
 from launcher.output.console import say
-from launcher.rendezvous.callers import NodeInfo
 from launcher.rendezvous.connection import job_key
-from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join
+from launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
 from launcher.run.hosts import MOST_SLOTS
 from launcher.run.job import Job, Work, data_of, with_data
 from launcher.schedulers import Placement, Sourced

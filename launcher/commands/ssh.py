@@ -50,8 +50,7 @@ def main(args: Sequence[str]) -> int:
     work = read_work("ssh", SshOptions, launcher_args, rest)
     if options.sweep:
         from launcher.commands.reach import listed
-        from launcher.search.members import groups_of
-        from launcher.search.sweep import sweep
+        from launcher.search.sweep import groups_of, sweep
 
         return sweep(
             "ssh", launcher_args, work, options, groups_of(listed(options), options.sweep_hosts)

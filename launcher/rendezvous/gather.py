@@ -12,6 +12,8 @@ before it has the shape declared here: any program that reaches the port may sen
 from __future__ import annotations
 
 import contextlib
+import errno
+import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,23 +21,14 @@ from dataclasses import asdict
 from typing import Annotated, Literal, TypeAlias
 
 from launcher.errors import HostLost, HostUnreachable, PreflightRefused
-from launcher.rendezvous.callers import (
-    HELLO_SECONDS,
-    NodeInfo,
-    NodeName,
-    PendingCallers,
-    RunName,
-    Slots,
-    plain_address,
-)
-from launcher.rendezvous.connection import PeerConnection
-from launcher.run.hosts import MOST_HOSTS
+from launcher.rendezvous.connection import Nonce, PeerConnection
+from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
 from launcher.run.job import RUN_ID
 from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
 from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RUN_NAME
-from rackrun.shapes import AtMost, Matches, Misshapen, shaped
+from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import one_line
 from rackrun.units import first_few, form
 
@@ -48,6 +41,35 @@ Agree: TypeAlias = "Callable[[Sequence[NodeInfo], str], Agreement]"
 NEWS_SECONDS = 10.0  # between two words about who is missing
 TRY_SECONDS = 0.5
 AGREEMENT_BYTES = 1 << 24
+HELLO_SECONDS = 5.0  # from a connection to all of its first words; strangers may drip
+REST_SECONDS = 0.1
+MOST_STRANGERS = 512
+
+Slots = Annotated[int, Between(1, MOST_SLOTS)]
+NodeName = Annotated[str, Matches("[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")]
+RunName = Annotated[str, Matches(f"({RUN_NAME})?")]
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """A node's description of itself."""
+
+    node: Annotated[int, Between(0, MOST_HOSTS)]
+    nodes: Annotated[int, Between(1, MOST_HOSTS)]
+    processes: Slots
+    name: NodeName
+    job: Annotated[str, Matches("[!-~]{0,255}")]
+    """The scheduler's name for the job: two jobs may meet at one port by mistake."""
+    resume: RunName = ""
+    """The newest run here that has a checkpoint to resume."""
+
+
+@dataclass(frozen=True)
+class NodeHello:
+    """The first words of a node."""
+
+    hello: NodeInfo
+    nonce: Nonce
 
 
 @dataclass(frozen=True)
@@ -116,7 +138,7 @@ def gather(
 
 @contextlib.contextmanager
 def _listening(port: int) -> Iterator[socket.socket]:
-    """Return a socket on the master's port, on all addresses, as torchrun's own will be."""
+    # On all addresses, as torchrun's own socket will be.
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
@@ -137,7 +159,7 @@ def _callers(
     wait_seconds: float,
     say: Say,
 ) -> Iterator[tuple[PeerConnection, NodeInfo]]:
-    """Yield callers until all nodes are there; raise HostUnreachable when one is missing."""
+    """Yield callers until all nodes have come; raise HostUnreachable when one has not in time."""
     deadline = time.monotonic() + wait_seconds
     news_at = time.monotonic() + NEWS_SECONDS
     while len(members) < this_node.nodes:
@@ -159,7 +181,7 @@ def _admit(
     members: dict[int, NodeInfo],
     connections: dict[int, PeerConnection],
 ) -> None:
-    """Note a node; a wrong one ends the meeting for all, because no other would take its place."""
+    """Add a node; a wrong one ends the meeting for all, because no other would take its place."""
     first = members[0]
     if member.job != first.job:
         stranger = f"{member.name} belongs to job {member.job}, this is {first.job}"
@@ -179,7 +201,7 @@ def _admit(
 
 
 def _is_open(connection: PeerConnection) -> bool:
-    """Return True while a node that has greeted still waits."""
+    # Still waiting, or closed meanwhile: a node that was started again may take its own place.
     connection.stream.setblocking(False)
     try:
         return bool(connection.stream.recv(1, socket.MSG_PEEK))
@@ -187,6 +209,87 @@ def _is_open(connection: PeerConnection) -> bool:
         return True
     except OSError:
         return False
+
+
+class PendingCallers:
+    """Callers that have not identified themselves yet, read concurrently."""
+
+    def __init__(self, listener: socket.socket, key: bytes) -> None:
+        self.listener = listener
+        self.key = key
+        self.hint = ""
+        self.waiting: dict[PeerConnection, float] = {}  # the oldest first
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> PendingCallers:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._leave(0)
+        self.selector.close()
+
+    def introduced(self, seconds: float) -> Iterator[tuple[PeerConnection, NodeInfo]]:
+        """Yield, within that many seconds, each caller that sends a valid hello."""
+        for ready, _ in self.selector.select(min(seconds, 1.0)):
+            if ready.fileobj is self.listener:
+                self._let_in()
+            # One of the same batch may have been closed while another one was let in.
+            elif (connection := ready.data) in self.waiting and (member := self._hear(connection)):
+                yield connection, member
+        late = time.monotonic() - HELLO_SECONDS
+        in_time = sum(since > late for since in self.waiting.values())
+        self._leave(min(in_time, MOST_STRANGERS))
+
+    def _let_in(self) -> None:
+        try:
+            stream, _ = self.listener.accept()
+            stream.setblocking(False)
+            connection = PeerConnection(stream, self.key)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._leave(len(self.waiting) // 2)
+                time.sleep(REST_SECONDS)  # there may be no caller to close
+            return
+        connection.greet()
+        self.waiting[connection] = time.monotonic()
+        self.selector.register(stream, selectors.EVENT_READ, connection)
+
+    def _hear(self, connection: PeerConnection) -> NodeInfo | None:
+        try:
+            whole = connection.hear()
+            fields = connection.message()
+            if fields is None:
+                if not whole:
+                    self._drop(connection)
+                return None
+            hello: NodeHello = shaped(fields, NodeHello)
+        except (Misshapen, TimeoutError) as error:
+            self._note(connection, str(error))
+            self._drop(connection)
+            return None
+        self._forget(connection)
+        connection.stream.setblocking(True)
+        connection.theirs = hello.nonce
+        return hello.hello
+
+    def _note(self, connection: PeerConnection, error: str) -> None:
+        if JOB_KEY in error:
+            with contextlib.suppress(OSError):
+                who = plain_address(connection.stream.getpeername()[0])
+                self.hint = f" ({who} has another {JOB_KEY})"
+
+    def _leave(self, left: int) -> None:
+        for connection in list(self.waiting)[: max(0, len(self.waiting) - left)]:
+            self._drop(connection)
+
+    def _drop(self, connection: PeerConnection) -> None:
+        self._forget(connection)
+        connection.close()
+
+    def _forget(self, connection: PeerConnection) -> None:
+        del self.waiting[connection]
+        self.selector.unregister(connection.stream)
 
 
 def join(
@@ -246,7 +349,6 @@ def _outcome_of(
 def _connect(
     master: str, port: int, deadline: float, wait_seconds: float, say: Say
 ) -> socket.socket:
-    """Return a connection to node 0, as soon as its name resolves and it answers."""
     news_at = time.monotonic() + NEWS_SECONDS
     while True:
         try:
@@ -266,5 +368,9 @@ def _connect(
 
 
 def _nodes_text(nodes: Sequence[int]) -> str:
-    """Return the first few of some nodes, in words."""
     return f"{form(len(nodes), 'node')} {first_few([*map(str, nodes)], 5)}"
+
+
+def plain_address(address: str) -> str:
+    """Return an IPv4 address that came over an IPv6 socket as IPv4."""
+    return address.removeprefix("::ffff:")

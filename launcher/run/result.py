@@ -73,14 +73,6 @@ def as_plain(result: Result) -> dict[str, Any]:
     return {**asdict(result), "codes": dict(result.codes)}
 
 
-@dataclass(frozen=True)
-class LaunchResult(Result):
-    """Result of `launch` in Python."""
-
-    returned: Mapping[int, Any] = field(default_factory=dict)
-    """What the function that was launched returned on each rank; of other work nothing."""
-
-
 def moved(value: object, remote: Path, local: Path) -> object:
     """Return a rank's report, paths in its run folder turned into local ones."""
     if isinstance(value, str) and Path(value).is_relative_to(remote):

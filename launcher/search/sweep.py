@@ -7,6 +7,7 @@ A launch that fails ends no other. Each is a run as any other: `ps` shows it, `s
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import signal
 import subprocess
@@ -14,24 +15,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 from launcher.catalog.folders import runs_in
 from launcher.lifecycle.task_check import check_task_options
 from launcher.output.console import say
-from launcher.run.job import Work
+from launcher.run.hosts import Host
+from launcher.run.job import Command, TaskWork, Work, without_option
 from launcher.run.settings import SweepOptions
-from launcher.search.members import OPTION, Combination, command, members_of
 from rackrun.commands import called, program
 from rackrun.errors import Problem, UsageError
 from rackrun.light_dataclass import dataclass
-from rackrun.run_folder import new_run_folder
+from rackrun.run_folder import file_name, new_run_folder
 from rackrun.run_report.folder import Story, read
 from rackrun.run_report.page import write_comparison
 from rackrun.tables import table
 from rackrun.units import plural
 
+OPTION = "--sweep"
+OF_THE_SWEEP = (OPTION, "--sweep-hosts", "--name", "--include", "--exclude")
+"""Options of the sweep that its members' launches have not, or have with values of their own."""
+MOST_MEMBERS = 1000
+NAME_LENGTH = 120
 LOOK_SECONDS = 0.2
 CHECKS_AT_ONCE = 4  # processes, of a quarter of a second each
 ALONE = ("scaling", "detach", "check", "json")
@@ -72,7 +78,7 @@ def sweep(
 
 
 def _refuse_invalid(way: str, members: Sequence[Combination], work: Work) -> None:
-    """Raise UsageError for a value that the task refuses; each is in one member that is checked."""
+    # Each value is in one of the members that are checked: not every combination is.
     checked: set[tuple[str, str]] = set()
     with ExitStack() as stack:
         refusals: list[Callable[[], object]] = []
@@ -137,7 +143,6 @@ class Launches:
         say(f"{member}: {end}")
 
     def _stop(self, running: dict[str, subprocess.Popen[bytes]]) -> None:
-        """Pass Ctrl-C on to all launches, and each further one, until they have ended."""
         say(f"stopping {plural(len(running), 'run')}, Ctrl-C again to force")
         while any(process.poll() is None for process in running.values()):
             for process in running.values():
@@ -145,7 +150,7 @@ class Launches:
             try:
                 for process in running.values():
                     process.wait()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # passed on as well: a second one forces
                 continue
         for name, process in running.items():
             self._note_end(name, process)
@@ -158,7 +163,12 @@ def show(members: Sequence[Combination], runs: Path, folder: Path) -> None:
     for run in runs_in(runs):  # the newest first
         if Path(run.folder).name >= begun[:15]:
             folders.setdefault(run.name, Path(run.folder))
-    stories = {name: story for name, path in folders.items() if (story := _story(path))}
+    stories: dict[str, Story] = {}
+    for name, path in folders.items():
+        try:
+            stories[name] = read(path)
+        except Problem as error:
+            say(str(error))
     rows = [
         (*(value for _, value in member.settings), *cells(stories.get(member.name)))
         for member in members
@@ -169,14 +179,6 @@ def show(members: Sequence[Combination], runs: Path, folder: Path) -> None:
     if len(drawn) > 1:
         sys.stdout.write(f"comparison: {write_comparison(drawn, folder / 'compare.html')}\n")
     sys.stdout.flush()
-
-
-def _story(folder: Path) -> Story | None:
-    try:
-        return read(folder)
-    except Problem as error:
-        say(str(error))
-        return None
 
 
 def cells(story: Story | None) -> Iterator[str]:
@@ -197,3 +199,75 @@ def cells(story: Story | None) -> Iterator[str]:
 
 def _shown(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+# -- the members of a sweep
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A combination of settings, and the name of its run."""
+
+    name: str
+    settings: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.settings)
+
+    def work(self, work: Work) -> Work:
+        """Return what the sweep is about with these settings."""
+        options = [f"--{key}={value}" for key, value in self.settings]
+        if isinstance(work, Command):
+            return replace(work, args=(*work.args, *options))
+        kept = tuple(work.options)
+        for key, _ in self.settings:
+            kept = without_option(kept, f"--{key}")
+        return replace(work, options=(*kept, *options))
+
+
+def members_of(texts: Sequence[str], name: str) -> list[Combination]:
+    """Return every combination of the values in `lr=0.1,0.3`; UsageError for what is none."""
+    axes = dict(_axis(text) for text in texts)
+    if len(axes) < len(texts):
+        raise UsageError(f"{OPTION}: name each option once, with all of its values")
+    combinations = list(itertools.islice(itertools.product(*axes.values()), MOST_MEMBERS + 1))
+    if len(combinations) > MOST_MEMBERS:
+        raise UsageError(f"{OPTION}: more than {MOST_MEMBERS:,} combinations")
+    members = []
+    for number, values in enumerate(combinations, start=1):
+        settings = tuple(zip(axes, values, strict=True))
+        label = "-".join(f"{key}-{value}" for key, value in settings)
+        members.append(Combination(file_name(f"{name}-{number}-{label}")[:NAME_LENGTH], settings))
+    return members
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    key, equals, values = text.partition("=")
+    items = [value.strip() for value in values.split(",")]
+    if not equals or not key.strip("-") or not all(items):
+        raise UsageError(f"{OPTION} {text}: type an option and its values: {OPTION} lr=0.1,0.3")
+    return key.strip("-").replace("_", "-"), list(dict.fromkeys(items))
+
+
+def groups_of(hosts: Sequence[Host], size: int) -> list[str]:
+    """Return the hosts in groups of this size, as --include names them; 0: all in one group."""
+    size = size or len(hosts)
+    if not 0 < size <= len(hosts):
+        raise UsageError(f"--sweep-hosts {size}: there are {plural(len(hosts), 'host')}")
+    names = [
+        host.name + (f":{','.join(map(str, host.devices))}" if host.devices else "")
+        for host in hosts
+    ]
+    starts = range(0, len(names) - size + 1, size)  # hosts that fill no group are left out
+    return [",".join(names[first : first + size]) for first in starts]
+
+
+def command(launcher_args: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:
+    """Return the arguments of a member's launch on a group of hosts, from those of the sweep."""
+    kept = tuple(arg for arg in launcher_args if arg != "--plain")
+    for option in OF_THE_SWEEP:
+        kept = without_option(kept, option)
+    hosts = [f"--include={group}"] if group else []
+    what = member.work(work)
+    work_args = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.args]
+    return ["--plain", f"--name={member.name}", *hosts, *kept, *work_args]

@@ -14,8 +14,7 @@ from launcher.preflight import check_table
 from launcher.preflight.checks import CHECKS, examine, refusal
 from launcher.preflight.facts import ClusterFacts, Host, HostFacts
 from launcher.preflight.replies import SHAPES, believed
-from launcher.rendezvous.callers import NodeHello
-from launcher.rendezvous.gather import Agreement, Rendezvous, RendezvousOutcome
+from launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
 from launcher.run.job import Command
 from launcher.run.url import check_url
 from launcher.schedulers import find_placement

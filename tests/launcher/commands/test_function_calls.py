@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from launcher.files.download import fetch_returned
-from launcher.run.function_calls import function_call
+from launcher.run.python_launch import function_call
 from rackrun.errors import UsageError
 from rackrun.user_code.call import as_json
 from tests import warm

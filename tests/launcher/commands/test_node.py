@@ -17,7 +17,8 @@ import pytest
 
 from launcher.transport.local import free_port
 from tests import warm
-from tests.launcher.drive import ROOT, marked
+from tests.launcher.drive import ROOT
+from tests.launcher.lab import processes_with
 from tests.waiting import until
 
 CHEAP_NODE = "tests.launcher.commands.cheap_node"
@@ -112,7 +113,7 @@ class Nodes:
 
     def left(self) -> dict[int, str]:
         """Return the processes that still run."""
-        return marked(self.canary)
+        return processes_with(self.canary)
 
     def stop(self) -> None:
         for process in self.started:

@@ -22,7 +22,7 @@ from launcher.lifecycle.serving import folder_to_serve
 from launcher.lifecycle.this_machine import plan_alone
 from launcher.preflight.checks import CHECKS, check_allowed
 from launcher.run.job import Command, Limits, TaskWork
-from launcher.run.launch_options import LaunchOptions
+from launcher.run.python_launch import LaunchOptions
 from launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RunFolder, new_run_folder

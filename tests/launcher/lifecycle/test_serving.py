@@ -16,7 +16,7 @@ from launcher.lifecycle.restart_policy import after, resumed
 from launcher.lifecycle.serving import folder_to_serve, is_here, own_address
 from launcher.run.job import Command, TaskWork, data_of, with_data
 from launcher.run.settings import Serving
-from launcher.search.members import Combination
+from launcher.search.sweep import Combination
 from nginx.serve import servers, serving, stop
 from nginx.site import Site
 from rackrun.errors import UsageError

@@ -14,9 +14,15 @@ import pytest
 from launcher.commands.node_agreement import check_agreement
 from launcher.commands.settings import NodeOptions
 from launcher.errors import HostUnreachable
-from launcher.rendezvous.callers import MOST_STRANGERS, NodeInfo
 from launcher.rendezvous.connection import PeerConnection
-from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join
+from launcher.rendezvous.gather import (
+    MOST_STRANGERS,
+    Agreement,
+    NodeInfo,
+    Rendezvous,
+    gather,
+    join,
+)
 from launcher.run.job import Command
 from launcher.run.settings import Serving
 from launcher.transport.local import free_port

@@ -11,8 +11,7 @@ import pytest
 from launcher.commands.local import main as local
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork
-from launcher.search.members import command, groups_of, members_of
-from launcher.search.sweep import cells
+from launcher.search.sweep import cells, command, groups_of, members_of
 from rackrun.errors import UsageError
 from rackrun.run_report.folder import RunEnd, Story
 from tests.launcher.lab import Lab

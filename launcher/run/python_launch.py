@@ -1,24 +1,88 @@
-"""A function that `launch` is given: called on every rank, and what each of them returns."""
+"""`launcher.launch`: its options, the function that it is given to call, and what it returns."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields
 from functools import reduce
-from typing import Any, get_type_hints
+from typing import Any, TypeAlias, TypedDict, get_type_hints
 
 from launcher.run.job import CALL, FunctionCall
-from launcher.run.result import LaunchResult, Result
+from launcher.run.result import Result
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem, UsageError
+from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, parsed_file
 from rackrun.user_code.imports import is_import_path
 
 MOST_ARGUMENTS = 100_000
 """Bytes; the kernel passes no more than 131,072 in a word."""
+
+
+Strings: TypeAlias = list[str] | tuple[str, ...]
+
+
+class LaunchOptions(TypedDict, total=False):
+    """The options of a launch by their names in Python; their help is in the dataclasses."""
+
+    hosts: str | os.PathLike[str]
+    host_list: str
+    address: str
+    nproc: int
+    name: str
+    runs: str | os.PathLike[str]
+    env: Strings
+    secret: Strings
+    plain: bool
+    time_limit: str
+    on_event: str
+    share: bool
+    python: str
+    image: str
+    volume: Strings
+    ignore_check: Strings
+    workdir: str
+    port: int
+    wait: bool
+    polite: bool
+    max_restarts: int
+    spares: int
+    min_hosts: int
+    elastic: bool
+    slurm: bool
+    include: str
+    exclude: str
+    hosts_needed: int
+    gpus_needed: int
+    sync: bool
+    sync_untracked: Strings
+    sync_wheels: str
+    accept_new: bool
+    ssh_config: str
+    serve: bool
+    no_serve: bool
+    serve_address: str
+    serve_port: int
+    serve_native: bool
+    serve_image: str
+    lease_seconds: float
+    hang_seconds: float
+    grace_seconds: float
+    checkpoint_seconds: float
+    start_seconds: float
+    rendezvous_seconds: float
+
+
+@dataclass(frozen=True)
+class LaunchResult(Result):
+    """Result of `launch` in Python."""
+
+    returned: Mapping[int, Any] = field(default_factory=dict)
+    """What the function that was launched returned on each rank; of other work nothing."""
 
 
 def function_call(args: Sequence[object]) -> FunctionCall | None:
