@@ -48,12 +48,19 @@ def drawn(images: int, seed: int = 0, processes: int = 0) -> Iterator[Member]:
     with _drawing(images, seed, count) as pipes:
         for number_in_archive, pipe in enumerate(islice(cycle(pipes), images)):
             kind, number = _image(number_in_archive)
-            yield f"train/{kind}.{number}.jpg", _received(pipe)
+            try:
+                content = pipe.recv_bytes()
+            except EOFError:
+                raise Problem(
+                    "a process that draws was ended from outside (is the memory full?);"
+                    " type the same command again"
+                ) from None
+            yield f"train/{kind}.{number}.jpg", content
 
 
 @contextmanager
 def _drawing(images: int, seed: int, count: int) -> Iterator[list[Connection]]:
-    """Start processes that draw; the n-th pipe gives every count-th image from the n-th on."""
+    # The n-th pipe gives every count-th image from the n-th on.
     context = get_context("spawn")
     pipes, processes = [], []
     try:
@@ -76,36 +83,22 @@ def _drawing(images: int, seed: int, count: int) -> Iterator[list[Connection]]:
 
 
 def _draw(end: Connection, seed: int, share: range) -> None:
-    """Draw a share of the images, or as much of it as is read."""
-    with suppress(BrokenPipeError):
+    with suppress(BrokenPipeError):  # nobody reads on
         for number_in_archive in share:
             kind, number = _image(number_in_archive)
             end.send_bytes(jpeg(kind, seed, number))
 
 
 def _image(number_in_archive: int) -> tuple[str, int]:
-    """Return kind and number of an image, by its number in the archive."""
     number, kind = divmod(number_in_archive, len(KINDS))
     return KINDS[kind], number
 
 
-def _received(pipe: Connection) -> bytes:
-    try:
-        return pipe.recv_bytes()
-    except EOFError:
-        raise Problem(
-            "a process that draws was ended from outside (is the memory full?);"
-            " type the same command again"
-        ) from None
-
-
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Have processes started here leave Ctrl-C and TERM to this one from the outset.
-
-    They inherit that both are blocked. Here another thread may take a signal, so it is only noted,
-    and raised once all processes are there to be ended.
-    """
+    # Processes started here leave Ctrl-C and TERM to this one from the outset: they inherit that
+    # both are blocked. In this process another thread may still take a signal, so it is only noted,
+    # and raised once all processes are there to be ended.
     resource_tracker.ensure_running()  # else the first of them starts it, which lets signals in
     caught: list[int] = []
     before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in HELD}

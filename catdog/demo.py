@@ -43,27 +43,22 @@ class Demo:
 
     @property
     def archive(self) -> Path:
-        """Return the path of the zip of drawn images."""
+        """The zip of drawn images."""
         return self.out / "train.zip"
 
     @property
     def shards(self) -> Path:
-        """Return the folder of their shards."""
+        """The folder of their shards."""
         return self.out / "shards"
 
     @property
     def manifest(self) -> Path:
-        """Return the path of the manifest, which is written last."""
+        """The manifest of the shards, which is written last."""
         return self.shards / MANIFEST_NAME
 
     @property
-    def lock(self) -> Path:
-        """Return the path of the lock on the folder."""
-        return self.out / ".lock"
-
-    @property
     def stamp(self) -> str:
-        """Return the comment of the archive, which names its content."""
+        """The comment of the archive, which names its content."""
         return f"rackrun demo: {self.images} drawn pictures, seed {self.seed}"
 
 
@@ -73,25 +68,20 @@ def main(args: list[str]) -> int:
     if not (_has_drawn(demo) and demo.manifest.exists()):
         with translated_os_errors(demo.out):
             demo.out.mkdir(parents=True, exist_ok=True)
-        with _alone(demo):
-            if code := _make(demo):
+        with _alone(demo):  # what is missing may have been made by another process meanwhile
+            if not _has_drawn(demo):
+                _draw(demo)
+            if not demo.manifest.exists() and (code := _convert(demo)):
                 return code
     _say(f"{demo.shards}: {demo.images:,} drawn cats and dogs")
     return 0
 
 
-def _make(demo: Demo) -> int:
-    """Draw and convert, as far as that has not been done; return the exit code."""
-    if not _has_drawn(demo):
-        _draw(demo)
-    return 0 if demo.manifest.exists() else _convert(demo)
-
-
 @contextmanager
 def _alone(demo: Demo) -> Iterator[None]:
-    """Lock the folder: a second process waits, and finds the set made."""
-    with translated_os_errors(demo.lock):
-        lock = demo.lock.open("w")
+    path = demo.out / ".lock"
+    with translated_os_errors(path):
+        lock = path.open("w")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +92,6 @@ def _alone(demo: Demo) -> Iterator[None]:
 
 
 def _has_drawn(demo: Demo) -> bool:
-    """Return True if the archive is there; UsageError if it is another one."""
     if not demo.archive.exists():
         return False
     try:
@@ -132,7 +121,6 @@ def _draw(demo: Demo) -> None:
 
 @contextmanager
 def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
-    """Show a bar on a terminal, one line elsewhere."""
     what = f"drawing {demo.images:,} cats and dogs"
     if not sys.stdout.isatty():
         _say(what)
@@ -147,7 +135,7 @@ def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
 
 
 def _convert(demo: Demo) -> int:
-    """Run the converter as a user would, showing the command; return its exit code."""
+    # As a user would, so that the command shown is one to type.
     args = ["catdog", str(demo.archive), str(demo.shards)]
     _say(f"$ {called('convert')} {shlex.join(args)}")
     with subprocess.Popen([sys.executable, "-m", "convert", *args]) as converter:

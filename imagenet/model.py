@@ -100,7 +100,7 @@ def mixed(
     if not kinds:
         return images, labels
     cut = bool(config.cutmix) and (len(kinds) == 1 or float(torch.rand(())) < 0.5)
-    share = _share(config.cutmix if cut else config.mixup)
+    share = _share(config.cutmix if cut else config.mixup)  # that an image keeps of itself
     if cut:
         images, share = _patched(images, share)
     else:
@@ -110,12 +110,12 @@ def mixed(
 
 
 def _share(strength: float) -> float:
-    """Draw the share that an image keeps of itself from Beta(strength, strength)."""
     return float(Beta(strength, strength).sample())
 
 
 def _patched(images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
-    """Return images with a square of their neighbours in them, and the share that is left."""
+    # With a square of their neighbours in them; the share is what is left of each, as a square at
+    # the edge is cut off.
     height, width = images.shape[2:]
     cut = math.sqrt(1 - share) / 2
     down, across = (float(number) for number in torch.rand(2))

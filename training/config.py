@@ -6,7 +6,6 @@ stay flat. A recipe is a subclass with other defaults; a task adds fields of its
 Nothing here imports torch, so that `--help` answers at once.
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -149,8 +148,3 @@ def show_help(recipe: type["Config"], prog: str) -> NoReturn:
     """Print the options of a task with the defaults of a recipe, and end the command."""
     head = HEAD.of(prog=prog, about=cleandoc(recipe.__doc__ or ""))
     show_options(head, recipe, Config, "Options of this task")
-
-
-def as_plain(config: Config) -> dict[str, object]:
-    """Return the settings as plain data, for config.json and for checkpoints."""
-    return dataclasses.asdict(config)

@@ -87,7 +87,11 @@ def measured(config: Config, ranks: Ranks, options: DeepCheck) -> Measured:
     reads = ranks.local_rank == 0 and bool(options.data)
     rates = _all(ranks, [reading(options.data, node, options.seconds) if reads else 0.0])
     return Measured(
-        links={pair: rate for rank in _all(ranks, of_links) for pair, rate in _pairs(rank)},
+        links={
+            (int(first), int(second)): rate
+            for row in _all(ranks, of_links)
+            for first, second, rate in zip(row[::3], row[1::3], row[2::3], strict=True)
+        },
         network=together,
         compute={where: rate for where, (rate,) in zip(host_and_local_rank, speeds, strict=True)},
         data={host: rates[rank][0] for host, rank in firsts.items() if rates[rank][0]},
@@ -133,7 +137,6 @@ def network(ranks: Ranks, seconds: float) -> float:
 
 
 def _exchange(ranks: Ranks, other: int, leads: bool, seconds: float) -> float:
-    """Return Gbit/s each way between this rank and another."""
     received = torch.zeros(LARGEST_BLOCK, dtype=torch.uint8, device=ranks.device)
 
     def exchange(block: torch.Tensor) -> int:
@@ -149,10 +152,8 @@ def _exchange(ranks: Ranks, other: int, leads: bool, seconds: float) -> float:
 def _rate(
     ranks: Ranks, exchange: Callable[[torch.Tensor], int], leads: bool, seconds: float
 ) -> float:
-    """Return Gbit/s of exchanges, of which one rank decides how many there are, and how large.
-
-    Blocks that were too small to be measured do not count.
-    """
+    # One rank of an exchange leads: it decides how many there are and how large, by the first byte
+    # of each block. Clocks differ, and all must stop after the same one.
     size, sent, spent = LEAST_BLOCK, 0, 0.0
     latest, end = 0.0, time.perf_counter() + seconds
     while True:
@@ -166,7 +167,7 @@ def _rate(
         sent, spent = sent + size, spent + latest
         if signal == STOP:
             return 8e-9 * sent / spent
-        if signal == GROW:
+        if signal == GROW:  # what was too small to be measured does not count
             size, sent, spent = 2 * size, 0, 0.0
 
 
@@ -204,25 +205,16 @@ def report(measurements: Measured, hosts: Sequence[str]) -> list[str]:
     def name(host: int) -> str:
         return hosts[host] if host < len(hosts) and hosts[host] else f"node {host}"
 
+    def rank_name(where: Pair) -> str:
+        return f"rank {where[1]} of {name(where[0])}"
+
+    between, together = measurements.links, {0: measurements.network}
+    compute, data = measurements.compute, measurements.data
     kinds: tuple[tuple[str, str, Mapping[Any, float], list[str]], ...] = (
-        (
-            "links",
-            "Gbit/s each way between two hosts",
-            measurements.links,
-            slow_links(measurements.links, name),
-        ),
-        ("network", "Gbit/s of each rank, all together", {0: measurements.network}, []),
-        (
-            "compute",
-            "TFLOP/s of each rank",
-            measurements.compute,
-            slow(
-                measurements.compute,
-                lambda where: f"rank {where[1]} of {name(where[0])}",
-                "TFLOP/s",
-            ),
-        ),
-        ("data", "MB/s on each host", measurements.data, slow(measurements.data, name, "MB/s")),
+        ("links", "Gbit/s each way between two hosts", between, slow_links(between, name)),
+        ("network", "Gbit/s of each rank, all together", together, []),
+        ("compute", "TFLOP/s of each rank", compute, slow(compute, rank_name, "TFLOP/s")),
+        ("data", "MB/s on each host", data, slow(data, name, "MB/s")),
     )
     lines, named = [], []
     for kind, unit, rates, late in kinds:
@@ -261,11 +253,6 @@ def slow(rates: Mapping[Any, float], name: Callable[[Any], str], unit: str) -> l
 
 
 def _all(ranks: Ranks, numbers: Sequence[float]) -> list[list[float]]:
-    """Return what each rank gives, to nine decimals."""
+    # Ranks exchange whole numbers: to nine decimals.
     whole = np.rint(np.array(numbers, dtype=np.float64) * 1e9).astype(np.int64)
     return [[float(number) / 1e9 for number in row] for row in ranks.all_gather(whole)]
-
-
-def _pairs(row: Sequence[float]) -> Iterator[tuple[Pair, float]]:
-    for start in range(0, len(row), 3):
-        yield (int(row[start]), int(row[start + 1])), row[start + 2]

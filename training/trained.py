@@ -26,9 +26,9 @@ from training.data.decode import Pixels
 from training.data.transforms import Transforms
 from training.models.named import is_own
 from training.models.weights import are_weights
-from training.recorded import table_differences
 from training.task import Task
 from training.tasks.definition import recipes_of, require_task, task_of
+from training.weights_file import table_differences
 
 ClassNames = Annotated[list[str], AtMost(1_000_000)]
 

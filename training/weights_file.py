@@ -1,10 +1,16 @@
-"""What a file of weights or a checkpoint is, by its first and last bytes: read without torch."""
+"""What a file of weights or a checkpoint is, by its first and last bytes; how two tables differ.
+
+Without torch: the check of a task reads files on the launcher's machine.
+"""
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
+
+from rackrun.terminal import clean
 
 FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
 FOOTER_BYTES = 72
@@ -37,7 +43,7 @@ def why_no_weights(path: Path) -> str:
 
 
 def _tensor_bytes(header: bytes) -> int:
-    """Return the bytes of all tensors that a header of safetensors describes; -1 for no header."""
+    # Of all tensors that a header of safetensors describes; -1 for no header.
     with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
         tensors = json.loads(header)
         ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
@@ -66,3 +72,21 @@ def kind_of(data: bytes) -> str:
         "it is damaged, or holds more than that, which could be code and is not run; save the"
         " state_dict() alone"
     )
+
+
+def table_differences(
+    expected: Mapping[str, object], actual: Mapping[str, object], most: int = 6
+) -> list[str]:
+    """Return the differences of two tables, in a few words each."""
+    lines = [
+        f"{short(name)} is {short(actual.get(name, 'missing'))} there and"
+        f" {short(expected.get(name, 'missing'))} here"
+        for name in {**expected, **actual}
+        if expected.get(name) != actual.get(name)
+    ]
+    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
+
+
+def short(value: object) -> str:
+    """Return a recorded value as it may stand in a message."""
+    return clean(str(value))[:200]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,11 +26,11 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RUNS, RunFolder
 from tests import warm
 from training import checkpoint
-from training.config import Config, as_plain
+from training.config import Config
 from training.ranks import Ranks
-from training.recorded import table_differences
 from training.run import compatibility, resume
 from training.run.folder import own_folder
+from training.weights_file import table_differences
 
 ROOT = Path(__file__).parents[2]
 
@@ -218,7 +219,7 @@ SMALL, LARGE = nn.Linear(2, 3), nn.Linear(2, 4)
 def described(
     recipe: type[Config] = CatDog, task: str = "catdog", dataset: str = "pets", **settings: Any
 ) -> checkpoint.Content:
-    config = as_plain(recipe(**settings))
+    config = asdict(recipe(**settings))
     return {"task": task, "config": config, "dataset": dataset, "classes": ["cat", "dog"]}
 
 
@@ -291,7 +292,7 @@ def test_what_is_no_checkpoint_is_refused() -> None:
 def test_settings_that_changed_are_named() -> None:
     """What a run may change, all but places, files and logs."""
     remote = described(lr=0.1, epochs=2, data="a", workers=3, log_every_steps=7)
-    local = as_plain(DemoRecipe(lr=0.01, width=64, data="b", resume="x", run_folder="y"))
+    local = asdict(DemoRecipe(lr=0.01, width=64, data="b", resume="x", run_folder="y"))
     changes = compatibility.changes(local, remote).split("; ")
     assert "--lr 0.01 here, 0.1 in the checkpoint" in changes
     assert "--epochs 10 here, 2 in the checkpoint" in changes

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from catdog.recipes import CatDog
 from rackrun.errors import UsageError
 from shards.open import open_source
 from tests.training.conftest import MakeShards
-from training.config import as_plain
 from training.entry import run_command
 from training.models.registered import registered
 
@@ -145,7 +145,7 @@ def test_a_run_is_resumed_with_what_it_was(
     data, other = make_shards(train=(4, 2)), make_shards(train=(4, 2), classes=3)
     run = tmp_path / "run"
     run.mkdir()
-    settings = as_plain(CatDog(width=16, data=str(data)))
+    settings = asdict(CatDog(width=16, data=str(data)))
     digest = open_source(str(data)).manifest.digest
     (run / "config.json").write_text(json.dumps({**settings, "data_sha256": digest}))
     as_typed = line.format(other=other).split()

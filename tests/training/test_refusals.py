@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from rackrun.terminal import clean_lines
 from shards.open import open_source
 from tests.training.conftest import MakeShards
 from training import checkpoint
-from training.config import as_plain
 from training.weights_file import why_no_weights
 
 EARLIER = Path("runs/20260101-120000-catdog")
@@ -56,7 +55,7 @@ def data(make_shards: MakeShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bare.chmod(0o755)
     files = RunFolder(EARLIER)
     files.make()
-    settings = as_plain(CatDog(data=str(folder), batch_size=4))
+    settings = asdict(CatDog(data=str(folder), batch_size=4))
     resolved = {"batch": 8, "images": 24, "world_size": 2}
     digest = open_source(str(folder)).manifest.digest
     recorded = {"task": "catdog", "name": "catdog", **settings, "data_sha256": digest}

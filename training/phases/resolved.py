@@ -32,10 +32,10 @@ from training.layers import heads_of
 from training.models.named import is_own
 from training.phases.start import TrainingRun
 from training.ranks import Numbers, Ranks
-from training.recorded import short
 from training.schedule import Stage
 from training.settings.optim import BODY
 from training.state import TrainingState
+from training.weights_file import short
 
 WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
 Resolved = dict[str, Any]

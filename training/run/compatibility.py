@@ -7,7 +7,7 @@ ranks at the checkpoint (`check`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from importlib import import_module
@@ -24,19 +24,10 @@ from rackrun.units import plural
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
 from training.config import Config
-from training.recorded import (
-    IN_CHECKPOINT,
-    SELECTION,
-    STEPS,
-    differences,
-    settings_of,
-    short,
-    table_differences,
-)
 from training.run.data_version import chosen, described_tensors, is_local_folder
 from training.run.folder import newest_run, runs_folder
 from training.settings.run import OutputSettings, RunSettings
-from training.weights_file import is_whole
+from training.weights_file import is_whole, short, table_differences
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +35,11 @@ if TYPE_CHECKING:
     from training.checkpoint import Content
 
 FORMAT = 1
+IN_CHECKPOINT = "in the checkpoint"
 MOST_BYTES = 1 << 20  # of config.json
+SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
+STEPS = ("steps_per_epoch", "exact_epochs")
+"""Settings that decide how many steps an epoch has."""
 FIXED = ("seed", "optimizer")  # of a run, from its beginning to its end
 FREE = {
     *(field.name for field in fields(OutputSettings)),
@@ -265,3 +260,33 @@ def own_models(source: TaskSource) -> tuple[str, ...] | None:
     """Return the names of a task's own models, or None where its recipes do not list them."""
     models: tuple[str, ...] | None = getattr(import_module(source.recipes), "OWN_MODELS", None)
     return models
+
+
+def settings_of(config: object) -> Mapping[str, Any]:
+    """Return recorded settings; none where nothing like settings is recorded."""
+    return config if isinstance(config, Mapping) else {}
+
+
+def differences(
+    settings: Mapping[str, Any], recorded_settings: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[str]:
+    """Yield the settings among these that differ, as options."""
+    for name in names:
+        if (
+            name in settings
+            and name in recorded_settings
+            and settings[name] != recorded_settings[name]
+        ):
+            recorded = _value(name, recorded_settings[name])
+            yield f"{_option(name, settings[name])} here, {recorded} {IN_CHECKPOINT}"
+
+
+def _option(name: str, value: object) -> str:
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    return f"no --{option}" if value == "" else f"--{option} {short(value)}"
+
+
+def _value(name: str, value: object) -> str:
+    return _option(name, value) if isinstance(value, bool) or value == "" else short(value)
