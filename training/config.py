@@ -80,8 +80,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
             )
         return problems + self._inelastic() + self._unbalanced()
 
-    def _inelastic(self) -> list[str]:
-        """Return what cannot go on in another group."""
+    def _inelastic(self) -> list[str]:  # what cannot go on in another group
         obstacles = (
             (self.local_sgd_steps, "--local-sgd-steps", "ranks have weights of their own"),
             (self.aug_repeats > 1, "--aug-repeats", "copies of an image are on certain ranks"),

@@ -87,13 +87,10 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Import without garbage collection, which finds nothing and takes a third of the time.
-
-    Later collections skip what was imported.
-    """
+    # Collections find nothing while modules are imported, and take a third of the time.
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        gc.freeze()  # later collections skip what was imported
         gc.enable()

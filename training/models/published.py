@@ -54,8 +54,8 @@ def published_url(model: str) -> str:
 
 
 def _of_timm(name: str, ranks: Ranks) -> Path:
-    """Return the weights that timm publishes, from the cache of each host."""
     path = timm_weights(name)
+    # Whether a host lacks them is exchanged: else its ranks end, and the others wait for them.
     if ranks.all_reduce_max(path is None) or not path:
         where = "another host" if path else socket.gethostname()
         raise UsageError(
@@ -66,7 +66,6 @@ def _of_timm(name: str, ranks: Ranks) -> Path:
 
 
 def _cached(url: str, ranks: Ranks) -> Path:
-    """Return this host's file of an address, once the first rank of every host has it."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(bring, url, path) if ranks.writes else None

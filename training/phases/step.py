@@ -37,8 +37,10 @@ def train_step(
 ) -> None:
     """Take a step of the optimizer, and count its loss and correct predictions."""
     if not sync.has_work(len(batch.labels) + batch.skipped):
+        # The end of an exact epoch: the ranks that have samples compute the step, and hand over
+        # their state as the context of `sync.step` ends.
         exchange.complete()
-        return  # the end of an exact epoch: the ranks that have samples compute the step
+        return
     config, ranks = run.config, run.ranks
     # By the step, so that a run that resumes draws what it would have drawn.
     seed_step(config, ranks, state.step)
@@ -55,7 +57,7 @@ def train_step(
             state.loss_scale.backward(loss * share)
         # By the labels from before mixing: of a mixed image only one class counts as right.
         step_sums.append((loss.detach(), correct_predictions(logits, labels, 1)))
-    # From here on nothing waits for another rank: the step is taken as a whole, or not at all.
+    # The last wait for another rank: from here on the step is taken as a whole, or not at all.
     exchange.complete()
     run.check_group()
     if config.clip_grad:

@@ -66,21 +66,18 @@ class StepExchange:
 
     def complete(self) -> None:
         """Wait until all that this step needs is here."""
-        if self._requests:
-            self._read(self._requests)
+        if requests := self._requests:
+            if self._took is None and requests.is_complete:
+                self._took = self._steps
+            # It has arrived by the time that it is due, and is seldom waited for.
+            if self._steps == self._lag:
+                self._durations.append(self._steps + 1 if self._took is None else self._took)
+                (self._agreed, self._lag, *self.largest), self._requests = requests.wait(), None
+            self._steps += 1
         if self._rows and self._note:
             table, self._rows = self._rows().numpy(), None
             counts, rows = table[:, 0].copy(), table[:, 1:]  # (world,), (world, most)
             self._note(counts, rows[np.arange(rows.shape[1]) < counts[:, None]])
-
-    def _read(self, requests: PendingMax) -> None:
-        """Take the result if it is due after this step; it is seldom waited for."""
-        if self._took is None and requests.is_complete:
-            self._took = self._steps
-        if self._steps == self._lag:
-            self._durations.append(self._steps + 1 if self._took is None else self._took)
-            (self._agreed, self._lag, *self.largest), self._requests = requests.wait(), None
-        self._steps += 1
 
     @property
     def request(self) -> int:

@@ -7,7 +7,6 @@ Python ran it: in this process, in loader workers, and in the server that forks 
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rackrun.errors import UsageError
@@ -43,7 +42,7 @@ def recipes_of(source: TaskSource) -> Mapping[str, type[Config]]:
 
 
 def _require_types(source: TaskSource, settings: type[Config]) -> None:
-    """Raise UsageError for a default without a type, which a dataclass silently ignores."""
+    # A dataclass silently ignores a default without a type.
     own_classes = settings.__mro__[: settings.__mro__.index(Config)]
     for each in own_classes:
         for name, value in vars(each).items():
@@ -68,16 +67,13 @@ def task_of(source: TaskSource) -> "Task":
 
 
 def _value(source: TaskSource, name: str, variable: str) -> Any:
-    """Return what a module calls by this name; UsageError where a user's own module has none."""
     module = import_module(name) if source.file is None else own_module(source.name, name)
-    if source.file and source.model == name and not _is_file(module, source.file):
-        raise UsageError(
-            f"{source.name}: Python has another module {name}, {module.__file__}; rename yours"
-        )
+    if source.file and source.model == name:
+        imported_file = Path(module.__file__).resolve() if module.__file__ else None
+        if imported_file != source.file.resolve():
+            raise UsageError(
+                f"{source.name}: Python has another module {name}, {module.__file__}; rename yours"
+            )
     if not hasattr(module, variable):
         raise UsageError(f"{source.name}: {module.__file__} does not define {variable}")
     return getattr(module, variable)
-
-
-def _is_file(module: ModuleType, file: Path) -> bool:
-    return bool(module.__file__) and Path(module.__file__ or "").resolve() == file.resolve()
