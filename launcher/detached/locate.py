@@ -278,7 +278,7 @@ def _hosts_of(run: Run, options: RunOptions, need_hosts: bool) -> tuple[Host, ..
     """
     if options.name_hosts:
         return hosts_named(Path(options.hosts), options.host_list)
-    if run.folder and is_of_this_machine(run, options):  # its plan has names that need no SSH
+    if run.folder and is_of_this_machine(run, options):
         return tuple(Host(host.name) for host in plan_in(RunFolder(run.folder)).hosts)
     if run.record and (hosts := hosts_of(run.record)):
         keep(run.id)
@@ -287,6 +287,7 @@ def _hosts_of(run: Run, options: RunOptions, need_hosts: bool) -> tuple[Host, ..
         return hosts_named(HOSTS_FILE, "")
     hint = "type: --hosts FILE, with the host file that it was started with"
     unknown = f"the hosts of run {run.asked} are not known here; {hint}"
+    # `status` of an attached run has something to show without them: what is in its folder
     if need_hosts or run.folder is None or is_controlled(run, options):
         raise UsageError(unknown)
     say(unknown)

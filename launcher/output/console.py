@@ -131,14 +131,14 @@ class PlainOutput(MergedOutput, AbstractContextManager["PlainOutput"]):
             if isinstance(item, Line):
                 self.out.write(f"{start}{item.text}\n")
             elif item.clean:
-                self.out.write_bytes(with_prefix(item.data, start.encode()))
+                self.out.write_bytes(_with_prefix(item.data, start.encode()))
             else:
                 self.out.write("".join(f"{start}{line}\n" for line in item.lines()))
         self.out.flush()
 
 
-def with_prefix(lines: bytes, start: bytes) -> bytes:
-    """Return whole lines, each preceded by `start`; if that is empty, the same bytes, no copy."""
+def _with_prefix(lines: bytes, start: bytes) -> bytes:
+    # whole lines; without a prefix the same bytes, and no copy of a flood
     return start + lines[:-1].replace(b"\n", b"\n" + start) + b"\n" if start else lines
 
 

@@ -158,7 +158,7 @@ class Dashboard(MergedOutput, AbstractContextManager["Dashboard"]):
     def _board(self, run: RunView) -> RenderableType:
         parts = [*self._head(run)]
         if run.phase:
-            parts.append(progress_bar(run, self.console.width))
+            parts.append(_progress_bar(run, self.console.width))
         return Padding(Group(*parts, Text(), self._hosts(run)), (1, 1, 0, 1))
 
     def _head(self, run: RunView) -> list[RenderableType]:
@@ -177,9 +177,8 @@ class Dashboard(MergedOutput, AbstractContextManager["Dashboard"]):
         return Group(table, Text(folded(rest), style="dim")) if rest else table
 
 
-def progress_bar(run: RunView, width: int) -> RenderableType:
-    """Return the epoch, how far it is, and what the first rank measured in it."""
-    total = run.epoch_steps or run.steps
+def _progress_bar(run: RunView, width: int) -> RenderableType:
+    total = run.epoch_steps or run.steps  # of a script that counts no epochs, the whole run
     bar = ProgressBar(
         total=total or None,
         completed=run.epoch_step if run.phase == phases.TRAIN else total,
@@ -189,39 +188,36 @@ def progress_bar(run: RunView, width: int) -> RenderableType:
     )
     columns = Column(), Column(ratio=1), Column(justify="right", no_wrap=True)
     grid = Table.grid(*columns, expand=True, padding=(0, 2))
-    texts = measures(run)
+    epoch = BUSY[phases.START]
+    if run.epoch:
+        epoch = f"epoch {run.epoch}/{run.epochs or '?'}"
+    elif run.step:
+        epoch = f"step {run.step}/{run.steps or '?'}"
+    texts = _measures(run)
     while len(texts) > 1 and sum(map(len, texts)) + 3 * len(texts) > width - BAR_WIDTH:
         texts.pop(-2)  # the end of the run goes last
-    grid.add_row(Text(epoch(run), style="bold"), bar, Text("   ".join(texts)))
+    grid.add_row(Text(epoch, style="bold"), bar, Text("   ".join(texts)))
     milestones = (
-        shown(run.best, "best validation accuracy {:.1%}"),
+        _shown(run.best, "best validation accuracy {:.1%}"),
         f"last checkpoint at step {run.checkpoint:,}" if run.checkpoint else "",
     )
     line = "  ·  ".join(filter(None, milestones))
     return Group(grid, Text(line, style="dim")) if line else grid
 
 
-def epoch(run: RunView) -> str:
-    """Return the epoch and the number of epochs, or the step where a script counts no epochs."""
-    if run.epoch:
-        return f"epoch {run.epoch}/{run.epochs or '?'}"
-    return f"step {run.step}/{run.steps or '?'}" if run.step else BUSY[phases.START]
-
-
-def measures(run: RunView) -> list[str]:
-    """Return step, loss, accuracy, speed and time left, as far as they are known."""
+def _measures(run: RunView) -> list[str]:
+    # as far as they are known; the less needed stand before the last, and give way first
     where = f"{run.epoch_step}/{run.epoch_steps}" if run.epoch_steps else ""
     busy = BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""  # beside the bar
     texts = (
         where if run.phase == phases.TRAIN else busy,
-        shown(run.loss, "loss {:.4f}"),
-        shown(run.accuracy, "accuracy {:.1%}"),
-        shown(run.images_per_second, "{:,.0f} images/s"),
+        _shown(run.loss, "loss {:.4f}"),
+        _shown(run.accuracy, "accuracy {:.1%}"),
+        _shown(run.images_per_second, "{:,.0f} images/s"),
         "" if run.seconds_left is None else f"run ends in {duration(run.seconds_left)}",
     )
     return [text for text in texts if text]
 
 
-def shown(value: float | None, form: str) -> str:
-    """Return a number in its form; empty when there is none."""
+def _shown(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)

@@ -74,7 +74,7 @@ class JournaledDisplay:
         self.usage.write(now)
         if now >= self.live_at:
             began = time.perf_counter()
-            self.write_live(view(run, self.job.work.name, self.job.folder.path, now))
+            self._write_live(view(run, self.job.work.name, self.job.folder.path, now))
             taken = time.perf_counter() - began  # 0.1 s for 1,000 hosts
             self.live_at = now + max(LIVE_SECONDS, LIVE_SHARE * taken)
         self.shown.draw(run, now)
@@ -89,11 +89,11 @@ class JournaledDisplay:
         with suppress(OSError):
             self.job.folder.live.unlink(missing_ok=True)
 
-    def write_live(self, run: RunView) -> None:
-        """Replace live.json; a disk that refuses it does not end the run."""
+    def _write_live(self, run: RunView) -> None:
         path = self.job.folder.live
         partial = path.with_name(f".{path.name}.partial")
-        with suppress(OSError):  # no fsync, unlike `atomic`: every second, and stale after a crash
+        # Without the fsync of `atomic`: written every second, it means nothing after a crash.
+        with suppress(OSError):  # a full disk does not end the run
             partial.write_text(json.dumps(live(run, self.curves)))
             partial.replace(path)
 

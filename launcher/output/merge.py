@@ -136,29 +136,28 @@ class LogMerger:
         for source, raw in self.raw.items():
             data = b"".join((self.rest.pop(source, b""), *raw))
             if len(data) > flood_bytes:
-                shown += self.release(now, source)  # or its earlier lines would come after these
+                shown += self._release(now, source)  # or its earlier lines would come after these
                 end = data.rfind(b"\n") + 1
                 if end:
                     shown.append(Flood(data[:end], (source,)))
                 data = data[end:]
-            self.cut(source, data, now)
+            self._cut(source, data, now)
         self.raw.clear()
         self.raw_bytes = 0
         if everything:
             for source, data in self.rest.items():
-                self.add(source, data, now)
+                self._add(source, data, now)
             self.rest.clear()
-        self.let_go(now, everything)
+        self._let_go(now, everything)
         waiting = 0.0 if everything else self.fold_seconds
-        return shown + self.release(now - waiting)
+        return shown + self._release(now - waiting)
 
-    def cut(self, source: LogSource, data: bytes, now: float) -> None:
-        """Add the finished lines of a source; keep the unfinished one."""
+    def _cut(self, source: LogSource, data: bytes, now: float) -> None:
         *lines, rest = data.split(b"\n")
         for line in lines:
-            self.add(source, line, now)
+            self._add(source, line, now)
         if len(rest) > LINE_BYTES and b"\r" not in rest:
-            self.add(source, rest, now)
+            self._add(source, rest, now)
             rest = b""
         if b"\r" in rest[:-1]:  # a progress bar that draws over itself
             rest = rest[rest.rindex(b"\r", 0, -1) + 1 :]
@@ -166,26 +165,24 @@ class LogMerger:
         if rest:
             self.rest[source] = rest
 
-    def add(self, source: LogSource, line: bytes, now: float) -> None:
-        """Take a finished line of a source."""
+    def _add(self, source: LogSource, line: bytes, now: float) -> None:
         text = readable(line)
         if text:
             self.last[source.node] = text
         if source.stream == "err" and (text.endswith(TRACEBACK) or source in self.held):
             self.held.setdefault(source, _HeldLines(now)).lines.append(text)
         else:
-            self.wait(source, text, now)
+            self._wait(source, text, now)
 
-    def let_go(self, now: float, everything: bool) -> None:
-        """Show tracebacks that a rank has survived."""
+    def _let_go(self, now: float, everything: bool) -> None:
+        # a rank that still runs has survived its traceback; of one that failed, the end shows it
         for source, held in list(self.held.items()):
             if everything or now - held.since > TRACEBACK_SECONDS:
                 del self.held[source]
                 for text in held.lines if source.rank not in self.failed else ():
-                    self.wait(source, text, now)
+                    self._wait(source, text, now)
 
-    def wait(self, source: LogSource, text: str, now: float) -> None:
-        """Let a line wait for its equals."""
+    def _wait(self, source: LogSource, text: str, now: float) -> None:
         # A rank that prints a text twice is not two ranks: the n-th one joins the others' n-th, but
         # for those that are on the screen already.
         same = self.waiting.setdefault(text, _EqualLines())
@@ -196,8 +193,8 @@ class LogMerger:
             same.lines.append(_PendingLine(self.number, now))
         same.lines[nth - same.released].sources.append(source)
 
-    def release(self, until: float, source: LogSource | None = None) -> list[Shown]:
-        """Return the lines that have waited since then, or only those that one source wrote."""
+    def _release(self, until: float, source: LogSource | None = None) -> list[Shown]:
+        # what has waited since `until`, or only what one source wrote, with its equals
         due: list[tuple[int, Line]] = []
         for text, same in list(self.waiting.items()):
             if source is not None and source not in same.counts:

@@ -94,7 +94,7 @@ class RunView:
 def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
     """Return a run at the moment `now` of the monotonic clock."""
     first = run.lead
-    total = whole(first, "epoch_steps")
+    total = _whole(first, "epoch_steps")
     hosts = [_host_view(run, host, now) for host in run.hosts]
     planned = machines(run.plan)
     now_ranks = run.generations[-1].ranks if run.generations else run.plan.world_size
@@ -103,21 +103,21 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
         run_id=run.plan.run_id,
         folder=str(folder),
         machines=f"{now_ranks} of {planned}" if now_ranks != run.plan.world_size else planned,
-        dataset=text(first, "dataset"),
+        dataset=one_line(str(first.fields.get("dataset", ""))),
         seconds=max(0.0, now - run.started_at),
         phase=first.phase,
-        epoch=whole(first, "epoch"),
-        epochs=whole(first, "epochs"),
-        epoch_step=first.step - max(0, whole(first, "epoch") - 1) * total,
+        epoch=_whole(first, "epoch"),
+        epochs=_whole(first, "epochs"),
+        epoch_step=first.step - max(0, _whole(first, "epoch") - 1) * total,
         epoch_steps=total,
         step=first.step,
-        steps=whole(first, "steps"),
-        loss=measure(first, "loss"),
-        accuracy=measure(first, "accuracy"),
-        images_per_second=measure(first, "images_per_second"),
+        steps=_whole(first, "steps"),
+        loss=_measure(first, "loss"),
+        accuracy=_measure(first, "accuracy"),
+        images_per_second=_measure(first, "images_per_second"),
         seconds_left=first.seconds_left(now),
-        best=measure(first, "best"),
-        checkpoint=whole(first, "checkpoint"),
+        best=_measure(first, "best"),
+        checkpoint=_whole(first, "checkpoint"),
         hosts=tuple(sorted(hosts, key=lambda host: host.urgency)),
         generations=tuple(run.generations),
     )
@@ -127,8 +127,8 @@ def _host_view(run: RunState, host: HostState, now: float) -> HostView:
     ranks = run.ranks_of(host.plan.node)
     slowest = min(ranks, key=lambda rank: rank.step)
     state = state_of(run, host, now)
-    speeds = [measure(rank, "images_per_second") or 0.0 for rank in ranks]
-    shares = [measure(rank, "share") for rank in ranks]
+    speeds = [_measure(rank, "images_per_second") or 0.0 for rank in ranks]
+    shares = [_measure(rank, "share") for rank in ranks]
     evenly = 1 / run.plan.world_size
     speed = sum(
         speed * (evenly if share is None else share)
@@ -140,7 +140,7 @@ def _host_view(run: RunState, host: HostState, now: float) -> HostView:
         state=state,
         urgency=URGENCY.get(state, URGENCY.get(state.partition(" ")[0], HEALTHY)),
         step=slowest.step,
-        loss=measure(slowest, "loss"),
+        loss=_measure(slowest, "loss"),
         images_per_second=speed,
         share=sum(share or 0.0 for share in shares) if any(shares) else None,
         usage=host.usage,
@@ -202,18 +202,11 @@ def _standstill(run: RunState, ranks: list[RankState], now: float) -> float:
     return max((now - rank.moved_at for rank in still if rank.step == fewest), default=0.0)
 
 
-def whole(rank: RankState, name: str) -> int:
-    """Return a reported whole number; 0 when there is none."""
+def _whole(rank: RankState, name: str) -> int:
     value = rank.fields.get(name)
     return value if isinstance(value, int) else 0
 
 
-def text(rank: RankState, name: str) -> str:
-    """Return a reported text in one clean line; empty when there is none."""
-    return one_line(str(rank.fields.get(name, "")))
-
-
-def measure(rank: RankState, name: str) -> float | None:
-    """Return a reported number, or None when there is none."""
+def _measure(rank: RankState, name: str) -> float | None:
     value = rank.fields.get(name)
     return value if isinstance(value, int | float) else None
