@@ -14,9 +14,8 @@ from launcher.detached.attach import watch
 from launcher.detached.locate import RunOptions, is_controlled, reached
 from launcher.detached.replay import Replay
 from launcher.output.console import last_line, say
-from launcher.output.journal import Curves, live
-from launcher.output.run_view import view
-from launcher.run.events import Event, Report
+from launcher.output.journal import LiveState
+from launcher.run.events import Event
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -107,9 +106,7 @@ class WebDisplay(AbstractContextManager["WebDisplay"]):
     closed = False
 
     def __init__(self, job: Job, plan: Plan) -> None:
-        self.job = job
-        self.first_rank = plan.hosts[0].first_rank
-        self.curves = Curves()
+        self.live = LiveState(job, plan)
         self.state: Mapping[str, Any] = {"waiting": "reading the record of the run"}
 
     def __exit__(self, *reason: object) -> None:
@@ -117,16 +114,14 @@ class WebDisplay(AbstractContextManager["WebDisplay"]):
 
     def show(self, event: Event) -> None:
         """Take the points of the curves."""
-        if isinstance(event, Report) and event.rank == self.first_rank:
-            self.curves.add(event.fields)
+        self.live.take(event)
 
     def note(self, text: str) -> None:
         """Leave lines out of the page: `attach` and `logs` have them."""
 
     def draw(self, run: RunState, now: float) -> None:
         """Replace what the page shows."""
-        shown = view(run, self.job.work.name, self.job.folder.path, now)
-        self.state = live(shown, self.curves)
+        self.state = self.live.at(run, now)
 
     def finish(self, result: Result) -> None:
         """Show how the run ended, beside what was seen last."""

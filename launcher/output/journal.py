@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.output.console import Display
-from launcher.output.run_view import RunView, view
-from launcher.run.events import Added, Event, Report, Usage
+from launcher.output.run_view import view
+from launcher.run.events import Added, Event, Regrouped, Report, Usage
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -42,11 +42,10 @@ class JournaledDisplay:
     """A display of which the run folder keeps what a browser wants to know."""
 
     def __init__(self, job: Job, plan: Plan, shown: Display) -> None:
-        self.job = job
         self.shown = shown
-        self.first_rank = plan.hosts[0].first_rank
         self.usage = UsageLog(job.folder.usage, {host.node: host.name for host in plan.hosts})
-        self.curves = Curves()
+        self.live = LiveState(job, plan)
+        self.live_path = job.folder.live
         self.live_at = 0.0
 
     @property
@@ -60,8 +59,7 @@ class JournaledDisplay:
             self.usage.hosts[event.node] = event.host.name
         elif isinstance(event, Usage):
             self.usage.add(event, time.time())
-        elif isinstance(event, Report) and event.rank == self.first_rank:
-            self.curves.add(event.fields)
+        self.live.take(event)
         self.shown.show(event)
 
     def note(self, text: str) -> None:
@@ -70,11 +68,14 @@ class JournaledDisplay:
 
     def draw(self, run: RunState, now: float) -> None:
         """Write what is due, and draw."""
-        self.first_rank = run.leader
         self.usage.write(now)
         if now >= self.live_at:
             began = time.perf_counter()
-            self._write_live(view(run, self.job.work.name, self.job.folder.path, now))
+            partial = self.live_path.with_name(f".{self.live_path.name}.partial")
+            # Without the fsync of `atomic`: written every second, it means nothing after a crash.
+            with suppress(OSError):  # a full disk does not end the run
+                partial.write_text(json.dumps(self.live.at(run, now)))
+                partial.replace(self.live_path)
             taken = time.perf_counter() - began  # 0.1 s for 1,000 hosts
             self.live_at = now + max(LIVE_SECONDS, LIVE_SHARE * taken)
         self.shown.draw(run, now)
@@ -87,28 +88,28 @@ class JournaledDisplay:
         """Write what waits; nothing is live any more."""
         self.usage.write(0.0, everything=True)
         with suppress(OSError):
-            self.job.folder.live.unlink(missing_ok=True)
-
-    def _write_live(self, run: RunView) -> None:
-        path = self.job.folder.live
-        partial = path.with_name(f".{path.name}.partial")
-        # Without the fsync of `atomic`: written every second, it means nothing after a crash.
-        with suppress(OSError):  # a full disk does not end the run
-            partial.write_text(json.dumps(live(run, self.curves)))
-            partial.replace(path)
+            self.live_path.unlink(missing_ok=True)
 
 
-class Curves:
-    """What the first rank reported over the steps, in a bounded number of points."""
+class LiveState:
+    """A run as a browser gets it: what the dashboard shows now, and the curves so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job, plan: Plan) -> None:
+        self.job = job
+        self.leader = plan.hosts[0].first_rank
+        """The rank that reports for all; an elastic run may go on without the first one."""
         self.points: list[list[float | None]] = []
+        """`CURVES` over the steps, in a bounded number."""
         self.every = 1
         self.passed = 0
 
-    def add(self, fields: dict[str, Any]) -> None:
-        """Take the report of a step that has a loss and no point yet."""
-        point = [fields.get(name) for name in CURVES]
+    def take(self, event: Event) -> None:
+        """Take the leader's report of a step that has a loss and no point yet."""
+        if isinstance(event, Regrouped):
+            self.leader = event.rank
+        if not isinstance(event, Report) or event.rank != self.leader:
+            return
+        point = [event.fields.get(name) for name in CURVES]
         if None in point[:2] or (self.points and point[0] == self.points[-1][0]):
             return
         self.passed += 1
@@ -118,10 +119,10 @@ class Curves:
             self.points = self.points[1::2]
             self.every *= 2
 
-
-def live(run: RunView, curves: Curves) -> dict[str, Any]:
-    """Return what a browser gets."""
-    return {**asdict(run), "at": time.time(), "curves": curves.points}
+    def at(self, run: RunState, now: float) -> dict[str, Any]:
+        """Return the state at a moment of the monotonic clock, as values of JSON."""
+        shown = view(run, self.job.work.name, self.job.folder.path, now)
+        return {**asdict(shown), "at": time.time(), "curves": self.points}
 
 
 class UsageLog:

@@ -13,13 +13,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from launcher.commands.board import of_folder
-from launcher.output.journal import Curves, live
-from launcher.output.run_view import view
-from launcher.run.events import Event, Gpu, RankStarted, Report, Usage
+from launcher.commands.board import WebDisplay, of_folder
+from launcher.output.journal import LiveState
+from launcher.run.events import Event, Gpu, RankStarted, Regrouped, Report, Usage
+from launcher.run.job import Job, TaskWork
 from launcher.run.state import RunState
 from launcher.web.server import served
-from rackrun.run_folder import new_run_folder
+from rackrun.run_folder import RunFolder, new_run_folder
+from rackrun.run_history import Generation
 from tests.launcher.detached_lab import DetachedLab
 from tests.launcher.drive import ROOT
 from tests.launcher.output.test_dashboard import plan_of
@@ -31,7 +32,8 @@ EVIL = "<script>alert(1)</script>"
 
 def state() -> dict:
     """Return the state of a run of two hosts in which a name is an attack."""
-    run, curves = RunState(plan_of(2, 1), 0.0), Curves()
+    plan, job = plan_of(2, 1), Job(TaskWork(EVIL), RunFolder(Path("/runs/x")))
+    run, live = RunState(plan, 0.0), LiveState(job, plan)
     events: list[Event] = [
         RankStarted(0, 0, 5),
         RankStarted(1, 1, 5),
@@ -42,9 +44,8 @@ def state() -> dict:
         events.append(Report(0, 0, fields | {"epoch_steps": 9, "epochs": 1, "accuracy": 0.5}))
     for event in events:
         run.take(event, 1.0)
-        if isinstance(event, Report):
-            curves.add(event.fields)
-    return live(view(run, EVIL, Path("/runs/x"), 2.0), curves)
+        live.take(event)
+    return live.at(run, 2.0)
 
 
 @pytest.fixture
@@ -90,6 +91,24 @@ def test_a_browser_shows_a_run(address: str, tmp_path: Path) -> None:
 def test_who_may_look(address: str, path: str, method: str, host: str, code: int) -> None:
     """GET of two things, under the address that was printed; nothing under another name."""
     assert asked(address + path, method, host).status == code
+
+
+def test_the_curves_of_an_elastic_run_go_on_without_its_first_rank() -> None:
+    """Of a detached run, too: from a new group on, its first rank's loss is drawn."""
+    plan = plan_of(2, 1)
+    display = WebDisplay(Job(TaskWork("catdog"), RunFolder(Path("/runs/x"))), plan)
+    run = RunState(plan, 0.0)
+    group = Generation(2, 1, 1, 5.0, lost=("gpu001",))
+    for event in (
+        Report(0, 0, {"step": 1, "loss": 0.5}),
+        Report(1, 1, {"step": 1, "loss": 0.6}),
+        Regrouped(1, 1, group),
+        Report(1, 1, {"step": 2, "loss": 0.4}),
+    ):
+        run.take(event, 1.0)
+        display.show(event)
+    display.draw(run, 2.0)
+    assert [point[:2] for point in display.state["curves"]] == [[1, 0.5], [2, 0.4]]
 
 
 def test_without_the_token_nothing_is_there(address: str) -> None:
