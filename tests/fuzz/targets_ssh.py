@@ -13,10 +13,9 @@ from pathlib import Path
 from launcher.errors import AccessRefused
 from launcher.run.hosts import Host, read_hosts, select
 from launcher.transport.ssh import ConnectSettings, Network
-from launcher.transport.ssh.host_key_policy import is_signed
-from launcher.transport.ssh.host_keys.certificates import certificate_of
-from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
-from launcher.transport.ssh.host_keys.revocation import MAGIC, is_revoked
+from launcher.transport.ssh.certificates import certificate_of
+from launcher.transport.ssh.host_key_policy import KRL_MAGIC, is_revoked, is_signed
+from launcher.transport.ssh.known_hosts import KnownHosts
 from rackrun.errors import UsageError
 
 HOSTS = (Host("gpu01"), Host("10.0.0.7", user="jo", port=2222))
@@ -71,7 +70,7 @@ def fuzz_ssh_config(data: bytes) -> None:
 def fuzz_revoked_keys(data: bytes) -> None:
     """Fuzz a text for RevokedHostKeys; ssh-keygen reads the binary lists."""
     with suppress(AccessRefused):
-        is_revoked(holding(data.removeprefix(MAGIC)), b"", frozenset({data[-32:]}))
+        is_revoked(holding(data.removeprefix(KRL_MAGIC)), b"", frozenset({data[-32:]}))
 
 
 @functools.cache

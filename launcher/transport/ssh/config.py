@@ -7,8 +7,9 @@ the `Include` is resumed by its number. The ssh client could resolve all this (`
 the launcher's machine would need one, and 256 hosts would cost 256 processes.
 
 Every line is validated as the ssh client does, also those about other hosts: unknown options and
-criteria, unclosed quotes and invalid numbers are refused with file and line. Valid lines are
-rewritten in the one form that the parser cannot misread.
+criteria, unclosed quotes and invalid numbers are refused with file and line. An unknown option is a
+typing error, or a restriction that we would then violate. Valid lines are rewritten in the one form
+that the parser cannot misread.
 
 Each host of a launch is looked up, and a file may have a block for each of them: so `Directives`
 skips blocks for other names beforehand, or the lookup of 256 hosts would take seconds.
@@ -17,23 +18,12 @@ skips blocks for other names beforehand, or the lookup of 256 hosts would take s
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.transport.ssh.keywords import (
-    COMMANDS,
-    FILES,
-    KEYWORDS,
-    LISTS,
-    OF_KEYS,
-    RETIRED,
-    expected,
-    value_of,
-)
 from launcher.transport.ssh.lookup import BETWEEN
-from launcher.transport.ssh.paths import at_home
 from rackrun.errors import UsageError
 
 DEEPEST = 16  # as deep as ssh follows
@@ -44,6 +34,7 @@ ARGUMENT = re.compile(
 )
 PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|((?:\\.|[^\"'])+)", re.DOTALL)
 ESCAPED = re.compile(r"\\([\"'\\])")
+PLACEHOLDER = re.compile(r"%(?P<token>.?)|\$\{(?P<variable>[^}]*)\}", re.DOTALL)
 NAMED = re.compile(rf"Match block \d+ target '?([\w.:{BETWEEN}-]+)'?\n")
 """The head of a block for hosts of these names; with other characters they are patterns."""
 TWICE = re.compile(
@@ -54,6 +45,69 @@ TWICE = re.compile(
 ALONE = ("canonical", "final")
 WITH_PATTERN = ("host", "originalhost", "user", "localuser", "exec")
 """The criteria of Match that paramiko's parser knows; it takes all others for fulfilled."""
+
+OF_SEVERAL_WORDS = """
+canonicaldomains canonicalizepermittedcnames channeltimeout globalknownhostsfile ignoreunknown ipqos
+localforward logverbose permitremoteopen rekeylimit remoteforward revokedhostkeys sendenv setenv
+userknownhostsfile
+"""
+
+OF_ONE_WORD = """
+addkeystoagent addressfamily batchmode bindaddress bindinterface canonicalizefallbacklocal
+canonicalizehostname canonicalizemaxdots casignaturealgorithms certificatefile
+challengeresponseauthentication checkhostip ciphers clearallforwardings compression
+connectionattempts connecttimeout controlmaster controlpath controlpersist dynamicforward
+enableescapecommandline enablesshkeysign escapechar exitonforwardfailure fingerprinthash
+forkafterauthentication forwardagent forwardx11 forwardx11timeout forwardx11trusted gatewayports
+gssapiauthentication gssapiclientidentity gssapidelegatecredentials gssapikexalgorithms
+gssapikeyexchange gssapirenewalforcesrekey gssapiserveridentity gssapitrustdns hashknownhosts
+hostbasedacceptedalgorithms hostbasedauthentication hostbasedkeytypes hostkeyalgorithms hostkeyalias
+hostname identitiesonly identityagent identityfile kbdinteractiveauthentication
+kbdinteractivedevices kexalgorithms loglevel macs nohostauthenticationforlocalhost
+numberofpasswordprompts obscurekeystroketiming passwordauthentication permitlocalcommand
+pkcs11provider port preferredauthentications proxyjump proxyusefdpass pubkeyacceptedalgorithms
+pubkeyacceptedkeytypes pubkeyauthentication refuseconnection requesttty requiredrsasize rsaminsize
+securitykeyprovider serveralivecountmax serveraliveinterval sessiontype stdinnull
+streamlocalbindmask streamlocalbindunlink stricthostkeychecking syslogfacility tag tcpkeepalive
+tunnel tunneldevice updatehostkeys user verifyhostkeydns visualhostkey warnweakcrypto xauthlocation
+"""
+
+RETIRED_WORDS = """
+afstokenpassing cipher compressionlevel dsaauthentication fallbacktorsh globalknownhostsfile2
+identityfile2 kerberosauthentication kerberostgtpassing keepalive protocol protocolkeepalives
+rhostsauthentication rhostsrsaauthentication rsaauthentication skeyauthentication smartcarddevice
+tisauthentication useblacklistedkeys useprivilegedport useroaming userknownhostsfile2 usersh
+"""
+
+COMMANDS = frozenset({"proxycommand", "localcommand", "remotecommand", "knownhostscommand"})
+"""Options whose value is the rest of the line, quotes included."""
+LISTS = frozenset(OF_SEVERAL_WORDS.split())
+"""Options that take several words."""
+FILES = frozenset({"userknownhostsfile", "globalknownhostsfile", "revokedhostkeys"})
+"""Those of them whose words are file names, which may contain blanks."""
+OF_KEYS = frozenset({"identityfile", "certificatefile", "identityagent"})
+"""Options that name one file each, or none."""
+RETIRED = frozenset(RETIRED_WORDS.split())
+"""Old options without a meaning today, whatever their values."""
+KEYWORDS = COMMANDS | LISTS | RETIRED | frozenset(OF_ONE_WORD.split())
+"""Every option up to OpenSSH 10, and those that distributions add."""
+
+SWITCH = "yes|no"
+VALUES: dict[str, str] = {
+    "addressfamily": "any|inet|inet6",
+    "canonicalizehostname": "yes|no|always",
+    "canonicalizemaxdots": r"\d{1,9}",
+    "checkhostip": SWITCH,
+    "connecttimeout": r"none|(\d{1,9}[smhdw]?)+",
+    "hashknownhosts": SWITCH,
+    "identitiesonly": SWITCH,
+    "port": r"0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])",
+    "pubkeyauthentication": "yes|no|unbound|host-bound",
+    "requiredrsasize": r"\d{1,9}",
+    "rsaminsize": r"\d{1,9}",
+    "stricthostkeychecking": "yes|no|ask|off|accept-new",
+}
+"""The values of the options that we follow, in lower case, as regular expressions."""
 
 
 class Directives:
@@ -87,8 +141,6 @@ def expanded(path: Path, folder: Path, guarded: bool = False) -> str:
 
 
 class _ConfigReader:
-    """Reads a file and all files that it includes."""
-
     def __init__(self, folder: Path, guarded: bool) -> None:
         self._folder = folder
         self._guarded = guarded
@@ -111,6 +163,7 @@ class _ConfigReader:
             elif line.keyword == "include":
                 for included in self._files(line):
                     yield from self.lines(included, current, depth + 1)
+                # Below the included blocks, resume the one around them.
                 yield f"Match inside {current}" if current else "Host *"
             elif line.keyword and not self._is_ignored(line):
                 yield line.setting()
@@ -127,8 +180,7 @@ class _ConfigReader:
                 line.refuse(f"Include {pattern}: {error}")
 
     def _is_ignored(self, line: "_ConfigLine") -> bool:
-        """Return whether to skip an option; raise UsageError for an unknown one, unless ignored."""
-        if line.keyword == "ignoreunknown":
+        if line.keyword == "ignoreunknown":  # for the lines below it only, as with ssh
             self._ignored += ",".join(line.arguments()).lower().split(",")
         unknown = line.keyword not in KEYWORDS
         if unknown and not any(fnmatchcase(line.keyword, pattern) for pattern in self._ignored):
@@ -182,17 +234,23 @@ class _ConfigLine:
             value = " ".join(arguments)
         else:
             value = self._only(arguments)
+        # paramiko recognizes `none` as no command only before it strips quotes.
         nothing = self.keyword == "proxycommand" and value.lower() == "none"
         return f"{self.name} {value}" if nothing else f'{self.name} "{value}"'
 
     def _only(self, arguments: list[str]) -> str:
+        """Return the one value of an option in its normal form; refuse what ssh would refuse."""
         if len(arguments) > 1:
             self.refuse(f"{self.name} takes one value, not {' '.join(arguments)}")
-        if not arguments[0]:
+        value = arguments[0]
+        if not value:
             self.refuse(f"{self.name} needs a value")
-        value = value_of(self.keyword, arguments[0])
-        if value is None:
-            self.refuse(f"{self.name} {arguments[0]}: write {expected(self.keyword)}")
+        if rule := VALUES.get(self.keyword):
+            normal = {"true": "yes", "false": "no"}.get(value.lower(), value.lower())
+            if not re.fullmatch(rule, normal, re.ASCII):
+                expected = "a number" if "\\" in rule else rule.replace("|", ", ")
+                self.refuse(f"{self.name} {value}: write {expected}")
+            return normal
         return str(at_home(self.name, value)) if self.keyword in OF_KEYS else value
 
     def condition(self) -> str:
@@ -204,7 +262,7 @@ class _ConfigLine:
 
     def _criteria(self, arguments: list[str]) -> Iterator[str]:
         others = [argument.lower() for argument in arguments if argument.lower() not in ALONE]
-        # "all" allows no other criteria
+        # "all" stands last, beside none but ALONE; a block without criteria applies anyway.
         todo = iter(arguments[:-1] if others == ["all"] else arguments)
         for argument in todo:
             written, equals, pattern = argument.partition("=")
@@ -235,8 +293,43 @@ def _read(path: Path, guarded: bool) -> str:
 
 
 def _unquoted(piece: re.Match[str]) -> str:
-    """Return a part of a word without its quotes; a blank is escaped only outside of them."""
     quoted = piece[1] if piece[1] is not None else piece[2]
     if quoted is not None:
         return ESCAPED.sub(r"\1", quoted)
-    return re.sub(r"\\([\"'\\ ])", r"\1", piece[3])
+    return re.sub(r"\\([\"'\\ ])", r"\1", piece[3])  # outside quotes a blank is escaped, too
+
+
+# -- the files that a setting names
+
+
+def paths(option: str, value: str, tokens: Mapping[str, str]) -> list[Path]:
+    """Return the files that a setting names; raise UsageError for unknown tokens.
+
+    `tokens` has the values of `%h` and the like by their letter; `none` is an empty file.
+    """
+
+    def path(name: str) -> Path:
+        if name.lower() == "none":
+            return Path(os.devnull)
+        if not name:
+            raise UsageError(f"ssh_config: {option} names a file without a name")
+        return at_home(option, PLACEHOLDER.sub(filled, name))
+
+    def filled(placeholder: re.Match[str]) -> str:
+        variable = placeholder["variable"]
+        text = tokens.get(placeholder["token"]) if variable is None else os.environ.get(variable)
+        if text is None:
+            what = "token" if variable is None else "variable"
+            name = placeholder.string
+            raise UsageError(f"ssh_config: {option} {name}: there is no {what} {placeholder[0]}")
+        return text
+
+    return [path(name) for name in shlex.split(value)]
+
+
+def at_home(option: str, name: str) -> Path:
+    """Return a path with `~` or `~user` replaced; raise UsageError for an unknown user."""
+    expanded = os.path.expanduser(name)  # noqa: PTH111 - Path's raises RuntimeError for unknown users
+    if expanded.startswith("~"):
+        raise UsageError(f"ssh_config: {option} {name}: there is no such user")
+    return Path(expanded)

@@ -66,23 +66,22 @@ def _log_in(route: SshRoute) -> None:
 
 
 def _dial(route: SshRoute) -> socket.socket:
-    sock = _connected(route)
+    address = (route.connection.host, route.connection.port)
+    seconds = route.settings.connect_seconds
+    # AddressFamily: `create_connection` tries all addresses of a name, of any family.
+    targets = [address]
+    if route.family != socket.AF_UNSPEC:
+        resolved = socket.getaddrinfo(*address, route.family, socket.SOCK_STREAM)
+        targets = [(str(sockaddr[0]), address[1]) for *_, sockaddr in resolved]
+    sock = _first_connected(targets, seconds)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # not on macOS: a heartbeat is missed there
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_SECONDS * 1000)
     return sock
 
 
-def _connected(route: SshRoute) -> socket.socket:
-    """Return a connection to the first of the host's addresses that accepts one."""
-    address, seconds = (
-        (route.connection.host, route.connection.port),
-        route.settings.connect_seconds,
-    )
-    if route.family == socket.AF_UNSPEC:
-        return socket.create_connection(address, timeout=seconds)
-    addresses = socket.getaddrinfo(*address, route.family, socket.SOCK_STREAM)
-    *others, last = [(str(sockaddr[0]), address[1]) for *_, sockaddr in addresses]
+def _first_connected(targets: list[tuple[str, int]], seconds: float) -> socket.socket:
+    *others, last = targets
     for other in others:
         with contextlib.suppress(OSError):
             return socket.create_connection(other, timeout=seconds)
@@ -90,7 +89,6 @@ def _connected(route: SshRoute) -> socket.socket:
 
 
 def _through_command(route: SshRoute) -> socket.socket:
-    """Start ssh_config's ProxyCommand; return a socket to its standard input and output."""
     ours, theirs = socket.socketpair()
     complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with the network
     with theirs:

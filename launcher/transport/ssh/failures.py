@@ -24,14 +24,15 @@ def translated(route: SshRoute) -> Iterator[None]:
     try:
         yield
     except (AuthFailure, paramiko.AuthenticationException) as error:
-        if _no_verdict(error):
-            raise HostUnreachable(f"{route.label}: {_login_stalled(route)}") from error
+        tried = error.result if isinstance(error, AuthFailure) else ()
+        if any(str(attempt.result) == "Authentication timeout." for attempt in tried):
+            user, seconds = route.connection.user, route.settings.login_seconds
+            reason = f"neither accepted nor refused a key of {user} within {seconds:g} s"
+            raise HostUnreachable(f"{route.label}: {route.target} {reason}") from error
         raise AccessRefused(f"{route.label}: {_login_refused(route, error)}") from error
     except IncompatiblePeer as error:
-        reason = (
-            f"{route.target} offers no safe algorithm that ssh_config allows: {message_of(error)}"
-        )
-        raise AccessRefused(f"{route.label}: {reason}") from error
+        reason = f"offers no safe algorithm that ssh_config allows: {message_of(error)}"
+        raise AccessRefused(f"{route.label}: {route.target} {reason}") from error
     except UnicodeError as error:  # a name that DNS cannot encode
         reason = f"there is no host named {clean(route.connection.host)}"
         raise HostUnreachable(f"{route.label}: {reason}") from error
@@ -76,8 +77,7 @@ def _unreachable(route: SshRoute, error: BaseException) -> str:
 
 
 def _slots_hint(route: SshRoute) -> str:
-    """Return what to write for a port that is probably a count, as in other host files."""
-    port = route.connection.port
+    port = route.connection.port  # in other host files, what follows a colon is a count
     is_count = port is not None and port != 22 and port < _PRIVILEGED_PORTS
     return f"for {port} processes write slots={port} in place of :{port}" if is_count else ""
 
@@ -89,53 +89,33 @@ def no_program_message(route: SshRoute, error: BaseException) -> str:
     return f"{route.target} accepted the login, but starts no program: {why}"
 
 
-def _no_verdict(error: paramiko.SSHException) -> bool:
-    """Return whether a host neither accepted nor refused a key in time."""
-    tried = error.result if isinstance(error, AuthFailure) else ()
-    return any(str(attempt.result) == "Authentication timeout." for attempt in tried)
-
-
-def _login_stalled(route: SshRoute) -> str:
-    user, seconds = route.connection.user, route.settings.login_seconds
-    return f"{route.target} neither accepted nor refused a key of {user} within {seconds:g} s"
-
-
 def _login_refused(route: SshRoute, error: BaseException) -> str:
     user = route.connection.user
     strategy = error.result.strategy if isinstance(error, AuthFailure) else None
     if not isinstance(strategy, PublicKeyLogin):
         return f"login as {user} at {route.target} failed: {message_of(error)}"
     if strategy.locked:
-        return (
-            f"the key {strategy.locked[0]} needs a passphrase; type: ssh-add {strategy.locked[0]}"
-        )
+        file = strategy.locked[0]
+        return f"the key {file} needs a passphrase; type: ssh-add {file}"
     if strategy.exposed:
         file = strategy.exposed[0]
         return f"other accounts may read the key {file}, so it is not used; type: chmod 600 {file}"
-    if kinds := _other_logins(error):
-        return (
-            f"{route.target} accepts no keys, only: {', '.join(kinds)}; a launch logs in with keys:"
-            " set PubkeyAuthentication yes in the sshd_config there"
-        )
-    tried = strategy.tried
-    keys = (
-        f"none of {plural(tried, 'key')} was accepted, or the account is disabled"
-        if tried
-        else "there is no key to log in with"
-    )
-    hint = f"ssh-copy-id -p {route.connection.port} {user}@{route.connection.host}"
-    if not tried:  # ssh-copy-id would have nothing to copy
-        hint = f"ssh-keygen -t ed25519, then {hint}"
-    reason = f" ({strategy.disconnect_reason})" if strategy.disconnect_reason else ""
-    return f"login as {user} at {route.target} refused{reason}, {keys}; type: {hint}"
-
-
-def _other_logins(error: BaseException) -> list[str]:
-    """Return the kinds of login that a host accepts, where keys are none of them."""
     tried = error.result if isinstance(error, AuthFailure) else ()
     refusals = [each.result for each in tried if isinstance(each.result, BadAuthenticationType)]
     kinds = {one_line(kind)[:40] for refusal in refusals for kind in refusal.allowed_types}
-    return [] if "publickey" in kinds else sorted(kinds)[:10]
+    if kinds and "publickey" not in kinds:
+        kinds_shown = ", ".join(sorted(kinds)[:10])
+        return (
+            f"{route.target} accepts no keys, only: {kinds_shown}; a launch logs in with keys:"
+            " set PubkeyAuthentication yes in the sshd_config there"
+        )
+    keys = f"none of {plural(strategy.tried, 'key')} was accepted, or the account is disabled"
+    hint = f"ssh-copy-id -p {route.connection.port} {user}@{route.connection.host}"
+    if not strategy.tried:  # ssh-copy-id would have nothing to copy
+        keys = "there is no key to log in with"
+        hint = f"ssh-keygen -t ed25519, then {hint}"
+    reason = f" ({strategy.disconnect_reason})" if strategy.disconnect_reason else ""
+    return f"login as {user} at {route.target} refused{reason}, {keys}; type: {hint}"
 
 
 def message_of(error: BaseException) -> str:

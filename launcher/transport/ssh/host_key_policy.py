@@ -1,21 +1,33 @@
-"""The policy for host keys: which one is accepted, and the errors for all others."""
+"""The policy for host keys: which one is accepted, and the errors for all others.
 
+RevokedHostKeys of ssh_config names files of keys that no host may have, even if known_hosts has
+them. Such a file is a text with a public key on each line, or a binary list (KRL) as
+`ssh-keygen -k` makes it, which `ssh-keygen -Q` reads. With a file that cannot be read or is
+invalid, no connection is made, as with the ssh client.
+"""
+
+import base64
 import shlex
+import subprocess
 import time
+from pathlib import Path
 
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
 from launcher.errors import AccessRefused
-from launcher.transport.ssh.host_keys.certificates import Certificate, certificate_of
-from launcher.transport.ssh.host_keys.known_hosts import (
+from launcher.transport.ssh.certificates import Certificate, certificate_of, packed
+from launcher.transport.ssh.known_hosts import (
     KeyVerdict,
     fingerprint,
     known_hosts_line,
     record,
 )
-from launcher.transport.ssh.host_keys.revocation import is_revoked
 from launcher.transport.ssh.route import SshRoute
+from rackrun.terminal import one_line
+
+KRL_MAGIC = b"SSHKRL\n\0"
+KRL_SECONDS = 10.0  # for ssh-keygen to read a binary list
 
 
 class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
@@ -47,7 +59,6 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
             raise AccessRefused(_wrong_key(route, verdict, key))
 
     def _verdict(self, key: paramiko.PKey) -> KeyVerdict:
-        """Return the verdict on a key; a certificate makes its key known, unless one is revoked."""
         route = self._route
         known_hosts, name, port = route.known_hosts, route.key_name, route.key_port
         shown = certificate_of(key.public_blob.key_blob) if key.public_blob else None
@@ -58,14 +69,13 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
         authority = known_hosts.verdict_on(name, port, shown.authority)
         if authority.status == "revoked":
             return authority
-        trusted = shown.scheme in self._route.restrictions.authorities
+        trusted = shown.scheme in route.restrictions.authorities
         certified = trusted and known_hosts.is_certified(name, port, shown, time.time())
-        if certified and is_signed(shown):
-            return KeyVerdict("known")
-        return verdict
+        # A certificate that does not hold is no harm: the plain key counts, as with ssh.
+        return KeyVerdict("known") if certified and is_signed(shown) else verdict
 
     def _check_restrictions(self, key: paramiko.PKey, shown: Certificate | None) -> None:
-        """Raise AccessRefused for a key that ssh_config forbids, known or not."""
+        # Known or not: ssh_config forbids these keys.
         restrictions = self._route.restrictions
         label, target = self._route.label, self._route.target
         if key.get_name() == "ssh-rsa" and key.get_bits() < restrictions.rsa_bits:
@@ -88,6 +98,51 @@ def is_signed(certificate: Certificate) -> bool:
         return bool(authority.verify_ssh_sig(certificate.signed, signature))
     except (UnknownKeyType, paramiko.SSHException, ValueError):
         return False
+
+
+def is_revoked(file: Path, shown: bytes, underlying: frozenset[bytes]) -> bool:
+    """Return whether a file revokes the key or certificate `shown`.
+
+    `underlying` are the plain keys of a certificate: its own and its authority's. Raises
+    AccessRefused where the file cannot be read or is invalid.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise AccessRefused(f"RevokedHostKeys {file}: {error.strerror}") from None
+    if content.startswith(KRL_MAGIC):
+        return _is_in_list(file, shown)
+    return not underlying.isdisjoint(_text_keys(file, content))
+
+
+def _text_keys(file: Path, content: bytes) -> set[bytes]:
+    keys: set[bytes] = set()
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        fields = line.split()
+        if fields and not fields[0].startswith(b"#"):
+            try:
+                blob = base64.b64decode(fields[1], validate=True)
+            except (IndexError, ValueError):
+                blob = b""
+            if not blob.startswith(packed(fields[0])):
+                raise AccessRefused(f"RevokedHostKeys {file}:{number}: not a public key")
+            keys.add(blob)
+    return keys
+
+
+def _is_in_list(file: Path, shown: bytes) -> bool:
+    kind = shown[4 : 4 + int.from_bytes(shown[:4], "big")]  # a key begins with its type
+    line = kind + b" " + base64.b64encode(shown) + b"\n"
+    command = ["ssh-keygen", "-Q", "-f", str(file), "/dev/stdin"]
+    try:
+        asked = subprocess.run(command, input=line, capture_output=True, timeout=KRL_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = f"ssh-keygen, which reads such lists, failed: {error}"
+        raise AccessRefused(f"RevokedHostKeys {file}: {reason}") from None
+    if b"REVOKED" not in asked.stdout and asked.returncode != 0:
+        message = one_line(asked.stderr.decode(errors="replace"))
+        raise AccessRefused(f"RevokedHostKeys {file}: {message}")
+    return asked.returncode != 0
 
 
 def _unknown_key(route: SshRoute, line: str, key: paramiko.PKey) -> str:

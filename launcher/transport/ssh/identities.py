@@ -19,11 +19,10 @@ from paramiko.auth_strategy import (
 )
 from paramiko.pkey import UnknownKeyType
 
-from launcher.transport.ssh.algorithms import allowed, signatures
-from launcher.transport.ssh.host_keys.certificates import CERTIFICATE, certificate_of
+from launcher.transport.ssh.certificates import CERTIFICATE, certificate_of
 from launcher.transport.ssh.light_fabric import Config
 from launcher.transport.ssh.protocol import SshProtocol
-from launcher.transport.ssh.restrictions import rsa_bits
+from launcher.transport.ssh.restrictions import allowed, rsa_bits, signatures
 
 CUT_SHORT = "the connection was closed in the middle of the login"
 _DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
@@ -86,7 +85,7 @@ class PublicKeyLogin(AuthStrategy):
             agent.close()
 
     def _attempts(self, key: paramiko.PKey) -> Iterator[AuthSource]:
-        """Yield the key with its certificate from ssh_config, if any, and then without."""
+        # With its certificate from ssh_config, if it has one, then without.
         file = Path(self._settings.get("certificatefile", "none"))
         shown = certificate_of(_public_blob(file))
         if shown is not None and shown.key == key.asbytes():
@@ -97,25 +96,25 @@ class PublicKeyLogin(AuthStrategy):
         yield from self._attempt(key)
 
     def _attempt(self, key: paramiko.PKey, suffix: str = "") -> Iterator[AuthSource]:
-        """Yield a key, unless ssh_config excludes all of its algorithms, or it is too short."""
         kind = key.get_name()
         names = [name for name in signatures(kind) if allowed(self._accepted, f"{name}{suffix}")]
         if not names or (kind == "ssh-rsa" and key.get_bits() < rsa_bits(self._settings)):
             return
         self._transport.pubkeys = tuple(names)
         self.tried += 1
+        # paramiko gives each key this long; ours is a limit for all of them together.
         self._transport.auth_timeout = max(0.0, self._deadline - time.monotonic())
         yield InMemoryPrivateKey(self._username, key)
 
     def _load(self, file: Path) -> paramiko.PKey | None:
-        """Return the key of a file; None when there is none, or it needs a passphrase."""
         try:
             status = file.stat()
+            # As the ssh client: a key of another owner, such as root's, may be readable.
             if status.st_uid == os.getuid() and status.st_mode & 0o077:
                 self.exposed.append(file)
                 return None
             return paramiko.PKey.from_path(file)
-        except TypeError:
+        except TypeError:  # paramiko's sign of a key with a passphrase
             self.locked.append(file)
         except (OSError, ValueError, UnknownKeyType):
             pass  # no such file, or a public key whose private key only an agent has
@@ -145,7 +144,6 @@ class _KeyAgent(AgentSSH):
 
 
 def _public_blob(file: Path) -> bytes:
-    """Return the public key of a key file, from its .pub file; empty where that is missing."""
     public = file if file.suffix == ".pub" else file.with_name(f"{file.name}.pub")
     try:
         return base64.b64decode(public.read_text().split()[1], validate=True)

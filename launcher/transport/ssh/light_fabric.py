@@ -9,24 +9,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+# The stand-ins work, for a program that launches and also uses invoke's MockContext, or its
+# settings in YAML.
+
 
 def _mock(*args: Any, **options: Any) -> Any:
-    """Return a Mock, for a program that launches, and uses invoke's MockContext as well."""
     from unittest.mock import Mock
 
     return Mock(*args, **options)
 
 
 def _safe_load(stream: Any) -> Any:
-    """Parse YAML, for a program that launches, and has settings files of invoke as well."""
     from invoke.vendor import yaml
 
     return yaml.safe_load(stream)  # type: ignore[no-untyped-call]
 
 
 def _version(package: str) -> str:
-    """Return the version of an installed package, which the name of a folder beside it has."""
-    for folder in sys.path:
+    for folder in sys.path:  # the folder of an installed package's metadata has its version
         for installed in Path(folder).glob(f"{package}-*.dist-info"):
             return installed.stem.partition("-")[2]
     from importlib.metadata import version

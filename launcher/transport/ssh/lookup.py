@@ -43,7 +43,9 @@ class ClientConfig(paramiko.SSHConfig):
         options = SSHConfigDict()
         self._read(options, hostname, hostname, is_second=False)
         target = self._target(hostname, options)
-        if options.get("canonicalizehostname", "no") != "no" or self._has_final():
+        criteria = [each for block in self._config for each in block.get("matches", ())]
+        has_final = any(criterion["type"] == "final" for criterion in criteria)
+        if has_final or options.get("canonicalizehostname", "no") != "no":
             options["hostname"] = target
             self._read(options, hostname, target, is_second=True)
         options["hostname"] = target
@@ -55,7 +57,6 @@ class ClientConfig(paramiko.SSHConfig):
         return SSHConfigDict(self._expand_variables(options, hostname))  # type: ignore[attr-defined]
 
     def _target(self, name: str, options: Options) -> str:
-        """Return the name to connect to: by HostName, in lower case, by CanonicalizeHostname."""
         target = _expanded(options.get("hostname", name), name).lower()
         canonicalize = options.get("canonicalizehostname", "no")
         is_direct = not any((options.get(option) or "none") != "none" for option in PROXIES)
@@ -66,24 +67,16 @@ class ClientConfig(paramiko.SSHConfig):
         domains = options["canonicaldomains"].split()
         return str(self.canonicalize(target, options, domains))
 
-    def _has_final(self) -> bool:
-        return any(
-            criterion["type"] == "final"
-            for block in self._config
-            for criterion in block.get("matches", ())
-        )
-
     def _read(self, options: Options, name: str, target: str, is_second: bool) -> None:
-        """Add the options of the text, where one has no value yet; keys add up."""
         values: dict[str, Any] = options
         reading = _Reading(self, options, name, target, is_second)
         for block in self._config:
             if not reading.enters(block.get("matches", ())):
                 continue
             for option, value in block["config"].items():
-                if option not in options:
+                if option not in options:  # the first value counts
                     values[option] = value[:] if value is not None else None
-                elif option == "identityfile":
+                elif option == "identityfile":  # but of these, each is tried
                     values[option] += [file for file in value if file not in values[option]]
 
 
@@ -115,7 +108,6 @@ class _Reading:
         return result
 
     def _holds(self, kind: str, value: str) -> bool:
-        """Return whether a criterion holds; options that were read until now count."""
         if kind == "inside":
             return self.applies.get(value, False)
         if kind in ("canonical", "final"):
@@ -131,10 +123,9 @@ class _Reading:
         return matches(self.options.get("user", user) if kind == "user" else user, value.split(","))
 
     def _succeeds(self, criterion: Criterion) -> bool:
-        """Run the command of `Match exec` as the client does, without our input and output."""
         context = (self.options, self.name, "match-exec", criterion["param"])
         command = self.config._tokenize(*context)  # type: ignore[attr-defined]
-        shell = os.environ.get("SHELL", "/bin/sh")
+        shell = os.environ.get("SHELL", "/bin/sh")  # as the client runs it
         nothing = subprocess.DEVNULL
         done = subprocess.run([shell, "-c", command], stdin=nothing, stdout=nothing, check=False)
         return done.returncode == 0

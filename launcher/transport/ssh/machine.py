@@ -58,18 +58,16 @@ class Machine:
             return self._start(argv, self._route if first else self._short_route)
         except BROKEN as error:
             if first and self._route.connection.is_connected:
-                raise HostUnreachable(
-                    f"{self.name}: {no_program_message(self._route, error)}"
-                ) from error
+                reason = no_program_message(self._route, error)
+                raise HostUnreachable(f"{self.name}: {reason}") from error
         self.close()
         with translated(self._short_route):
             open_route(self._short_route)
         try:
             return self._start(argv, self._short_route)
         except BROKEN as error:
-            raise HostLost(
-                f"{self.name}: {no_program_message(self._short_route, error)}"
-            ) from error
+            reason = no_program_message(self._short_route, error)
+            raise HostLost(f"{self.name}: {reason}") from error
 
     def _start(self, argv: Sequence[str], route: SshRoute) -> "SshChannel":
         seconds = route.settings.channel_seconds
@@ -104,15 +102,16 @@ class SshChannel:
             try:
                 data = data[self._channel.send(data) :]
             except BROKEN as error:
-                raise HostLost(
-                    f"{self._name}: the connection broke: {message_of(error)}"
-                ) from error
+                reason = f"the connection broke: {message_of(error)}"
+                raise HostLost(f"{self._name}: {reason}") from error
 
     def receive(self, seconds: float | None = None) -> bytes:
         """Wait for output; return b"" once the program has ended or the connection broke.
 
         Raises TimeoutError when there was neither for `seconds`.
         """
+        # In slices: what a program writes to standard error meanwhile would fill its window, and
+        # stop it.
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             left = WAKE_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
@@ -159,7 +158,7 @@ class SshChannel:
 
 
 def _execute(channel: paramiko.Channel, command: str, seconds: float) -> None:
-    """Run a command; paramiko itself would wait for the reply without limit."""
+    # paramiko itself would wait for the reply without limit.
     late = threading.Event()
 
     def close_late() -> None:

@@ -17,16 +17,15 @@ from launcher.run.hosts import Host
 from launcher.run.settings import ReachOptions
 from launcher.transport.open_files import allow_connections
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.ssh.config import Directives, expanded
+from launcher.transport.ssh.config import Directives, expanded, paths
 from launcher.transport.ssh.connect import close_route, open_gateway, open_route
 from launcher.transport.ssh.failures import translated
 from launcher.transport.ssh.host_key_policy import HostKeyPolicy
-from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
 from launcher.transport.ssh.identities import PublicKeyLogin
+from launcher.transport.ssh.known_hosts import KnownHosts
 from launcher.transport.ssh.light_fabric import Config, Connection
 from launcher.transport.ssh.lookup import ClientConfig
 from launcher.transport.ssh.machine import Machine
-from launcher.transport.ssh.paths import paths
 from launcher.transport.ssh.restrictions import restrictions_of
 from launcher.transport.ssh.route import ConnectSettings, SshRoute
 from rackrun.errors import Problem, UsageError
@@ -75,21 +74,8 @@ class Network:
     def try_each(self, hosts: Sequence[Host]) -> list[Machine | Problem]:
         """Log in to all hosts at once; return for each the machine, or why it cannot be reached."""
         routes = self.routes_to(hosts)
-        return self._log_in(hosts, routes, self._resolve_all(routes))
-
-    def routes_to(self, hosts: Sequence[Host]) -> list[SshRoute]:
-        """Return the routes to hosts by ssh_config, without contacting any of them."""
-        routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
-        self._routes += routes
-        return routes
-
-    def _resolve_all(self, routes: Sequence[SshRoute]) -> Failures:
-        return _failures(_resolve, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
-
-    def _log_in(
-        self, hosts: Sequence[Host], routes: Sequence[SshRoute], failed: Failures
-    ) -> list[Machine | Problem]:
-        """Open the gateways, then the hosts; hosts behind a failed gateway are not tried."""
+        # Unknown names are reported before any host is contacted.
+        failed = _failures(_resolve, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
         allow_connections(len(self._routes))
         hops = [gateway for gateway in self._hops() if _failure_of(gateway, failed) is None]
         failed = {**failed, **_failures(open_gateway, hops)}
@@ -103,6 +89,12 @@ class Network:
             return Machine(host, route)
 
         return each(machine, list(zip(hosts, routes, strict=True)))
+
+    def routes_to(self, hosts: Sequence[Host]) -> list[SshRoute]:
+        """Return the routes to hosts by ssh_config, without contacting any of them."""
+        routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
+        self._routes += routes
+        return routes
 
     def _hops(self) -> list[SshRoute]:
         return [gateway for gateway in self._gateways.values() if gateway is not None]
@@ -138,26 +130,26 @@ class Network:
             user=user,
             port=port,
             config=config,
-            gateway=gateway.connection
-            if gateway
-            else "",  # "": none, and Fabric is not to look for one
+            gateway=gateway.connection if gateway else "",  # "": none, and Fabric looks for none
             forward_agent=False,
         )
         strict = settings.get("stricthostkeychecking", "ask")
         alias = settings.get("hostkeyalias")
         tokens = _tokens(name, connection, settings)
-        user_files = paths(
-            "UserKnownHostsFile", settings.get("userknownhostsfile", USER_KNOWN_HOSTS), tokens
-        )
-        system_files = paths(
-            "GlobalKnownHostsFile", settings.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS), {}
-        )
+        user_setting = settings.get("userknownhostsfile", USER_KNOWN_HOSTS)
+        user_files = paths("UserKnownHostsFile", user_setting, tokens)
+        # ssh takes no tokens in this one
+        system_setting = settings.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS)
+        system_files = paths("GlobalKnownHostsFile", system_setting, {})
+        files = tuple(map(str, user_files + system_files))
+        if files not in self._known_hosts_of:  # hosts of a launch usually share them
+            self._known_hosts_of[files] = KnownHosts(user_files + system_files)
         route = SshRoute(
             label=label,
             connection=connection,
             settings=self._settings,
             restrictions=restrictions_of(name, settings, tokens),
-            known_hosts=self._known_hosts(user_files + system_files),
+            known_hosts=self._known_hosts_of[files],
             key_name=alias or connection.host,
             key_port=22 if alias else connection.port,
             record_in=user_files[0],
@@ -171,7 +163,6 @@ class Network:
         return route
 
     def _gateway(self, name: str, settings: dict[str, Any]) -> SshRoute | None:
-        """Return the last hop of a host's ProxyJump, which all hosts behind it share."""
         jump = settings.get("proxyjump", "none")
         hops = [] if jump.lower() == "none" else jump.split(",")
         through: SshRoute | None = None
@@ -179,9 +170,9 @@ class Network:
             user, hop_name, port = _hop(hop, jump)
             if hop_name in (name, settings["hostname"]):
                 return None  # the gateway itself, where `Host *` names it for all
-            chain = ",".join(hops[:number])
+            chain = ",".join(hops[:number])  # hosts with the same first hops share these
             if chain not in self._gateways:
-                self._gateways[chain] = None
+                self._gateways[chain] = None  # while its own ProxyJump is followed: see below
                 hop_route = self._route(hop_name, user, port, f"gateway {hop_name}", through)
                 self._gateways[chain] = hop_route
             through = self._gateways[chain]
@@ -190,18 +181,17 @@ class Network:
         return through
 
     def _config(self, name: str, user: str | None, port: int | None) -> Config:
-        """Return Fabric's view of ssh_config; user and port of hosts.txt override it."""
+        # The first value of an option counts: user and port of hosts.txt override ssh_config.
         given = (f"User {user}\n" if user else "") + (f"Port {port}\n" if port else "")
         text = f"{given}{_OVERRIDES}Host *\n{self._directives.about(name)}{_DEFAULTS}"
         if text not in self._configs:
-            self._configs[text] = _fabric_config(text)
+            try:
+                ssh_config = ClientConfig.from_text(text)
+            except paramiko.ConfigParseError as error:
+                raise UsageError(f"ssh_config: {error}") from None
+            login = {"authentication": {"strategy_class": PublicKeyLogin}}
+            self._configs[text] = Config(overrides=login, ssh_config=ssh_config, lazy=True)
         return self._configs[text]
-
-    def _known_hosts(self, files: list[Path]) -> KnownHosts:
-        key = tuple(map(str, files))
-        if key not in self._known_hosts_of:
-            self._known_hosts_of[key] = KnownHosts(files)
-        return self._known_hosts_of[key]
 
 
 def _config_text(file: Path | None) -> str:
@@ -214,17 +204,7 @@ def _config_text(file: Path | None) -> str:
     return f"{user_text}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
 
 
-def _fabric_config(text: str) -> Config:
-    try:
-        ssh_config = ClientConfig.from_text(text)
-    except paramiko.ConfigParseError as error:
-        raise UsageError(f"ssh_config: {error}") from None
-    login = {"authentication": {"strategy_class": PublicKeyLogin}}
-    return Config(overrides=login, ssh_config=ssh_config, lazy=True)
-
-
 def _hop(hop: str, jump: str) -> tuple[str | None, str, int | None]:
-    """Return user, name and port of one hop of a ProxyJump: `[user@]host[:port]`, or as a URL."""
     match = _HOP.fullmatch(hop.strip())
     port = int(match["port"] or 0) if match else 0
     if match is None or port > _LARGEST_PORT:
@@ -233,9 +213,8 @@ def _hop(hop: str, jump: str) -> tuple[str | None, str, int | None]:
 
 
 def _tokens(name: str, connection: Connection, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of `%h` and the like in the names of files."""
     ours = socket.gethostname()
-    return {
+    return {  # TOKENS in ssh_config(5)
         "%": "%",
         "d": str(Path.home()),
         "h": connection.host,
@@ -256,20 +235,18 @@ def _failures(
     seconds: float | None = None,
     late: Callable[[SshRoute], Problem] = lambda route: HostUnreachable(route.label),
 ) -> Failures:
-    """Do the work for all routes at once; return the errors."""
     outcomes = zip(routes, each(work, routes, seconds, late), strict=True)
     return {id(route): error for route, error in outcomes if error is not None}
 
 
 def _failure_of(route: SshRoute | None, failed: Failures) -> Problem | None:
-    """Return what failed on a route, or on a gateway on its way."""
     if route is None:
         return None
     return failed.get(id(route)) or _failure_of(route.gateway, failed)
 
 
 def _resolve(route: SshRoute) -> None:
-    """Look the name up where this machine connects to it; a gateway resolves its own targets."""
+    # Where this machine connects to it; a gateway or a ProxyCommand resolves its own targets.
     if route.gateway is None and not route.command:
         with translated(route):
             socket.getaddrinfo(route.connection.host, route.connection.port, route.family)

@@ -6,8 +6,7 @@ from typing import Any
 
 import paramiko
 
-from launcher.transport.ssh.algorithms import KEYS, signatures
-from launcher.transport.ssh.restrictions import Restrictions
+from launcher.transport.ssh.restrictions import KEYS, Restrictions, signatures
 from launcher.transport.ssh.route import SshRoute
 from rackrun.terminal import one_line
 
@@ -37,12 +36,10 @@ class SshProtocol(paramiko.Transport):
         self.disconnect_reason = one_line(reason) or f"reason {code}"
 
     def _parse_global_request(self, message: paramiko.Message) -> None:
-        """Refuse a request, and acknowledge it at once.
-
-        After a login, sshd announces its other host keys. Its kernel sends nothing more before that
-        is acknowledged (Nagle); ours would wait 40 ms for data to acknowledge it with, in vain.
-        """
         super()._parse_global_request(message)  # type: ignore[misc]
+        # After a login, sshd announces its other host keys, which we refuse. Its kernel sends
+        # nothing more before that is acknowledged (Nagle); ours would wait 40 ms for data to
+        # acknowledge it with, in vain.
         if isinstance(self.sock, socket.socket) and hasattr(socket, "TCP_QUICKACK"):  # Linux
             with suppress(OSError):  # the connection broke just now, or leads to a ProxyCommand
                 self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -73,9 +70,8 @@ def protocol_for(route: SshRoute, sock: Any, disabled_algorithms: object = None)
     """
     connection: Any = _GatewayChannel(sock) if isinstance(sock, paramiko.Channel) else sock
     protocol = SshProtocol(connection)
-    protocol.handshake_timeout = (
-        2 * route.settings.handshake_seconds
-    )  # never reached: Fabric's limit is shorter
+    # Never reached: Fabric's limit is shorter.
+    protocol.handshake_timeout = 2 * route.settings.handshake_seconds
     protocol.restrictions = route.restrictions
     protocol.certified = bool(route.known_hosts.authorities(route.key_name, route.key_port))
     security = protocol.get_security_options()

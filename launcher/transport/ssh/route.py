@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import IO
 
-from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
+from launcher.transport.ssh.known_hosts import KnownHosts
 from launcher.transport.ssh.light_fabric import Connection
 from launcher.transport.ssh.restrictions import Restrictions
 from rackrun.light_dataclass import dataclass

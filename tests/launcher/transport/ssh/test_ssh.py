@@ -21,8 +21,8 @@ from launcher.errors import AccessRefused, HostLost, HostUnreachable
 from launcher.run.hosts import Host
 from launcher.transport.parallel import each
 from launcher.transport.ssh import ConnectSettings, Machine, Network
+from launcher.transport.ssh.certificates import certificate_of
 from launcher.transport.ssh.host_key_policy import is_signed
-from launcher.transport.ssh.host_keys.certificates import certificate_of
 from rackrun.errors import UsageError
 from tests.launcher.lab import (
     Lab,

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from launcher.transport.ssh.host_keys.certificates import Certificate, packed
+from launcher.transport.ssh.certificates import Certificate, packed
 from rackrun.light_dataclass import dataclass
 
 KeyStatus = Literal["known", "unknown", "changed", "revoked"]
@@ -78,6 +78,7 @@ class KnownHosts:
         """Return the key types known for a host, which are to be asked for first."""
         entries = _entry(name, port), _entry(name, STANDARD_PORT)
         plain = ([key for key in self._lookup(entry) if not key.marker] for entry in entries)
+        # The bare name counts only where no line has a key for this port.
         return tuple(dict.fromkeys(key.type for key in next(filter(None, plain), ())))
 
     def authorities(self, name: str, port: int) -> tuple[KnownKey, ...]:
@@ -153,20 +154,16 @@ def _lowered(name: str) -> str:
 
 
 def _lines(file: Path) -> list[KnownKey]:
-    """Return the keys of a file, whose lines end with a line feed only.
-
-    Other characters that end a line for `splitlines`, such as U+2028, may occur in a comment.
-    """
     try:
         text = file.read_bytes().decode("utf-8", "surrogateescape")
     except OSError:
         return []
+    # Not splitlines: what else ends a line for it, such as U+2028, may occur in a comment.
     numbered = enumerate(text.split("\n"), start=1)
     return [key for number, line in numbered if (key := _key_of(line, file, number))]
 
 
 def _key_of(line: str, file: Path, number: int) -> KnownKey | None:
-    """Return the key of a line; None for a comment, and for a line that is invalid for ssh too."""
     fields = re.split("[ \t]+", line.partition("\0")[0].strip(" \t\r"))
     marker = fields.pop(0) if fields[0].startswith("@") else ""
     if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", REVOKED, AUTHORITY):
@@ -174,7 +171,7 @@ def _key_of(line: str, file: Path, number: int) -> KnownKey | None:
     names, kind, text = fields[:3]
     try:
         blob = base64.b64decode(text, validate=True)
-        written = packed(kind.encode("ascii"))
+        written = packed(kind.encode("ascii"))  # a key begins with its type
     except ValueError:  # not Base64, or not ASCII
         return None
     return KnownKey(names, kind, blob, file, number, marker) if blob.startswith(written) else None
@@ -182,7 +179,8 @@ def _key_of(line: str, file: Path, number: int) -> KnownKey | None:
 
 def _matches(names: str, entry: str) -> bool:
     if names.startswith("|"):
-        return _hashed_matches(names, entry)
+        salt, digest = _hashed(names)
+        return bool(salt) and hmac.compare_digest(_name_hash(salt, entry), digest)
     is_match = False
     for name in names.split(","):
         if name.startswith("!") and fnmatch.fnmatchcase(entry, _glob(name[1:])):
@@ -192,18 +190,11 @@ def _matches(names: str, entry: str) -> bool:
 
 
 def _glob(pattern: str) -> str:
-    """Return a pattern for fnmatch; ssh knows * and ? but no sets, so brackets are escaped."""
-    return _lowered(pattern).replace("[", "[[]")
+    return _lowered(pattern).replace("[", "[[]")  # ssh knows * and ?, but no sets
 
 
-def _hashed_matches(name: str, entry: str) -> bool:
-    salt, digest = _hashed(name)
-    return bool(salt) and hmac.compare_digest(_name_hash(salt, entry), digest)
-
-
-@functools.cache
+@functools.cache  # of one line, for all the hosts that are looked up
 def _hashed(name: str) -> tuple[bytes, bytes]:
-    """Return salt and digest of a hashed name; empty when it is invalid."""
     fields = name.split("|")
     if len(fields) != 4 or fields[1] != "1":
         return b"", b""
@@ -215,9 +206,7 @@ def _hashed(name: str) -> tuple[bytes, bytes]:
 
 
 def _name_hash(salt: bytes, entry: str) -> bytes:
-    return hmac.digest(
-        salt, entry.encode("utf-8", "surrogateescape"), "sha1"
-    )  # as the format has it
+    return hmac.digest(salt, entry.encode("utf-8", "surrogateescape"), "sha1")  # by the format
 
 
 def _base64(data: bytes) -> str:

@@ -1,7 +1,6 @@
 """Host certificates, parsed from the bytes that a host sends."""
 
 import struct
-from collections.abc import Iterator
 
 from rackrun.light_dataclass import dataclass
 
@@ -44,7 +43,10 @@ class Certificate:
 
 
 def certificate_of(blob: bytes) -> Certificate | None:
-    """Return the host certificate in some bytes; None for anything else, or an unknown type."""
+    """Return the certificate in some bytes; None for anything else, or an unknown type.
+
+    The format: https://github.com/openssh/openssh-portable/blob/master/PROTOCOL.certkeys
+    """
     try:
         kind, at = _string(blob, 0)
         plain = kind.decode("ascii").removesuffix(CERTIFICATE)
@@ -63,29 +65,24 @@ def certificate_of(blob: bytes) -> Certificate | None:
         authority, signed = _string(blob, at)
         signature, _ = _string(blob, signed)
         scheme = _string(signature, 0)[0].decode("ascii")
-        listed = tuple(_all_strings(names))
+        listed, name_at = [], 0
+        while name_at < len(names):
+            listed_name, name_at = _string(names, name_at)
+            listed.append(listed_name.decode())
     except (KeyError, UnicodeDecodeError, struct.error):
         return None
     signed_part = blob[:signed]
     return Certificate(
-        key, use, listed, after, before, critical, authority, signed_part, signature, scheme
+        key, use, tuple(listed), after, before, critical, authority, signed_part, signature, scheme
     )
 
 
 def _string(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the length-prefixed string at an offset, and the offset after it."""
-    (length,) = struct.unpack_from(">I", data, at)
+    (length,) = struct.unpack_from(">I", data, at)  # four bytes before each string
     end = at + 4 + length
     if end > len(data):
         raise struct.error("cut off")
     return data[at + 4 : end], end
-
-
-def _all_strings(data: bytes) -> Iterator[str]:
-    at = 0
-    while at < len(data):
-        text, at = _string(data, at)
-        yield text.decode()
 
 
 def packed(data: bytes) -> bytes:

@@ -1,1 +1,0 @@
-"""Host keys: which are known, certified, revoked, and accepted."""
