@@ -133,7 +133,7 @@ class HostFileWatch:
             if not refused:
                 ranks = sum(host.processes for host in self._plan.hosts)
                 ranks += facts.host.processes(facts["look"]["gpus"])
-                if why := cluster.task.growth_problem(self._plan.world_size, ranks):
+                if why := cluster.requirements.task.growth_problem(self._plan.world_size, ranks):
                     refused = [f"{label}: {why}"]
             if refused:
                 self._note("\n".join(refused))

@@ -150,7 +150,7 @@ def _row(
         return TableRow(check.name, facts.host.label, "ok", pending[check.name])
     mild = check.warns or check.name in allowed
     level: Level = "ok" if not problem else "warning" if mild else "refused"
-    hint = (cluster.synced and check.hint_after_sync) or check.hint
+    hint = (cluster.requirements.synced and check.hint_after_sync) or check.hint
     return TableRow(check.name, facts.host.label, level, value, problem, hint if problem else "")
 
 
@@ -170,41 +170,48 @@ def lines_of(rows: Sequence[TableRow]) -> list[str]:
 # -- the checks
 
 
+def _field(question: str, name: str) -> Callable[..., str]:
+    """Return a function that reads a field of a reply, to be shown, or as the problem itself."""
+    return lambda host, cluster=None: str(host[question].get(name, ""))
+
+
+def _interpreter(name: str) -> Callable[[HostFacts], str]:
+    return lambda host: str(host["look"]["interpreter"].get(name, ""))
+
+
 def _same(read: Callable[[HostFacts], str]) -> Callable[[HostFacts, ClusterFacts], str]:
     """Return a judge that objects where a host differs from the first one."""
 
     def wrong(host: HostFacts, cluster: ClusterFacts) -> str:
         first = first_responding(cluster)
-        first_value = read(first)
-        return (
-            f"differs from {first.host.label}: {first_value}" if read(host) != first_value else ""
-        )
+        expected = read(first)
+        return "" if read(host) == expected else f"differs from {first.host.label}: {expected}"
 
     return wrong
 
 
-def _interpreter(host: HostFacts) -> str:
-    return str(host["look"]["interpreter"].get("version", ""))
+_version, _torch, _cuda = map(_interpreter, ("version", "torch", "cuda"))
+_image = _field("image", "id")
+
+
+def _not_shown(host: HostFacts) -> str:
+    return ""
+
+
+def _is_inspected(host: HostFacts, cluster: ClusterFacts) -> bool:
+    """Return True if the interpreter was inspected here and on the first host."""
+    return all(facts["look"]["interpreter"] for facts in (host, first_responding(cluster)))
 
 
 def _no_interpreter(host: HostFacts, cluster: ClusterFacts) -> str:
-    if not _looked_into(host, cluster):
+    if not _is_inspected(host, cluster):
         return ""
     error = str(host["look"]["interpreter"].get("error", ""))
-    return error or _same(lambda finding: _interpreter(finding).rpartition(".")[0])(host, cluster)
-
-
-def _torch(host: HostFacts) -> str:
-    return str(host["look"]["interpreter"].get("torch", ""))
-
-
-def _looked_into(host: HostFacts, cluster: ClusterFacts) -> bool:
-    """Return True if the interpreter was inspected here and on the first host."""
-    return all(finding["look"]["interpreter"] for finding in (host, first_responding(cluster)))
+    return error or _same(lambda facts: _version(facts).rpartition(".")[0])(host, cluster)
 
 
 def _no_torch(host: HostFacts, cluster: ClusterFacts) -> str:
-    if not _looked_into(host, cluster):
+    if not _is_inspected(host, cluster):
         return ""
     if not _torch(host):
         python = host["look"]["python"]
@@ -212,16 +219,8 @@ def _no_torch(host: HostFacts, cluster: ClusterFacts) -> str:
     return _same(_torch)(host, cluster)
 
 
-def _cuda(host: HostFacts) -> str:
-    return str(host["look"]["interpreter"].get("cuda", ""))
-
-
-def _other_cuda(host: HostFacts, cluster: ClusterFacts) -> str:
-    return _same(_cuda)(host, cluster) if _torch(host) else ""
-
-
 def _code(host: HostFacts) -> str:
-    return "" if not host["code"] else "as here" if not host["code"].get("count") else "differs"
+    return "" if not host["code"] else "differs" if host["code"].get("count") else "as here"
 
 
 def _code_differs(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -233,37 +232,26 @@ def _code_differs(host: HostFacts, cluster: ClusterFacts) -> str:
     return f"{', '.join(files[:3])}{more}"
 
 
-def _disk(host: HostFacts) -> str:
-    return f"{gibibytes(host['look']['disk_free'])} free"
-
-
 def _clock(host: HostFacts) -> str:
     offset, uncertainty = host["clock"]["offset"], host["clock"]["uncertainty"]
     return "in step" if abs(offset) <= max(2.0, uncertainty) else f"{offset:+.1f} s"
 
 
 def _clock_off(host: HostFacts, cluster: ClusterFacts) -> str:
-    off = abs(host["clock"]["offset"]) - host["clock"]["uncertainty"] > CLOCK_SECONDS
-    return f"the clock is {host['clock']['offset']:+.0f} s off this machine's" if off else ""
+    offset, uncertainty = host["clock"]["offset"], host["clock"]["uncertainty"]
+    is_off = abs(offset) - uncertainty > CLOCK_SECONDS
+    return f"the clock is {offset:+.0f} s off this machine's" if is_off else ""
 
 
 def _network(host: HostFacts) -> str:
-    return " ".join(filter(None, (host["route"].get("interface", ""), _address(host))))
-
-
-def _address(host: HostFacts) -> str:
-    return host.host.address or str(host["route"].get("address", ""))
+    address = host.host.address or str(host["route"].get("address", ""))
+    return " ".join(filter(None, (host["route"].get("interface", ""), address)))
 
 
 def _no_route(host: HostFacts, cluster: ClusterFacts) -> str:
     if "error" in host["address"]:
         return str(host["address"]["error"])
     return f"no route to {cluster.master}: {error}" if (error := host["route"].get("error")) else ""
-
-
-def _master(host: HostFacts) -> str:
-    reached = "reach" in host.replies and "error" not in host["reach"]
-    return "reached" if reached else ""
 
 
 def _master_problem(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -275,48 +263,37 @@ def _master_problem(host: HostFacts, cluster: ClusterFacts) -> str:
 
 
 def _public(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Show the first host that would go there; a name is taken as that host resolves it."""
-    going = [facts for facts in cluster.hosts if _is_public(_meeting_point(facts, cluster))]
-    if not going or host is not going[0]:
-        return ""
-    return f"ranks would meet at the public address {_meeting_point(host, cluster)}"
-
-
-def _meeting_point(host: HostFacts, cluster: ClusterFacts) -> str:
-    return str(host["route"].get("master") or cluster.master)
-
-
-def _is_public(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_global
-    except ValueError:
-        return False  # a name, or nothing: no host has a way there
-
-
-def _shards(host: HostFacts) -> str:
-    return str(host["shards"].get("dataset", ""))
+    """Return it once, for the first host that would go to a public address."""
+    for facts in cluster.hosts:
+        # A name is taken as the host itself resolves it.
+        address = str(facts["route"].get("master") or cluster.master)
+        try:
+            is_public = ipaddress.ip_address(address.partition("%")[0]).is_global
+        except ValueError:
+            is_public = False  # a name, or nothing: no host has a way there
+        if is_public:
+            return f"ranks would meet at the public address {address}" if facts is host else ""
+    return ""
 
 
 def _absent_splits(host: HostFacts, cluster: ClusterFacts) -> str:
     shards = host["shards"]
     if "splits" not in shards:
         return ""
-    return why_no_splits(shards["dataset"], cluster.task.splits, shards["splits"])
+    return why_no_splits(shards["dataset"], cluster.requirements.task.splits, shards["splits"])
 
 
 def _packages(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return what the interpreter of the ranks lacks; trackers run beside the first rank."""
-    needs = cluster.task
-    needed = (*needs.packages, *(needs.trackers if host is first_responding(cluster) else ()))
-    missing = _missing(host, needed)
+    task = cluster.requirements.task
+    is_first = host is first_responding(cluster)  # trackers run beside the first rank
+    missing = _missing(host, (*task.packages, *(task.trackers if is_first else ())))
     return f"{host['look']['python']} has no {', '.join(missing)}" if missing else ""
 
 
 def _modules(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return which modules of the user's own neither the working directory nor Python has."""
-    if not (missing := _missing(host, cluster.task.modules)):
-        return ""
-    return f"no module {', '.join(missing)} in {host['look']['workdir']} or installed"
+    if missing := _missing(host, cluster.requirements.task.modules):
+        return f"no module {', '.join(missing)} in {host['look']['workdir']} or installed"
+    return ""
 
 
 def _missing(host: HostFacts, needed: Sequence[str]) -> list[str]:
@@ -324,7 +301,8 @@ def _missing(host: HostFacts, needed: Sequence[str]) -> list[str]:
 
 
 def _machine_again(host: HostFacts, cluster: ClusterFacts) -> str:
-    if _loopback(host):
+    address = host["look"]["address"].partition("%")[0]
+    if address and ipaddress.ip_address(address).is_loopback:
         return ""  # several sshd on loopback addresses: hosts to try things on
     answered = [facts for facts in cluster.hosts if facts.error is None]
     for other in answered[: answered.index(host)]:
@@ -340,6 +318,7 @@ def _no_tmp(host: HostFacts, cluster: ClusterFacts) -> str:
 
 
 def _held(host: HostFacts, cluster: ClusterFacts) -> str:
+    # Free at the first look, the first host may have been locked before we could.
     lock = host["hold"] if host["hold"].get("holder") else host["look"]
     if not lock.get("holder"):
         return ""
@@ -350,23 +329,10 @@ def _held(host: HostFacts, cluster: ClusterFacts) -> str:
     return f"{BUSY}: {lock['holder']}{ends if run else ''}"
 
 
-def _loopback(host: HostFacts) -> bool:
-    address = host["look"]["address"]
-    return bool(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _image(host: HostFacts) -> str:
-    return str(host["image"].get("id", ""))
-
-
-def _no_image(host: HostFacts, cluster: ClusterFacts) -> str:
-    return str(host["image"].get("error", "")) or _same(_image)(host, cluster)
-
-
 CHECKS = (
     Check(
         "python",
-        _interpreter,
+        _version,
         _no_interpreter,
         "name another with python= in hosts.txt, or make one with --sync",
         "name another with python= in hosts.txt; --sync makes one where none is named",
@@ -380,38 +346,47 @@ CHECKS = (
         f"the same on all hosts, or leave out python= and type {variables.OWN_TORCH}=1 before the "
         "command",
     ),
-    Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
+    Check(
+        "cuda",
+        _cuda,
+        lambda host, cluster: _same(_cuda)(host, cluster) if _torch(host) else "",
+        "install the same torch on all hosts",
+    ),
     Check(
         "packages",
-        lambda host: "",
+        _not_shown,
         _packages,
         "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or name "
         "another interpreter with python= in hosts.txt",
     ),
     Check(
         "modules",
-        lambda host: "",
+        _not_shown,
         _modules,
         "type MODULE:NAME, as my_module:Net for Net in my_module.py of this folder",
     ),
     Check(
         "weights",
-        lambda host: "",
-        lambda host, cluster: str(host["look"].get("weights_problem", "")),
+        _not_shown,
+        _field("look", "weights_problem"),
         "--weights names a file of each host; copy it there, or name a URL",
     ),
     Check(
         "cache",
-        lambda host: "",
-        lambda host, cluster: str(host["look"].get("cache_problem", "")),
+        _not_shown,
+        _field("look", "cache_problem"),
         "name another folder with --cache; each host makes its own",
     ),
-    Check("image", _image, _no_image),
+    Check(
+        "image",
+        _image,
+        lambda host, cluster: str(host["image"].get("error", "")) or _same(_image)(host, cluster),
+    ),
     Check("gpus", gpus.models, gpus.wrong_count),
     Check("driver", gpus.driver, gpus.unusable, gpus.ON_CPU),
     Check("gpu health", gpus.state, gpus.sick, gpus.SICK_HINT),
-    Check("gpu signs", lambda host: "", gpus.suspicious, "see dmesg, nvidia-smi -q", warns=True),
-    Check("gpu kind", lambda host: "", gpus.odd_one_out, "ranks wait for the slowest", warns=True),
+    Check("gpu signs", _not_shown, gpus.suspicious, "see dmesg, nvidia-smi -q", warns=True),
+    Check("gpu kind", _not_shown, gpus.odd_one_out, "ranks wait for the slowest", warns=True),
     Check("gpu use", gpus.memory, gpus.busy, "look with nvidia-smi", warns=True),
     Check(
         "code",
@@ -422,27 +397,27 @@ CHECKS = (
     ),
     Check(
         "workdir",
-        lambda host: str(host["look"]["workdir"]),
-        lambda host, cluster: str(host["look"]["workdir_problem"]),
+        _field("look", "workdir"),
+        _field("look", "workdir_problem"),
         "name another with workdir= in hosts.txt, or make it with --sync",
         "name another with workdir= in hosts.txt",
     ),
     Check(
         "disk",
-        _disk,
+        lambda host: f"{gibibytes(host['look']['disk_free'])} free",
         lambda host, cluster: "almost full" if host["look"]["disk_free"] < LEAST_DISK else "",
         "make room",
     ),
     Check(
         "tmp",
-        lambda host: "",
+        _not_shown,
         _no_tmp,
         "an agent keeps its files and its lock in /tmp: make room there, or let every account "
         "write to it (chmod 1777 /tmp)",
     ),
     Check(
         "open files",
-        lambda host: str(host["look"]["open_files"]),
+        _field("look", "open_files"),
         lambda host, cluster: (
             "too few" if 0 <= host["look"]["open_files"] < LEAST_OPEN_FILES else ""
         ),
@@ -458,22 +433,22 @@ CHECKS = (
     ),
     Check(
         "master",
-        _master,
+        lambda host: "reached" if "error" not in host.replies.get("reach", {"error": ""}) else "",
         _master_problem,
         "see the firewall, or address= of the first host",
         needed=True,
     ),
-    Check("public", lambda host: "", _public, "name a private one with address= in hosts.txt"),
+    Check("public", _not_shown, _public, "name a private one with address= in hosts.txt"),
     Check(
         SHARDS,
-        _shards,
-        lambda host, cluster: str(host["shards"].get("error", "")),
+        _field("shards", "dataset"),
+        _field("shards", "error"),
         f"name others with --data; to make some, type: {called('convert')} --help; those of this "
         "machine: see --serve-address, the firewall",
     ),
     Check(
         SPLITS,
-        lambda host: "",
+        _not_shown,
         _absent_splits,
         f"name another with --eval-split; to hold one out, type: {called('convert')} --help",
     ),
@@ -483,25 +458,20 @@ CHECKS = (
         _held,
         "type --wait to start when it is free; --include takes hosts and GPUs that are free",
     ),
-    Check(
-        "shared lock",
-        lambda host: "",
-        lambda host, survey: str(host["look"]["lock_problem"]),
-        warns=True,
-    ),
+    Check("shared lock", _not_shown, _field("look", "lock_problem"), warns=True),
     Check(
         DRAINED,
-        lambda host: "",
+        _not_shown,
         lambda host, cluster: host.drained(time.time()).removeprefix("drained "),
         f"leave it out with --exclude; to use it, type: {called('rack')} HOSTS --undrain HOST",
     ),
     Check(
         HISTORY,
-        lambda host: "",
+        _not_shown,
         lambda host, cluster: host.past(time.time()),
         f"look at {called('rack')} HOSTS, which can also drain a host",
         warns=True,
     ),
-    Check("machine", lambda host: "", _machine_again, "for more processes write slots=N"),
+    Check("machine", _not_shown, _machine_again, "for more processes write slots=N"),
 )
 """In the order of the table."""

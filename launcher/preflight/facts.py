@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import partial
 from typing import Any
 
 from launcher.errors import HostUnreachable
 from launcher.files.working_tree import WorkingTree
 from launcher.preflight.replies import believed
 from launcher.remote import history as remote_history
-from launcher.remote import ports, probe
+from launcher.remote import network, probe
 from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
 from launcher.run.incidents import History, Incident, history
@@ -136,10 +135,8 @@ class ClusterFacts:
     hosts: tuple[HostFacts, ...]
     master: str = ""
     port: int = 0
-    on_cpu: bool = False
-    """No rank will use a GPU."""
-    task: TaskNeeds = TaskNeeds()
-    synced: bool = False
+    requirements: Requirements = Requirements(workdir="")
+    """What the hosts were asked about."""
 
     @property
     def ranks(self) -> int:
@@ -158,7 +155,7 @@ class ClusterFacts:
         hosts = [host for host in self.hosts if host.error is None]
         torches = {str(host["look"]["interpreter"].get("torch", "")) for host in hosts}
         drivers = {str(host["gpus"].get("driver", "")).partition(".")[0] for host in hosts}
-        shown = (("torch", torches), ("driver", set() if self.on_cpu else drivers))
+        shown = (("torch", torches), ("driver", set() if self.requirements.on_cpu else drivers))
         return ", ".join(
             f"{what} {' and '.join(sorted(kinds - {''}))}" for what, kinds in shown if any(kinds)
         )
@@ -205,14 +202,13 @@ NO_FACTS = ClusterFacts(())
 
 
 def _held(facts: HostFacts) -> bool:
-    """Lock what a run holds of a host; return whether no other launch was faster."""
     assert facts.client is not None
     for path, shared in facts.locks:
         reply = facts.client.call("hold", path=path, shared=shared)
         with suppress(Misshapen):
             if believed("hold", reply).get("holder") == "":
                 continue
-        return False
+        return False  # another launch was faster
     return True
 
 
@@ -241,21 +237,18 @@ def gather_facts(
         for host, transport in zip(hosts, transports, strict=True)
     ]
     _all(probes, HostProbe.ask_about_host, seconds)
-    offers: list[tuple[str, int]] = []
-    _all(probes[:1], lambda first: offers.append(_meeting_point(first, requirements)), seconds)
+    offers: list[tuple[str, int]] = []  # none where the first host has failed
+    _all(probes[:1], lambda first: offers.append(first.listen()), seconds)
     master, port = offers[0] if offers else ("", 0)
     if port:
         token = probes[0].token
         _all(probes, lambda host_probe: host_probe.test_route(master, port, token), seconds)
         _all(probes[:1], lambda host_probe: host_probe.ask("hush"), seconds)
     facts = tuple(replace(each.facts, client=each.client) for each in probes)
-    return ClusterFacts(
-        facts, master, port, requirements.on_cpu, requirements.task, requirements.synced
-    )
+    return ClusterFacts(facts, master, port, requirements)
 
 
 def _all(probes: Sequence[HostProbe], action: Any, seconds: float) -> None:
-    """Do something on every host that answers, and note what fails as that host's error."""
     able = [host_probe for host_probe in probes if host_probe.facts.error is None]
     outcomes = each(action, able, seconds=seconds, late=HostProbe.late)
     for host_probe, outcome in zip(able, outcomes, strict=True):
@@ -263,26 +256,8 @@ def _all(probes: Sequence[HostProbe], action: Any, seconds: float) -> None:
             host_probe.facts = replace(host_probe.facts, error=outcome)
 
 
-def _meeting_point(first: HostProbe, requirements: Requirements) -> tuple[str, int]:
-    """Return the first host's address and port for the others; port 0 when it has none to offer."""
-    private = first.facts["address"].get("address") or first.facts["look"]["address"]
-    address = first.host.address or private or "127.0.0.1"
-    looks_only = requirements.full or requirements.chooses
-    if not looks_only and not first.facts["look"]["holder"]:
-        _hold(first)
-    listening = first.ask("listen", address=address, port=requirements.port, token=first.token)
-    return address, listening.get("port", 0)
-
-
-def _hold(first: HostProbe) -> None:
-    """Lock the first host: of two launches at the same time, the first to lock it goes on."""
-    for path, shared in first.facts.locks:
-        if first.ask("hold", path=path, shared=shared).get("holder"):
-            return
-
-
 class HostProbe:
-    """Questions to one host."""
+    """Questions to one host, whose replies become its facts."""
 
     def __init__(
         self,
@@ -291,40 +266,62 @@ class HostProbe:
         requirements: Requirements,
         client: RpcClient | None = None,
     ) -> None:
+        """Ask through `client`, or through a new probe where that is None or has ended."""
         self.host = host
         self.transport = transport
         self.requirements = requirements
         self.token = secrets.token_hex(8)
-        self.facts = HostFacts(host, transport if isinstance(transport, Problem) else None)
+        self.replies: dict[str, Reply] = {}
+        error = transport if isinstance(transport, Problem) else None
+        self.facts = HostFacts(host, error, self.replies)
         self.client = client
 
     def ask_about_host(self) -> None:
         """Ask everything that does not need the other hosts."""
         requirements, host = self.requirements, self.host
-        self._tell_clock([self._compared(self._begin)])
-        workdir = self.facts["look"]["workdir"]
-        if requirements.image is not None and not self.facts["look"]["workdir_problem"]:
-            self._look_into(requirements.image)
+        self._measure_clock()
+        look, image = self.replies["look"], requirements.image
+        if image is not None and not look["workdir_problem"]:
+            command = [*image.docker_run(look), look["python"]]
+            packages = requirements.task.imports
+            inspected = self.ask("image", name=image.name, command=command, packages=packages)
+            # The ranks run on the interpreter of the container, in place of the host's.
+            look = {**look, "interpreter": inspected.get("interpreter", {})}
+            self._note("look", look)
         questions: dict[str, dict[str, object]] = {}
         if host.interface:
             questions["address"] = {"interface": host.interface}
         if requirements.code is not None:
-            questions["code"] = {"root": workdir, "files": dict(requirements.code.files)}
+            files = dict(requirements.code.files)
+            questions["code"] = {"root": look["workdir"], "files": files}
         if requirements.data:
+            environment = (*requirements.environment, *host.env)
             questions["shards"] = {
                 "data": requirements.data,
-                "workdir": workdir,
+                "workdir": look["workdir"],
                 "every_shard": requirements.full,
-                "environment": _access_of((*requirements.environment, *host.env)),
+                "environment": {n: value for n, value in environment if n in variables.ACCESS},
             }
-        if requirements.full or (self.facts["look"]["gpus"] and not requirements.on_cpu):
-            questions["gpus"] = {
-                "full": requirements.full
-            }  # last: nothing else is read while nvidia-smi works
+        if requirements.full or (look["gpus"] and not requirements.on_cpu):
+            # Last: the probe reads no other order while nvidia-smi works.
+            questions["gpus"] = {"full": requirements.full}
         self._ask_all(questions)
 
-    def _begin(self) -> Reply:
-        """Start the probe; its first look."""
+    def _measure_clock(self) -> None:
+        """Start with the first look, and note how far the host's clock is ahead: the best round.
+
+        What came with that look is enough, unless the host was slow to start the probe.
+        """
+        rounds: list[tuple[float, float]] = []
+        while not rounds or (min(rounds)[0] > CLOCK_SECONDS and len(rounds) < CLOCK_ROUNDS):
+            before, began = time.time(), time.monotonic()
+            host_time = (self.ask("clock") if rounds else self._first_look())["time"]
+            half = (time.monotonic() - began) / 2  # the reply was made half-way, give or take this
+            rounds.append((half, host_time - before - half))
+        uncertainty, offset = min(rounds)
+        self.replies["clock"] = {"offset": offset, "uncertainty": uncertainty}
+
+    def _first_look(self) -> Reply:
         requirements, host = self.requirements, self.host
         python = host.python or requirements.python
         arguments: dict[str, object] = dict(
@@ -340,37 +337,42 @@ class HostProbe:
             name=host.label,
             chooses=requirements.chooses,
         )
-        facts = self._note("look", self._first_reply(python, arguments))
-        if "error" in facts:
-            raise HostUnreachable(f"{host.label}: cannot look around there: {facts['error']}")
-        remembered = remembered_of(host.label, facts.get("history", ""))
-        self.facts = replace(self.facts, history=remembered)
-        return facts
-
-    def _first_reply(self, python: str, arguments: Mapping[str, object]) -> Reply:
-        """Return the reply of the probe that runs there already, or of a new one."""
+        reply: Reply | None = None
         if self.client is not None:
             try:
-                return self.client.call("look", **arguments)
+                reply = self.client.call("look", **arguments)
             except HostUnreachable:  # it has waited too long for us, or its connection broke
                 self.client.close()
-        assert not isinstance(self.transport, Problem)
-        first = order(do="look", **arguments)
-        self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
-        return self.client.reply()
+        if reply is None:
+            assert not isinstance(self.transport, Problem)
+            first = order(do="look", **arguments)
+            self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
+            reply = self.client.reply()
+        look = self._note("look", reply)
+        if "error" in look:
+            raise HostUnreachable(f"{host.label}: cannot look around there: {look['error']}")
+        self.facts = replace(self.facts, history=remembered_of(host.label, look["history"]))
+        return look
 
-    def _look_into(self, image: ContainerSpec) -> None:
-        """Inspect the interpreter in a container, in place of the host's."""
-        basics = self.facts["look"]
-        command = [*image.docker_run(basics), basics["python"]]
-        packages = self.requirements.task.imports
-        inspected = self.ask("image", name=image.name, command=command, packages=packages)
-        self._note("look", {**basics, "interpreter": inspected.get("interpreter", {})})
+    def listen(self) -> tuple[str, int]:
+        """Have the first host offer an address and a port to the others; return both, or port 0.
+
+        It is locked before that: of two launches at the same time, the first to lock it goes on.
+        """
+        look, requirements = self.replies["look"], self.requirements
+        private = self.facts["address"].get("address") or look["address"]
+        address = self.host.address or private or "127.0.0.1"
+        if not (requirements.full or requirements.chooses or look["holder"]):
+            for path, shared in self.facts.locks:
+                if self.ask("hold", path=path, shared=shared).get("holder"):
+                    break
+        reply = self.ask("listen", address=address, port=requirements.port, token=self.token)
+        return address, reply.get("port", 0)
 
     def test_route(self, address: str, port: int, token: str) -> None:
         """Test the way to the master, whose listener proves that it knows the token."""
-        number = secrets.token_bytes(ports.NONCE_BYTES)
-        expected = ports.proof(token.encode(), number).hex()
+        number = secrets.token_bytes(network.NONCE_BYTES)
+        expected = network.proof(token.encode(), number).hex()
         reach = {"address": address, "port": port, "number": number.hex(), "expected": expected}
         self._ask_all({"route": {"address": address}, "reach": reach})
 
@@ -380,12 +382,19 @@ class HostProbe:
         return self._note(question, self.client.call(question, **arguments))
 
     def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
-        """Send several orders at once, and then take their replies."""
         assert self.client is not None
-        for question, arguments in questions.items():
+        for question, arguments in questions.items():  # all at once, so that no round trip is lost
             self.client.order(question, **arguments)
         for question in questions:
             self._note(question, self.client.reply())
+
+    def _note(self, question: str, reply: Reply) -> Reply:
+        try:
+            self.replies[question] = believed(question, reply)
+        except Misshapen as error:
+            nonsense = f"{self.host.label}: its answer is not that of the probe ({error})"
+            raise HostUnreachable(nonsense) from None
+        return reply
 
     def late(self) -> HostUnreachable:
         """Return the error for a host whose probe does not answer in time."""
@@ -394,43 +403,7 @@ class HostProbe:
             return HostUnreachable(f"{self.host.label}: {reason} like wait for there?")
         return HostUnreachable(f"{self.host.label}: does not answer our questions")
 
-    def _tell_clock(self, rounds: list[tuple[float, float]]) -> None:
-        """Note how far the host's clock is ahead, and how exactly we know: the best of few rounds.
-
-        What came with the first look is enough, unless the host was slow to start the probe.
-        """
-        while min(rounds)[0] > CLOCK_SECONDS and len(rounds) < CLOCK_ROUNDS:
-            rounds.append(self._compared(partial(self.ask, "clock")))
-        uncertainty, offset = min(rounds)
-        self._keep("clock", {"offset": offset, "uncertainty": uncertainty})
-
-    @staticmethod
-    def _compared(ask: Callable[[], Reply]) -> tuple[float, float]:
-        """Return the seconds of uncertainty, and by how many the host's clock is ahead of ours."""
-        before, began = time.time(), time.monotonic()
-        host_time = ask()["time"]
-        half = (time.monotonic() - began) / 2
-        return half, host_time - before - half
-
-    def _note(self, question: str, reply: Reply) -> Reply:
-        """Keep a reply that has the shape of a probe's."""
-        try:
-            believed(question, reply)
-        except Misshapen as error:
-            nonsense = f"{self.host.label}: its answer is not that of the probe ({error})"
-            raise HostUnreachable(nonsense) from None
-        return self._keep(question, reply)
-
-    def _keep(self, question: str, reply: Reply) -> Reply:
-        self.facts = replace(self.facts, replies={**self.facts.replies, question: reply})
-        return reply
-
 
 def remembered_of(host: str, text: str) -> History:
     """Return what this machine remembers of a host, and what the host itself does."""
     return history(remote_history.read(host), text)
-
-
-def _access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the part of the ranks' environment that concerns access to a server of shards."""
-    return {name: value for name, value in environment if name in variables.ACCESS}

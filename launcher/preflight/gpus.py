@@ -61,7 +61,7 @@ def unusable(host: HostFacts, cluster: ClusterFacts) -> str:
     gpus, basics = host["gpus"], host["look"]
     interpreter = basics["interpreter"]
     torch = str(interpreter.get("torch", ""))
-    if cluster.on_cpu or not basics["gpus"] or "driver" not in gpus or not torch:
+    if cluster.requirements.on_cpu or not basics["gpus"] or "driver" not in gpus or not torch:
         return ""
     return gpu_problem(
         torch,
@@ -88,12 +88,12 @@ def state(host: HostFacts) -> str:
 
 def sick(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return why no rank can compute on some of the GPUs, unless all ranks are on the CPU."""
-    return "" if cluster.on_cpu else "; ".join(_each(host, troubles))
+    return "" if cluster.requirements.on_cpu else "; ".join(_each(host, troubles))
 
 
 def suspicious(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return what may slow GPUs down, or end a run later."""
-    return "" if cluster.on_cpu else "; ".join(_each(host, signs))
+    return "" if cluster.requirements.on_cpu else "; ".join(_each(host, signs))
 
 
 def suspects(gpus: Reply, seconds: int) -> str:

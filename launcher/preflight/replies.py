@@ -10,7 +10,6 @@ import ipaddress
 from typing import Annotated, Any, Literal
 
 from launcher.remote import history, probe
-from launcher.remote.notes import LETTERS, MOST_NOTES
 from launcher.transport.rpc import Reply
 from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
@@ -18,7 +17,6 @@ from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 MOST_GPUS = 1024
 MOST_CORES = 1 << 16
 MOST_NAMED = 16
-MOST_WAITERS = probe.MOST_WAITERS
 
 shape = dataclass(eq=False, repr=False)
 """Not frozen, as none is kept: making a frozen class takes four times as long, at every launch."""
@@ -40,8 +38,8 @@ LOCK = r"(/tmp|/[^\0-\x1f]{0,3000}/\.rackrun)/rackrun-[^\0-\x1f/]{1,200}\.lock"
 Text = Annotated[str, AtMost(4096)]
 """Text to be shown."""
 Name = Annotated[str, AtMost(255)]
-RunOfUser = Annotated[str, Matches("[0-9a-f]{32}|")]
-"""The run that holds a host, if it is one of the account that we log in to."""
+Run = Annotated[str, Matches("[0-9a-f]{32}|")]
+"""The id of a run, or empty."""
 Path = Annotated[str, AtMost(4096), Matches(r"/[^\0]*")]
 Program = Annotated[str, AtMost(4096), Matches(r"[^\0]+")]
 Address = Annotated[str, AtMost(64), AnAddress()]
@@ -96,18 +94,29 @@ class HostNote:
 
     uid: Number
     user: Name
-    text: Annotated[str, AtMost(LETTERS)]
+    text: Annotated[str, AtMost(history.NOTE_LETTERS)]
     at: Annotated[float, Between(0, 1e11)]
 
 
 @shape
-class LookReply(Clock):
+class HostReply(Clock):
+    """What both `look` and `occupancy` report."""
+
+    cores: Annotated[int, Between(1, MOST_CORES)]
+    gpus: Annotated[int, Between(0, MOST_GPUS)]
+    disk_free: Count
+    lock_problem: Text
+    history: HistoryText
+    notes: Annotated[tuple[HostNote, ...], AtMost(history.MOST_NOTES)]
+
+
+@shape
+class LookReply(HostReply):
     """Facts that are known at once."""
 
     machine: Annotated[str, AtMost(512)]
     address: Address
     lock: Annotated[str, Matches(LOCK)]
-    lock_problem: Text
     holder: Text
     workdir: Path
     workdir_problem: Text
@@ -115,23 +124,19 @@ class LookReply(Clock):
     python: Program
     interpreter: Interpreter
     user: User
-    cores: Annotated[int, Between(1, MOST_CORES)]
-    gpus: Annotated[int, Between(0, MOST_GPUS)]
-    disk_free: Count
     open_files: Annotated[int, Between(-1, 2**53)]
     weights_problem: Text = ""
     cache_problem: Text = ""
-    run: RunOfUser = ""
+    run: Run = ""
+    """The run that holds the host, if it is one of the account that we log in to."""
     queued: bool = False
     """`holder` is a launch that waits, and comes before this one."""
-    history: HistoryText = ""
-    notes: Annotated[tuple[HostNote, ...], AtMost(MOST_NOTES)] = ()
     taken: Annotated[tuple[Annotated[int, Between(0, MOST_GPUS)], ...], AtMost(MOST_GPUS)] = ()
     """GPUs that others hold, or wait for before us; only for a launch that chooses hosts."""
 
 
 @shape
-class Inside:
+class ImageReply:
     """An image, and the interpreter in it."""
 
     id: Annotated[str, Matches(r"[0-9a-f]{1,64}")]
@@ -215,10 +220,10 @@ class Listening:
 
 @shape
 class HeldReply:
-    """Holder of a lock; empty: the probe itself."""
+    """Holder of a lock, and its run as in `LookReply`; empty: the probe itself."""
 
     holder: Text
-    run: RunOfUser = ""
+    run: Run = ""
 
 
 @shape
@@ -229,7 +234,7 @@ class Use:
     pid: Number
     user: Name
     since: Annotated[float, Between(0, 1e11)]
-    run: Annotated[str, Matches("[0-9a-f]{32}|")]
+    run: Run
     name: Name
     is_ours: bool = False
 
@@ -244,18 +249,12 @@ class Waiter:
 
 
 @shape
-class Occupancy(Clock):
+class Occupancy(HostReply):
     """What the table of the rack has of a host, but for its GPUs."""
 
     load: Annotated[float, Between(0, 1e6)]
     uses: Annotated[tuple[Use, ...], AtMost(MOST_GPUS)]
-    queue: Annotated[tuple[Waiter, ...], AtMost(MOST_WAITERS)]
-    cores: Annotated[int, Between(1, MOST_CORES)]
-    gpus: Annotated[int, Between(0, MOST_GPUS)]
-    disk_free: Count
-    lock_problem: Text
-    history: HistoryText
-    notes: Annotated[tuple[HostNote, ...], AtMost(MOST_NOTES)]
+    queue: Annotated[tuple[Waiter, ...], AtMost(probe.MOST_WAITERS)]
 
 
 @shape
@@ -273,7 +272,7 @@ class DoneReply:
 
 SHAPES: dict[str, type] = {
     "look": LookReply,
-    "image": Inside,
+    "image": ImageReply,
     "gpus": Gpus,
     "code": CodeReply,
     "address": Device,

@@ -22,9 +22,29 @@ HARDWARE_XIDS = (48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121, 140, 149)
 """Errors that NVIDIA's catalog blames on memory, links, the bus or firmware, not on a program."""
 SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 """Clocks below their limit for other reasons than idleness and the power limit that was set."""
+KFD = "/dev/kfd"  # the driver of AMD's GPUs
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
-XID = re.compile(r"\[ *(\d+)\.\d+\].*NVRM: Xid \((?:PCI:)?([0-9a-fA-F:]+)[.0-9]*\): (\d+)")
+XID = r"\[ *(\d+)\.\d+\].*NVRM: Xid \((?:PCI:)?([0-9a-fA-F:]+)[.0-9]*\): (\d+)"
+"""A line of the kernel's log; not compiled here, since every launch imports this module."""
+CSV = "--format=csv,noheader,nounits"
+REPAIRS_PENDING = ("remapped_row_pending", "pending_retirement")
 MOST_XIDS = 16  # of a GPU, the newest
+
+
+def gpu_count() -> int:
+    """Return the number of GPUs; AMD's count where their tools are installed."""
+    count = len([name for name in os.listdir("/dev") if is_gpu(name)])
+    if count or not os.path.exists(KFD) or find_program("rocm-smi") is None:
+        return count
+    for path in (os.path.join(KFD_NODES, name, "gpu_id") for name in names_in(KFD_NODES)):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            count += int(file.read()) > 0  # the nodes of the driver without a GPU are CPUs
+    return count
+
+
+def is_gpu(name: str) -> bool:
+    """Return True for the device of one NVIDIA GPU, False for one that all GPUs share."""
+    return name.startswith("nvidia") and name[6:].isdigit()
 
 
 def gpus(full: bool) -> dict[str, Any]:
@@ -36,7 +56,7 @@ def gpus(full: bool) -> dict[str, Any]:
     if program is None:
         return {"gpus": [], "processes": []}
     text = "\n".join(lines_of(program, "-q", "-x"))
-    parts = re.split(r"<gpu id=\"([^\"]*)\">", text)[1:]
+    parts = re.split(r"<gpu id=\"([^\"]*)\">", text)[1:]  # bus address, text, bus address, …
     described_gpus = [described(each) for each in parts[1::2]]
     if full:
         errors, links = xids(), _nvlinks(program)
@@ -47,15 +67,12 @@ def gpus(full: bool) -> dict[str, Any]:
     pids = [
         int(match[1])
         for match in re.finditer(r"<pid>(\d+)</pid>.*?<type>([^<]*)<", text, re.DOTALL)
-        if "C" in match[2]
+        if "C" in match[2]  # computes, and does not only draw
     ]
     return {
         "gpus": described_gpus,
         "driver": tag_text(text, "driver_version"),
-        # none from drivers before 510
-        "capabilities": lines_of(
-            program, "--query-gpu=compute_cap", "--format=csv,noheader,nounits"
-        ),
+        "capabilities": lines_of(program, "--query-gpu=compute_cap", CSV),  # none before 510
         "processes": [{"pid": pid, "name": name_of(pid)} for pid in dict.fromkeys(pids)],
     }
 
@@ -67,10 +84,8 @@ def described(text: str) -> dict[str, Any]:
     older = re.findall(r"<total>(\d+)<", section(volatile, "double_bit"))
     reasons = re.findall(r"<clocks_(?:event|throttle)_reason_(\w+)>Active<", text)
     failed = tag_text(text, "remapped_row_failure") == "Yes"
-    pending = "Yes" in (
-        tag_text(text, "remapped_row_pending"),
-        tag_text(text, "pending_retirement"),
-    )
+    # Rows are remapped from Ampere on; before, whole pages were retired.
+    pending = "Yes" in [tag_text(text, tag) for tag in REPAIRS_PENDING]
     return {
         "name": tag_text(text, "product_name"),
         "total": number(memory, "total"),
@@ -104,7 +119,6 @@ def number(text: str, tag: str) -> int:
 
 
 def _nvlinks(program: str) -> dict[int, int]:
-    """Return how many NVLinks of each GPU are up."""
     links: dict[int, int] = {}
     gpu = -1
     for line in lines_of(program, "nvlink", "--status"):
@@ -119,26 +133,16 @@ def _nvlinks(program: str) -> dict[int, int]:
 def xids(lines: list[str] | None = None) -> dict[str, list[dict[str, int]]]:
     """Return hardware errors in the kernel's log, by bus address; none where it may not be read."""
     if lines is None:
-        try:
+        lines = []
+        with contextlib.suppress(OSError):
             lines = lines_of("dmesg")
-        except OSError:
-            lines = []
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     errors: dict[str, list[dict[str, int]]] = {}
-    for match in filter(None, map(XID.search, lines)):
+    for match in filter(None, (re.search(XID, line) for line in lines)):
         if int(match[3]) in HARDWARE_XIDS:
             error = {"code": int(match[3]), "seconds": max(0, int(now - int(match[1])))}
             errors.setdefault(match[2].lower(), []).append(error)
     return errors
-
-
-def amd_gpus() -> int:
-    """Return how many GPUs the driver of a host with rocm-smi has; nodes without one are CPUs."""
-    count = 0
-    for path in (os.path.join(KFD_NODES, name, "gpu_id") for name in names_in(KFD_NODES)):
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            count += int(file.read()) > 0
-    return count
 
 
 def name_of(pid: int) -> str:

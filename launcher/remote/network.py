@@ -1,18 +1,41 @@
-"""The network devices and addresses of a host, and its route to another one."""
+"""The network of a host: its addresses, its route to the master, and the master's port.
+
+That port, of the rendezvous, is tried from the other hosts before the run:
+
+    listen  on the first host: hold a free port, and prove to callers that it is this launcher's
+    reach   on the others: call it, and check the proof
+    hush    on the first host: release the port
+
+The token never crosses the network: a caller sends a random number and gets its HMAC. The caller
+has both from the launcher, so only the first host needs to load OpenSSL.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import select
 import socket
 import struct
+import time
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
+    import threading
     from typing import Any
 
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # struct ifreq on 64 bits: an interface's name and address
+
+CONNECT_SECONDS = 5.0
+MOST_CALLERS = 512
+NONCE_BYTES = 16
+PROOF_BYTES = 32
+STRANGER = "another program answers there"
+
+LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
+"""What `listen` has opened, and the thread that answers there."""
 
 
 def route(address: str) -> dict[str, Any]:
@@ -59,3 +82,116 @@ def addresses() -> list[tuple[str, str]]:
                 packed, *_, name = line.split()
                 pairs.append((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed)), name))
     return pairs
+
+
+# -- the master's port
+
+
+def listen(address: str, port: int, token: str) -> dict[str, Any]:
+    """Listen on a port that is free here, for the other hosts to try, until `hush`."""
+    import threading
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("", port))
+    except OSError as error:
+        listener.close()
+        return {"error": f"port {port}: {error.strerror}"}
+    listener.listen(1024)
+    greeter = threading.Thread(target=greet, args=(listener, token.encode()), daemon=True)
+    greeter.start()
+    LISTENERS.append((listener, greeter))
+    return {"port": listener.getsockname()[1]}
+
+
+def hush() -> dict[str, Any]:
+    """Stop listening: the port is now free for torchrun."""
+    while LISTENERS:
+        listener, greeter = LISTENERS.pop()
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the greeter
+        greeter.join(CONNECT_SECONDS)
+        listener.close()
+    return {}
+
+
+def greet(listener: socket.socket, token: bytes) -> None:
+    """Prove to callers that this program knows the token, without revealing it.
+
+    Many may call at once. The caller closes first: the side that does so keeps its port in
+    TIME_WAIT, and torchrun is to bind this one in a moment.
+    """
+    waiting = select.epoll()
+    callers: dict[int, tuple[socket.socket, float]] = {}  # the oldest first
+    listener.setblocking(False)
+    waiting.register(listener, select.EPOLLIN)
+    while True:
+        for descriptor, _ in waiting.poll(1.0):
+            if descriptor == listener.fileno():
+                if not _let_in(listener, waiting, callers):
+                    hang_up(callers, 0)
+                    return
+            elif descriptor in callers and not answered(callers[descriptor][0], token):
+                callers.pop(descriptor)[0].close()
+        late = sum(since < time.monotonic() - CONNECT_SECONDS for _, since in callers.values())
+        hang_up(callers, min(len(callers) - late, MOST_CALLERS))
+
+
+def _let_in(
+    listener: socket.socket, waiting: select.epoll, callers: dict[int, tuple[socket.socket, float]]
+) -> bool:
+    """Accept one more call; return False when `hush` has closed the listener."""
+    try:
+        caller, _ = listener.accept()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            hang_up(callers, len(callers) // 2)
+            time.sleep(0.01)  # where there is no connection to close, this would spin
+        return error.errno != errno.EINVAL
+    caller.setblocking(False)
+    callers[caller.fileno()] = caller, time.monotonic()
+    waiting.register(caller, select.EPOLLIN)
+    return True
+
+
+def answered(caller: socket.socket, token: bytes) -> bool:
+    """Answer a caller's number, which comes in one piece; return False at the end of the call."""
+    try:
+        number = caller.recv(NONCE_BYTES)
+        if len(number) == NONCE_BYTES:
+            caller.sendall(proof(token, number))
+    except OSError:
+        return False
+    return bool(number)
+
+
+def hang_up(callers: dict[int, tuple[socket.socket, float]], left: int) -> None:
+    """Close the oldest connections until at most this many are left."""
+    for descriptor in list(callers)[: max(0, len(callers) - left)]:
+        callers.pop(descriptor)[0].close()
+
+
+def proof(token: bytes, number: bytes) -> bytes:
+    """Return the answer to a number that proves knowledge of the token."""
+    import hmac
+
+    return hmac.digest(token, number, "sha256")
+
+
+def reach(address: str, port: int, number: str, expected: str) -> dict[str, Any]:
+    """Check that the first host's listener can be reached, and is this launcher's.
+
+    `expected` is the proof for `number`, both as hexadecimal digits.
+    """
+    deadline = time.monotonic() + CONNECT_SECONDS
+    received = b""
+    with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
+        sock.sendall(bytes.fromhex(number))
+        while len(received) < PROOF_BYTES:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            data = sock.recv(PROOF_BYTES - len(received))
+            received += data
+            if not data:
+                break
+    return {} if received.hex() == expected else {"error": STRANGER}

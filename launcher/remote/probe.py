@@ -1,8 +1,8 @@
 """The program that looks at a host before a run: it answers questions and changes nothing.
 
 At the order `become` its process reads the next program instead, which is the run's agent: so a
-host starts one Python for both. What few questions need is imported where it is needed, since every
-launch waits for this program to start.
+host starts one Python for both. What is slow to import (OpenSSL, urllib, threading) is imported
+where it is needed, since every launch waits for this program to start.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import socket
 import sys
 import time
 
-from launcher.remote import locks, service
+from launcher.remote import gpus, history, locks, network, service
 from launcher.remote.files import INSTALLED, file_digest
-from launcher.remote.holders import holder_of, in_the_way, taken_gpus, user_name
-from launcher.remote.locks import HELD, TICKET, lock_path, queue, release, remove_lock
-from launcher.remote.network import address_of, route
-from launcher.remote.notes import notes, put_note
+from launcher.remote.gpus import gpu_count
+from launcher.remote.holders import holder_of, in_the_way, taken_gpus, user_name, uses, waiting
+from launcher.remote.locks import HELD, TICKET, queue, release, remove_lock
 from launcher.remote.waiting import find_program, lines_of, output_of, within
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
@@ -36,10 +35,12 @@ LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8
 NAMED_FILES = 5
 MOST_WAITERS = 256
 LEAST_TMP = 8 << 20  # for the agent of a run, and what torchrun writes about failures
-KFD = "/dev/kfd"  # the driver of AMD's GPUs
 
 DESCRIBED: dict[tuple[str, str], dict[str, Any]] = {}
-"""What this program found out about interpreters."""
+"""What `describe` has returned, by interpreter and working directory."""
+
+OPTIONAL = {"archs", "missing"}
+"""What the program below does not always print."""
 
 DESCRIBE = """\
 import glob, importlib.util, json, mmap, os, re, sys
@@ -69,44 +70,21 @@ On a host with GPUs, also find the architectures that torch was built for, in it
 """
 
 
-_OPTIONAL = ("archs", "missing")
-
-
 def serve(bundle: object) -> None:
     """Answer orders from standard input until it ends, or another program takes over."""
     os.chdir("/")  # an interpreter started in a user's folder might import modules from there
     service.announce()  # leaves with the first answer: its order was sent with this program
     signal.signal(signal.SIGALRM, _leave)
-    orders: dict[str, Callable[..., dict[str, Any]]] = {
-        "look": look,
-        "image": image,
-        "replace": _replace_by,
-        "gpus": gpus,
-        "code": code,
-        "address": address_of,
-        "route": route,
-        "listen": listen,
-        "hush": hush,
-        "reach": reach,
-        "shards": shards,
-        "clock": clock,
-        "hold": hold,
-        "unlock": unlock,
-        "occupancy": occupancy,
-        "remember": remember,
-        "note": note,
-    }
     try:
-        if service.serve(orders, SILENT_SECONDS) == "become":
+        if service.serve(ORDERS, SILENT_SECONDS) == "become":
             become()  # the agent takes over our locks, and lets go of the rest
     finally:
         release()  # also where a launcher that was killed takes no answer any more
 
 
 def _leave(*reason: object) -> None:
-    """End at once, in the middle of a wait."""
     release()
-    os._exit(1)
+    os._exit(1)  # in the middle of a read, which a signal handler that returns would resume
 
 
 def become() -> None:
@@ -119,9 +97,17 @@ def become() -> None:
         program["serve"](loader)
 
 
-def clock() -> dict[str, Any]:
-    """Return the time of this host."""
-    return {"time": time.time()}
+def replace_by(command: list[str]) -> dict[str, Any]:
+    """Replace this process by another program, which then reads standard input."""
+    program = find_program(command[0])
+    if program is not None:
+        release()
+        service.reply({})
+        os.execv(program, command)
+    return {"error": f"there is no {command[0]} on this host"}
+
+
+# -- what a host is like
 
 
 def look(
@@ -147,239 +133,101 @@ def look(
     GPUs are taken.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
-    connection = _connection()
-    lock, planted = _lock_path(connection)
+    lock, planted = lock_of_host()
     queue(lock, parts if waits else [], turn)
+
+    def disk_facts() -> dict[str, Any]:
+        # A container may see other files: what is for the ranks is not looked up here then.
+        file, folder = os.path.join(workdir, weights), os.path.join(workdir, cache)
+        return {
+            "workdir_problem": workdir_problem(workdir),
+            "tmp_problem": tmp_problem(),
+            "python": _find_interpreter(workdir, "" if contained else python),
+            "weights_problem": weights_problem(file) if weights and not contained else "",
+            "cache_problem": cache_problem(folder) if cache and not contained else "",
+            "disk_free": disk_free(workdir),
+        }
+
     try:
-        facts = within(
-            FOLDER_SECONDS, lambda: _look_into(workdir, python, weights, cache, contained)
-        )
+        facts = within(FOLDER_SECONDS, disk_facts)
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     interpreter = (python or "python3") if contained else facts["python"]
-    count = gpu_count()
+    shared = facts_of_host(lock, planted, name)  # before what takes long: it has the time
+    described = (interpreter, workdir)
+    # A launch that waits for hosts to choose from asks again and again.
+    if not contained and not (chooses and described in DESCRIBED):
+        DESCRIBED[described] = describe([interpreter], packages, workdir)
+    connection = ssh_connection()
+    address = connection[2] if connection else ""
     return {
-        **clock(),
         **facts,
+        **shared,
         "machine": machine(),
-        "address": _address_in(connection),
+        "address": address if "." in address or ":" in address else "",  # not UNKNOWN
         "lock": lock,
-        "lock_problem": _lock_problem(planted),
-        "history": _history_of(name),
-        "notes": notes(lock),
         **in_the_way(lock, parts, turn),
         "workdir": workdir,
         "python": interpreter,
-        "interpreter": {} if contained else _described(interpreter, packages, workdir, chooses),
+        "interpreter": {} if contained else DESCRIBED[described],
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
-        "cores": len(os.sched_getaffinity(0)),
-        "gpus": count,
-        "taken": taken_gpus(lock, count, turn) if chooses else [],
+        "taken": taken_gpus(lock, shared["gpus"], turn) if chooses else [],
         "open_files": os.sysconf("SC_OPEN_MAX"),
     }
 
 
-def _look_into(
-    workdir: str, python: str, weights: str, cache: str, contained: bool
-) -> dict[str, Any]:
-    """Return facts about the disk of the working directory; a container may see other files."""
-    file, folder = os.path.join(workdir, weights), os.path.join(workdir, cache)
-    return {
-        "workdir_problem": workdir_problem(workdir),
-        "tmp_problem": tmp_problem(),
-        "python": _find_interpreter(workdir, "" if contained else python),
-        "weights_problem": "" if contained or not weights else _why_unreadable(file),
-        "cache_problem": "" if contained or not cache else cache_problem(folder),
-        "disk_free": min(disk_free(workdir), LARGEST_NUMBER),
-    }
-
-
-def _why_unreadable(file: str) -> str:
-    """Return why a file cannot be read; empty when it can."""
-    try:
-        with open(file, "rb") as opened:
-            opened.read(1)
-    except OSError as error:
-        return f"{file}: {error.strerror}"
-    return ""
-
-
-def image(name: str, command: list[str], packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the id of a container image, and facts about the interpreter that `command` runs."""
-    try:
-        ids = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
-        if not ids:
-            return {"error": _why_no_image(name)}
-    except OSError as error:
-        return {"error": f"docker: {error.strerror}; install it, or leave out --image"}
-    return {"id": ids[0].rpartition(":")[2][:12], "interpreter": describe(command, packages)}
-
-
-def _why_no_image(name: str) -> str:
-    """Return why docker shows no image: it may be missing, or docker may not answer."""
-    if lines_of("docker", "version", "--format", "{{.Server.Version}}"):
-        return f"there is no image {name}; type there: docker pull {name}"
-    user = user_name(os.getuid())
-    return (
-        f"docker does not answer {user}: is it running? is {user} in its group?"
-        f" type: sudo usermod -aG docker {user}"
-    )
-
-
-def _replace_by(command: list[str]) -> dict[str, Any]:
-    """Replace this process by another program, which then reads standard input."""
-    program = find_program(command[0])
-    if program is not None:
-        release()
-        service.reply({})
-        os.execv(program, command)
-    return {"error": f"there is no {command[0]} on this host"}
-
-
-def gpus(**options: Any) -> dict[str, Any]:
-    """Return model, memory and health of every GPU; imported here, for hosts that have some."""
-    from launcher.remote import gpus
-
-    return gpus.gpus(**options)
-
-
-def gpu_count() -> int:
-    """Return the number of GPUs; AMD's count where their tools are installed."""
-    count = len([name for name in os.listdir("/dev") if is_gpu(name)])
-    if count or not os.path.exists(KFD) or find_program("rocm-smi") is None:
-        return count
-    from launcher.remote import gpus
-
-    return gpus.amd_gpus()
-
-
-def code(root: str, files: dict[str, str]) -> dict[str, Any]:
-    """Return the files that are missing, and those whose SHA-256 differs."""
-    missing: list[str] = []
-    different: list[str] = []
-    for path, digest in files.items():
-        actual = file_digest(os.path.join(root, path))
-        if actual != digest:
-            (different if actual else missing).append(path)
-    return {
-        "missing": missing[:NAMED_FILES],
-        "different": different[:NAMED_FILES],
-        "count": len(missing) + len(different),
-    }
-
-
-def listen(**options: Any) -> dict[str, Any]:
-    """Hold a port for the other hosts to try; see `ports`, which few hosts need."""
-    from launcher.remote import ports
-
-    return ports.listen(**options)
-
-
-def hush() -> dict[str, Any]:
-    """Release that port."""
-    from launcher.remote import ports
-
-    return ports.hush()
-
-
-def reach(**options: Any) -> dict[str, Any]:
-    """Call the first host at its port."""
-    from launcher.remote import ports
-
-    return ports.reach(**options)
-
-
-def shards(**options: Any) -> dict[str, Any]:
-    """Read the manifest of the shards, and some of them; see `shard_access`."""
-    from launcher.remote import shard_access
-
-    return shard_access.shards(**options)
-
-
-def hold(path: str, shared: bool) -> dict[str, Any]:
-    """Lock a file until this program ends; return its holder when another process has it."""
-    if locks.hold(path, shared):
-        return {"holder": ""}
-    holder = holder_of([path])
-    return {**holder, "holder": holder["holder"] or "another launch"}
-
-
 def occupancy(workdir: str, name: str) -> dict[str, Any]:
     """Return who uses this host and waits for it, how busy it is, and what happened to it."""
-    from launcher.remote.holders import uses, waiting
-
-    lock, planted = _lock_path(_connection())
-    count = gpu_count()
-    parts = ["", *(f".gpu{number}" for number in range(count))]
+    lock, planted = lock_of_host()
     try:
         free = within(FOLDER_SECONDS, lambda: disk_free(os.path.expanduser(workdir)))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
+    shared = facts_of_host(lock, planted, name)
+    parts = ["", *(f".gpu{number}" for number in range(shared["gpus"]))]
     return {
-        **clock(),
+        **shared,
         "load": os.getloadavg()[0],
         "uses": list(uses(lock, parts)),
         "queue": list(waiting(lock))[:MOST_WAITERS],
-        "cores": len(os.sched_getaffinity(0)),
-        "gpus": count,
-        "disk_free": min(free, LARGEST_NUMBER),
-        "lock_problem": _lock_problem(planted),
-        "history": _history_of(name),
-        "notes": notes(lock),
+        "disk_free": free,
     }
 
 
-def remember(name: str, lines: str) -> dict[str, Any]:
-    """Keep lines about this host, as hosts.txt calls it, in the home of this account."""
-    from launcher.remote import history
-
-    within(HOME_SECONDS, lambda: history.append(name, lines))
-    return {}
-
-
-def note(text: str, at: float) -> dict[str, Any]:
-    """Leave other accounts a note why this host is not to be used; no text: it may be."""
-    lock, _ = _lock_path(_connection())
-    problem = put_note(lock, text, at)
-    return {"error": problem} if problem else {}
-
-
-def _history_of(name: str) -> str:
-    """Return what this account remembers of this host; nothing where its home does not answer."""
-    from launcher.remote import history
-
-    with contextlib.suppress(TimeoutError):
-        return str(within(HOME_SECONDS, lambda: history.read(name)))
-    return ""
+def facts_of_host(lock: str, planted: str, name: str) -> dict[str, Any]:
+    """Return what `look` and `occupancy` both report."""
+    remembered = ""
+    with contextlib.suppress(TimeoutError):  # the home does not answer
+        remembered = str(within(HOME_SECONDS, lambda: history.read(name)))
+    return {
+        **clock(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": gpu_count(),
+        "lock_problem": _lock_problem(planted),
+        "history": remembered,
+        "notes": history.notes(lock),
+    }
 
 
-def unlock() -> dict[str, Any]:
-    """Remove the locks that `hold` has made, but not the tickets."""
-    for path in [path for path in HELD if TICKET not in path]:
-        remove_lock(path, HELD.pop(path))
-    return {}
+def clock() -> dict[str, Any]:
+    """Return the time of this host."""
+    return {"time": time.time()}
 
 
-def _connection() -> list[str]:
-    """Return the addresses and ports of both ends of the SSH connection; empty without one."""
-    return os.environ.get("SSH_CONNECTION", "").split()
+def ssh_connection() -> list[str]:
+    """Return address and port of the client and of this host in the SSH connection, or nothing."""
+    fields = os.environ.get("SSH_CONNECTION", "").split()
+    return fields if len(fields) == 4 else []
 
 
-def _address_in(connection: list[str]) -> str:
-    """Return this host's address in the SSH connection; empty where it is not known."""
-    address = connection[2] if len(connection) == 4 else ""
-    return address if "." in address or ":" in address else ""  # not UNKNOWN
-
-
-def _lock_path(connection: list[str]) -> tuple[str, str]:
+def lock_of_host() -> tuple[str, str]:
     """Return the lock of this host, and what is in its way; each sshd on loopback is a host."""
-    loopback = len(connection) == 4 and connection[2].startswith("127.")
-    name = "-".join(connection[2:]) if loopback else machine()
-    return lock_path(name)
+    address = ssh_connection()[2:]
+    on_loopback = bool(address) and address[0].startswith("127.")
+    return locks.lock_path("-".join(address) if on_loopback else machine())
 
 
 def _lock_problem(planted: str) -> str:
-    """Return why runs of other accounts may not see ours, and who can mend it; empty if they do."""
     with contextlib.suppress(OSError):  # it has just been removed
         owner = user_name(os.lstat(planted).st_uid) if planted else ""
         shown = os.fsencode(planted).decode(errors="replace")
@@ -395,58 +243,19 @@ def machine() -> str:
     """Return an identity that all names of one machine share, and no other machine has."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
+    # Containers and network namespaces of one machine are hosts of their own.
     namespace = os.stat("/proc/self/ns/net").st_ino
     return f"{boot}-{namespace}-{socket.gethostname()}".replace("/", "_")
 
 
-def _find_interpreter(workdir: str, python: str) -> str:
-    """Return the named interpreter, else that of the folder's .venv, else the system's."""
-    if python:
-        path = os.path.expanduser(python)
-        return os.path.join(workdir, path) if "/" in path else find_program(path) or path
-    for folder in (os.path.join(workdir, INSTALLED), workdir):
-        interpreter = os.path.join(folder, ".venv", "bin", "python")
-        if os.path.exists(interpreter):
-            return interpreter
-    return find_program("python3") or "python3"
-
-
-def _described(
-    interpreter: str, packages: Sequence[str], workdir: str, again: bool
-) -> dict[str, Any]:
-    """Return the same for one on the host; a launch that waits does not need it every time."""
-    key = (interpreter, workdir)
-    if not (again and key in DESCRIBED):
-        DESCRIBED[key] = describe([interpreter], packages, workdir)
-    return DESCRIBED[key]
-
-
-def describe(
-    command: list[str], packages: Sequence[str] = (), workdir: str = "/"
-) -> dict[str, Any]:
-    """Return the versions of an interpreter, which this command starts, and of its torch.
-
-    Also which of these packages it lacks; the ranks find those in their working directory as well.
-    """
-    interpreter = command[-1]
+def weights_problem(file: str) -> str:
+    """Return why a file cannot be read; empty when it can."""
     try:
-        args = [*command, "-c", DESCRIBE, workdir, *packages]
-        output, complaint = output_of(args, INTERPRETER_SECONDS)
-    except TimeoutError:
-        return {"error": f"{interpreter} does not answer"}
+        with open(file, "rb") as opened:
+            opened.read(1)
     except OSError as error:
-        return {"error": f"{interpreter}: {error.strerror}"}
-    try:
-        facts = json.loads(output)
-        if not isinstance(facts, dict) or set(facts) - {*_OPTIONAL} != {"version", "torch", "cuda"}:
-            raise TypeError
-        lacking = facts.pop("missing", ())
-        missing = [name for name in packages if name in lacking]
-        return {**{name: str(value) for name, value in facts.items()}, "missing": missing}
-    except (TypeError, ValueError, RecursionError):
-        lines = complaint.decode(errors="replace").strip().splitlines()
-        of_docker = [line for line in lines if line.startswith("docker: ")]
-        return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}
+        return f"{file}: {error.strerror}"
+    return ""
 
 
 def workdir_problem(workdir: str) -> str:
@@ -482,9 +291,141 @@ def disk_free(workdir: str) -> int:
     while not os.path.exists(workdir):
         workdir = os.path.dirname(workdir)
     space = os.statvfs(workdir)
-    return space.f_bavail * space.f_frsize
+    return min(space.f_bavail * space.f_frsize, LARGEST_NUMBER)
 
 
-def is_gpu(name: str) -> bool:
-    """Return True for the device of one GPU, False for one that all GPUs share."""
-    return name.startswith("nvidia") and name[6:].isdigit()
+# -- what ranks would run
+
+
+def _find_interpreter(workdir: str, python: str) -> str:
+    if python:
+        path = os.path.expanduser(python)
+        return os.path.join(workdir, path) if "/" in path else find_program(path) or path
+    for folder in (os.path.join(workdir, INSTALLED), workdir):
+        interpreter = os.path.join(folder, ".venv", "bin", "python")
+        if os.path.exists(interpreter):
+            return interpreter
+    return find_program("python3") or "python3"
+
+
+def describe(
+    command: list[str], packages: Sequence[str] = (), workdir: str = "/"
+) -> dict[str, Any]:
+    """Return the versions of an interpreter, which this command starts, and of its torch.
+
+    Also which of these packages it lacks; the ranks find those in their working directory as well.
+    """
+    interpreter = command[-1]
+    try:
+        args = [*command, "-c", DESCRIBE, workdir, *packages]
+        output, complaint = output_of(args, INTERPRETER_SECONDS)
+    except TimeoutError:
+        return {"error": f"{interpreter} does not answer"}
+    except OSError as error:
+        return {"error": f"{interpreter}: {error.strerror}"}
+    try:
+        facts = json.loads(output)
+        if not isinstance(facts, dict) or set(facts) - OPTIONAL != {"version", "torch", "cuda"}:
+            raise TypeError
+        lacking = facts.pop("missing", ())
+        missing = [name for name in packages if name in lacking]
+        return {**{name: str(value) for name, value in facts.items()}, "missing": missing}
+    except (TypeError, ValueError, RecursionError):
+        lines = complaint.decode(errors="replace").strip().splitlines()
+        of_docker = [line for line in lines if line.startswith("docker: ")]
+        return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}
+
+
+def image(name: str, command: list[str], packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the id of a container image, and facts about the interpreter that `command` runs."""
+    try:
+        ids = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
+        if not ids:
+            return {"error": _why_no_image(name)}
+    except OSError as error:
+        return {"error": f"docker: {error.strerror}; install it, or leave out --image"}
+    return {"id": ids[0].rpartition(":")[2][:12], "interpreter": describe(command, packages)}
+
+
+def _why_no_image(name: str) -> str:
+    # It may be missing, or docker may not answer.
+    if lines_of("docker", "version", "--format", "{{.Server.Version}}"):
+        return f"there is no image {name}; type there: docker pull {name}"
+    user = user_name(os.getuid())
+    return (
+        f"docker does not answer {user}: is it running? is {user} in its group?"
+        f" type: sudo usermod -aG docker {user}"
+    )
+
+
+def code(root: str, files: dict[str, str]) -> dict[str, Any]:
+    """Return the files that are missing, and those whose SHA-256 differs."""
+    missing: list[str] = []
+    different: list[str] = []
+    for path, digest in files.items():
+        actual = file_digest(os.path.join(root, path))
+        if actual != digest:
+            (different if actual else missing).append(path)
+    return {
+        "missing": missing[:NAMED_FILES],
+        "different": different[:NAMED_FILES],
+        "count": len(missing) + len(different),
+    }
+
+
+def shards(**options: Any) -> dict[str, Any]:
+    """Read the manifest of the shards, and some of them; see `shard_access`."""
+    from launcher.remote import shard_access
+
+    return shard_access.shards(**options)
+
+
+# -- what is kept: locks until this program ends, memories and notes for later
+
+
+def hold(path: str, shared: bool) -> dict[str, Any]:
+    """Lock a file until this program ends; return its holder when another process has it."""
+    if locks.hold(path, shared):
+        return {"holder": ""}
+    holder = holder_of([path])
+    return {**holder, "holder": holder["holder"] or "another launch"}
+
+
+def unlock() -> dict[str, Any]:
+    """Remove the locks that `hold` has made, but not the tickets."""
+    for path in [path for path in HELD if TICKET not in path]:
+        remove_lock(path, HELD.pop(path))
+    return {}
+
+
+def remember(name: str, lines: str) -> dict[str, Any]:
+    """Keep lines about this host, as hosts.txt calls it, in the home of this account."""
+    within(HOME_SECONDS, lambda: history.append(name, lines))
+    return {}
+
+
+def note(text: str, at: float) -> dict[str, Any]:
+    """Leave other accounts a note why this host is not to be used; no text: it may be."""
+    history.put_note(lock_of_host()[0], text, at)
+    return {}
+
+
+ORDERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "look": look,
+    "image": image,
+    "replace": replace_by,
+    "gpus": gpus.gpus,
+    "code": code,
+    "address": network.address_of,
+    "route": network.route,
+    "listen": network.listen,
+    "hush": network.hush,
+    "reach": network.reach,
+    "shards": shards,
+    "clock": clock,
+    "hold": hold,
+    "unlock": unlock,
+    "occupancy": occupancy,
+    "remember": remember,
+    "note": note,
+}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.errors import HostLost, HostUnreachable
-from launcher.remote import probe
+from launcher.remote import gpus
 
 READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096
@@ -133,13 +133,13 @@ def gpu_count() -> int:
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if (visible := os.environ.get(name)) is not None:
             return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
-    return probe.gpu_count() if Path("/dev").is_dir() else 0
+    return gpus.gpu_count() if Path("/dev").is_dir() else 0
 
 
-def gpu_model(gpus: Path = NVIDIA_GPUS) -> str:
+def gpu_model(folder: Path = NVIDIA_GPUS) -> str:
     """Return the model of this machine's GPUs by NVIDIA; empty where there are none."""
     models = []
-    for path in sorted(gpus.glob("*/information")):
+    for path in sorted(folder.glob("*/information")):
         with contextlib.suppress(OSError):
             models += re.findall(r"^Model:\s*(?:NVIDIA )?(.+)$", path.read_text(), re.MULTILINE)
     return " and ".join(dict.fromkeys(models))

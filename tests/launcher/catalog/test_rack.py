@@ -19,7 +19,7 @@ from launcher.catalog.rack_table import table
 from launcher.errors import HostUnreachable
 from launcher.preflight.facts import HostFacts
 from launcher.preflight.replies import LookReply
-from launcher.remote import notes as remote
+from launcher.remote import history as remote
 from launcher.run.hosts import Host
 from launcher.run.incidents import History, Incident, lines_of
 from rackrun.shapes import shaped
@@ -252,13 +252,13 @@ def test_the_note_of_root_keeps_every_account_away(
     assert remote.notes(str(rack.lab.folder / "lock")) == []
     monkeypatch.undo()
     lock = str(rack.lab.folder / "lock")
-    assert remote.put_note(lock, "water in the room", 5.0) == ""
+    remote.put_note(lock, "water in the room", 5.0)
     assert oct(Path(f"{lock}{remote.NOTE}0").stat().st_mode)[-3:] == "644"
     monkeypatch.setattr(os, "getuid", lambda: NOBODY)
     (note,) = remote.notes(lock)
     assert note == {"uid": 0, "user": "root", "text": "water in the room", "at": 5}
     monkeypatch.undo()
-    assert remote.put_note(lock, "", 6.0) == ""
+    remote.put_note(lock, "", 6.0)
     assert not Path(f"{lock}{remote.NOTE}0").exists()
 
 

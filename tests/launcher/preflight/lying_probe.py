@@ -25,7 +25,7 @@ def main() -> None:
         if question == "raw":
             service.reply = raw(lie["raw"])  # type: ignore[assignment]
         else:
-            setattr(probe, question, told(getattr(probe, question), lie[question]))
+            probe.ORDERS[question] = told(probe.ORDERS[question], lie[question])
     probe.serve(b"")
 
 

@@ -15,7 +15,7 @@ import pytest
 from launcher.errors import PreflightRefused
 from launcher.lifecycle import task_check
 from launcher.preflight import gpus as judge
-from launcher.preflight.facts import ClusterFacts, HostFacts
+from launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
 from launcher.preflight.replies import believed
 from launcher.remote import gpus as remote
 from launcher.remote import probe
@@ -237,17 +237,18 @@ def test_gpus_of_amd_count_where_their_tools_are(
         path.parent.mkdir()
         path.write_text(f"{gpu}\n")
     monkeypatch.setattr(remote, "KFD_NODES", str(tmp_path))
-    assert remote.amd_gpus() == 2
     (tools := tmp_path / "tools").mkdir()
     (tools / "rocm-smi").write_text("#!/bin/sh\n")
     (tools / "rocm-smi").chmod(0o755)
     for driver, path, count in ((tmp_path, tools, 2), (tmp_path, "", 0), ("none", tools, 0)):
-        monkeypatch.setattr(probe, "KFD", str(driver))
+        monkeypatch.setattr(remote, "KFD", str(driver))
         monkeypatch.setenv("PATH", str(path))
-        monkeypatch.setattr(probe, "is_gpu", lambda name: False)  # no NVIDIA GPU in /dev
-        assert probe.gpu_count() == count
+        monkeypatch.setattr(remote, "is_gpu", lambda name: False)  # no NVIDIA GPU in /dev
+        assert remote.gpu_count() == count
+    monkeypatch.setattr(remote, "KFD", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setattr(remote, "KFD_NODES", str(tmp_path / "none"))
-    assert remote.amd_gpus() == 0
+    assert remote.gpu_count() == 0
     assert gpu_problem("2.9.0+rocm6.4", "", "", "", []) == ""
 
 
@@ -317,14 +318,15 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     assert judge.sick(host, cluster) == sick
     assert judge.suspicious(host, cluster) == suspicious
     assert judge.odd_one_out(host, cluster) == odd
-    assert judge.sick(host, replace(cluster, on_cpu=True)) == ""
+    assert judge.sick(host, replace(cluster, requirements=Requirements("", on_cpu=True))) == ""
     assert judge.gpu_model(host) == ("A100 and H100" if "name" in gpu else "H100")
     other = replace(host, host=replace(host.host, devices=(0,)))
     assert judge.gpu_model(other) == "H100"
     torch = {"look": {**host["look"], "interpreter": {"torch": "2.15.0+cu132"}}}
     report = replace(cluster, hosts=(replace(host, replies={**host.replies, **torch}), other))
     assert report.versions == "torch 2.15.0+cu132, driver 550"
-    assert replace(report, on_cpu=True).versions == "torch 2.15.0+cu132"
+    on_cpu = Requirements("", on_cpu=True)
+    assert replace(report, requirements=on_cpu).versions == "torch 2.15.0+cu132"
     assert judge.sick(other, cluster) == judge.suspicious(other, cluster) == ""
 
 
@@ -387,7 +389,7 @@ def test_gpus_of_amd_count_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
     """As they do on hosts; those that are hidden do not."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(probe, "gpu_count", lambda: 4)
+    monkeypatch.setattr(remote, "gpu_count", lambda: 4)
     assert gpu_count() == 4
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
     assert gpu_count() == 2

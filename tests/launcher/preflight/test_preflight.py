@@ -23,7 +23,7 @@ from launcher.lifecycle.session import wants_lines
 from launcher.preflight import facts
 from launcher.preflight.check_table import shown
 from launcher.preflight.checks import CHECKS, TableRow, examine, refusal
-from launcher.preflight.facts import ClusterFacts, HostFacts
+from launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
 from launcher.remote.probe import INTERPRETER_SECONDS
 from launcher.run.host_names import grouped
 from launcher.run.hosts import Host, parse_hosts
@@ -504,7 +504,7 @@ def test_advice_takes_up_that_sync_was_typed() -> None:
     unfit.replies["code"]["missing"] = ["x.py"]
     unfit.replies["look"]["interpreter"] = {**INTERPRETER, "torch": ""}
     without, synced = (
-        ClusterFacts((finding("a"), unfit), "10.0.0.1", 29500, synced=synced)
+        ClusterFacts((finding("a"), unfit), "10.0.0.1", 29500, Requirements("", synced=synced))
         for synced in (False, True)
     )
     advised = [row.hint for row in examine(without, CHECKS) if row.level != "ok"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.remote import ports, probe, shard_access
+from launcher.remote import network, probe, shard_access
 from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.lab import Lab, free_port
 from tests.launcher.preflight.silent_disk import silent_disk
@@ -26,27 +26,27 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture
 def port() -> Iterator[int]:
     """Yield a port for a probe to listen on."""
-    yield ports.listen("127.0.0.1", free_port("127.0.0.1"), TOKEN)["port"]
-    ports.hush()
+    yield network.listen("127.0.0.1", free_port("127.0.0.1"), TOKEN)["port"]
+    network.hush()
 
 
 def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
-    number = os.urandom(ports.NONCE_BYTES)
-    expected = ports.proof(token.encode(), number)
-    return ports.reach("127.0.0.1", port, number.hex(), expected.hex())
+    number = os.urandom(network.NONCE_BYTES)
+    expected = network.proof(token.encode(), number)
+    return network.reach("127.0.0.1", port, number.hex(), expected.hex())
 
 
 def test_strangers_at_the_meeting_point_keep_no_host_out(port: int) -> None:
     """Silent ones, one that drips, resets, and more of them than there are places."""
     with contextlib.ExitStack() as strangers:
-        for _ in range(ports.MOST_CALLERS + 100):
+        for _ in range(network.MOST_CALLERS + 100):
             strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
         strangers.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(b"x")
         with socket.create_connection(("127.0.0.1", port)) as rude:
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         began = time.monotonic()
         assert reached(port) == {}
-        assert time.monotonic() - began < ports.CONNECT_SECONDS  # one silent caller had been 5 s
+        assert time.monotonic() - began < network.CONNECT_SECONDS  # one silent caller had been 5 s
         outcomes: list[dict[str, Any]] = []
         hosts = [threading.Thread(target=lambda: outcomes.append(reached(port))) for _ in range(64)]
         for host in hosts:
@@ -63,11 +63,11 @@ def test_the_token_is_never_sent(port: int) -> None:
         with pytest.raises(TimeoutError):
             stranger.recv(1)
         stranger.settimeout(20)
-        stranger.sendall(bytes(ports.NONCE_BYTES))
+        stranger.sendall(bytes(network.NONCE_BYTES))
         heard = stranger.recv(1 << 16)
-    assert heard == ports.proof(TOKEN.encode(), bytes(ports.NONCE_BYTES))
+    assert heard == network.proof(TOKEN.encode(), bytes(network.NONCE_BYTES))
     assert TOKEN.encode() not in heard
-    assert reached(port, "another") == {"error": ports.STRANGER}
+    assert reached(port, "another") == {"error": network.STRANGER}
 
 
 def test_a_silent_master_is_given_up_within_its_time() -> None:
@@ -76,7 +76,7 @@ def test_a_silent_master_is_given_up_within_its_time() -> None:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             reached(listener.getsockname()[1])
-        assert time.monotonic() - began < 3 * ports.CONNECT_SECONDS
+        assert time.monotonic() - began < 3 * network.CONNECT_SECONDS
 
 
 # -- locks
