@@ -127,6 +127,15 @@ def command_line(pid: int) -> str:
     return ""
 
 
+def oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory since boot."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def link_target(path: str) -> str:
     """Return the target of a link; empty when it is gone, as one in /proc may be."""
     with contextlib.suppress(OSError):

@@ -24,7 +24,6 @@ import selectors
 import signal
 import time
 
-from launcher.remote.agent.cleanup import sweep
 from launcher.remote.agent.frames import Launcher
 from launcher.remote.agent.host_watch import HostWatch
 from launcher.remote.agent.membership import RankSockets
@@ -32,7 +31,7 @@ from launcher.remote.agent.output import RankOutput
 from launcher.remote.agent.ranks import LocalRanks
 from launcher.remote.agent.reachability import Reachability
 from launcher.remote.agent.reports import Reports
-from launcher.remote.agent.shutdown import HostShutdown
+from launcher.remote.agent.shutdown import HostShutdown, sweep
 from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.files import explained, identities_in, remove_folder, write_new
 from launcher.remote.locks import (
@@ -112,12 +111,6 @@ def _begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
     os._exit(0)
 
 
-def _run_of(order: dict[str, Any]) -> tuple[str, str]:
-    """Return the id of the run and the name of its folder, as an order has them."""
-    run = os.path.basename(order["scratch"]).split("-")[1]
-    return run, os.path.basename(order["folder"])
-
-
 class Agent:
     """One run on this host, from the order to the moment when nothing of it is left."""
 
@@ -135,15 +128,7 @@ class Agent:
         self.membership = RankSockets(launcher, first, processes) if order["elastic"] else None
         self.ranks = LocalRanks(launcher, first, order["signalled_together"], self.membership)
         self.torchrun = Torchrun(order, launcher)
-        self.host = HostWatch(
-            launcher,
-            self.torchrun,
-            self.ranks,
-            self.reports,
-            order["lease_seconds"],
-            dict(order["defaults"]),
-            held=order["locks"] if order["polite"] else [],
-        )
+        self.host = HostWatch(launcher, self.torchrun, self.ranks, self.reports, order)
         self.reachability = Reachability(self.selector, launcher)
         self.shutdown = HostShutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
 
@@ -162,7 +147,6 @@ class Agent:
         return self.shutdown.survivors
 
     def _relay_all(self) -> None:
-        """Relay from the start of torchrun to the last byte of the last rank."""
         try:
             self._start()
             while not self.shutdown.done:
@@ -193,13 +177,13 @@ class Agent:
     # -- the beginning
 
     def _prepare(self, bundle: Bundle) -> None:
-        """Lock the host, and make the private folder with all that ranks need in it."""
         if self.order["comes_last"] and impatient_ticket(self.order["locks"]):
             raise BlockingIOError("others wait for this host")
+        run, name = self.scratch.split("-")[1], os.path.basename(self.order["folder"])
         for path, shared in self.order["locks"]:
             self.locks[path] = lock(path, shared)
             if not shared:
-                sign(path, self.locks[path], *_run_of(self.order))
+                sign(path, self.locks[path], run, name)
         release()  # our place in the queue, and what the launch has only tried
         if not os.path.isdir(self.order["workdir"]):
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
@@ -214,7 +198,7 @@ class Agent:
             raise
 
     def _furnish(self, bundle: Bundle) -> None:
-        """Write into the private folder what shims and other agents read there."""
+        # For `status` and a sweep: who runs here. For the shims: their program and the command.
         space = os.readlink("/proc/self/ns/pid")  # a container has process ids of its own
         identities = [*identity(os.getpid()), *identity(self.guard), space]
         write_new(f"{self.scratch}/agent.pid", json.dumps(identities).encode())
@@ -234,15 +218,16 @@ class Agent:
         self.signals = signal_pipe()  # so that one selector waits for everything
         self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
         self.selector.register(0, selectors.EVENT_READ, self._take_orders)
-        self.ranks.open(self.selector, f"{self.scratch}/control", self.order["processes"])
+        processes = self.order["processes"]
+        self.ranks.socket.open(self.selector, f"{self.scratch}/control", processes)
         self.reports.open(self.selector, f"{self.scratch}/reports")
         if self.membership:
-            self.membership.open(self.selector, f"{self.scratch}/membership")
+            self.membership.socket.open(self.selector, f"{self.scratch}/membership", processes)
         port = self.reachability.open()
-        for local in range(self.order["processes"]):
+        for local in range(processes):
             self.output.open_rank(self.scratch, local)
         self.torchrun.start(self.output)
-        self.host.watch_gpus(self.selector)
+        self.host.usage.watch_gpus(self.selector)
         self.launcher.send_event(event="opened", port=port)
         self._take_orders(0)  # one may have been read together with the first order
 
@@ -259,7 +244,7 @@ class Agent:
         return ""
 
     def _show_heartbeat(self, now: float) -> None:
-        """Give agent.pid the time of the last heartbeat, for `status`; keep locks young."""
+        # `status` reads it from the time of agent.pid.
         heard = time.time() - (now - self.launcher.heard_at)
         with contextlib.suppress(OSError):
             os.utime(f"{self.scratch}/agent.pid", (heard, heard))
@@ -270,8 +255,7 @@ class Agent:
     # -- what comes in
 
     def _take_orders(self, descriptor: int) -> None:
-        """Take orders after the first; heartbeats only have to arrive."""
-        for order in self.launcher.orders():
+        for order in self.launcher.orders():  # a heartbeat only has to arrive
             if order["do"] == "stop":
                 self.shutdown.stop(order["signal"], order["grace_seconds"])
             elif order["do"] == "reach":
@@ -288,7 +272,6 @@ class Agent:
             self.selector.unregister(descriptor)  # at its end it would be ready in every turn
 
     def _take_signals(self, descriptor: int) -> None:
-        """Take the end of a child, or a signal that asks the agent to end."""
         for number in os.read(descriptor, 4096):
             if number == signal.SIGCHLD:
                 self.torchrun.reap(self.shutdown.begun)

@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 
-from launcher.remote.agent.descriptors import read_some
+from launcher.remote.agent.nonblocking import READ_BYTES, read_some
 from launcher.remote.processes import KILL_SECONDS
 from launcher.remote.service import MARKER
 
@@ -33,14 +33,12 @@ NO_RANK = 0xFFFF
 """The local rank of a frame that belongs to no rank: torchrun's output, the host's events."""
 
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
-READ_AHEAD_BYTES = 1 << 16
 
 
 class Launcher:
     """The agent's connection to the launcher; neither of its streams ever blocks."""
 
     def __init__(self) -> None:
-        """Begin with what Python may have read ahead while it read this program."""
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self.heard_at = time.monotonic()
@@ -50,8 +48,9 @@ class Launcher:
         self.waiting: list[bytes] = []
         self.waiting_bytes = 0
         with contextlib.suppress(BlockingIOError):
+            # Reading this program, Python may have read ahead.
             stdin: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
-            self.arrived += stdin.read1(READ_AHEAD_BYTES)
+            self.arrived += stdin.read1(READ_BYTES)
 
     @property
     def full(self) -> bool:

@@ -9,16 +9,13 @@ The launcher decides; the agent checks what ranks send, and passes on.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import selectors
-import socket
 
-from launcher.remote.agent.descriptors import receive
+from launcher.remote.agent.nonblocking import LocalSocket
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import socket
     from typing import Any
 
     from launcher.remote.agent.frames import Launcher
@@ -37,17 +34,8 @@ class RankSockets:
         self.launcher = launcher
         self.first_rank = first_rank
         self.processes = processes
+        self.socket = LocalSocket(self._take, self._lose)
         self.connections: dict[int, socket.socket] = {}  # by local rank, its newest one
-        self._unnamed: set[socket.socket] = set()  # those whose ranks have sent nothing yet
-
-    def open(self, selector: selectors.BaseSelector, path: str) -> None:
-        """Listen for ranks at this path."""
-        self.selector = selector
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.bind(path)
-        self.listener.listen(self.processes)
-        self.listener.setblocking(False)
-        selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
     def announce(self, generation: dict[str, Any]) -> None:
         """Send the members of a generation that run here what it is, each with its rank."""
@@ -57,56 +45,35 @@ class RankSockets:
             if rank is not None:
                 self._send(local, {**generation, "rank": rank, "world": len(ranks)})
 
-    def end(self, reason: str, locals: Iterable[int] | None = None) -> None:
-        """End the membership of ranks, by default of all: they belong to no group any more."""
-        for local in [*(self.connections if locals is None else locals)]:
+    def end(self, reason: str) -> None:
+        """End the membership of all ranks: they belong to no group any more."""
+        for local in [*self.connections]:
             self._send(local, {"end": reason})
 
     def close(self, local: int) -> None:
         """Pass on what a rank that has ended has sent; nothing of it comes later."""
-        self._accept()
-        for connection in {*self._unnamed, *self.connections.values()}:
-            self._take(connection)
+        self.socket.accept()
+        for connection in [*self.socket.connections]:
+            self.socket.read(connection)
         if local in self.connections:
-            self._close(self.connections[local])
+            self.socket.close(self.connections[local])
 
     def _send(self, local: int, message: dict[str, Any]) -> None:
-        """Send a rank a message; one that takes none is cut off, and ends itself."""
         connection = self.connections.get(local)
         if connection is not None:
             try:
                 connection.send(json.dumps(message).encode())
-            except OSError:
-                self._close(connection)
+            except OSError:  # it reads nothing: cut off, it ends itself
+                self.socket.close(connection)
 
-    def _accept(self, descriptor: int = 0) -> None:
-        """Watch new connections; a rank's first message has its number."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                connection, _ = self.listener.accept()
-                connection.setblocking(False)
-                take = functools.partial(self._take, connection)
-                self.selector.register(connection, selectors.EVENT_READ, take)
-                self._unnamed.add(connection)
+    def _take(self, connection: socket.socket, data: bytes) -> None:
+        # A rank is the user's program: what is no message is dropped, and no harm.
+        with contextlib.suppress(ValueError, RecursionError):
+            local, event = event_in(data, self.processes)
+            self.connections[local] = connection
+            self.launcher.send_event(local, **event)
 
-    def _take(self, connection: socket.socket, descriptor: int = 0) -> None:
-        """Pass on a rank's messages; what is none is dropped."""
-        data = receive(connection)
-        while data:
-            with contextlib.suppress(ValueError, RecursionError):
-                local, event = event_in(data, self.processes)
-                self.connections[local] = connection
-                self._unnamed.discard(connection)
-                self.launcher.send_event(local, **event)
-            data = receive(connection)
-        if data == b"":
-            self._close(connection)
-
-    def _close(self, connection: socket.socket) -> None:
-        self._unnamed.discard(connection)
-        with contextlib.suppress(KeyError, ValueError):  # closed already
-            self.selector.unregister(connection)
-            connection.close()
+    def _lose(self, connection: socket.socket) -> None:
         self.connections = {
             local: other for local, other in self.connections.items() if other is not connection
         }
@@ -131,14 +98,12 @@ def event_in(data: bytes, processes: int) -> tuple[int, dict[str, Any]]:
 
 
 def _whole(value: object, most: int) -> int:
-    """Return a whole number from 0 to `most`; ValueError for anything else."""
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError("no such number")
     return value
 
 
 def _text(value: object, most: int) -> str:
-    """Return text, or its beginning; ValueError for anything else."""
     if type(value) is not str:
         raise ValueError("no text")
     return value[:most]

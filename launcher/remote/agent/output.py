@@ -7,8 +7,8 @@ import fcntl
 import os
 import selectors
 
-from launcher.remote.agent.descriptors import read_some
 from launcher.remote.agent.frames import ERR, NO_RANK, OUT
+from launcher.remote.agent.nonblocking import read_some
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
@@ -62,27 +62,19 @@ class RankOutput:
 
     def balance(self) -> None:
         """Watch for room in the launcher's stream, and stop reading from ranks while it is full."""
-        self._flush_later()
-        self._hold_back()
-
-    def _flush_later(self) -> None:
         if bool(self.launcher.waiting) != self.flushing:
             self.flushing = not self.flushing
             if self.flushing:
                 self.selector.register(1, selectors.EVENT_WRITE, lambda fd: self.launcher.flush())
             else:
                 self.selector.unregister(1)
-
-    def _hold_back(self) -> None:
-        """Read no pipe while the launcher does not keep up: ranks block on full pipes."""
-        if self.launcher.full == self.paused:
-            return
-        self.paused = self.launcher.full
-        for descriptor in self.pipes:
-            if self.paused:
-                self.selector.unregister(descriptor)
-            else:
-                self.selector.register(descriptor, selectors.EVENT_READ, self.pass_on)
+        if self.launcher.full != self.paused:
+            self.paused = self.launcher.full
+            for descriptor in self.pipes:  # unread, they fill up, and the ranks wait
+                if self.paused:
+                    self.selector.unregister(descriptor)
+                else:
+                    self.selector.register(descriptor, selectors.EVENT_READ, self.pass_on)
 
     def drain(self) -> None:
         """Pass on what is left in the pipes, which have no writers any more."""

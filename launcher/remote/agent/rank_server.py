@@ -88,9 +88,10 @@ class RankServer:
             self._fork_rank()
 
     def _fork_rank(self) -> None:
-        """Fork the parent of the rank that the next shim asks for."""
         shim, _ = self.listener.accept()
         request, streams, _, _ = socket.recv_fds(shim, REQUEST_BYTES, 3)
+        # Not the rank itself, but its parent: somebody has to wait for the rank, and this server
+        # is to end when all are forked.
         if request and os.fork() == 0:
             try:
                 self.listener.close()
@@ -102,7 +103,6 @@ class RankServer:
             os.close(descriptor)
 
     def _be_parent(self, shim: socket.socket, environment: list[bytes], streams: list[int]) -> None:
-        """Fork a rank, and report its end to its shim; end it when the shim is gone."""
         os.setsid()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         signals = signal_pipe()
@@ -124,7 +124,6 @@ class RankServer:
             shim.send(json.dumps(status).encode())
 
     def _be_rank(self, environment: list[bytes]) -> None:
-        """Do what a fresh Python would do for the rank's command, `python -m`."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         inherited = environment_of(os.getpid())  # the imports may have set others
@@ -140,7 +139,6 @@ class RankServer:
 
 
 def _end_of(pid: int, shim: socket.socket, signals: int) -> tuple[int, int] | None:
-    """Wait for a rank's end, and return its code and signal; None when its shim is gone before."""
     with selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
         selector.register(shim, selectors.EVENT_READ)
@@ -155,21 +153,19 @@ def _end_of(pid: int, shim: socket.socket, signals: int) -> tuple[int, int] | No
 
 
 def _can_fork() -> bool:
-    """Return True if a copy of this process would work: it has no threads and no open GPU.
-
-    Threads of OpenBLAS, which numpy starts, are not counted: OpenBLAS ends them before a fork.
-    """
     import threading  # costs the shims too much, and is imported here anyway
 
+    # A copy has one thread, and no use of a GPU that is open. Threads of OpenBLAS, which numpy
+    # starts, are not Python's, and not counted: OpenBLAS ends them before a fork.
     opened = [link_target(f"/proc/self/fd/{number}") for number in names_in("/proc/self/fd")]
     has_gpu = any(path.startswith(GPU_DEVICES) for path in opened)
     return threading.active_count() == 1 and not has_gpu
 
 
 def _show_command(command: list[str]) -> None:
-    """Show this process in `ps` as a command, as far as there is room for it."""
     import ctypes
 
+    # `ps` reads the command from where it lay in memory when this process was started.
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import selectors
 import signal
-import socket
 
-from launcher.remote.agent.descriptors import receive
+from launcher.remote.agent.nonblocking import LocalSocket
 from launcher.remote.agent.shim import AGAIN
-from launcher.remote.agent.usage import oom_kills
-from launcher.remote.processes import look_up, send_signal
+from launcher.remote.processes import look_up, oom_kills, send_signal
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
-    from typing import Any
 
     from launcher.remote.agent.frames import Launcher
     from launcher.remote.agent.membership import RankSockets
@@ -59,19 +55,11 @@ class LocalRanks:
         self.first_rank = first_rank
         self.signalled_together = signalled_together
         self.membership = membership
+        self.socket = LocalSocket(self._take, self._lose)
         self.by_local: dict[int, LocalRank] = {}
         self.last_signal = 0  # sent to all ranks, also to those that start later
         self.killing = False  # once True, every end is the agent's doing
         self.oom_kills = oom_kills()
-
-    def open(self, selector: selectors.BaseSelector, path: str, processes: int) -> None:
-        """Listen for shims at this path."""
-        self.selector = selector
-        self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control.bind(path)
-        self.control.listen(processes)
-        self.control.setblocking(False)
-        selector.register(self.control, selectors.EVENT_READ, self._accept)
 
     def __iter__(self) -> Iterator[LocalRank]:
         return iter(self.by_local.values())
@@ -108,56 +96,30 @@ class LocalRanks:
         if rank is not None:
             rank.ask_to_end(signal.SIGKILL)
 
-    def _accept(self, descriptor: int) -> None:
-        """Watch the connections of new shims, and take what they have sent already."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                connection, _ = self.control.accept()
-                connection.setblocking(False)
-                take = functools.partial(self._take, connection)
-                self.selector.register(connection, selectors.EVENT_READ, take)
-                take(connection.fileno())
-
-    def _take(self, connection: socket.socket, descriptor: int) -> None:
-        """Take a shim's messages: its command started or ended; or the shim is gone."""
-        data = receive(connection)
-        while data:
-            self._pass_on(connection, json.loads(data))
-            data = receive(connection)
-        if data == b"":
-            self.selector.unregister(connection)
-            connection.close()
-            self._lose(connection)
-
-    def _pass_on(self, connection: socket.socket, message: dict[str, Any]) -> None:
-        """Remember what a shim sent, and pass it on."""
+    def _take(self, connection: socket.socket, data: bytes) -> None:
+        """Take what a shim reports: its command started or ended, or torchrun signalled it."""
+        message = json.loads(data)
         local = message.pop("local")
         if message["event"] == "asked-to-stop" and self.signalled_together:
-            return
+            return  # the launcher got the signal itself
         if message["event"] == "started":
             self.by_local[local] = LocalRank(connection, message.pop("shims"), message["pid"])
             self.by_local[local].ask_to_end(self.last_signal)
         if message["event"] == "ended":
-            self._close_membership(local)
-            message["ordered"] = self._by_us(self.by_local[local])
-            self.by_local[local].ended = True
-            message["oom"] = message["signal"] == signal.SIGKILL and oom_kills() > self.oom_kills
-        self.launcher.send_event(local, **message)
+            by_kernel = message["signal"] == signal.SIGKILL and oom_kills() > self.oom_kills
+            self._end(local, oom=by_kernel, **message)
+        else:
+            self.launcher.send_event(local, **message)
 
     def _lose(self, connection: socket.socket) -> None:
-        """Report the end of a rank whose shim has died: the kernel killed its command with it."""
         for local, rank in self.by_local.items():
             if rank.connection is connection and not rank.ended:
-                rank.ended = True
-                self._close_membership(local)
-                killed = {"code": 0, "signal": int(signal.SIGKILL), "ordered": self._by_us(rank)}
-                self.launcher.send_event(local, event="ended", **killed)
+                # The shim has died without a word: the kernel killed its command with it.
+                self._end(local, event="ended", code=0, signal=int(signal.SIGKILL))
 
-    def _close_membership(self, local: int) -> None:
-        """Send the launcher a rank's last messages about its group before its end."""
+    def _end(self, local: int, **event: object) -> None:
         if self.membership:
-            self.membership.close(local)
-
-    def _by_us(self, rank: LocalRank) -> bool:
-        """Return True if the agent has caused the end of a rank."""
-        return rank.signalled or self.killing
+            self.membership.close(local)  # what it has sent about its group comes before its end
+        rank = self.by_local[local]
+        rank.ended = True
+        self.launcher.send_event(local, ordered=rank.signalled or self.killing, **event)

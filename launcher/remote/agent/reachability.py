@@ -47,7 +47,10 @@ class Reachability:
             self._hang_up(address)
         now = time.monotonic()
         self.call_until, self.until = now + seconds / 2, now + seconds
-        self.most_calls = min(CALLS, _free_descriptors() - SPARE_DESCRIPTORS)
+        import resource  # needed only when hosts are called
+
+        limit, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(names_in("/proc/self/fd"))
+        self.most_calls = min(CALLS, limit - used - SPARE_DESCRIPTORS)
         self.uncalled = hosts[::-1]
         self._call_some(now)
 
@@ -64,7 +67,7 @@ class Reachability:
             self.launcher.send_event(event="unreached", addresses=silent)
 
     def _call_some(self, now: float) -> None:
-        """Call hosts that were not called yet, as long as half of the time is left to answer."""
+        # Only in the first half of the time: the last ones called need some to answer.
         while self.uncalled and len(self.calls) < self.most_calls and now < self.call_until:
             address, port = self.uncalled.pop()
             call = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -74,16 +77,14 @@ class Reachability:
                 self._take_status(address, call.connect_ex((address, port)))
 
     def _take_status(self, address: str, problem: int) -> None:
-        """Hang up on a host that answered; wait for one of which nothing is known yet."""
         call = self.calls[address]
-        if problem in (0, errno.ECONNREFUSED):
+        if problem in (0, errno.ECONNREFUSED):  # both prove that packets go there and back
             self._hang_up(address)
         elif problem == errno.EINPROGRESS:
             take = functools.partial(self._take, address)
             self.selector.register(call, selectors.EVENT_WRITE, take)
 
     def _take(self, address: str, descriptor: int) -> None:
-        """Take the outcome of a call; without an answer it stays among the calls."""
         self.selector.unregister(descriptor)
         problem = self.calls[address].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._take_status(address, problem)
@@ -93,10 +94,3 @@ class Reachability:
         with contextlib.suppress(KeyError):
             self.selector.unregister(call)
         call.close()
-
-
-def _free_descriptors() -> int:
-    """Return how many files and sockets this process may still open."""
-    import resource  # needed only when hosts are called
-
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(names_in("/proc/self/fd"))

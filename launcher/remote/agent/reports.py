@@ -8,6 +8,7 @@ import selectors
 import socket
 
 from launcher.remote.agent.frames import REPORT
+from launcher.remote.agent.nonblocking import READ_BYTES
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 REPORT_BYTES = 1 << 14  # longer ones are dropped
 REPORT_FIELDS = 64  # likewise, when several are kept for later
 REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of the agent's time
-READ_BYTES = 1 << 16
 
 
 class Reports:
@@ -49,27 +49,24 @@ class Reports:
                 self._take(self.socket.recv(READ_BYTES))
 
     def _take(self, data: bytes) -> None:
-        """Pass on a report of a rank of this host; a slow launcher gets the newest, later."""
         report = report_in(data)
         local = report.get("rank", -1) - self.first_rank
         if not 0 <= local < self.processes:
             return
         if local not in self.timed:
-            self._take_first_steps(local, report.get("step"))
-        if self.launcher.full or self.late:  # never a newer one before an older one
+            # Its first step, until another one shows how long steps take.
+            first, step = self.untimed.setdefault(local, 0), report.get("step")
+            if isinstance(step, int) and step != first:
+                self.untimed[local] = step
+                if first:
+                    del self.untimed[local]
+                    self.timed.add(local)
+        # A slow launcher gets the newest fields of each rank, later; never before older ones.
+        if self.launcher.full or self.late:
             merged = {**self.late.get(local, {}), **report}
             self.late[local] = merged if len(merged) <= REPORT_FIELDS else report
         else:
             self.launcher.send(REPORT, local, data)
-
-    def _take_first_steps(self, local: int, step: object) -> None:
-        """Remember the first step of a rank, until another one shows how long steps take."""
-        first = self.untimed.setdefault(local, 0)
-        if isinstance(step, int) and step != first:
-            self.untimed[local] = step
-            if first:
-                del self.untimed[local]
-                self.timed.add(local)
 
     def catch_up(self) -> None:
         """Send what a launcher that keeps up again has missed."""

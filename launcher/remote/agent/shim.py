@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 
-from launcher.remote.agent.descriptors import READ_BYTES, receive
+from launcher.remote.agent.nonblocking import READ_BYTES, receive
 from launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -91,7 +91,6 @@ class Shim:
         return pid, signals
 
     def _have_forked(self, streams: tuple[int, int, int]) -> int:
-        """Have the server fork the rank; return its process id, or 0 when the server is gone."""
         server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             server.connect(f"{self.scratch}/server")
@@ -100,14 +99,13 @@ class Shim:
         except OSError:
             started = b""
         if not started:
-            return 0
+            return 0  # the server is gone: the caller starts a fresh process
         self.parent = server
         pid, parent = json.loads(started)
         self.pids.append(parent)
         return int(pid)
 
     def _open_fifo(self, name: str) -> int:
-        """Open one of the agent's pipes for writing; do not block if the agent is gone."""
         path = f"{self.scratch}/{self.local}.{name}"
         try:
             # Without a reader this fails at once; else it would wait for one for ever.

@@ -1,4 +1,8 @@
-"""The end of a run on this host: ranks are asked, then everything they started is killed."""
+"""The end of a run on this host: by its agent, or by another one when the agent was killed.
+
+Ranks are asked, then everything they started is killed. Where an agent could not do that, a second
+one is ordered to `sweep`: to find, end and remove what is left.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,17 @@ import os
 import signal
 import time
 
-from launcher.remote.processes import KILL_SECONDS, descendants, kill, send_signal
+from launcher.remote.files import identities_in, is_own_folder, is_scratch, remove_folder
+from launcher.remote.processes import (
+    KILL_SECONDS,
+    all_processes,
+    descendants,
+    environment_of,
+    is_mine,
+    kill,
+    send_signal,
+)
+from rackrun.contract import variables
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
@@ -73,15 +87,16 @@ class HostShutdown:
         if self.kill_at is None or (now < self.kill_at and self.ranks.unfinished):
             return
         expected = {self.torchrun.pid, *(shim for rank in self.ranks for shim in rank.shims)}
-        left = descendants(os.getpid())
+        left = descendants(os.getpid())  # as a subreaper, the agent inherits all that ranks left
         strays = [process for process in left if process.pid not in expected]
         if self.killing_since is None:
             if self._strays_have_time(strays, now, self.kill_at):
                 return
             self.killing_since = now
             self.ranks.killing = True
-        if not strays and not self._shims_have_time(now, self.killing_since):
-            strays = left
+        shims_have_time = now - self.killing_since < SHIM_GRACE_SECONDS
+        if not strays and not (self.ranks.unfinished and shims_have_time):
+            strays = left  # the shims as well: all have reported, or do not
         for process in strays:
             kill(process)
         self.torchrun.reap(asked_to_end=True)
@@ -90,15 +105,68 @@ class HostShutdown:
             self.done = True
 
     def _strays_have_time(self, strays: list[Process], now: float, kill_at: float) -> bool:
-        """Return True while something may still end on SIGTERM."""
         if not strays:
             return False
-        if self.strays_asked_at is None:
+        if self.strays_asked_at is None:  # once: those that catch SIGTERM get no second one
             self.strays_asked_at = now
             for process in strays:
                 send_signal(process.pid, signal.SIGTERM)
         return now < min(kill_at, self.strays_asked_at + STRAY_GRACE_SECONDS)
 
-    def _shims_have_time(self, now: float, since: float) -> bool:
-        """Return True while a shim may still report how its rank ended."""
-        return self.ranks.unfinished and now - since < SHIM_GRACE_SECONDS
+
+def sweep(scratch: str) -> list[str]:
+    """End what is left of a run; return the names of what could not be ended.
+
+    Ranks and torchrun have the path of the agent's folder in their environment; the folder has the
+    process ids of the agent and its guard. What runs in a container ends with it. The path may come
+    from a process of another account, so any other path is left alone.
+    """
+    if not is_scratch(scratch):
+        return []
+    in_container = is_own_folder(scratch) and os.path.exists(f"{scratch}/container")
+    kept = _remove_container(os.path.basename(scratch)) if in_container else []
+    deadline = time.monotonic() + KILL_SECONDS
+    agent, guard = identities_in(scratch)
+    left = remains(scratch, agent, guard)
+    while left and time.monotonic() < deadline:
+        for process in left:
+            # The guard last: orphans of what was just killed become its children, and are found.
+            if len(left) == 1 or [process.pid, process.started] != guard:
+                kill(process)
+        time.sleep(0.02)
+        left = remains(scratch, agent, guard)
+    remove_folder(scratch)
+    return [*kept, *(f"{process.pid} ({process.name})" for process in left)]
+
+
+def _remove_container(name: str) -> list[str]:
+    import subprocess  # costs half as much as the start of Python
+
+    try:
+        done = subprocess.run(
+            ["docker", "rm", "--force", name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=KILL_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return [f"container {name}"]
+    is_removed = done.returncode == 0 or b"No such container" in done.stderr
+    return [] if is_removed else [f"container {name}"]
+
+
+def remains(scratch: str, *identities: list[int]) -> list[Process]:
+    """Return the processes of a run: those known or marked, and all their descendants.
+
+    A mark counts only on processes of this account: any account may set any variable.
+    """
+    mark = f"{variables.REPORTS}={scratch}/reports".encode()
+    marked = [
+        process
+        for process in all_processes()
+        if process.pid != os.getpid()
+        and ([process.pid, process.started] in identities or mark in environment_of(process.pid))
+        and is_mine(process.pid)
+    ]
+    below = descendants(*(process.pid for process in marked))
+    return list({process.pid: process for process in (*marked, *below)}.values())

@@ -8,12 +8,12 @@ import signal
 import time
 
 from launcher.remote.agent.frames import ERR, OUT
-from launcher.remote.agent.usage import oom_kills
 from launcher.remote.processes import (
     descendants,
     exit_status,
     link_target,
     names_in,
+    oom_kills,
     open_null,
     reaped,
     spawn,
@@ -75,15 +75,10 @@ class Torchrun:
     def look_for_it(self, now: float, has_ranks: bool) -> None:
         """Report, once, that the rendezvous is over: ranks start only then."""
         if not self.joined and self.alive and now > self.look_for_it_at:
-            self.joined = has_ranks or is_connected(self.pid, self.port)
+            options = dict(arg.partition("=")[::2] for arg in self.argv)
+            self.joined = has_ranks or is_connected(self.pid, int(options["--master-port"]))
             if self.joined:
                 self.launcher.send_event(event="joined")
-
-    @property
-    def port(self) -> int:
-        """Return the port of torchrun's rendezvous."""
-        options = [arg.partition("=") for arg in self.argv]
-        return next(int(value) for name, _, value in options if name == "--master-port")
 
 
 def environment(order: dict[str, Any]) -> dict[str, str]:

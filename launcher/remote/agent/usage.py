@@ -5,14 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
+from functools import partial
+from selectors import EVENT_READ
+
+from launcher.remote.agent.nonblocking import read_some
+from launcher.remote.processes import open_null, spawn
+from launcher.remote.waiting import find_program
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
+    import selectors
     from typing import Any
 
 NETWORK_DEVICES = "/proc/net/dev"
 INFINIBAND = "/sys/class/infiniband"
 INFINIBAND_WORD = 4  # bytes: the unit of its counters
+GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+GPU_HEALTH = ",temperature.gpu,power.draw,clocks_throttle_reasons.active"
+"""The last one by its older name, which newer drivers know as well."""
+GPU_FORMAT = ("--format=csv,noheader,nounits", "--loop-ms=3000")
 SLOWED = ((0x60, "heat"), (0x80, "power"), (0x08, "hardware"))
 """Bits of nvidia-smi's reasons for low clocks, without idleness and limits that were set."""
 
@@ -68,8 +80,35 @@ class UsageMeter:
         self.measured_at, self.received, self.sent = now, received, sent
         return rates
 
-    def take_gpus(self, data: bytes) -> None:
-        """Take lines of nvidia-smi: index, percent busy, MiB used, MiB in all, perhaps `health`."""
+    def watch_gpus(self, selector: selectors.BaseSelector) -> None:
+        """Start an nvidia-smi that prints a line per GPU every few seconds, where there is one."""
+        program = find_program("nvidia-smi")
+        if program is not None:
+            self.selector = selector
+            self.queries = [GPU_QUERY, GPU_QUERY + GPU_HEALTH]
+            self._ask(program)
+
+    def _ask(self, program: str) -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        with open_null() as null:
+            streams, args = (null, writing, null), [program, self.queries.pop(), *GPU_FORMAT]
+            spawn(args, dict(os.environ), "/", streams, signal.SIGKILL)
+        os.close(writing)
+        self.selector.register(reading, EVENT_READ, partial(self._take_gpus, program))
+
+    def _take_gpus(self, program: str, descriptor: int) -> None:
+        data = read_some(descriptor)
+        if data == b"":
+            self.selector.unregister(descriptor)
+            os.close(descriptor)
+            if self.queries and not self.gpus:  # an nvidia-smi ends at a query that it refuses
+                self._ask(program)
+        elif data:
+            self._take_lines(data)
+
+    def _take_lines(self, data: bytes) -> None:
+        # A line has index, percent busy, MiB used, MiB in all, and perhaps what `health` takes.
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             index, *values = [field.strip() for field in line.decode("ascii", "replace").split(",")]
@@ -94,7 +133,6 @@ def health(temperature: str = "", power: str = "", reasons: str = "") -> dict[st
 
 
 def _cpu_times() -> tuple[int, int]:
-    """Return idle and total time of all cores since boot, in ticks."""
     with open("/proc/stat", "rb") as file:
         times = [int(field) for field in file.readline().split()[1:9]]
     return times[3] + times[4], sum(times)
@@ -139,12 +177,3 @@ def infiniband_bytes(root: str = INFINIBAND) -> tuple[int, int]:
                     with open(os.path.join(ports, port, "counters", name)) as file:
                         counters[name] += int(file.read())
     return counters["port_rcv_data"] * INFINIBAND_WORD, counters["port_xmit_data"] * INFINIBAND_WORD
-
-
-def oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory since boot."""
-    with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
-        for line in file:
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
-    return 0

@@ -12,8 +12,7 @@ import pytest
 
 from launcher.output import journal
 from launcher.output.journal import UsageLog
-from launcher.remote.agent import host_watch
-from launcher.remote.agent.host_watch import HostWatch
+from launcher.remote.agent import usage
 from launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
 from launcher.run.events import Gpu, Usage
 from rackrun.run_report.folder import read_usage
@@ -85,8 +84,8 @@ def test_heat_and_power_of_gpus(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     asked: list[str] = []
-    watch = HostWatch(None, None, None, None, 3.0, {"GLOO_SOCKET_IFNAME": "lo"}, [])  # type: ignore[arg-type]
-    spawned = host_watch.spawn
+    meter = UsageMeter(1.0, "lo")
+    spawned = usage.spawn
 
     def spawn(words: list[str], *rest: object) -> int:
         asked.append(words[1])
@@ -95,17 +94,17 @@ def test_heat_and_power_of_gpus(
         return pid
 
     started: list[int] = []
-    monkeypatch.setattr(host_watch, "spawn", spawn)
+    monkeypatch.setattr(usage, "spawn", spawn)
     with selectors.DefaultSelector() as selector:
-        watch.watch_gpus(selector)
-        while len(watch.usage.gpus) < 2:
+        meter.watch_gpus(selector)
+        while len(meter.gpus) < 2:
             for key, _ in selector.select(10):
                 key.data(key.fd)
     os.kill(started[-1], signal.SIGKILL)
     for pid in started:
         os.waitpid(pid, 0)
-    assert watch.usage.measure(1.0)["gpus"] == [HOT, COLD]
-    shaped({"node": 0, **watch.usage.measure(2.0)}, Usage)
+    assert meter.measure(1.0)["gpus"] == [HOT, COLD]
+    shaped({"node": 0, **meter.measure(2.0)}, Usage)
     assert len(asked) == 1 + (refused != "nothing")
 
 

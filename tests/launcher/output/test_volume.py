@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote.agent.descriptors import READ_BYTES
+from launcher.remote.agent.nonblocking import READ_BYTES
 from launcher.supervision.agents import QUEUED_EVENTS
 from launcher.supervision.supervisor import EVENTS_PER_TURN
 from tests.launcher.drive import TIMEOUT_SECONDS, Drive, peak_mib

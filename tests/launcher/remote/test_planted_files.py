@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.remote import files, processes
-from launcher.remote.agent import cleanup
+from launcher.remote.agent import shutdown
 from tests.launcher.detached_lab import WAIT, DetachedLab
 
 NOBODY = 65534
@@ -173,7 +173,7 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path: Path) -> None:
     """Whatever path it is given: a folder elsewhere, one of another account, one with a pipe."""
     kept = tmp_path / "kept"
     kept.mkdir(0o700)
-    assert cleanup.sweep(str(kept)) == []
+    assert shutdown.sweep(str(kept)) == []
     assert kept.is_dir()
     path = Path(f"/tmp/rackrun-{os.urandom(16).hex()}-0")
     path.mkdir(0o700)
@@ -184,11 +184,11 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path: Path) -> None:
         try:
             (path / "agent.pid").write_text(json.dumps(identity(bystander.pid)))
             os.chown(path, NOBODY, NOBODY)
-            assert cleanup.sweep(str(path)) == []
+            assert shutdown.sweep(str(path)) == []
             assert bystander.poll() is None
             assert path.is_dir()
             os.chown(path, 0, 0)
-            assert cleanup.sweep(str(path)) == []
+            assert shutdown.sweep(str(path)) == []
             assert bystander.wait(10) == -signal.SIGKILL
             assert not path.exists()
         finally:
