@@ -20,6 +20,7 @@ from launcher.errors import HostUnreachable
 from launcher.preflight.facts import HostFacts
 from launcher.preflight.replies import LookReply
 from launcher.remote import history as remote
+from launcher.remote.files import explained
 from launcher.run.hosts import Host
 from launcher.run.incidents import History, Incident, lines_of
 from rackrun.shapes import shaped
@@ -268,7 +269,9 @@ def test_what_lies_in_place_of_our_note_is_named(tmp_path: Path) -> None:
     path = Path(f"{lock}{remote.NOTE}{os.getuid()}")
     path.mkdir()
     os.chown(path, NOBODY, NOBODY)
-    assert remote.put_note(lock, "fan", 5.0) == f"{path}: File exists"
+    with pytest.raises(FileExistsError) as error:
+        remote.put_note(lock, "fan", 5.0)
+    assert explained(error.value) == f"{path}: File exists"
 
 
 def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) -> None:
