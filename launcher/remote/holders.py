@@ -57,7 +57,7 @@ def holder_of(paths: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Any]
     Of the files in `alone`, only one counts that no other process shares with the holder.
     """
     holders = [
-        _in_words(pid, path)
+        _holder(pid, path)
         for pid, path, is_alone in _locked(paths, alone)
         if is_alone or path in paths
     ]
@@ -65,11 +65,14 @@ def holder_of(paths: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Any]
 
 
 def _locked(*groups: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
-    """Yield the process that has locked a file, the file, and whether others may share it."""
     with contextlib.suppress(OSError):  # no process holds a file that has just gone
         paths = [path for group in groups for path in group if path not in HELD]
         files = {_inode_of(path): path for path in paths if os.path.lexists(path)}
-        for fields in map(str.split, _lines_of_locks() if files else ()):
+        if not files:
+            return  # collecting all locks costs the kernel some time
+        with open("/proc/locks") as file:
+            lines = file.readlines()
+        for fields in map(str.split, lines):
             if fields[1] == "FLOCK" and fields[5] in files:
                 yield int(fields[4]), files[fields[5]], fields[3] == "WRITE"
 
@@ -108,8 +111,7 @@ def described(pid: int, path: str) -> dict[str, Any]:
     return facts
 
 
-def _in_words(pid: int, path: str) -> dict[str, Any]:
-    """Return the same in a line, and the run if it is one of this account."""
+def _holder(pid: int, path: str) -> dict[str, Any]:
     facts = described(pid, path)
     process = f"process {pid}"
     if facts["user"] and facts["since"]:
@@ -130,10 +132,8 @@ def user_name(uid: int) -> str:
 
 
 def _inode_of(path: str) -> str:
-    """Return the name of a file in the kernel's list of locks: fd:01:12345, disk and inode.
-
-    On Btrfs and overlays, stat has another number for the device: mountinfo has the disk's.
-    """
+    # As the kernel's list of locks names it: fd:01:12345, disk and inode. On Btrfs and overlays,
+    # stat has another number for the device; mountinfo has the disk's.
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     try:
         inode = os.fstat(descriptor).st_ino
@@ -145,9 +145,3 @@ def _inode_of(path: str) -> str:
         mounts = {fields[0]: fields[2] for fields in map(str.split, file)}
     major, _, minor = mounts.get(mount, "0:0").partition(":")
     return f"{int(major):02x}:{int(minor):02x}:{inode}"
-
-
-def _lines_of_locks() -> list[str]:
-    """Return all locks of this host; collecting them costs the kernel some time."""
-    with open("/proc/locks") as file:
-        return file.readlines()

@@ -207,7 +207,6 @@ def open_lock(path: str) -> int:
 
 
 def _lies_at(descriptor: int, path: str) -> bool:
-    """Return whether an open file is still the one of that name."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     return False

@@ -141,7 +141,6 @@ def greet(listener: socket.socket, token: bytes) -> None:
 def _let_in(
     listener: socket.socket, waiting: select.epoll, callers: dict[int, tuple[socket.socket, float]]
 ) -> bool:
-    """Accept one more call; return False when `hush` has closed the listener."""
     try:
         caller, _ = listener.accept()
     except OSError as error:

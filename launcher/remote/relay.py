@@ -42,26 +42,15 @@ def serve(bundle: object) -> None:
         return
     service.reply({})
     if os.fork() == 0:
-        _leave_session()
+        # Leave the session and the streams of SSH, which ends when nothing holds them.
+        os.setsid()
+        with open_null() as null:
+            for descriptor in (0, 1, 2):
+                os.dup2(null, descriptor)
         prctl(PR_SET_NAME, f"rackrun{order['run']}".encode())  # for people who look at `ps`
         memory_file(f"rackrun{order['run']}")  # by which `stop` finds this process and its children
         stay(context, order["address"], control)
     os._exit(0)
-
-
-def _leave_session() -> None:
-    """Leave the session and the streams of SSH, which ends when nothing holds them."""
-    os.setsid()
-    with open_null() as null:
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process with its parent; end now where that is gone already."""
-    prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def stay(context: ssl.SSLContext, address: str, control: ssl.SSLSocket) -> None:
@@ -72,7 +61,9 @@ def stay(context: ssl.SSLContext, address: str, control: ssl.SSLSocket) -> None:
         while True:
             order = json.loads(read_line(control))
             if os.fork() == 0:
-                _end_with(relay)
+                prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+                if os.getppid() != relay:  # it died before that, and no signal will come
+                    os._exit(1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(control.detach())  # the parent's: a TLS close would end it for both
                 with contextlib.suppress(OSError):

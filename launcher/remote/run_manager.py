@@ -145,7 +145,7 @@ def give_up() -> None:
 
 
 def _hear_controller(line: str) -> dict[str, Any]:
-    """Return the controller's answer, or its last output when it ended instead."""
+    # Its answer, or its last output when it ended instead.
     controller = STARTED[-1]
     assert controller.stdin is not None and controller.stdout is not None
     with contextlib.suppress(BrokenPipeError):
@@ -210,35 +210,32 @@ def name_of(path: str) -> str:
 
 
 def _state_folders() -> list[str]:
-    """Return the folders of all runs that were begun, the newest first."""
     begun = [path for path in glob.glob(os.path.join(STATES, "*")) if _is_run(path)]
-    return sorted(begun, key=lambda path: os.path.getmtime(os.path.join(path, SUMMARY)))[::-1]
+    newest_last = sorted(begun, key=lambda path: os.path.getmtime(os.path.join(path, SUMMARY)))
+    return newest_last[::-1]
 
 
 def list_runs() -> dict[str, Any]:
     """Return this account's newest detached runs that began here, and its agents here."""
-    runs = [_facts_of(path) for path in _state_folders()[:MOST_LISTED]]
-    return {"runs": runs, "agents": list(_living_agents())}
-
-
-def _living_agents() -> Iterator[dict[str, Any]]:
-    """Yield run, run folder, command and age of every agent of this account."""
-    agents = agents_of("")
-    for pid in our_pids() if agents else ():
-        agent = agents.get(_identity_of(pid))
+    agents, by_identity = [], agents_of("")
+    for pid in our_pids() if by_identity else ():
+        agent = by_identity.get(_identity_of(pid))
         if agent:
-            command = _read_json(os.path.join(agent["scratch"], "command.json"))
-            run = os.path.basename(agent["scratch"]).split("-")[1]
-            yield {
-                "run": run,
-                "folder": str(command.get("folder", "")),
-                "command": command.get("command", []),
-                "seconds": described(pid).get("seconds", 0.0),
-            }
+            job = _read_json(os.path.join(agent["scratch"], "command.json"))
+            is_whole = isinstance(job, dict)
+            agents.append(
+                {
+                    "run": os.path.basename(agent["scratch"]).split("-")[1],
+                    "folder": str(job.get("folder", "")) if is_whole else "",
+                    "command": job.get("command", []) if is_whole else [],
+                    "seconds": described(pid).get("seconds", 0.0),
+                }
+            )
+    runs = [_facts_of(path) for path in _state_folders()[:MOST_LISTED]]
+    return {"runs": runs, "agents": agents}
 
 
 def _facts_of(path: str) -> dict[str, Any]:
-    """Return the facts about the run in a folder: summary, live state, controller, ending."""
     record = os.path.join(path, "record")
     alive = _is_controlled(record)
     controller = controller_of(os.path.basename(path)) if alive else 0
@@ -266,9 +263,8 @@ def _is_run(path: str) -> bool:
 
 
 def _is_controlled(record: str) -> bool:
-    """Return True while the controller of a record lives: it holds a lock on it."""
     with open(record, "rb") as file:
-        try:
+        try:  # a controller holds a lock on its record for as long as it lives
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -290,7 +286,6 @@ def last_words(record: str) -> dict[str, Any]:
 
 
 def _read_json(path: str) -> Any:
-    """Return what a plain file holds; nothing when it is not there, or holds no JSON."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         return json.loads(contents(path, JSON_BYTES))
     return {}
@@ -493,7 +488,6 @@ def sweep(run: str) -> dict[str, Any]:
 
 
 def _role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
-    """Return what a process of a run does in it, and the folder of its agent."""
     command, values = command_line(pid), dict(v.partition(b"=")[::2] for v in environment)
     scratch = os.path.dirname(values.get(variables.REPORTS.encode(), b"").decode(errors="replace"))
     rank = values.get(b"RANK", b"").decode(errors="replace")
@@ -505,7 +499,7 @@ def _role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
 
 
 def _identity_of(pid: int) -> tuple[int, int, str] | None:
-    """Return what an agent writes about itself: its id, its start time, its namespace of ids."""
+    # What an agent writes about itself: its id, its start time, its namespace of ids.
     process = look_up(pid)
     try:
         with open(f"/proc/{pid}/status") as file:

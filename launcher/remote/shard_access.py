@@ -30,12 +30,21 @@ def shards(
     data: str, workdir: str, every_shard: bool, environment: dict[str, str]
 ) -> dict[str, Any]:
     """Check that the manifest of a shard folder or server can be read here, and its shards."""
-    data = _folder_of(data)
+    head, _, digits = data.rpartition("@")
+    if head and digits.isdigit() and not os.path.isdir(data):
+        data = head  # DATA@2: the ranks check that version
     try:
         if not data.startswith(("http://", "https://")):
             folder = os.path.join(workdir, os.path.expanduser(data))
             return dict(within(FOLDER_SECONDS, lambda: _dataset_in(folder)))
-        files = _files_of({**os.environ, **environment}, workdir)
+        # The files that identify a reader, by variable; relative ones as the ranks find them. The
+        # working directory stays: an interpreter that is started later must not import from there.
+        settings = {**os.environ, **environment}
+        files = {
+            name: path and os.path.join(workdir, path)
+            for name in variables.ACCESS
+            if (path := settings.get(name)) is not None
+        }
         seconds, base = SHARDS_SECONDS * (1 + 2 * every_shard), data.rstrip("/") + "/"
         return dict(within(seconds, lambda: _dataset_at(base, every_shard, files)))
     except FileNotFoundError as error:
@@ -47,27 +56,11 @@ def shards(
         return {"error": str(error)}
 
 
-def _folder_of(data: str) -> str:
-    """Return the folder or URL in a location such as DATA@2; the ranks check that version."""
-    head, _, digits = data.rpartition("@")
-    return head if head and digits.isdigit() and not os.path.isdir(data) else data
-
-
 class Unfit(Exception):
     """Raised for a server or a manifest that the ranks could not read, either."""
 
 
-def _files_of(environment: dict[str, str], workdir: str) -> dict[str, str]:
-    """Return the files that identify a reader, by variable; relative ones as the ranks find them.
-
-    The working directory stays: an interpreter that is started later must not import from there.
-    """
-    named = {name: environment[name] for name in variables.ACCESS if name in environment}
-    return {name: path and os.path.join(workdir, path) for name, path in named.items()}
-
-
 def _dataset_at(base: str, every_shard: bool, files: dict[str, str]) -> dict[str, Any]:
-    """Return what a server's data set is, once some of its shards have been read."""
     reader = _reader_of(base, files)
     dataset, shards = names_in(fetch(reader, base + "dataset.json"), base)
     for shard in shards if every_shard else shards[:1]:
@@ -76,7 +69,6 @@ def _dataset_at(base: str, every_shard: bool, files: dict[str, str]) -> dict[str
 
 
 def _dataset_in(folder: str) -> dict[str, Any]:
-    """Return what the data set in a shard folder is."""
     with open(os.path.join(folder, "dataset.json"), "rb") as file:
         return names_in(file.read(MANIFEST_BYTES + 1), folder)[0]
 
@@ -154,11 +146,16 @@ def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = Fa
     """Return the body of a URL up to a limit, or its first byte; raise Unfit with the reason."""
     import http.client
     import urllib.error
+    import urllib.request
 
     target = url
+    headers = {"Range": "bytes=0-0"} if first_byte else {}
     for _ in range(MOST_MOVES + 1):
         try:
-            return _body_of(reader, target, first_byte)
+            request = urllib.request.Request(target, headers=headers)
+            with reader.open(request, timeout=CONNECT_SECONDS) as reply:
+                body: bytes = reply.read(1 if first_byte else MANIFEST_BYTES + 1)
+                return body
         except urllib.error.HTTPError as error:
             with error:
                 target = moved(target, error)
@@ -172,18 +169,7 @@ def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = Fa
 
 
 def _reason_of(error: object) -> str:
-    """Return the reason of an error, in the system's words."""
     return str(getattr(error, "strerror", None) or error)
-
-
-def _body_of(reader: urllib.request.OpenerDirector, url: str, first_byte: bool) -> bytes:
-    """Return the body of a server's answer to one request."""
-    import urllib.request
-
-    request = urllib.request.Request(url, headers={"Range": "bytes=0-0"} if first_byte else {})
-    with reader.open(request, timeout=CONNECT_SECONDS) as reply:
-        body: bytes = reply.read(1 if first_byte else MANIFEST_BYTES + 1)
-        return body
 
 
 def moved(url: str, error: urllib.error.HTTPError) -> str:

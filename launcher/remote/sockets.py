@@ -118,7 +118,6 @@ class Flow:
 
 
 def _attempt(work: Any) -> Any:
-    """Return what some work returns, or None when it would have to wait."""
     try:
         return work()
     except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):

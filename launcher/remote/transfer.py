@@ -193,7 +193,6 @@ def unpack(root: str, paths: list[str]) -> dict[str, Any]:
 
 
 def _header_of(line: bytes) -> dict[str, Any]:
-    """Return the header of a file; raise OSError for an invalid one."""
     kinds = {"path": str, "size": int, "mode": int, "link": bool}
     try:
         header = json.loads(line)
@@ -205,23 +204,17 @@ def _header_of(line: bytes) -> dict[str, Any]:
 
 
 def _new_incoming(root: str) -> str:
-    """Make a folder that only this account can read, and remove forgotten ones."""
+    # A machine that went down in the middle of a copy leaves such a folder.
     os.makedirs(root, exist_ok=True)
     for name in os.listdir(root):
         path = os.path.join(root, name)
-        if name.startswith(INCOMING) and is_forgotten(path):
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it has just gone
+            status = os.lstat(path)
+            is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            is_old = time.time() - status.st_mtime > FORGOTTEN_SECONDS
+            if name.startswith(INCOMING) and is_ours and is_old:
+                shutil.rmtree(path, ignore_errors=True)
     return tempfile.mkdtemp(prefix=INCOMING, dir=root)
-
-
-def is_forgotten(path: str) -> bool:
-    """Return True for an old folder of this program, as a machine that goes down leaves one."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    old = time.time() - status.st_mtime > FORGOTTEN_SECONDS
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and old
 
 
 def take(incoming: str, header: dict[str, Any]) -> None:
@@ -334,8 +327,10 @@ def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[st
     Names in `kept` are left out at the top. More files than `most` are an error. Files whose names
     a terminal cannot show are only counted.
     """
-    if is_launchers(os.path.join(folder, "plan.json"), run_id):
-        return {"files": {}}
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        plan = json.loads(contents(os.path.join(folder, "plan.json"), PLAN_BYTES))
+        if isinstance(plan, dict) and plan.get("run_id") == run_id:
+            return {"files": {}}  # the launcher's own plan: both see the same folder
     sizes: dict[str, int] = {}
     odd = 0
     for parent, folders, names in os.walk(folder):
@@ -355,15 +350,6 @@ def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[st
     return {"files": sizes, "odd": odd}
 
 
-def is_launchers(plan: str, run_id: str) -> bool:
-    """Return True when this file is the launcher's plan: both see the same folder."""
-    try:
-        fields = json.loads(contents(plan, PLAN_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and fields.get("run_id") == run_id
-
-
 def send(folder: str, paths: list[str]) -> dict[str, Any]:
     """Send files one after the other: for each its size or an error, its bytes, an error or {}."""
     with opened(folder) as root:
@@ -380,7 +366,7 @@ def send(folder: str, paths: list[str]) -> dict[str, Any]:
 
 
 def _send_one(stream: Any) -> None:
-    """Send one open file; zeros replace what cannot be read, and an error follows the bytes."""
+    # The size is announced already: zeros replace what cannot be read, and the error follows.
     status = os.fstat(stream.fileno())
     left, error = status.st_size if stat.S_ISREG(status.st_mode) else 0, ""
     reply({"size": left})

@@ -117,13 +117,13 @@ DATES = {
     "run_manager.agents_of",
     "host_key_policy._verdict",  # certificates have dates
     "known_runs._forget_old",
-    "transfer.is_forgotten",
+    "transfer._new_incoming",
     "probe.clock",  # the preflight compares clocks, and warns
     "on_event.send",  # of an event, for the command of the user
     "record.begin",
     "results.is_same",
     "start.start_controller",
-    "facts._compared",
+    "facts._measure_clock",
     "console.time_of_day",  # of a line of progress, for people who read it later
     "folders.run_in",
     "logs.read_files",  # of an attempt whose record has no time
