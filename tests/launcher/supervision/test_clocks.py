@@ -125,11 +125,11 @@ DATES = {
     "start.start_controller",
     "facts._measure_clock",
     "console.time_of_day",  # of a line of progress, for people who read it later
-    "folders.run_in",
+    "folders._run_in",
     "logs.read_files",  # of an attempt whose record has no time
     "kept_settings._forget_old",  # the age of a run, for people who ask
     "hosts._detached",
-    "ps._remembered",
+    "ps._recorded",
     "known_runs.remember",
     "journal.live",  # when a line of usage.jsonl was measured
     "journal.show",
