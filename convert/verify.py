@@ -31,8 +31,8 @@ from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import clean
 from rackrun.units import plural
+from shards.images import jpeg_frame
 from shards.index import Shard
-from shards.jpeg import jpeg_frame
 from shards.open import sources_of
 from shards.samples import Sample, sample_of, stored_samples
 from shards.source import Source

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from shards.jpeg import END, TILES_MAGIC, Frame
+from shards.images import END, TILES_MAGIC, Frame
 
 TILE, NARROWEST = 32, 16  # pixels: about the width of a tile, and the least
 CHROMA = 2  # pixels around a crop that chroma upsampling between MCUs needs

@@ -125,9 +125,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "writer": "index",
         "index": "",
         "__init__": "",
-        "image_limits": "",
-        "tiles": "jpeg",
-        "jpeg": "",
+        "tiles": "images",
+        "images": "",
     },
     "convert": {
         "__main__": "commands signals",

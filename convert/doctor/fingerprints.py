@@ -20,7 +20,7 @@ from convert.packing.stored_samples import StoredShard, shards_of
 from convert.packing.workers import ReportProgress, in_parallel, working_on
 from convert.progress import Progress
 from rackrun.errors import DataError, Unavailable
-from shards.image_limits import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
+from shards.images import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
 from shards.samples import sample_of, stored_samples
 from shards.source import Source
 

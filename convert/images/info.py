@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
-from shards.image_limits import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
+from shards.images import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
 
 if TYPE_CHECKING:
     from PIL import Image

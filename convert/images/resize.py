@@ -13,7 +13,7 @@ from convert.images.tiles import gains_by_tiles
 from convert.readers.records import Defect
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, shaped
-from shards.image_limits import FORMATS, UNDECODABLE
+from shards.images import FORMATS, UNDECODABLE
 from shards.index import Manifest
 from shards.tiles import tile_interval
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from convert.images.transcoder import Refused, rewritten
-from shards.jpeg import END, SCAN, SEGMENT, START, TILES, TILES_MAGIC, Frame, jpeg_frame
+from shards.images import END, SCAN, SEGMENT, START, TILES, TILES_MAGIC, Frame, jpeg_frame
 from shards.tiles import FIRST_RESTART, LONGEST, grid_of, mcu_size, tile_bounds, tile_interval
 
 FEWEST_PIXELS = 60_000  # of images that decode faster with tiles: 300 x 200 gain a tenth or less

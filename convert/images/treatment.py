@@ -12,7 +12,7 @@ from convert.images.info import ImageInfo, inspect, reason
 from convert.images.resize import Preset, in_mode
 from convert.images.tiles import Untiled, gains_by_tiles, tiled
 from convert.readers.records import READS_HEIC, REENCODED_SUFFIXES, Container, Defect, Record
-from shards.image_limits import UNDECODABLE, too_large
+from shards.images import UNDECODABLE, too_large
 
 UPRIGHT_QUALITY = 95  # of JPEGs made of images that are turned, or in other formats
 

@@ -17,7 +17,7 @@ from PIL import Image
 from convert.__main__ import main
 from convert.images.info import inspect
 from convert.readers.records import Defect
-from shards.image_limits import MAX_SCANS
+from shards.images import MAX_SCANS
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, rotated, write_zip
 

@@ -12,7 +12,7 @@ import numpy.lib.recfunctions
 import pytest
 from PIL import Image
 
-from shards.image_limits import FORMATS
+from shards.images import FORMATS
 from shards.index import Manifest, brace_name
 from shards.writer import MTIME
 from tests import warm

@@ -24,8 +24,8 @@ from convert.packing import pack
 from convert.packing.plan import load_plan
 from convert.verify import Originals, compared
 from rackrun.errors import DataError, MissingProgram, Problem, UsageError
+from shards.images import START, Frame, jpeg_frame
 from shards.index import Manifest
-from shards.jpeg import START, Frame, jpeg_frame
 from shards.tiles import MOST_TILES, original_digest, tile_interval
 from tests.convert.conftest import Convert, everything, shown
 from tests.convert.drawn import drawn, rotated, textured, write_files, write_zip

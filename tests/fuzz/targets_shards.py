@@ -17,10 +17,9 @@ from catdog.recipes import CatDog
 from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.terminal import clean
-from shards.http.response import decoded, moved, sendable
-from shards.image_limits import too_large
+from shards.http.fetch import decoded, moved, sendable
+from shards.images import jpeg_frame, too_large
 from shards.index import Manifest, Shard, Split, parse_index, read_version
-from shards.jpeg import jpeg_frame
 from shards.peers import protocol
 from shards.peers.client import PeerClient, PeerError, PeerTimeouts
 from shards.tiles import window

@@ -21,8 +21,7 @@ from nginx.serve import NginxServer, serving, start
 from nginx.site import Site
 from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
-from shards.http import connection
-from shards.http import response as answer_head
+from shards.http import connection, fetch
 from shards.http.connection import Timeouts
 from shards.http.source import AHEAD, HttpSource
 from shards.open import open_source
@@ -218,11 +217,11 @@ def test_the_wish_of_a_busy_server_is_respected(tiny: Tiny, proxy: Proxy) -> Non
     assert everything(source) == tiny.all
     assert time.monotonic() - begun >= 1
     date = formatdate(time.time() + 100, usegmt=True)
-    assert 98 < answer_head._pause_seconds(date) <= 100
+    assert 98 < fetch._pause_seconds(date) <= 100
     for nonsense in ("soon", "9" * 5000, "\u0661", "Mon, 99 Foo 99999 99:99:99 GMT", ",", "-1"):
-        assert answer_head._pause_seconds(nonsense) == 0
+        assert fetch._pause_seconds(nonsense) == 0
     for edge in ("Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 0001 00:00:00 +2359"):
-        assert answer_head._pause_seconds(edge) >= 0
+        assert fetch._pause_seconds(edge) >= 0
     proxy.fault = always(status("503 Service Unavailable", f"Retry-After: {date}"))
     with pytest.raises(DataError, match=r"status 503 Service Unavailable; gave up after 5 s"):
         everything(source)

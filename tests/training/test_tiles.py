@@ -24,7 +24,7 @@ from imagenet.model import TASK
 from imagenet.recipes import ImageNet
 from nginx.serve import serving
 from nginx.site import Site
-from shards.jpeg import Frame, jpeg_frame
+from shards.images import Frame, jpeg_frame
 from shards.tiles import grid_of, tile_bounds, window
 from tests.training.test_decode import encoded, photograph
 from training.data import decode as decoder

@@ -31,16 +31,19 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from rackrun.errors import DataError
-from shards.image_limits import (
+from shards.images import (
+    END,
     FORMATS,
     MAX_ASPECT,
     MAX_PIXELS,
     MAX_SCANS,
+    START,
     UNDECODABLE,
+    Frame,
+    jpeg_frame,
     scans,
     too_large,
 )
-from shards.jpeg import END, START, Frame, jpeg_frame
 from shards.tiles import CHROMA, TileCut, window
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side

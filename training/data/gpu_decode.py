@@ -27,7 +27,7 @@ from torch.nn.functional import interpolate
 
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import one_line
-from shards.jpeg import Frame, jpeg_frame
+from shards.images import Frame, jpeg_frame
 from shards.source import Source
 from training.data.decode import (
     FINE,

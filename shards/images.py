@@ -1,7 +1,23 @@
-"""The header of a JPEG (ITU-T T.81, annex B), as far as loader and converter need it."""
+"""What converter and loader both know of images: the same limits, and the header of a JPEG.
 
+The header is that of ITU-T T.81, annex B, as far as they need it.
+"""
+
+import re
 import struct
 from dataclasses import dataclass
+
+FORMATS = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "WEBP": "webp"}
+"""The formats that are read, as Pillow calls them, and the extension of each in a shard."""
+
+MAX_PIXELS = 2**26  # the largest image of ImageNet has 61 million
+MAX_SCANS = 100  # of a JPEG: its encoders make a dozen, and each may pass over the whole image
+MAX_ASPECT = 100  # longer side to shorter: beyond it a resized strip would fill the memory
+
+UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
+"""What Pillow raises at damaged images; at the largest, also Image.DecompressionBombError."""
+
+SCAN_MARKER = re.compile(rb"\xff\xda")  # three times as fast as bytes.count
 
 START, END = b"\xff\xd8", b"\xff\xd9"  # markers of an image
 PROGRESSIVE, SCAN, RESTART_INTERVAL = 0xC2, 0xDA, 0xDD
@@ -10,6 +26,19 @@ OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEGMENT = struct.Struct(">BBH")
 ALONE = frozenset((*range(0xC0), *range(0xD0, 0xDA), 0xFF))  # markers without a length, and none
 TILES, TILES_MAGIC = 0xEB, b"rackrun tiles 1\0"  # APP11, and what the segment begins with
+
+
+def too_large(width: int, height: int) -> bool:
+    """Return True for an image beyond the limits, which neither converter nor loader reads."""
+    return width * height > MAX_PIXELS or max(width, height) > MAX_ASPECT * min(width, height)
+
+
+def scans(jpeg: bytes) -> int:
+    """Count the scans of a JPEG, those of its thumbnails included.
+
+    The marker cannot occur within compressed pixels.
+    """
+    return len(SCAN_MARKER.findall(jpeg))
 
 
 @dataclass(frozen=True, slots=True)
