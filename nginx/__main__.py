@@ -130,7 +130,6 @@ def detach(settings: Serve) -> int:
 
 
 def _show_status(settings: Status) -> int:
-    """Print one line for each server, or all as JSON; nothing served is no error."""
     if settings.json:
         say(json.dumps([record.plain for record in servers()], indent=2))
         return 0
@@ -141,7 +140,6 @@ def _show_status(settings: Status) -> int:
 
 
 def _stop_servers(settings: StopCommand) -> int:
-    """End the servers that are meant; raises UsageError when there is none."""
     folder = str(settings.folder.resolve()) if settings.folder else None
     meant = [
         record

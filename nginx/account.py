@@ -62,7 +62,6 @@ def _others_may(path: Path, rights: int) -> bool:
 
 
 def _free_number(name: str) -> int:
-    """Return a number that is no user's and no group's, and that no process has."""
     taken = set[int]()
     for path in Path("/proc").iterdir():
         if path.name.isdigit():

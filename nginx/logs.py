@@ -1,8 +1,8 @@
-"""nginx's logs: kept small, as they lie in memory and any client makes them longer, and counted.
+"""nginx's logs: counted, and kept short, as they lie in memory and any client can lengthen them.
 
-A server that ends with us has its logs begun anew when they are long. One that outlives us is held
-by the kernel: a native nginx can write no file beyond a limit, and Docker rotates. Clients choose
-most of what is in a line of the access log: paths, ranges and methods may hold any byte.
+Those of a server that ends with us are truncated when they are long. Of one that outlives us, the
+kernel lets a native nginx write no file beyond a limit, and Docker rotates. Clients choose most of
+what is in a line of the access log: paths, ranges and methods may hold any byte.
 """
 
 import os
@@ -22,7 +22,7 @@ MOST_CLIENTS = 1 << 16  # are counted; more addresses than that are not those of
 
 
 class Logs:
-    """The logs of a server, cut for as long as it runs."""
+    """The logs of a server, truncated while it runs whenever they are long."""
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
@@ -30,11 +30,11 @@ class Logs:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def keep_short(self) -> None:
-        """Begin to cut, until `stop`."""
+        """Start to look after the logs, until `stop`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Cut no more. Twice does no harm."""
+        """Stop that; a second call does no harm."""
         self._enough.set()
         if self._thread.is_alive():
             self._thread.join()

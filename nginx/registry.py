@@ -116,7 +116,6 @@ def _stat(pid: int, *fields: int) -> tuple[str, ...]:
 
 
 def _group_ended(group: int, seconds: float) -> bool:
-    """Wait until no living process is in the group; False when the time is up first."""
     deadline = time.monotonic() + seconds
     while True:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]

@@ -75,7 +75,7 @@ class NginxServer:
         return f"serving {self.record.folder} at {self.url} ({self.record.runs_as}{because}{user})"
 
     def stop(self) -> None:
-        """End nginx and remove its files; returns when the port is free. Twice does no harm."""
+        """End nginx and remove its files; return when the port is free. May be called twice."""
         self.logs.stop()
         stop(self.record)
         self.child.wait()
@@ -202,7 +202,6 @@ def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) ->
 
 
 def _await_ready(server: NginxServer, log: TextIO) -> None:
-    """Return when the manifest and one byte of a shard have come; raise what keeps them away."""
     deadline = time.monotonic() + READY_SECONDS
     while True:
         if not server.alive:
@@ -215,7 +214,6 @@ def _await_ready(server: NginxServer, log: TextIO) -> None:
 
 
 def _explained(server: NginxServer, log: str) -> Problem:
-    """Return why nginx ended before it was ready, from its log."""
     if server.record.container:
         log += docker.log_of(server.record.name)
     if "address already in use" in log.lower():

@@ -292,7 +292,6 @@ def listed_names(folder: Path) -> list[str]:
 
 
 def _names_in(path: Path) -> list[str]:
-    """Return the names of the shards and indexes that a manifest lists, the shards first."""
     try:
         splits = parsed_file(path, dict[str, Any], LARGEST_MANIFEST)["splits"]
         names = [shard["name"] for split in splits for shard in split["shards"]]

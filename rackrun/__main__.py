@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
 NEW_OBJECTS = 100_000
-"""Until Python looks for garbage again: among imports there is none, and to look takes a tenth."""
+"""Until Python looks for garbage again: imports leave none, but a tenth of their time is for that."""
 
 INTERRUPTED = 130
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal other than Ctrl-C wants us to end: through every clean-up on the way, as that."""
+    """SIGTERM or SIGHUP, raised as Python raises Ctrl-C, so that every clean-up on the way runs."""
 
 
 def main(args: "Sequence[str]") -> int:
@@ -71,7 +71,7 @@ def remark(interrupt: KeyboardInterrupt) -> str:
 
 
 def begin() -> None:
-    """Get ready for imports and signals; what the caller has us ignore stays ignored."""
+    """Prepare for imports and signals; signals that the caller ignores stay ignored."""
     import gc
     import signal
 
@@ -86,14 +86,14 @@ def begin() -> None:
 
 
 def stop(number: int, frame: "FrameType | None") -> None:
-    """Take a signal as Python takes Ctrl-C."""
+    """Handle a signal as Python handles Ctrl-C."""
     import signal
 
     raise Stopped(signal.Signals(number))
 
 
 def _ignore_signals() -> None:
-    """Ignore what asks for an end that is already decided: it would cut the last words short."""
+    # The end is decided; another signal would only cut the last message short.
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         _signal.signal(number, _signal.SIG_IGN)
 

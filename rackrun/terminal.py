@@ -65,10 +65,9 @@ def open_streams() -> None:
 
 
 def _visible(match: re.Match[str]) -> str:
-    """Return the symbol of a control character, or the code point of any other unsafe one."""
     code = ord(match[0])
     if code < 0x20:
-        return chr(0x2400 + code)
+        return chr(0x2400 + code)  # its symbol, as ␛ for escape
     if code == 0x7F:
         return "\u2421"
     name = unicodedata.category(match[0])

@@ -37,13 +37,12 @@ class Pin:
         return f"pkg:pypi/{self.name}@{self.version}"
 
 
-def main() -> int:
-    """Print the bill; returns the exit code."""
+def main() -> None:
+    """Print the bill."""
     lock = (ROOT / "requirements" / "base.txt").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     project["version"] = VERSION.findall((ROOT / "rackrun" / "__init__.py").read_text())[0]
     sys.stdout.write(json.dumps(bill(project, pins(lock)), indent=1) + "\n")
-    return 0
 
 
 def pins(lock: str) -> list[Pin]:
@@ -112,4 +111,4 @@ def component(pin: Pin) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -275,7 +275,6 @@ def _lock(file: int) -> None:
 
 
 def _lies_at(file: int, path: Path) -> bool:
-    """Return True if the open file is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

@@ -100,7 +100,6 @@ class CachedSource(Source):
     def _joined(
         self, obtain: Callable[[Shard, Block, slice], Stored], shard: Shard, first: int, length: int
     ) -> Stored:
-        """Return a range of a shard, of the parts of blocks that are obtained for it."""
         parts = [obtain(shard, *part) for part in self.parts_of(shard, first, length)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -141,7 +140,6 @@ class CachedSource(Source):
     def _kept(
         self, shard: Shard, block: Block, part: slice, fetch: Callable[[], Stored], verify: bool
     ) -> Stored:
-        """Return a part of a block from the store, or of what is fetched for it."""
         fetched: list[Stored] = []
 
         def fetch_now() -> Stored:

@@ -196,7 +196,6 @@ def _member_name(header: bytes, where: str, offset: int) -> str:
 
 
 def _name(header: bytes, adopted: bool) -> str:
-    """Return a sample's name for a message, if its header is intact."""
     try:
         return f" (sample {key_in(header, '', 0) if adopted else _member(header, '', 0)[0]})"
     except DataError:

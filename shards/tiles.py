@@ -154,7 +154,6 @@ def window(
 def _joined(
     data: bytes, frame: Frame, starts: Numbers, stops: Numbers, width: int, height: int
 ) -> bytearray:
-    """Return a JPEG of these tiles, given in rows, with its size and its markers' numbers."""
     import numpy as np
 
     view = memoryview(data)

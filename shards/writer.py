@@ -76,7 +76,7 @@ class ShardWriter:
         return Shard(self.path.name, self.samples, self.bytes, self._digest.hexdigest())
 
     def _write(self, *pieces: bytes) -> None:
-        """Append the pieces one by one, because joining them would copy every image."""
+        # One by one, because joining them would copy every image.
         with translated_os_errors(self.path):
             for piece in pieces:
                 self._digest.update(piece)
@@ -86,7 +86,7 @@ class ShardWriter:
                 self._send()
 
     def _send(self) -> None:
-        """Start write-back of new pages, so that the disk works while the next samples are read."""
+        # The disk then writes while the next samples are read, not all at once at the end.
         self._file.flush()
         length = self.bytes - self._sent
         os.posix_fadvise(self._file.fileno(), self._sent, length, os.POSIX_FADV_DONTNEED)

@@ -123,7 +123,6 @@ def _in_help(main: Callable[[list[str]], object], args: list[str]) -> set[str]:
 
 
 def _runs() -> set[str]:
-    """Return the names of the runs of this folder, and the ids of detached runs known here."""
     detached = (file.stem for file in RECORDS.expanduser().glob("*.json"))
     return _plain([*(folder.name for folder in Path("runs").glob("*-*-*")), *detached])
 

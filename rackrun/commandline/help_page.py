@@ -6,7 +6,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from inspect import cleandoc
 from typing import Any, NoReturn
 
@@ -34,11 +33,14 @@ class Head:
 
     def of(self, **names: str) -> Head:
         """Return the head with the names in braces replaced."""
-        usage, about, foot = (
-            _replaced(text, names) for text in (self.usage, self.about, self.foot)
-        )
-        examples = tuple((_replaced(typed, names), what) for typed, what in self.examples)
-        return replace(self, usage=usage, about=about, examples=examples, foot=foot)
+
+        def filled(text: str) -> str:
+            for name, value in names.items():
+                text = text.replace(f"{{{name}}}", value)
+            return text
+
+        examples = tuple((filled(typed), what) for typed, what in self.examples)
+        return Head(filled(self.usage), filled(self.about), examples, filled(self.foot))
 
 
 def head_of(settings: type[Any]) -> Head:
@@ -125,9 +127,3 @@ def _lines(name: str, text: str, width: int) -> Iterator[str]:
 def _wrapped(text: str, width: int) -> list[str]:
     lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
     return [line.replace(WHOLE, " ") for line in lines]
-
-
-def _replaced(text: str, names: dict[str, str]) -> str:
-    for name, value in names.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text

@@ -190,5 +190,4 @@ def current_names(args: Sequence[str], renamed: Renamed) -> Iterator[str]:
 
 
 def _closest(name: str, names: Iterable[str], alike: float = _ALIKE) -> str:
-    """Return the name that was probably meant; empty if none is similar."""
     return "".join(difflib.get_close_matches(name, names, n=1, cutoff=alike))

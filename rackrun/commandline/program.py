@@ -29,7 +29,7 @@ TRAINING_PACKAGES = (
 """The packages of the extra `train`, which a light installation lacks."""
 
 user_packages: set[str] = set()
-"""The modules at the top of the import paths that the user has named, such as his own model's."""
+"""The top-level modules of the import paths that the user has named, such as that of a model."""
 
 _UNUSABLE_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)

@@ -276,12 +276,11 @@ def charts(stories: Sequence[Story]) -> Iterator[tuple[str, Markup]]:
 def _story_curves(
     story: Story, number: int, count: int, of_train: str, of_validation: str
 ) -> Iterator[Series]:
-    """Yield the curves of one quantity: its own points faint, their course, and validation."""
     several = count > 1
     name = f"{story.name}: " if several else ""
     x, y = values(story.train, "epoch"), values(story.train, of_train)
     if len(x) > 1 and of_train != "rate":
-        if not several:
+        if not several:  # the points themselves, faint behind their course
             yield Series(f"{name}training", x, y, number, faint=True)
         y = smoothed(y)
     if not (several and of_validation and story.validation):

@@ -168,7 +168,6 @@ def _defined_at_the_top(module: ast.Module) -> Iterator[str]:
 
 
 def _names_in(module: ast.Module) -> set[str]:
-    """Return every name that occurs in a source."""
     import ast
 
     names: set[str] = set()

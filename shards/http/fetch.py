@@ -347,7 +347,6 @@ class Fetch:
             raise self._wrong(f"{head.status_text}: not the file any more that was there before")
 
     def _move(self, head: ResponseHead) -> Exception:
-        """Follow a redirect on the same server; return the error to raise for any other."""
         path = moved(self._url, head.location)
         self._moves += 1
         if path is None or self._moves > _MOST_MOVES:
@@ -357,9 +356,8 @@ class Fetch:
         return _Trouble(f"{head.status_text} to {head.location}")
 
     def _wrong(self, what: str) -> Exception:
-        """Return the error for a wrong response: _Trouble the first time, then DataError."""
         self._wrongs += 1
-        self._path = self._home
+        self._path = self._home  # where it was redirected to may be what is wrong
         return _Trouble(what) if self._wrongs == 1 else self._error(what)
 
     @property

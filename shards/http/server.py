@@ -62,7 +62,6 @@ class ShardServer:
 
 
 def _checked(location: str) -> urllib.parse.SplitResult:
-    """Return the parts of a URL; raise UsageError if it cannot be the URL of a folder."""
     try:
         url = urllib.parse.urlsplit(location)
     except ValueError:

@@ -118,7 +118,6 @@ class PeerClient:
                     connection.close()
 
     def _connection(self, number: int) -> tuple[socket.socket, bool]:
-        """Return a connection to a host, and True for a new one."""
         try:
             return self._idle[os.getpid(), number].pop(), False
         except IndexError:
