@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 NEW_OBJECTS = 100_000
-"""Until Python looks for garbage again: imports leave none, but a tenth of their time is for that."""
+"""Until Python looks for garbage again: imports leave none, and looking takes a tenth longer."""
 
 INTERRUPTED = 130
 
