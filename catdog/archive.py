@@ -43,7 +43,7 @@ def write_archive(
 
 
 def drawn(images: int, seed: int = 0, processes: int = 0) -> Iterator[Member]:
-    """Yield drawn images, cats and dogs by turns; processes: 0 for one on each core."""
+    """Yield drawn images, cats and dogs in turn; `processes`: 0 for one on each core."""
     count = processes or core_count()
     with _drawing(images, seed, count) as pipes:
         for number_in_archive, pipe in enumerate(islice(cycle(pipes), images)):

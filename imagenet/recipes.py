@@ -74,7 +74,7 @@ class ImageNet(Config):
 
     @property
     def judged_size(self) -> int:
-        """Return the side of the square that is evaluated (pixels)."""
+        """The side of the evaluated square (pixels)."""
         return self.evaluation_size or self.image_size
 
     def two_sizes(self) -> str:
@@ -89,7 +89,7 @@ class ImageNet(Config):
         return ""
 
     def problems(self) -> list[str]:
-        """Return, too, a model for images of one size that would get two."""
+        """Add a model for images of one size that would get two."""
         problems = super().problems()
         if has_one_size(self.model) and (problem := self.two_sizes()):
             problems.append(problem)

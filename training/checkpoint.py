@@ -97,7 +97,7 @@ def unpack(data: bytes) -> dict[str, Any]:
 def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
     """Write the checkpoint of a step, mark it as the best if it is, drop all but the last ones."""
     path = folder.checkpoint(content["state"]["step"])
-    # torch.save in place on a full disk destroys the checkpoint that is there: hence `write`.
+    # torch.save in place on a full disk would destroy the last checkpoint: hence `write`.
     write(path, content)
     if best:
         _link(path, folder.best)

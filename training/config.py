@@ -61,7 +61,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
             raise UsageError("; ".join(problems))
 
     def problems(self) -> list[str]:
-        """Return, too, what one slice asks for and another rules out."""
+        """Add what one slice asks for and another rules out."""
         problems = super().problems()
         if self.batch_size % max(self.grad_accum_steps, 1):
             problems.append(
@@ -98,7 +98,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
 
     @property
     def unbalanceable(self) -> dict[str, str]:
-        """Return the options that need steps that are cut evenly, and why."""
+        """The options that need steps that are cut evenly, and why."""
         obstacles = (
             (self.synthetic, "--synthetic", "the images of each rank are fixed"),
             (self.local_sgd_steps, "--local-sgd-steps", "each rank takes steps of its own"),

@@ -54,7 +54,7 @@ class DeepCheck:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found, by host, or by host and local rank."""
+    """All measurements, by host, or by host and local rank."""
 
     links: Mapping[Pair, float] = field(default_factory=dict)  # Gbit/s
     network: float = 0.0  # Gbit/s
@@ -63,7 +63,7 @@ class Measured:
 
 
 def main(args: Sequence[str]) -> int:
-    """Measure as one rank of all; the first one prints what was found."""
+    """Measure as one rank of all; the first one prints the report."""
     options = parse(DeepCheck, "deep_check", list(args))
     config = Config(device=options.device)  # type: ignore[arg-type]
     with joined(config) as ranks:

@@ -57,7 +57,7 @@ class MeetingPoint:
 
 
 class _Callers:
-    """Connections that have not said who they are; only those with the token are believed."""
+    """Connections that have not identified themselves; only those with the token are believed."""
 
     def __init__(self, listener: socket.socket, token: bytes) -> None:
         self._listener = listener

@@ -33,7 +33,7 @@ TRAIN = "train"
 def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) -> TaskNeeds:
     """Return what the settings need of the machines that run them; raise UsageError for the rest.
 
-    That is a model, weights or parts of one's own that do not exist, classes or a split that the
+    That is a model, weights or parts of the user's that do not exist, classes or a split that the
     data do not have, and a run to resume that these settings cannot continue. `typed`: the settings
     that the command line names.
     """

@@ -93,7 +93,7 @@ class TrainingState:
 
     @torch.no_grad()
     def begin_step(self) -> None:
-        """Keep what a step changes before its gradients are there, in case it is lost."""
+        """Keep what a step changes before its gradients have been exchanged, in case it is lost."""
         # Forward changes batch norms at once; weights change in `advance`, after the last exchange.
         buffers = list(self.model.buffers())
         if not self._buffers:

@@ -77,7 +77,7 @@ def kind_of(data: bytes) -> str:
 def table_differences(
     expected: Mapping[str, object], actual: Mapping[str, object], most: int = 6
 ) -> list[str]:
-    """Return the differences of two tables, in a few words each."""
+    """Return the differences of two tables, a phrase each, and how many more than `most`."""
     lines = [
         f"{short(name)} is {short(actual.get(name, 'missing'))} there and"
         f" {short(expected.get(name, 'missing'))} here"

@@ -79,7 +79,7 @@ def _cached(url: str, ranks: Ranks) -> Path:
 
 
 def bring(url: str, path: Path) -> None:
-    """Download a file unless it is there, whole; Problem with what to bring where if that fails."""
+    """Download a file unless the host has it; Problem with what to bring where if that fails."""
     name = DIGEST.fullmatch(path.name)
     if not name:
         raise UsageError(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -93,13 +94,13 @@ class StepProfile:
     images: int  # per rank and step
     ranks: int
     image_flops: float  # forward and backward
-    image_bytes: float  # of memory traffic, likewise; 0: not known
+    image_bytes: float  # of memory traffic, forward and backward; 0: not known
     peak: Peak
     sent_bytes: int = 0  # of gradients per step, once; 0: no plain sum of all ranks
 
     @property
     def typical(self) -> Window:
-        """Return the window with the median step."""
+        """The window with the median step."""
         return sorted(self.windows, key=lambda window: window.step)[len(self.windows) // 2]
 
     @property
@@ -113,7 +114,7 @@ class StepProfile:
         return 1 - self.typical.exchange / self.typical.step
 
     def table(self) -> str:
-        """Return all of it in words."""
+        """Return the lines that a run with --synthetic prints."""
         typical = self.typical
         parts = {
             "data": typical.data,
@@ -205,8 +206,7 @@ def measure(
         with nullcontext() if exchanging else without_exchange(model):
             torch.autograd.backward(forward())
 
-    def timed(act: Callable[[], object]) -> float:
-        return slowest(ranks, act)
+    timed = partial(slowest, ranks)
 
     def together(local: float) -> float:
         if averages_every:

@@ -63,7 +63,7 @@ class TrainingRun:
         return waits_reported(first, batches, progress)
 
     def parts_in(self, step: int) -> int:
-        """Return in how many parts this rank computes its batch of a step; by an even cut, all."""
+        """Return in how many parts this rank computes its batch: by an even cut, as many as all."""
         return self._parts_and_fewest(step)[0][self.ranks.rank]
 
     def fewest_in_part(self, step: int) -> int:
@@ -97,11 +97,9 @@ class TrainingRun:
             exchange.send_rows(batch.rows, most, note)
 
     def check_group(self) -> None:
-        """Raise ConnectionAbortedError if the launcher has given up the group of this rank.
-
-        What a GPU computed last may then be wrong.
-        """
+        """Raise ConnectionAbortedError if the launcher has given up the group of this rank."""
         if self.membership:
+            # What a GPU has only queued may still fail, or be wrong: so it is waited for.
             if self.ranks.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
             self.membership.check_fence()
@@ -113,7 +111,7 @@ class TrainingRun:
         return as_counts(self.ranks.all_reduce_sum(sums))
 
 
-@lru_cache(8)
+@lru_cache(8)  # asked twice a step, and all steps but an epoch's last have the same answer
 def _parts_and_fewest(cut: Cut, samples: int, per_part: int) -> tuple[tuple[int, ...], int]:
     # By rank, in how many parts it computes its samples; and the fewest samples of any part.
     parts = np.maximum(1, -(-cut.most(samples) // per_part))

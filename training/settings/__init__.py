@@ -13,7 +13,7 @@ class Slice:
     """A part of the settings, whose numbers have ranges."""
 
     def problems(self) -> list[str]:
-        """Return what cannot be right, a sentence each; a slice adds what it knows of itself."""
+        """Return what contradicts itself or is out of range, a sentence each; slices add theirs."""
         return out_of_range(self)
 
 

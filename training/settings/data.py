@@ -91,22 +91,22 @@ class DataSettings(Slice):
 
     @property
     def judged_by(self) -> str:
-        """Return the split that is evaluated, in words."""
+        """The name of the evaluated split as messages have it."""
         return "validation" if self.eval_split == "val" else self.eval_split
 
     @property
     def has_planned_order(self) -> bool:
-        """Return whether a plan assigns samples to steps, whichever ranks compute them."""
+        """Whether a plan assigns samples to steps, whichever ranks compute them."""
         return self.exact_epochs or self.chooses or self.elastic or self.balance == "auto"
 
     @property
     def chooses(self) -> bool:
-        """Return whether only some samples are trained on, or some more often than others."""
+        """Whether only some samples are trained on, or some more often than others."""
         choices = (self.only_classes, self.class_weights, self.max_train_samples, self.extra_data)
         return any(choices)
 
     def problems(self) -> list[str]:
-        """Return, too, what asks for two orders of the samples, or two ways to read them."""
+        """Add what asks for two orders of the samples, or two ways to read them."""
         problems = super().problems()
         if self.synthetic and self.data:
             problems.append("--synthetic and --data exclude each other: leave one of them out")
@@ -164,7 +164,7 @@ class AugmentSettings(Slice):
     """Share of training images in which a rectangle is covered with the mean color."""
 
     def problems(self) -> list[str]:
-        """Return, too, several policies at once."""
+        """Add several policies at once."""
         problems = super().problems()
         policies = [option(name) for name in POLICIES if getattr(self, name)]
         if len(policies) > 1:

@@ -24,13 +24,13 @@ class SyncSettings(Slice):
 
     @property
     def unscalable(self) -> str:
-        """Return the option whose exchange a scaled loss does not survive, or nothing."""
+        """The option whose exchange a scaled loss does not survive; empty without one."""
         if self.grad_compression == "powersgd":
             return "--grad-compression powersgd"
         return f"--local-sgd-steps {self.local_sgd_steps}" if self.local_sgd_steps else ""
 
     def problems(self) -> list[str]:
-        """Return, too, two ways to send less."""
+        """Add two ways to send less."""
         problems = super().problems()
         if self.local_sgd_steps and self.grad_compression != "float32":
             problems.append(
@@ -67,7 +67,7 @@ class DeviceSettings(Slice):
     detects hangs earlier."""
 
     def problems(self) -> list[str]:
-        """Return, too, two ways to compute less often or again."""
+        """Add two ways to compute less often or again."""
         problems = super().problems()
         if self.gradient_checkpointing and self.compile:
             problems.append(

@@ -37,7 +37,7 @@ class RunSettings(Slice):
     any node, if there is one. The launcher sets this after a failure."""
 
     def problems(self) -> list[str]:
-        """Return, too, two places to start from."""
+        """Add two places to start from."""
         problems = super().problems()
         if self.weights != type(self).weights and self.weights and self.resume:
             problems.append("--weights and --resume exclude each other: a checkpoint has weights")
@@ -74,11 +74,11 @@ class OutputSettings(Slice):
 
     @property
     def trackers(self) -> list[str]:
-        """Return the names in --track."""
+        """The names in --track."""
         return [name for name in self.track.split(",") if name]
 
     def problems(self) -> list[str]:
-        """Return, too, trackers and steps that do not exist."""
+        """Add trackers and steps that do not exist."""
         problems = [
             f"--track {name}: no such tracker; {nearest(name, get_args(TrackerName))}"
             for name in self.trackers

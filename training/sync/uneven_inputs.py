@@ -71,7 +71,7 @@ class UnevenInputs:
 
 
 def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
-    """Return what Join cannot serve, in a few words; empty when it can."""
+    """Return what Join cannot serve, as the remark has it; empty when it can."""
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return "batch norms exchange their statistics"
     if isinstance(model, DistributedDataParallel) and model.static_graph:
