@@ -51,6 +51,7 @@ def table(rack: Sequence[HostFacts], lines: int | None = None) -> str:
         return text
     most = max(lines // 4, 1)  # of the lines are for troubles, the others for hosts
     troubles = len(troubled) if len(troubled) <= most else most - 1
+    # the most hosts with which the table is no longer than that
     fitting = bisect_right(
         range(len(rows) + 1), lines, lo=1, key=lambda hosts: tables.height(first(hosts, troubles))
     )

@@ -62,7 +62,7 @@ def chosen(
 
     Its probes end with the network.
     """
-    pack_ahead((probe,), PROGRAM)
+    pack_ahead((probe,), PROGRAM)  # while logins are on their way
     need = Need(options.hosts_needed, options.gpus_needed, options.spares)
     if not any(vars(need).values()):
         machines = network.connect(hosts)
@@ -73,6 +73,7 @@ def chosen(
     machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}
     picked = tuple(facts.host for facts in taken.hosts)
     machines = tuple(all_or_raise(machine_of[host.label] for host in picked))
+    # of the whole list, each drained host that was left out has used up a spare
     spares = options.spares - (0 if need.hosts else len(hosts) - len(picked))
     restarts = replace(settings.restarts, spares=max(0, spares))
     return LaunchSpec(

@@ -92,8 +92,17 @@ def _hand_over(spec: LaunchSpec, config: str, cluster: ClusterFacts) -> str:
         name = spec.work.name
         # Before "go": a launcher that is killed in between may leave a record of a run that never
         # began, but no run whose hosts are not known here.
-        about = (jobs.name or name, name, jobs.resume_command(""), jobs.settings)
-        if refusal := remember(run, hosts, jobs.runs, config, *about):
+        refusal = remember(
+            run,
+            hosts,
+            jobs.runs,
+            config,
+            name=jobs.name or name,
+            task=name,
+            resume=jobs.resume_command(""),
+            settings=jobs.settings,
+        )
+        if refusal:
             say(refusal)
         _call(client, hosts[0], "go")
     return run
