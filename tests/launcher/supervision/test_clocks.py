@@ -131,7 +131,7 @@ DATES = {
     "hosts._detached",
     "ps._recorded",
     "known_runs.remember",
-    "journal.live",  # when a line of usage.jsonl was measured
+    "journal.at",  # of a state, and when a line of usage.jsonl was measured
     "journal.show",
     "metrics._write",  # when a line of metrics.jsonl was written
     "launch_spec._turn",  # who of two waiting launches came first
