@@ -34,6 +34,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps
 
+from bench.images import commented, jpeg
 from convert.doctor.checks import LABEL, LEAK, NEAR_COPY, NEAR_LEAK, Finding, copied
 from convert.doctor.command import Doctor, examined
 from convert.doctor.fingerprints import FINGERPRINT, Fingerprints, fingerprint
@@ -91,13 +92,6 @@ def main(args: Sequence[str]) -> None:
             cost(Path(name), settings.images)
 
 
-def encoded(image: Image.Image, quality: int = 90) -> bytes:
-    """Return an image as JPEG."""
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality)
-    return file.getvalue()
-
-
 def decoded(data: bytes) -> Image.Image:
     """Return a JPEG, decoded."""
     return Image.open(io.BytesIO(data)).convert("RGB")
@@ -125,9 +119,9 @@ def tinted(image: Image.Image, *factors: float) -> Image.Image:
 Change = Callable[[Image.Image], Image.Image]
 
 CHANGES: dict[str, Change] = {
-    "JPEG, quality 75": lambda image: decoded(encoded(image, 75)),
-    "JPEG, quality 30": lambda image: decoded(encoded(image, 30)),
-    "JPEG, quality 10": lambda image: decoded(encoded(image, 10)),
+    "JPEG, quality 75": lambda image: decoded(jpeg(image, 75)),
+    "JPEG, quality 30": lambda image: decoded(jpeg(image, 30)),
+    "JPEG, quality 10": lambda image: decoded(jpeg(image, 10)),
     "scaled to a half": lambda image: scaled(image, 0.5),
     "scaled to a quarter": lambda image: scaled(image, 0.25),
     "squeezed to 224 x 224": lambda image: image.resize((224, 224)),
@@ -143,10 +137,10 @@ CHANGES: dict[str, Change] = {
     "darker": lambda image: tinted(image, 0.6, 0.6, 0.6),
     "gray": lambda image: image.convert("L").convert("RGB"),
     "cropped by 4 %, half, quality 60": lambda image: decoded(
-        encoded(scaled(cropped(image, 0.04, (0.2, 0.9)), 0.5), 60)
+        jpeg(scaled(cropped(image, 0.04, (0.2, 0.9)), 0.5), 60)
     ),
     "mirrored, tinted, scaled, quality 60": lambda image: ImageOps.mirror(
-        decoded(encoded(tinted(scaled(image, 0.4), 1.1, 1.0, 0.9), 60))
+        decoded(jpeg(tinted(scaled(image, 0.4), 1.1, 1.0, 0.9), 60))
     ),
 }
 
@@ -299,25 +293,25 @@ def write_messy(
 
     for number, pixels in enumerate(images):
         split = "train" if number < TRAINED_ON else "val"
-        write(split, f"digit{number}", number, encoded(Image.fromarray(pixels)))
+        write(split, f"digit{number}", number, jpeg(Image.fromarray(pixels)))
     copied_ones = random.choice(TRAINED_ON, round(0.03 * len(labels)), replace=False)
     for turn, number in enumerate(copied_ones):
         changed = OF_DIGITS[turn % len(OF_DIGITS)](Image.fromarray(images[number]).convert("RGB"))
-        write("train", f"near{number}", number, encoded(changed, 85))
+        write("train", f"near{number}", number, jpeg(changed, 85))
         origins[f"near{number}"] = f"digit{number}"
     for number in TRAINED_ON + random.choice(len(labels) - TRAINED_ON, 20, replace=False):
-        write("train", f"leak{number}", number, encoded(Image.fromarray(images[number])))
+        write("train", f"leak{number}", number, jpeg(Image.fromarray(images[number])))
         origins[f"leak{number}"] = f"digit{number}"
     return wrong, origins
 
 
 def exact(folder: Path, count: int) -> None:
     """Print the CPU that exact copies take, of images a hundredth of which are copies."""
-    image = encoded(Image.fromarray(digits()[0][0]))
+    image = jpeg(Image.fromarray(digits()[0][0]))
     with zipfile.ZipFile(folder / "images.zip", "w") as archive:
         for number in range(count):
-            remark = b"%09d" % (number - (number % 100 == 7))  # each seventh is the sixth once more
-            data = image[:2] + b"\xff\xfe\x00\x0b" + remark + image[2:]
+            # Each seventh image of a hundred is the sixth once more.
+            data = commented(image, f"{number - (number % 100 == 7):09d}")
             archive.writestr(f"train/{number % 100 // 10}/{number}.jpg", data)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         FolderOfClasses(
@@ -334,7 +328,7 @@ def exact(folder: Path, count: int) -> None:
 def cost(folder: Path, count: int) -> None:
     """Print the CPU of reading, decoding and hashing photographs, and of comparing 100,000."""
     photos = [tile for photo in real_photographs() for tile in tiles(photo)]
-    jpegs = [encoded(photo.resize((500, 375))) for photo in photos[:64]]
+    jpegs = [jpeg(photo.resize((500, 375))) for photo in photos[:64]]
     started = time.process_time()
     for number in range(count):
         fingerprint(jpegs[number % len(jpegs)])
