@@ -174,6 +174,9 @@ class Manifest:
                     what = f"version {str(version)[:20]!r}"
                     raise Misshapen(f"{what}, and this program reads {VERSION}")
             manifest: Manifest = shaped(fields, cls, "manifest")
+            if digest is None:
+                raise Misshapen("manifest: no field 'sha256'")
+            shaped(digest, Sha256, "manifest.sha256")
             _check(manifest)
             # json.loads notices no flipped byte in a number, and every other digest hangs on this.
             if digest != manifest.digest:
