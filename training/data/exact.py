@@ -156,7 +156,7 @@ class Feed:
         number = self._assignment.number + 1 if self._assignment else 0
         self._assignment, self._asked = Assignment(number, rank, cut, start, slots), 0
         self._cuts.clear()
-        if not self._shares:
+        if not self._shares:  # workers stay from one assignment to the next
             shares_of_worker = ExactShares(self._plan)
             self._shares = loaded(shares_of_worker, self._workers, requests=self._requests())
         of_step = list[Share]()
@@ -176,8 +176,11 @@ class Feed:
         self._cuts[cut.step] = cut
 
     def _requests(self) -> Iterator[Assignment | Cut | None]:
-        """Yield what each worker in turn is asked for: a share, after this news if there is any."""
-        while True:  # DataLoader asks AHEAD items of each worker before it gets the first
+        """Yield what each worker in turn is told as it is asked for its next share: mostly nothing.
+
+        DataLoader is AHEAD requests of each worker ahead of the shares that it has got.
+        """
+        while True:
             turn, self._asked = self._asked // self._makers, self._asked + 1
             assert self._assignment
             yield self._cuts.get(self._assignment.start + turn) if turn else self._assignment
@@ -199,7 +202,11 @@ class StepSamples(NamedTuple):
 
 
 class ExactShares(Dataset[Share | Problem]):
-    """The shares that one loader worker makes, in the order of their steps."""
+    """The shares that one loader worker makes, in the order of their steps.
+
+    An item is whatever comes next. The index that DataLoader sends says what has changed, if
+    anything has: another assignment, or another cut from this share on.
+    """
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
@@ -210,16 +217,16 @@ class ExactShares(Dataset[Share | Problem]):
         if isinstance(request, Assignment):
             if self._shares:
                 self._shares.close()
-            self._shares, self._cut = with_problems(self._made(request)), request.cut
+            self._shares, self._cut = with_problems(self._shares_of(request)), request.cut
         elif request:
             self._cut = request
         assert self._shares
         return next(self._shares)
 
-    def _made(self, assignment: Assignment) -> Iterator[Share]:
+    def _shares_of(self, assignment: Assignment) -> Iterator[Share]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        plan, quarantine, numbers = self.plan, Quarantine(self.plan.config), count()
+        plan, quarantine = self.plan, Quarantine(self.plan.config)
         step = assignment.start
         while True:
             cut = self._cut
@@ -231,21 +238,21 @@ class ExactShares(Dataset[Share | Problem]):
                 samples_of_steps = steps(parts, arriving)
                 # Under another cut this worker has other lanes: what it read ahead is dropped.
                 while self._cut == cut:
-                    samples = next(samples_of_steps)
-                    yield _share(plan, assignment, next(numbers), samples, quarantine)
+                    number = step - assignment.start
+                    yield _share(plan, assignment, number, next(samples_of_steps), quarantine)
                     step += 1
 
 
 def _share(
     plan: StepPlan, assignment: Assignment, number: int, step: StepSamples, quarantine: Quarantine
 ) -> Share:
-    """Decode this worker's samples of a step into the slot of the rank's batch."""
     transforms, seed = plan.transforms(step.epoch), (plan.config.seed, step.epoch)
     shape, largest = transforms.training_shape, plan.largest_part(assignment.cut.world)
     images = assignment.slots.images(number, largest, shape)
     prepare = preparing(transforms, plan.on_gpu)
     samples = zip(step.positions.tolist(), step.stored, strict=True)
-    places = step.batch_indices.tolist()  # as planned: another worker fills those between them
+    # Straight into their places in the slot of the rank's batch; other workers fill the others.
+    places = step.batch_indices.tolist()
     kept = filled(images, samples, prepare, seed, quarantine, places)
     is_kept = np.isin(step.batch_indices, [sample.batch_index for sample in kept])
     return Share(
@@ -273,8 +280,8 @@ def steps(
             columns = rows.tolist(), positions.tolist(), part.brought_by[step].tolist()
             uses = zip(*columns, strict=True)
             for row, position, brought_by in uses:
-                # Kept until its last sample is used: neighbours of a shard are steps apart.
-                if position == brought_by:  # the first of its read
+                # A read is kept until its last sample is used: neighbours are steps apart.
+                if position == brought_by:
                     waiting[brought_by] = next(arriving)
                 stored.append(waiting[brought_by].pop(row))
                 if not waiting[brought_by]:
