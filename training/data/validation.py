@@ -45,6 +45,7 @@ class Validation(Dataset[Batch | Problem]):
             share_index(source, split, ranks)
         self._config = config
         self._source = source
+        # At full size, though images of the first epochs may be smaller.
         self._transforms = transforms(config.epochs - 1)
         self._rows = part_of(ranks, self._total)
         self._device = ranks.device

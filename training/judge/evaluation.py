@@ -195,12 +195,12 @@ class ClassScore:
 
     @property
     def accuracy(self) -> float | None:
-        """Return the share of its samples that were found (recall); None without samples."""
+        """Return the recall: the share of its samples predicted as it; None without samples."""
         return self.right / self.samples if self.samples else None
 
     @property
     def precision(self) -> float | None:
-        """Return the share of its predictions that were right; None without predictions."""
+        """Return the share of the predictions of it that were right; None without predictions."""
         return self.right / self.predicted if self.predicted else None
 
 
@@ -216,7 +216,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Judgement:
-    """All that an evaluation found."""
+    """The results of an evaluation, as plain numbers."""
 
     counts: Counts
     classes: list[ClassScore]

@@ -193,7 +193,7 @@ class StragglerMonitor:
         return max(1, round(sum(seconds) / len(seconds) * 1e9)) if seconds else 0
 
     def take(self) -> Waiting | None:
-        """Return what the ranks found after enough steps; a collective on all ranks."""
+        """Return who waited for whom, after enough steps; a collective on all ranks."""
         enough = min(self.every, FIRST_STEPS) if self._beginning else self.every
         if not self.every or len(self._steps) < enough:
             return None

@@ -35,7 +35,7 @@ class StepTrace:
             if step == self._first:
                 self._begin()
             yield batch
-            if step == self._last:
+            if step == self._last:  # here, once the step is done: the loop asks for the next batch
                 self.close()
 
     def _begin(self) -> None:
@@ -55,7 +55,7 @@ class StepTrace:
             self._profile = None
 
     def remark(self) -> str:
-        """Return where the trace is, or that there is none; nothing where none was wanted."""
+        """Return where the trace is, or why there is none; empty without --profile-steps."""
         if not self._first:
             return ""
         if self._path.exists():

@@ -165,6 +165,7 @@ class Ledger:
         counts = np.split(state["counts"], np.cumsum(worlds)[:-1])
         rows = np.split(state["rows"], np.cumsum(sizes)[:-1])
         notes = map(Note, generations.tolist(), counts, rows)
+        # Not strict: of nothing, np.split makes one empty part.
         self._notes = dict(zip(steps.tolist(), notes, strict=False))
 
     def begin(self, step: int) -> None:

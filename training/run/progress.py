@@ -31,9 +31,9 @@ class ProgressReporter:
 
     def enter(self, ranks: Ranks) -> None:
         """Go on in a group, in which rank 0 prints."""
-        self._speaks = ranks.first
-        self._tells_steps = ranks.first and not self.launched
-        self._live = self._tells_steps and sys.stdout.isatty()
+        self._prints = ranks.first
+        self._prints_steps = ranks.first and not self.launched
+        self._live = self._prints_steps and sys.stdout.isatty()
 
     @property
     def launched(self) -> bool:
@@ -53,7 +53,7 @@ class ProgressReporter:
     def step(self, step: int) -> None:
         """Report that a step is done, unless the last report was a moment ago."""
         epoch = (step - 1) // self._epoch_steps
-        self._take(
+        self._report_within_phase(
             epoch=epoch + 1,
             step=step,
             epoch_step=step - epoch * self._epoch_steps,
@@ -62,12 +62,12 @@ class ProgressReporter:
 
     def evaluated(self, batches: int) -> None:
         """Report the number of batches of an evaluation that are done."""
-        self._take(epoch_step=batches)
+        self._report_within_phase(epoch_step=batches)
 
     def prefetched(self, blocks: int, text: str) -> None:
         """Report the blocks that this rank has stored; show what all have, if no launcher does."""
-        self._take(epoch_step=blocks)
-        if self._tells_steps:
+        self._report_within_phase(epoch_step=blocks)
+        if self._prints_steps:
             self._show(text)
 
     def measured(
@@ -79,7 +79,7 @@ class ProgressReporter:
             **({} if accuracy is None else {"accuracy": round(accuracy, 6)}),
             "images_per_second": round(images_per_second, 1),
         }
-        if self._tells_steps:
+        if self._prints_steps:
             self._show(
                 f"epoch {self._report['epoch']}/{self._epochs}"
                 f"  step {self._report['epoch_step']}/{self._epoch_steps}"
@@ -90,7 +90,7 @@ class ProgressReporter:
 
     def reads(self, dataset: str) -> None:
         """Report a description of the data; once, for all ranks."""
-        if self._speaks:
+        if self._prints:
             self._report |= {"dataset": dataset}
 
     def best_accuracy(self, best: float) -> None:
@@ -99,7 +99,7 @@ class ProgressReporter:
 
     def slow(self, rank: int, why: str, text: str) -> None:
         """Report which rank delays the others, if any, and why; once, for all ranks."""
-        if self._speaks:
+        if self._prints:
             self._report |= {"slow_rank": rank, "slow_why": why, "slow": text}
             self._reporter.send()
 
@@ -109,7 +109,7 @@ class ProgressReporter:
 
     def line(self, text: str) -> None:
         """Print a line for people, on rank 0 only."""
-        if self._speaks:
+        if self._prints:
             sys.stdout.write(f"{CLEAR_LINE if self._live else ''}{text}\n")
             sys.stdout.flush()
 
@@ -118,8 +118,7 @@ class ProgressReporter:
         sys.stdout.write(f"{CLEAR_LINE}{text}" if self._live else f"{text}\n")
         sys.stdout.flush()
 
-    def _take(self, **fields: Any) -> None:
-        # Within a phase, at a limited rate.
+    def _report_within_phase(self, **fields: Any) -> None:  # at a limited rate
         self._reporter.report(self._report["phase"], {**self.reading(), **fields})
 
 

@@ -60,8 +60,8 @@ def earlier_run(config: Config, task: str, ranks: Ranks) -> Earlier | None:
 def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
     """Return the newest whole checkpoint that `--resume` means on any node.
 
-    A node may be new and have none, or a damaged one. When no node has one, each rank raises what
-    its node's writer found, or that.
+    A node may be new and have none, or a damaged one. When no node has a whole one, each rank
+    raises the Problem that its node's writer met with, or SaveError.
     """
     earlier = _newest(partial(requested_checkpoint, resume, task), ranks, by_run=resume == LATEST)
     if not earlier:
