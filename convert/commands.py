@@ -106,16 +106,12 @@ def read(args: Sequence[str]) -> Runnable:
     prog, names = called("convert"), ", ".join(COMMANDS)
     name = args[0] if args else ""
     if name in HELP:
-        show(HEAD.of(prog=prog), _listed())
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for each, command in COMMANDS.items():
+            groups.setdefault(command.group, []).append((each, command.help))
+        show(HEAD.of(prog=prog), groups)
     if not name:
         raise UsageError(f"no command given; there are: {names}; type: {prog} --help")
     if name not in COMMANDS:
         raise UsageError(unknown_command(name, COMMANDS, prog))
     return parse(COMMANDS[name].load(), f"{prog} {name}", args[1:])
-
-
-def _listed() -> dict[str, list[tuple[str, str]]]:
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for name, command in COMMANDS.items():
-        groups.setdefault(command.group, []).append((name, command.help))
-    return groups

@@ -146,7 +146,7 @@ def _parts(tree: _Tree) -> dict[str, str]:
         return {top: split for top, split in parts.items() if split != TRAIN or top in train}
     if tops and all(top.lower() in SPLITS for top in tops):
         raise UsageError(f"{source}: {', '.join(tops)} and no train/ in it; {EXAMPLE}")
-    return {}
+    return {}  # the class folders are right below
 
 
 def _records(
@@ -156,36 +156,27 @@ def _records(
     counts: Counter[str] = Counter()
     taken: set[str] = set()
     for record in images(tree.records, findings):
-        name = record.name.removeprefix(tree.prefix)
-        split, label, inner = _split_and_label(name, labels, parts)
+        path = PurePosixPath(record.name.removeprefix(tree.prefix))
+        top, *inner = path.parts
+        if not parts:
+            top, inner = "", list(path.parts)
+        label = labels.get(inner[0]) if len(inner) > 1 and (not parts or top in parts) else None
         if label is None:
             findings.append(ImageDefect(record.name, "unlabelled"))
             continue
-        key = free_key(_stems(classes[label], inner), record.name, taken)
-        counts[classes[label]] += 1
-        yield record._replace(key=key, label=label, split=split)
+        # The class comes only once where the image's name begins with it. Of 1.jpg and 1.png the
+        # second gets its suffix, of sub/a.jpg and sub_a.jpg a hash.
+        name, below = classes[label], PurePosixPath(*inner[1:])
+        stem = str(below.with_suffix("")).replace("/", "_")
+        stem = stem if stem.startswith(f"{name}_") else f"{name}_{stem}"
+        stems = stem, stem + below.suffix.replace(".", "_")
+        key = free_key(stems, record.name, taken)
+        counts[name] += 1
+        yield record._replace(key=key, label=label, split=parts.get(top, HELD_OUT))
     empty = [name for name in classes if not counts[name]]
     if empty:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise DataError(f"{tree.source / empty[0]}: no images in this class folder ({suffixes})")
-
-
-def _split_and_label(
-    name: str, labels: dict[str, int], parts: dict[str, str]
-) -> tuple[str, int | None, PurePosixPath]:
-    folders = PurePosixPath(name).parts
-    inner = folders[1:] if parts else folders
-    is_labelled = len(inner) > 1 and (not parts or folders[0] in parts)
-    label = labels.get(inner[0]) if is_labelled else None
-    return parts.get(folders[0], HELD_OUT), label, PurePosixPath(*inner[1:])
-
-
-def _stems(class_name: str, inner: PurePosixPath) -> tuple[str, str]:
-    # The class comes only once where the image's name begins with it. Of 1.jpg and 1.png the
-    # second gets its suffix, of sub/a.jpg and sub_a.jpg a hash.
-    stem = str(inner.with_suffix("")).replace("/", "_")
-    stem = stem if stem.startswith(f"{class_name}_") else f"{class_name}_{stem}"
-    return stem, stem + inner.suffix.replace(".", "_")
 
 
 if __name__ == "__main__":

@@ -185,10 +185,12 @@ class OfficialArchives:
             for member in self._train.members(class_tar):
                 if is_image(member.name):
                     name = f"{class_tar.name}/{member.name}"
-                    yield _entry("train", wnid, name, 0, member.offset, member.size)
+                    extent = (0, member.offset, member.size, member.size)
+                    yield wnid, Record(_key(name), 0, "train", name, *extent)
         for member in self._val.members():
             if is_image(member.name):
-                yield _entry("val", "", member.name, 1, member.offset, member.size)
+                extent = (1, member.offset, member.size, member.size)
+                yield "", Record(_key(member.name), 0, "val", member.name, *extent)
 
     def text(self, name: str) -> bytes | None:
         """Return a file beside the archives, or of the devkit."""
@@ -216,10 +218,7 @@ class Tree:
 
     def entries(self) -> Iterator[Entry]:
         """Yield every image below a folder called train or val."""
-        for name, size in self._folder.files():
-            match = IMAGE_PATH.fullmatch(name)
-            if match and is_image(name):
-                yield _entry(match["split"], match["wnid"] or "", name, 0, 0, size)
+        return _entries(self._folder.records())
 
     def text(self, name: str) -> bytes | None:
         """Return a file beside the folders, or of the devkit."""
@@ -239,11 +238,7 @@ class KaggleZip:
 
     def entries(self) -> Iterator[Entry]:
         """Yield every image below a folder called train or val."""
-        for member in self._zip.members():
-            match = IMAGE_PATH.fullmatch(member.name)
-            if match and is_image(member.name):
-                record = self._zip.record(member, _key(member.name), 0)
-                yield match["wnid"] or "", record._replace(split=match["split"])
+        return _entries(self._zip.records())
 
     def text(self, name: str) -> bytes | None:
         """Return a file of the zip, in whatever folder."""
@@ -318,8 +313,12 @@ def _key(name: str) -> str:
     return safe_key(PurePosixPath(name).stem)
 
 
-def _entry(split: str, wnid: str, name: str, container: int, offset: int, size: int) -> Entry:
-    return wnid, Record(_key(name), 0, split, name, container, offset, size, size)
+def _entries(records: Iterator[Record]) -> Iterator[Entry]:
+    for record in records:
+        match = IMAGE_PATH.fullmatch(record.name)
+        if match and is_image(record.name):
+            named = record._replace(key=_key(record.name), split=match["split"])
+            yield match["wnid"] or "", named
 
 
 def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:

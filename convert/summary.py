@@ -52,25 +52,22 @@ def _options(manifest: Manifest) -> str:
 
 
 def _split_lines(source: Source, split: Split) -> list[str]:
+    import numpy as np
+
     size = sum(shard.bytes for shard in split.shards)
-    counts = sorted(shard.samples for shard in split.shards)
-    per_shard = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
+    sizes = sorted(shard.samples for shard in split.shards)
+    per_shard = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
     samples, shards = plural(split.samples, "sample"), plural(len(split.shards), "shard")
+    classes = source.manifest.classes
+    counts = np.bincount(source.index(split.name)["label"], minlength=len(classes)).tolist()
+    per_class = ", ".join(f"{name} {count:,}" for name, count in zip(classes, counts, strict=True))
+    if len(classes) > CLASSES_NAMED:
+        per_class = f"{min(counts):,} to {max(counts):,} samples a class"
     return [
         f"{brace_name(split)}",
         f"  {samples}, {size:,} bytes in {shards} of {per_shard}",
-        f"  {_class_counts(source, split)}",
+        f"  {per_class}",
     ]
-
-
-def _class_counts(source: Source, split: Split) -> str:
-    import numpy as np
-
-    classes = source.manifest.classes
-    counts = np.bincount(source.index(split.name)["label"], minlength=len(classes)).tolist()
-    if len(classes) > CLASSES_NAMED:
-        return f"{min(counts):,} to {max(counts):,} samples a class"
-    return ", ".join(f"{name} {count:,}" for name, count in zip(classes, counts, strict=True))
 
 
 if __name__ == "__main__":

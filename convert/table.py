@@ -127,7 +127,8 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
                 f"{table}: no column {missing[0]!r}, only {has}; name them by "
                 "--path-column, --label-column and --split-column"
             )
-        path, label, split = (_text(fields.get(name)) for name in names)
+        cells = (fields.get(name) for name in names)
+        path, label, split = ("" if cell is None else str(cell).strip() for cell in cells)
         where = clean(f"{table}: line {number}")
         if not path or "\0" in path or not is_class_name(label):
             raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
@@ -139,10 +140,6 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
     if len({bool(row.split) for row in rows}) > 1:
         raise DataError(f"{table}: some rows have a split and some none; fill them in")
     return rows
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
 
 
 def _of_csv(path: Path) -> Iterator[dict[str, Any]]:

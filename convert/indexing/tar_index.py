@@ -13,8 +13,8 @@ from convert.packing.workers import ReportProgress, in_parallel, working_on
 from convert.progress import Progress
 from convert.readers.names import refuse_similar
 from convert.readers.records import MAX_IMAGE_BYTES, Defect, ImageDefect, open_archive, reading
-from convert.readers.tars import Tar, TarMember
-from convert.readers.webdataset_tars import Label, TarSample, label_of, samples_in
+from convert.readers.tars import Tar
+from convert.readers.webdataset_tars import Label, label_of, samples_in
 from convert.readers.zips import nameless_file
 from rackrun.atomic import translated_os_errors
 from rackrun.errors import DataError, UsageError
@@ -53,8 +53,7 @@ def index_tars(
         copy = _copied(listing.url, tar.name, scratch) if listing.url else open_archive(tar.path)
         with reading(tar.path), os.fdopen(copy, "rb") as file:
             archive = Tar(Path(tar.name) if listing.url else tar.path, copy)
-            contents = TarIndex(os.fstat(copy).st_size)
-            _Indexer(archive, contents, label_field).run()
+            contents = _indexed(archive, os.fstat(copy).st_size, label_field)
             working_on(str(tar.path))
             file.seek(0)
             contents.sha256 = file_digest(file, "sha256").hexdigest()
@@ -65,56 +64,42 @@ def index_tars(
     return in_parallel(tars, index, workers, "indexed", len(tars), "tars")
 
 
-class _Indexer:
-    """Fills a TarIndex from its tar."""
-
-    def __init__(self, tar: Tar, contents: TarIndex, label_field: str) -> None:
-        self._tar, self._contents, self._label_field = tar, contents, label_field
-        self._rows = bytearray()
-        self._numbers: dict[Label, int] = {}
-        self._end = 0  # of the last sample: what lies between two samples belongs to the later one
-
-    def run(self) -> None:
-        """Read the tar to its end; DataError for a sample that is there twice."""
-        for sample in samples_in(self._tar):
-            mark = blake2b(sample.key.encode(), digest_size=8).digest()
-            if mark in self._contents.keys:
-                raise DataError(
-                    f"{self._tar.path}: {sample.key}: is in there twice, not side by side; write "
-                    "the members of each sample next to one another"
-                )
-            self._contents.keys[mark] = sample.key
-            working_on(f"{self._tar.path}: {sample.key}")
-            self._add(sample)
-        self._contents.rows = bytes(self._rows)
-        self._contents.labels = list(self._numbers)
-
-    def _add(self, sample: TarSample) -> None:
-        image, label = sample.image, label_of(self._tar, sample, self._label_field)
-        name = f"{self._tar.path.name}/{sample.key}"
+def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
+    """Read a tar to its end; DataError for a sample that is there twice."""
+    contents, rows, numbers = TarIndex(size), bytearray(), dict[Label, int]()
+    end = 0  # of the last sample: what lies between two samples belongs to the later one
+    for sample in samples_in(tar):
+        mark = blake2b(sample.key.encode(), digest_size=8).digest()
+        if mark in contents.keys:
+            raise DataError(
+                f"{tar.path}: {sample.key}: is in there twice, not side by side; write the members "
+                "of each sample next to one another"
+            )
+        contents.keys[mark] = sample.key
+        working_on(f"{tar.path}: {sample.key}")
+        image, label = sample.image, label_of(tar, sample, label_field)
+        name = f"{tar.path.name}/{sample.key}"
         if image is None or label is None:
             kind = "no image" if image is None else "unlabelled"
-            self._contents.findings.append(ImageDefect(name, kind))
-            return
+            contents.findings.append(ImageDefect(name, kind))
+            continue
         try:
-            row = self._row(sample, image)
+            if image.size > MAX_IMAGE_BYTES or sample.end - end >= LARGEST_SAMPLE:
+                raise Defect("too large", f"{image.size:,} bytes")
+            data = tar.content(image)
+            info = inspect(data, PurePosixPath(image.name).suffix)
         except Defect as defect:
-            self._contents.findings.append(ImageDefect(name, defect.kind, defect.detail))
-            return
-        row = row._replace(label=self._numbers.setdefault(label, len(self._numbers)))
-        self._rows += PACKED_ROW.pack(*row)
-        self._contents.samples += 1
-        self._end = sample.end
-
-    def _row(self, sample: TarSample, image: TarMember) -> Row:
-        if image.size > MAX_IMAGE_BYTES or sample.end - self._end >= LARGEST_SAMPLE:
-            raise Defect("too large", f"{image.size:,} bytes")
-        data = self._tar.content(image)
-        info = inspect(data, PurePosixPath(image.name).suffix)
-        self._contents.findings += findings(f"{self._tar.path.name}/{sample.key}", info)
-        extents = (self._end, sample.end - self._end, image.offset, image.size)
+            contents.findings.append(ImageDefect(name, defect.kind, defect.detail))
+            continue
+        contents.findings += findings(name, info)
+        extents = (end, sample.end - end, image.offset, image.size)
         facts = (info.width, info.height, zlib.crc32(data), info.extension.encode())
-        return Row(0, *extents, 0, *facts)
+        number = numbers.setdefault(label, len(numbers))
+        rows += PACKED_ROW.pack(*Row(0, *extents, number, *facts))
+        contents.samples += 1
+        end = sample.end
+    contents.rows, contents.labels = bytes(rows), list(numbers)
+    return contents
 
 
 def _copied(url: str, name: str, scratch: Path) -> int:

@@ -64,7 +64,13 @@ def list_tars(sources: tuple[str, ...], split: str, name: str, command: str) -> 
             f"for training, type: {command} --split train"
         )
     tars = tuple(ListedTar(path, path.name, split or _split_of(path)) for path in paths)
-    _check_names(tars)
+    checked = set[Path]()
+    for path in paths:
+        if not ADOPTED_NAME.fullmatch(path.name):
+            raise UsageError(f"{path}: a name of letters, digits, _, - and . is needed")
+        if path in checked:
+            raise UsageError(f"{path}: is given twice")
+        checked.add(path)
     parents = {tar.path.resolve().parent for tar in tars}
     beside = parents.pop() if len(parents) == 1 and not remote else None
     return TarListing(tars, beside, folders.pop() if folders else "", _dataset(name, tars[0].name))
@@ -108,17 +114,8 @@ def _split_of(path: Path) -> str:
     return next((SPLITS[part] for part in parts if part in SPLITS), "")
 
 
-def _check_names(tars: tuple[ListedTar, ...]) -> None:
-    paths = set[Path]()
-    for tar in tars:
-        if not ADOPTED_NAME.fullmatch(tar.name):
-            raise UsageError(f"{tar.path}: a name of letters, digits, _, - and . is needed")
-        if tar.path in paths:
-            raise UsageError(f"{tar.path}: is given twice")
-        paths.add(tar.path)
-
-
 def _dataset(name: str, first: str) -> str:
+    # What precedes split and number in the name of the first tar, unless a name is given.
     stem = PurePosixPath(name or first).name.removesuffix(".tar")
     if not name:
         split = next(

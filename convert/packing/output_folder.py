@@ -164,7 +164,12 @@ class Target:
     def _adopt(self, plan: ShardPlan, force: bool) -> bool:
         if force:
             self.clear()
-            self._refuse_foreign(plan)
+            # What is still here is listed by no manifest and no plan, so it may be anybody's.
+            for name in sorted(plan.files() | {REPORT_NAME}):
+                if (self.folder / name).exists():
+                    raise UsageError(
+                        f"{self.folder / name}: no conversion here has made it; move it elsewhere"
+                    )
         elif self.manifest.exists():
             manifest = self.read()
             if manifest.plan_sha256 == plan.digest:
@@ -263,8 +268,12 @@ class Target:
         names = {MANIFEST_NAME, REPORT_NAME}
         if self.manifest.exists():
             for manifest in self.versions():
-                names |= self._of(manifest)
                 names |= {manifest_name(manifest.number), report_name(manifest.number)}
+                files = manifest.files()
+                if manifest.adopted:  # the tars are other programs', only links to them are ours
+                    links = {name for name in files if (self.folder / name).is_symlink()}
+                    files = links | {split.index for split in manifest.splits}
+                names |= files
         elif self.plan.exists():
             names |= load_plan(self.plan).files()
         else:
@@ -280,22 +289,6 @@ class Target:
     def _source(self) -> FolderSource:
         # Which reads files up to a limit, and only if they are files.
         return FolderSource(str(self.folder))
-
-    def _of(self, manifest: Manifest) -> set[str]:
-        names = manifest.files()
-        if not manifest.adopted:
-            return names
-        # Of the tars of other programs, only the links are ours.
-        links = {name for name in names if (self.folder / name).is_symlink()}
-        return links | {split.index for split in manifest.splits}
-
-    def _refuse_foreign(self, plan: ShardPlan) -> None:
-        # After `clear`: what is still here is listed by no manifest and no plan.
-        for name in sorted(plan.files() | {REPORT_NAME}):
-            if (self.folder / name).exists():
-                raise UsageError(
-                    f"{self.folder / name}: no conversion here has made it; move it elsewhere"
-                )
 
     def _refuse(self, what: str) -> None:
         raise UsageError(f"{self.folder}: {what}; choose another folder, or --force to replace it")

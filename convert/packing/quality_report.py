@@ -44,20 +44,12 @@ def print_report(path: Path, findings: list[ImageDefect], images: int, check: st
 
 def report_lines(findings: list[ImageDefect]) -> list[str]:
     """Return a line per kind: what was done, how many, the first names."""
-    by_kind = defaultdict(list)
-    for finding in findings:
-        by_kind[finding.kind].append(finding)
+    names = defaultdict[str, list[str]](list)
+    for name, kind, detail in findings:
+        names[kind].append(clean(f"{name} ({detail})" if detail else name))
     return [
-        f"  {done}: {_line(by_kind[kind], text)}"
+        f"  {done}: {len(names[kind]):,} {text}: {first_few(names[kind], NAMED)}"
         for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT))
         for kind, text in kinds.items()
-        if kind in by_kind
+        if kind in names
     ]
-
-
-def _line(findings: list[ImageDefect], text: str) -> str:
-    return f"{len(findings):,} {text}: {first_few([*map(_printable, findings)], NAMED)}"
-
-
-def _printable(finding: ImageDefect) -> str:
-    return clean(f"{finding.name} ({finding.detail})" if finding.detail else finding.name)

@@ -31,23 +31,25 @@ class Folder:
         self._links: dict[str, int] = {}  # how many lead to a folder, by name
         self._elsewhere: dict[str, Path] = {}  # what links lead to, by name; a folder's ends with /
 
-    def files(self) -> Iterator[tuple[str, int]]:
-        """Yield name and size of every file below, sorted; DataError for a device or the like."""
+    def records(self) -> Iterator[Record]:
+        """Yield every file below as a record that lacks key and label, sorted by name.
+
+        DataError for a device or the like.
+        """
         pending = [""]
         while pending:
             name = pending.pop()
             if name.endswith("/") or not name:
-                pending += reversed(self._entries(name))  # the last one is popped first
+                real = self._elsewhere.get(name, self._real_root / name)
+                with reading(self.root / name), os.scandir(real) as entries:
+                    names = sorted(self._named(name, entry) for entry in entries)
+                pending += reversed(names)  # the last one is popped first
                 continue
             with reading(self.root / name):
                 size = self._real_path(name).lstat().st_size
             self._bytes += size
             self._listing.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
-            yield name, size
-
-    def records(self) -> Iterator[Record]:
-        """Yield every file of the folder as a record that lacks key and label."""
-        return (Record("", 0, "", name, 0, 0, size, size) for name, size in self.files())
+            yield Record("", 0, "", name, 0, 0, size, size)
 
     def origin(self) -> Origin:
         """Return the folder's entry of the manifest; the listing must be complete."""
@@ -74,12 +76,8 @@ class Folder:
         above = self._elsewhere.get(folder + slash)
         return self._elsewhere.get(name) or (above / file if above else self.root / name)
 
-    def _entries(self, name: str) -> list[str]:
-        real = self._elsewhere.get(name, self._real_root / name)
-        with reading(self.root / name), os.scandir(real) as entries:
-            return sorted(self._named(name, entry) for entry in entries)
-
     def _named(self, folder: str, entry: "os.DirEntry[str]") -> str:
+        # That of a folder, or of a link to one, ends with a slash.
         name = f"{folder}{entry.name}"
         if entry.is_symlink():  # first: is_file and is_dir follow it
             return self._followed(name, self._links.get(folder, 0) + 1)

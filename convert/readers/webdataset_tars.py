@@ -79,8 +79,33 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
     where = clean(f"{tar.path}: {sample.key}{suffix}")
     if member.size > MAX_LABEL_BYTES:
         raise DataError(f"{where}: {member.size:,} bytes are no class")
+    value: Any
     data = tar.content(member)
-    return _class(_field(data, name, where) if suffix == ".json" else _text(data, where), where)
+    if suffix == ".json":
+        try:
+            fields = parsed_json(data, MAX_LABEL_BYTES)
+        except Misshapen as error:
+            raise DataError(f"{where}: {error}") from None
+        if not isinstance(fields, dict) or name not in fields:
+            has = ", ".join(sorted(map(str, fields))[:9]) if isinstance(fields, dict) else ""
+            raise DataError(
+                clean(f"{where}: no field {name!r} in it ({has or 'no fields'}); add ")
+                + "--label-field NAME"
+            )
+        value = fields[name]
+    else:
+        try:
+            value = data.decode().strip()
+        except UnicodeDecodeError:
+            raise DataError(f"{where}: no text, so no class") from None
+    # Digits are a number wherever they stand; 20 of them are more than any class has.
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_CLASSES:
+        return value
+    if isinstance(value, str) and is_class_name(value) and not value.lstrip("-").isdecimal():
+        return value
+    raise DataError(clean(f"{where}: {str(value)[:60]!r} is no class: a number from 0, or a name"))
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -102,31 +127,3 @@ def _check(member: TarMember, suffix: str, sample: TarSample, tar: Tar) -> None:
         raise DataError(f"{where}: is in there twice; each sample must have a key of its own")
     if suffix in IMAGE_SUFFIXES and sample.image:
         raise DataError(f"{where}: a second image of one sample; give each a key of its own")
-
-
-def _text(data: bytes, where: str) -> str:
-    try:
-        return data.decode().strip()
-    except UnicodeDecodeError:
-        raise DataError(f"{where}: no text, so no class") from None
-
-
-def _field(data: bytes, name: str, where: str) -> Any:
-    try:
-        fields = parsed_json(data, MAX_LABEL_BYTES)
-    except Misshapen as error:
-        raise DataError(f"{where}: {error}") from None
-    if not isinstance(fields, dict) or name not in fields:
-        has = ", ".join(sorted(map(str, fields))[:9]) if isinstance(fields, dict) else "no fields"
-        raise DataError(clean(f"{where}: no field {name!r} in it ({has}); add --label-field NAME"))
-    return fields[name]
-
-
-def _class(value: Any, where: str) -> Label:
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_CLASSES:
-        return value
-    if isinstance(value, str) and is_class_name(value) and not value.lstrip("-").isdecimal():
-        return value
-    raise DataError(clean(f"{where}: {str(value)[:60]!r} is no class: a number from 0, or a name"))

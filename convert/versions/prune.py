@@ -4,7 +4,6 @@ A run needs the versions that its config.json names, also when it has ended: its
 evaluated and repeated. Only run folders that can be seen here are known.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,25 +94,22 @@ def needed_by(folders: tuple[Path, ...]) -> dict[str, list[str]]:
             recorded = parsed_file(path, dict[str, Any], LARGEST_CONFIG)
         except (OSError, Misshapen) as error:
             raise DataError(f"{path}: which data its run needs is not known: {error}") from None
-        for digest in dict.fromkeys(_digests(recorded)):
+        versions = recorded.get("data_versions")
+        named = list(versions.values()) if isinstance(versions, dict) else []
+        for digest in dict.fromkeys(map(str, (*named, recorded.get("data_sha256")))):
             users.setdefault(digest, []).append(str(path.parent))
     return users
-
-
-def _digests(recorded: dict[str, Any]) -> Iterator[str]:
-    versions = recorded.get("data_versions")
-    named = list(versions.values()) if isinstance(versions, dict) else []
-    yield from (str(digest) for digest in (*named, recorded.get("data_sha256")))
 
 
 def _files(parent: Parent, kept: list[Manifest], unneeded: list[Manifest]) -> list[str]:
     newest = parent.manifest
     used = set[str]().union(*(each.files() for each in kept)) | parent.target.unfinished()
+    # Manifests first: a version whose files are going must not be there any more.
     heads = [name(each.number) for each in unneeded for name in (manifest_name, report_name)]
-    if newest.adopted:
+    if newest.adopted:  # never the tars that other programs have written
         foreign = set[str]().union(*(each.files() for each in parent.versions if _adopts(each)))
         listed = set[str]().union(*(each.files() for each in unneeded)) - foreign
-    else:
+    else:  # also what a prune that was killed has left, which no version lists any more
         listed = shard_files(parent.target.folder, newest.dataset)
     spare = sorted(listed - used)
     sidecars = [
