@@ -153,6 +153,7 @@ def _packed(path: Path, name: str) -> bytes | None:
             data = gzip.GzipFile(fileobj=file).read(LARGEST + 1)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DataError(f"{path}: cannot be unpacked: {error}") from None
+    # A tar is read by offsets, which a gzip file has none of.
     with os.fdopen(os.memfd_create(name), "w+b") as unpacked:
         unpacked.write(_small(data, str(path)))
         unpacked.flush()

@@ -131,6 +131,7 @@ def _candidates(
             )
         first, second = np.nonzero(differing <= MOST_BITS)
         first, second = first + start, second + left
+        # Each pair once, and no image with itself: many are their own mirror image.
         yield first[first < second], second[first < second]
 
 

@@ -43,11 +43,13 @@ class Treatment:
         """Return what is stored of a record; raise Defect if the image cannot be used."""
         data = container.read(record)
         crc = zlib.crc32(data)
+        # Wrong bytes among compressed pixels decode without an error: only this check sees them.
         if record.crc not in (None, crc):
             raise Defect("checksum")
         stored, source = self._inspected(data, PurePosixPath(record.name).suffix.lower())
         stored, info = self.preset.apply(stored, source, self.tiles)
         untiled = ""
+        # By the image alone, so that copies stay copies and every process stores the same bytes.
         if self.tiles and gains_by_tiles(info.width, info.height):
             try:
                 stored = tiled(stored)

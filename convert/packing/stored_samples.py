@@ -190,6 +190,7 @@ def relabelled(
     if suffix == ".json" and text[start] == '"':
         new = json.dumps(new, ensure_ascii=text.isascii())
     content = (text[:start] + new + text[end:]).encode()
+    # Members are whole blocks: where the new class needs more or fewer, all behind it moves.
     at, after = member.offset, -(-(member.offset + member.size) // BLOCK) * BLOCK
     header = resized_header(members[at - BLOCK : at], len(content))
     content += bytes(-len(content) % BLOCK)

@@ -38,7 +38,7 @@ from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
 from rackrun.terminal import say
 from rackrun.units import plural
-from shards.writer import BLOCK
+from shards.writer import BLOCK, MAX_KEY_BYTES
 
 TABLES = (".csv", ".parquet", ".pq")
 DEFAULT_VAL_PERCENT = 10.0
@@ -236,7 +236,8 @@ def _status(
 ) -> tuple[ImageStatus, str]:
     if mark is None:
         return ImageStatus.NEW, record.key
-    marked = f"{record.key[:81]}-{mark >> 32:08x}"
+    # The same images get the same key when they are appended again.
+    marked = f"{record.key[: MAX_KEY_BYTES - 9]}-{mark >> 32:08x}"
     for key in (record.key, marked):
         if marks.get(key.lower()) == mark:
             return (ImageStatus.PRESENT if key.lower() in current else ImageStatus.DROPPED), key
