@@ -102,10 +102,10 @@ def label_of(name: str) -> int | None:
     path = PurePosixPath(name)
     by_name = NAMED.fullmatch(path.stem)
     by_folder = IN_FOLDER.fullmatch(path.parent.name)
-    named = {match[1].lower() for match in (by_name, by_folder) if match}
-    if len(named) > 1:
+    classes = {match[1].lower() for match in (by_name, by_folder) if match}
+    if len(classes) > 1:
         raise DataError(f"{name}: its name is of one class and its folder of another")
-    return CLASSES.index(named.pop()) if named else None
+    return CLASSES.index(classes.pop()) if classes else None
 
 
 def _key_of(name: str, label: int) -> str:

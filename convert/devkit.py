@@ -126,9 +126,9 @@ def synsets(data: bytes) -> dict[int, tuple[str, str]]:
         raise DataError(f"{META} of the devkit cannot be read: {error}") from None
 
 
-def numbered(data: bytes, named: dict[int, tuple[str, str]]) -> dict[int, str]:
+def numbered(data: bytes, classes: dict[int, tuple[str, str]]) -> dict[int, str]:
     """Return the devkit's ground truth: the position of an image, from 1, to its wnid."""
-    wnids = {b"%d" % number: wnid for number, (wnid, _) in named.items()}
+    wnids = {b"%d" % number: wnid for number, (wnid, _) in classes.items()}
     wnids_by_position = {}
     for position, line in enumerate(data.split(), 1):
         if line not in wnids:

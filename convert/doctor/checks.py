@@ -99,27 +99,27 @@ def copied(source: Source, sound: dict[str, np.ndarray]) -> Iterator[Finding]:
         for split, rows in sound.items()
     ]
     for group in groups_of_copies(splits, source.read):
-        named = {
+        images = {
             ImagePosition(image.split, int(sound[image.split][image.row])): image for image in group
         }
-        first, *others = sorted(named, key=_preference)
+        first, *others = sorted(images, key=_preference)
         labels = defaultdict[str, set[int]](set)
         for image in group:
             labels[image.split].add(image.label)
         for position in (first, *others):
-            label, other = named[position].label, first
+            label, other = images[position].label, first
             problem, action = COPY, DROP
             if position.split != first.split:
                 problem = LEAK
             elif len(labels[position.split]) > 1:
                 problem, action = TWO_CLASSES, UNDECIDED
-                other = next(each for each in named if named[each].label != label)
+                other = next(each for each in images if images[each].label != label)
             elif position == first:
                 continue
-            key = named[other].name.partition("/")[2]
+            key = images[other].name.partition("/")[2]
             reason = f"like {key} in {other.split}"
-            if named[other].label != label:
-                reason += f", class {manifest.classes[named[other].label]}"
+            if images[other].label != label:
+                reason += f", class {manifest.classes[images[other].label]}"
             yield Finding(problem, position, label, reason, action, score=1.0, other=other)
 
 

@@ -82,19 +82,20 @@ class Doctor:
 
 def run(args: Sequence[str], find_suspects: FindSuspects) -> int:
     """Look at a data set, write both files, and print what was found."""
-    given = parse(Doctor, called("doctor"), args)
-    if given.workers < 0:
+    settings = parse(Doctor, called("doctor"), args)
+    if settings.workers < 0:
         raise UsageError("--workers cannot be negative")
-    if not given.out.is_dir():
-        folder = shlex.quote(str(given.out))
-        raise UsageError(f"--out {given.out}: no such folder; type: mkdir -p {folder}")
-    if given.checkpoint is not None:
-        final_weights(given.checkpoint)  # what is not there is refused before images are looked at
-    fingerprints, findings = examined(given, find_suspects)
-    table_path, page = _paths(given.out)
+    if not settings.out.is_dir():
+        folder = shlex.quote(str(settings.out))
+        raise UsageError(f"--out {settings.out}: no such folder; type: mkdir -p {folder}")
+    if settings.checkpoint is not None:
+        # What is not there is refused before all images are looked at.
+        final_weights(settings.checkpoint)
+    fingerprints, findings = examined(settings, find_suspects)
+    table_path, page = _paths(settings.out)
     write_table(table_path, rows(fingerprints, findings))
     write_page(page, fingerprints, findings, table_path)
-    _print(given, fingerprints, findings, table_path, page)
+    _print(settings, fingerprints, findings, table_path, page)
     return 0
 
 
@@ -109,10 +110,10 @@ def _paths(folder: Path) -> tuple[Path, Path]:
     raise AssertionError
 
 
-def examined(given: Doctor, find_suspects: FindSuspects) -> tuple[Fingerprints, list[Finding]]:
+def examined(settings: Doctor, find_suspects: FindSuspects) -> tuple[Fingerprints, list[Finding]]:
     """Return what the images look like, and all findings in order."""
-    workers = given.workers or core_count()
-    source = open_source(given.data)
+    workers = settings.workers or core_count()
+    source = open_source(settings.data)
     fingerprints = fingerprints_of(source, workers)
     sound = {
         split: np.flatnonzero(prints["state"] == SOUND)
@@ -123,22 +124,22 @@ def examined(given: Doctor, find_suspects: FindSuspects) -> tuple[Fingerprints, 
         exact = {each.position for each in findings if each.position and each.problem in EXACT}
         findings += checks.nearly_copied(fingerprints, sound, exact, workers)
     findings += [*checks.odd(fingerprints), *checks.doubtful_classes(source)]
-    if given.checkpoint is not None:
-        findings += _doubted_labels(given, fingerprints, find_suspects)
+    if settings.checkpoint is not None:
+        findings += _doubted_labels(settings, fingerprints, find_suspects)
     return fingerprints, ordered(findings)
 
 
 def _doubted_labels(
-    given: Doctor, fingerprints: Fingerprints, find_suspects: FindSuspects
+    settings: Doctor, fingerprints: Fingerprints, find_suspects: FindSuspects
 ) -> Iterator[Finding]:
     total = sum(map(len, fingerprints.by_split.values()))
     with meter("judged", total) as shown:
         question = Question(
-            weights=str(given.checkpoint),
-            data=given.data,
-            model=given.model,
-            task=given.task,
-            workers=given.workers,
+            weights=str(settings.checkpoint),
+            data=settings.data,
+            model=settings.model,
+            task=settings.task,
+            workers=settings.workers,
             advance=lambda images: shown.advance(Progress(images, 0)),
         )
         suspects = find_suspects(question)
@@ -168,7 +169,7 @@ def rows(fingerprints: Fingerprints, findings: Sequence[Finding]) -> Iterator[tu
 
 
 def _print(
-    given: Doctor,
+    settings: Doctor,
     fingerprints: Fingerprints,
     findings: Sequence[Finding],
     table_path: Path,
@@ -190,9 +191,9 @@ def _print(
         head = ("problem", "found", "to drop", "to relabel", "what it means")
         sys.stdout.write(table(head, lines, wrapped=head[-1:], numbers=head[1:4]))
     else:
-        sys.stdout.write(clean(f"{given.data}: nothing found") + "\n")
+        sys.stdout.write(clean(f"{settings.data}: nothing found") + "\n")
     sys.stdout.write(clean(f"{page}, {table_path}") + "\n")
-    folder, _ = folder_and_version(given.data)  # only the newest version can be changed
+    folder, _ = folder_and_version(settings.data)  # only the newest version can be changed
     data, csv = shlex.quote(folder), shlex.quote(str(table_path))
     for action in (DROP, RELABEL):
         if any(each.action == action for each in findings):

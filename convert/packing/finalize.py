@@ -195,10 +195,10 @@ def _parts(plan: ShardPlan, results: Sequence[ShardResult], parent: Source | Non
 def _kept_rows(parent: Source, split: Split, replaced: Sequence[str]) -> bytes:
     import numpy as np
 
-    stays = np.array([shard.name not in replaced for shard in split.shards])
+    is_kept = np.array([shard.name not in replaced for shard in split.shards])
     rows = parent.index(split.name)
-    rows = rows[stays[rows["shard"]]].copy()
-    rows["shard"] = (np.cumsum(stays) - 1)[rows["shard"]]  # the shards that stay move up
+    rows = rows[is_kept[rows["shard"]]].copy()
+    rows["shard"] = (np.cumsum(is_kept) - 1)[rows["shard"]]  # the shards that stay move up
     return bytes(rows.tobytes())
 
 

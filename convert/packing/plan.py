@@ -290,8 +290,8 @@ def _shards(
         bounds = [shard * images // count for shard in range(count + 1)]
         for shard, (low, high) in enumerate(pairwise(bounds)):
             block = b"".join(entry[HASH_BYTES:] for entry in parts[split][low:high])
-            name, place = shard_name(dataset, split, number + shard), (offset, len(block))
-            shards.append(PlannedShard(name, split, position + shard, high - low, *place))
+            name, extent = shard_name(dataset, split, number + shard), (offset, len(block))
+            shards.append(PlannedShard(name, split, position + shard, high - low, *extent))
             lines.append(block)
             offset += len(block)
     return shards, lines

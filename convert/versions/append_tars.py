@@ -70,9 +70,9 @@ def append_tars(
     indexed = index_tars(listing, target.folder, label_field, packing.processes)
     # A tar under another name whose bytes the newest version has.
     stored = {shard.sha256 for split in manifest.splits for shard in split.shards}
-    stays = [contents.sha256 not in stored for contents in indexed]
-    indexed = [contents for contents, keep in zip(indexed, stays, strict=True) if keep]
-    listing = _kept(parent, listing, stays)
+    is_new = [contents.sha256 not in stored for contents in indexed]
+    indexed = [contents for contents, keep in zip(indexed, is_new, strict=True) if keep]
+    listing = _kept(parent, listing, is_new)
     if not listing.tars:
         say(f"{target.folder}: nothing to add; the newest version is {manifest.number}")
         return
@@ -114,11 +114,11 @@ def _listing(parent: Parent, source: Path, split: str) -> TarListing:
     return _kept(parent, listing, [tar.path.resolve() not in listed for tar in listing.tars])
 
 
-def _kept(parent: Parent, listing: TarListing, stays: Sequence[bool]) -> TarListing:
-    if not all(stays):
-        count = plural(len(stays) - sum(stays), "tar")
+def _kept(parent: Parent, listing: TarListing, is_new: Sequence[bool]) -> TarListing:
+    if not all(is_new):
+        count = plural(len(is_new) - sum(is_new), "tar")
         say(f"{parent.target.folder}: {count}: a version has them already")
-    tars = tuple(tar for tar, keep in zip(listing.tars, stays, strict=True) if keep)
+    tars = tuple(tar for tar, keep in zip(listing.tars, is_new, strict=True) if keep)
     return replace(listing, tars=tars)
 
 

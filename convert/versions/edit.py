@@ -93,9 +93,9 @@ class Relabel(_Change):
 
 
 def _edited(
-    data: Path, given: Sequence[str], action: str, packing: Packing, label_field: str
+    data: Path, requests: Sequence[str], action: str, packing: Packing, label_field: str
 ) -> None:
-    edits, others = _edits(given, action)
+    edits, others = _edits(requests, action)
     with Parent.locked(data) as parent:
         manifest, folder = parent.manifest, parent.target.folder
         samples = StoredSamples(parent.source, label_field)
@@ -149,10 +149,10 @@ class Edit:
         return DataError(clean(f"{self.where}: {self.key}: {why}"))
 
 
-def _edits(given: Sequence[str], action: str) -> tuple[list[Edit], int]:
+def _edits(requests: Sequence[str], action: str) -> tuple[list[Edit], int]:
     """Return what names and tables ask for, and how many rows ask for something else."""
     edits, others = list[Edit](), 0
-    for text in given:
+    for text in requests:
         if not text.lower().endswith(TABLE):
             edits.append(_named(text, action))
             continue
@@ -162,7 +162,7 @@ def _edits(given: Sequence[str], action: str) -> tuple[list[Edit], int]:
             else:
                 edits.append(edit)
     if not edits:
-        raise UsageError(f"{first_few([*given], NAMED)}: no row whose action is {action}")
+        raise UsageError(f"{first_few([*requests], NAMED)}: no row whose action is {action}")
     return edits, others
 
 
