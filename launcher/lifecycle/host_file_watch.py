@@ -44,7 +44,7 @@ class HostFileWatch:
         self._spec = spec
         self._job = job
         self._plan = plan
-        self._machines = {_machine(host) for host in (*spec.hosts, *file.listed)}
+        self._machines = {host.machine for host in (*spec.hosts, *file.listed)}
         self._last_signature: tuple[int, ...] = ()
         """Of the file, when it was read last."""
         self._is_over = threading.Event()
@@ -78,7 +78,8 @@ class HostFileWatch:
             if now and now == before != self._last_signature:
                 self._last_signature = now
                 try:
-                    self._take_in(self._new_hosts())
+                    hosts = self._file.read()
+                    self._take_in([host for host in hosts if host.machine not in self._machines])
                 except (Problem, OSError) as error:
                     self._note(str(error))
             before = now
@@ -87,11 +88,7 @@ class HostFileWatch:
         for line in text.splitlines():
             self._news.put(f"not added: {line}")
 
-    def _new_hosts(self) -> list[Host]:
-        return [host for host in self._file.read() if _machine(host) not in self._machines]
-
     def _take_in(self, hosts: Sequence[Host]) -> None:
-        """Reach, check and plan hosts; note which of them cannot be taken, and why."""
         outcomes = self._file.connect(hosts) if hosts else ()
         reached: list[tuple[Host, Transport]] = []
         for host, outcome in zip(hosts, outcomes, strict=True):
@@ -146,17 +143,12 @@ class HostFileWatch:
             )
             host_plan = plan_of_added(self._job, self._plan, planned)
             self._plan = self._plan.with_host(host_plan)
-            self._machines.add(_machine(facts.host))
+            self._machines.add(facts.host.machine)
             self._news.put(AddedHost(facts.host, host_plan, transport_of[facts.host]))
 
 
-def _machine(host: Host) -> tuple[str, int]:
-    """Return what identifies a machine, however its line is written."""
-    return host.name.lower().removesuffix("."), host.port or 22
-
-
 def _signature(path: Path) -> tuple[int, ...]:
-    """Return what changes with a file's content; empty where there is no file."""
+    # An editor may replace the file (inode), or write it in place (size, time).
     with suppress(OSError):
         status = path.stat()
         return status.st_mtime_ns, status.st_size, status.st_ino

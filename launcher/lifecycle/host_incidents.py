@@ -78,7 +78,7 @@ def sick_gpus(
 def _clean_hosts(
     plan: Plan, transports: Sequence[Transport], result: Result
 ) -> list[tuple[HostPlan, Transport]]:
-    """Return the hosts that can be asked something, on which nothing of the run is left."""
+    # Others may not answer, or are still being cleaned up.
     pairs = zip(plan.hosts, transports, strict=False)
     return [pair for pair in pairs if result.hosts.get(pair[0].name) == "clean"]
 

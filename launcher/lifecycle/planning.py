@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree, working_tree
@@ -29,13 +29,19 @@ def preflight(
     """Ask the hosts the quick part of the preflight; raise HostError when the run cannot start.
 
     Between attempts, code may change in a folder that all hosts share; a restart accepts that.
-    Probes of earlier facts are asked again, with what they hold.
+    Probes of earlier facts are asked again, with what they hold; all are closed at the end.
     """
-    settings, waited_for = spec.settings, ""
-    with closing(_gather_repeatedly(spec)) as rounds:
-        for cluster in rounds:
-            shared = (_CODE,) if is_restart and _changed_alike(cluster) else ()
-            rows = examine(cluster, CHECKS, (*settings.ignored_checks, *shared), settings.pending)
+    settings, waited_for, last = spec.settings, "", spec.probed
+    try:
+        while True:
+            # The same probes are asked each time: they keep the launch's place in the line.
+            cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(), last)
+            last.close(besides=cluster)
+            last = cluster
+            codes = [facts[_CODE] for facts in cluster.hosts if facts.error is None]
+            changed_alike = bool(codes and codes[0]) and all(code == codes[0] for code in codes)
+            accepted = (_CODE,) if is_restart and changed_alike else ()
+            rows = examine(cluster, CHECKS, (*settings.ignored_checks, *accepted), settings.pending)
             error = refusal(cluster, rows)
             if error is None:
                 for line in warnings(rows):
@@ -45,28 +51,14 @@ def preflight(
             if not (settings.wait and are_only_busy(rows)):
                 raise error
             waited_for = wait_for(cluster, str(error), waited_for, warn)
+    finally:
+        last.close()
 
 
 def refuse_ranks(cluster: ClusterFacts) -> None:
     """Raise UsageError where the task cannot run on as many ranks as these hosts have."""
     if why := cluster.requirements.task.rank_problem(cluster.ranks):
         raise UsageError(why)
-
-
-def _gather_repeatedly(spec: LaunchSpec) -> Generator[ClusterFacts, None, None]:
-    """Yield what is found on the hosts, again and again; the last probes are closed at the end.
-
-    The same probes are asked each time, and keep the launch's place in the line.
-    """
-    last = spec.probed
-    try:
-        while True:
-            cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(), last)
-            last.close(besides=cluster)
-            last = cluster
-            yield cluster
-    finally:
-        last.close()
 
 
 def wait_for(cluster: ClusterFacts, busy: str, before: str, warn: Callable[[str], object]) -> str:
@@ -78,16 +70,10 @@ def wait_for(cluster: ClusterFacts, busy: str, before: str, warn: Callable[[str]
     return busy
 
 
-def _changed_alike(cluster: ClusterFacts) -> bool:
-    """Return True when all hosts have the same code, and it is not the launcher's."""
-    codes = [facts[_CODE] for facts in cluster.hosts if facts.error is None]
-    return bool(codes and codes[0]) and all(code == codes[0] for code in codes)
-
-
 def code_here(
     runs: Path, warn: Callable[[str], object] = say, excluded: Sequence[Path] = ()
 ) -> WorkingTree | None:
-    """Return the code in this folder without the launcher's files: `own` and run folders."""
+    """Return the code in this folder, without run folders and what else is `excluded`."""
     return working_tree(Path.cwd(), warn, excluded, runs)
 
 
@@ -114,11 +100,14 @@ def planned_host(
     folder = str(Path(basics["workdir"]) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
     first = facts is cluster.hosts[0]
+    python = str(basics["python"])
+    if "python" in settings.pending and not host.python:  # --sync will make an environment
+        python = str(Path(basics["workdir"], ".venv", "bin", "python"))
     return PlannedHost(
         name=host.label,
         address=cluster.master if first else host.address or facts["route"]["address"],
         processes=host.processes(basics["gpus"]),
-        python=_python(facts, settings),
+        python=python,
         workdir=basics["workdir"],
         folder=folder,
         cores=basics["cores"],
@@ -131,11 +120,3 @@ def planned_host(
         polite=settings.polite,
         container=container.docker_run(basics, folder, Path(scratch).name) if container else (),
     )
-
-
-def _python(facts: HostFacts, settings: LaunchSettings) -> str:
-    """Return the interpreter of a host's ranks: the one that --sync will make, or today's."""
-    basics = facts["look"]
-    if "python" in settings.pending and not facts.host.python:
-        return str(Path(basics["workdir"], ".venv", "bin", "python"))
-    return str(basics["python"])

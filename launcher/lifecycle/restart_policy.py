@@ -14,7 +14,7 @@ from rackrun.light_dataclass import dataclass
 
 HOPELESS = (64, 65, 74, 77, 78)
 """Usage, data, checkpoints, access, preflight: another attempt would end in the same way."""
-FAILURES = 2
+FAILURES = 2  # of a host, in a row or not: it takes part no more
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,11 @@ class RestartState:
         return following if following.active() else None
 
     def _fit(self) -> tuple[Host, ...]:
-        return tuple(host for host in self.hosts if self._fits(host.label))
-
-    def _fits(self, label: str) -> bool:
-        return label not in self.lost and self.failures[label] < FAILURES
+        return tuple(
+            host
+            for host in self.hosts
+            if host.label not in self.lost and self.failures[host.label] < FAILURES
+        )
 
 
 def after(work: Work, runs: Sequence[str]) -> Work:

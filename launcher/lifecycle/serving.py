@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,7 @@ def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]
         native=serving.serve_native,
         image=serving.serve_image,
     )
-    with _running(site) as server:
+    with RestartingServer(site) as server:
         say(server.announcement)
         version = folder_and_version(data_of(work))[1]
         yield with_data(work, server.url + (f"@{version}" if version else ""))
@@ -75,7 +75,7 @@ def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path 
 
 
 def _refuse_settings_of_no_server(serving: Serving, data: str, is_needed: bool = True) -> None:
-    """Raise UsageError for --serve-port and the like, if it is certain that nothing is served."""
+    # Raised only where it is certain that nothing is served: `hosts` may be unknown yet.
     if serving.serve and (not data or "://" in data):
         raise UsageError("--serve: serves the folder of a task; type: --serve TASK --data FOLDER")
     reason, remedy = "", ""
@@ -111,12 +111,11 @@ def is_here(host: str) -> bool:
 
 
 def _source_address(host: str) -> str:
-    """Return the source address that the kernel picks towards a host; nothing is sent."""
     numeric = _numeric(host)
     family = socket.AF_INET6 if ":" in numeric else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect((numeric, 9))
+            sock.connect((numeric, 9))  # a datagram socket: the kernel picks a route, sends nothing
         except OSError as error:
             reason = f"no route from here to {host} ({error.strerror})"
             raise UsageError(f"{reason}; type: --serve-address ADDRESS") from None
@@ -131,17 +130,6 @@ def _numeric(host: str) -> str:
             f"address={host}: not known here, so what the hosts read from is unclear; type:"
             " --serve-address ADDRESS"
         ) from None
-
-
-@contextmanager
-def _running(site: Site) -> Iterator[NginxServer]:
-    """Run nginx over a folder; an error that keeps it from starting names the option."""
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(RestartingServer(site))
-        except Problem as error:
-            raise type(error)(f"--data {site.folder}: {error}") from None
-        yield server
 
 
 class RestartingServer:
@@ -162,7 +150,7 @@ class RestartingServer:
         self.thread.start()
         first = self.started.get()
         if isinstance(first, Exception):
-            raise first
+            raise type(first)(f"--data {self.site.folder}: {first}") from None
         return first
 
     def __exit__(self, *reason: object) -> None:

@@ -153,7 +153,6 @@ def refuse_unready_data(work: Work) -> None:
 
 
 def _file_meant(path: Path) -> str:
-    """Return which file of a folder was probably meant, or that `final.pt` in it could be."""
     if RunFolder(path).final.is_file():
         return f"; did you mean {path / 'final.pt'}?"
     names = [other.name for other in path.parent.glob("*") if other.is_file()]

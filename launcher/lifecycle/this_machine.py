@@ -69,7 +69,6 @@ def as_host(processes: int) -> Host:
 
 
 def _rank_count(count: int) -> int:
-    """Return the number of ranks to start: as wanted, or one per GPU, or a single one."""
     return count or gpu_count() or 1
 
 

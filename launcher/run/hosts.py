@@ -59,6 +59,11 @@ class Host:
         """Name a host without a label by its address."""
         object.__setattr__(self, "label", self.label or self.name)
 
+    @property
+    def machine(self) -> tuple[str, int]:
+        """What identifies a machine, however its line is written; DNS is asked later."""
+        return self.name.lower().removesuffix("."), self.port or 22
+
     def processes(self, gpus: int) -> int:
         """Return how many ranks it gets, if it has this number of GPUs."""
         return self.slots or len(self.devices or ()) or gpus or 1
@@ -288,7 +293,8 @@ class _Line:
         env: list[tuple[str, str]] = []
         while (token := TOKEN.match(self.text, position := self._skip(position))) is not None:
             setting = SETTING.match(self.text, position)
-            if setting is None or not _ends_here(self.text, setting.end()):
+            after = self.text[setting.end() : setting.end() + 1] if setting else ""
+            if setting is None or (after and after != "#" and not after.isspace()):
                 self._fault(position, _not_a_setting(token.group()))
                 position = token.end()
                 continue
@@ -332,7 +338,6 @@ def _is_ipv4(name: str) -> bool:
 
 
 def _wrong_setting(key: str, value: str) -> str:
-    """Return why `key=value` is invalid; empty when it is not."""
     if key not in SETTINGS:
         near = difflib.get_close_matches(key, SETTINGS, n=1)
         meant = f"did you mean {near[0]}=" if near else f"there are {', '.join(SETTINGS)}"
@@ -370,15 +375,10 @@ def _not_a_setting(token: str) -> str:
 
 
 def _what_a_colon_is_for(text: str) -> str:
-    """Return what was probably meant by `:text` after a host; empty where that is unclear."""
     if not text:
         return f"; this is no YAML: {ONE_A_LINE}"
     gpus = re.fullmatch(r"[0-9]+([,-][0-9]+)+", text)
     return "; for some GPUs of a host: --include gpu01:0,1" if gpus else ""
-
-
-def _ends_here(text: str, position: int) -> bool:
-    return position == len(text) or text[position] in " \t#" or text[position].isspace()
 
 
 def _unquoted(value: str) -> str:
@@ -396,18 +396,16 @@ def _shown(text: str) -> str:
 
 
 def _repeated(located: list[tuple[int, int, Host]]) -> Iterator[Fault]:
-    """Find a machine that is named twice, by name and port; DNS is asked about names later."""
     line_of: dict[tuple[str, int], int] = {}
     for line, column, host in located:
-        key = (host.name.lower().removesuffix("."), host.port or 22)
-        if key in line_of:
+        if host.machine in line_of:
             hint = "for more processes write slots=N"
-            yield Fault(line, column, f"{host.name} is on line {line_of[key]} already; {hint}")
-        line_of.setdefault(key, line)
+            first = line_of[host.machine]
+            yield Fault(line, column, f"{host.name} is on line {first} already; {hint}")
+        line_of.setdefault(host.machine, line)
 
 
 def _labelled(hosts: list[Host]) -> tuple[Host, ...]:
-    """Label hosts by name; where one name has several ports, the port is part of the label."""
     times = Counter(host.name for host in hosts)
     return tuple(
         replace(host, label=f"{host.name}:{host.port or 22}") if times[host.name] > 1 else host
@@ -429,13 +427,11 @@ def _selection(option: str, text: str, names: set[str]) -> dict[str, tuple[int, 
             latest = _names_of(option, pattern, names)
             listing = latest if colon else []
         for name in latest:
-            chosen[name] = _with_slot(chosen.get(name), slot)
+            if not slot or chosen.get(name) == ():
+                chosen[name] = ()  # a host that was named as a whole stays whole
+            else:
+                chosen[name] = tuple(dict.fromkeys((*chosen.get(name, ()), int(slot))))
     return chosen
-
-
-def _with_slot(slots: tuple[int, ...] | None, slot: str) -> tuple[int, ...]:
-    """Return the slots of a host with one more; the whole host stays whole."""
-    return () if not slot or slots == () else tuple(dict.fromkeys((*(slots or ()), int(slot))))
 
 
 def _names_of(option: str, pattern: str, names: set[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -106,7 +106,11 @@ class History:
         for incident in self.incidents:
             if incident.kind in ("done", "undrained"):
                 since.clear()
-            elif incident.kind != "drained" and _is_recent(incident, now):
+            # Ahead of our clock as well: that of the machine that wrote it may be wrong.
+            elif (
+                incident.kind != "drained"
+                and -AHEAD_SECONDS <= now - incident.at <= REMEMBERED_SECONDS
+            ):
                 since.append(incident)
         runs = Counter(kind for kind, _ in {(one.kind, one.run) for one in since})
         return [one for one in since if runs[one.kind] >= DOUBTFUL.get(one.kind, 1)]
@@ -123,24 +127,19 @@ def history(*texts: str) -> History:
     return History(tuple(sorted(unique, key=lambda incident: incident.at)))
 
 
-def _is_recent(incident: Incident, now: float) -> bool:
-    return -AHEAD_SECONDS <= now - incident.at <= REMEMBERED_SECONDS
-
-
 class IncidentLog:
     """The incidents of a run, as they happen."""
 
     def __init__(self) -> None:
-        self._of_host: dict[str, list[Incident]] = {}
+        self._of_host: defaultdict[str, list[Incident]] = defaultdict(list)
         self._throttled: Counter[tuple[str, int]] = Counter()
 
     def add(self, host: str, kind: Kind, text: str) -> None:
         """Note an incident, once."""
-        of_host, text = self._of_host.setdefault(host, []), one_line(text)[:LETTERS]
-        if len(of_host) < MOST_OF_RUN and (kind, text) not in [
-            (one.kind, one.text) for one in of_host
-        ]:
-            of_host.append(Incident(time.time(), kind, text))
+        incidents, text = self._of_host[host], one_line(text)[:LETTERS]
+        is_new = all((known.kind, known.text) != (kind, text) for known in incidents)
+        if is_new and len(incidents) < MOST_OF_RUN:
+            incidents.append(Incident(time.time(), kind, text))
 
     def take(self, event: Event, host: str) -> None:
         """Note what an event shows about a host."""
@@ -161,17 +160,14 @@ class IncidentLog:
         Of several hosts that are all lost, none is to blame: our own network was. Who interrupts a
         run in a hurry waits for no host.
         """
-        lost = [host for host in hosts if any(one.kind == "lost" for one in self._noted(host))]
+        lost = [host for host in hosts if any(i.kind == "lost" for i in self._of_host[host])]
         none_is_lost = is_interrupted or len(lost) == len(hosts) > 1
         incidents = {
             host: tuple(
-                replace(one, run=run)
-                for one in self._noted(host)
-                if not (none_is_lost and one.kind == "lost")
+                replace(incident, run=run)
+                for incident in self._of_host[host]
+                if not (none_is_lost and incident.kind == "lost")
             )
             for host in hosts
         }
         return {host: of_host for host, of_host in incidents.items() if of_host}
-
-    def _noted(self, host: str) -> Sequence[Incident]:
-        return self._of_host.get(host, ())

@@ -63,7 +63,6 @@ class Serving:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
         if self.serve and self.no_serve:
             raise UsageError("--serve and --no-serve exclude each other: leave one of them out")
         refuse_ineffective(self)
@@ -202,9 +201,8 @@ class RankOptions(Options):
     """Continue a task without lost ranks and hosts, which join again once they are back."""
 
     def __post_init__(self) -> None:
-        """Refuse a container that docker could not start."""
         super().__post_init__()
-        container_of(self.image, self.volume)
+        container_of(self.image, self.volume)  # refuses one that docker could not start
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,6 @@ class LocalOptions(RankOptions, SweepOptions):
     )
 
     def __post_init__(self) -> None:
-        """Refuse fewer ranks than none."""
         super().__post_init__()
         check_nproc(self.nproc)
 
@@ -259,7 +256,6 @@ class HostOptions(RankOptions):
     )
 
     def __post_init__(self) -> None:
-        """Refuse numbers of nothing, and options without effect."""
         for name in ("max_restarts", "spares", "min_hosts"):
             if getattr(self, name) < 0:
                 option = name.replace("_", "-")
@@ -288,7 +284,6 @@ def check_nproc(count: int) -> None:
 
 
 def _from_here(name: str, secret: bool = False) -> str:
-    """Return the launcher's own variable of that name."""
     if name not in os.environ:
         option = "--secret" if secret else "--env"
         command = f"read -rs {name}; export {name}" if secret else f"--env {name}=VALUE"

@@ -9,27 +9,21 @@ from dataclasses import field
 from typing import Any
 
 from launcher.run.events import (
-    AskedToStop,
-    Awaited,
-    Broken,
     Closed,
     Computing,
     Event,
     Formed,
     Frozen,
     Joined,
-    Left,
     Lost,
     Opened,
     Output,
     RankEnded,
     RankStarted,
-    Ready,
     Regrouped,
     Report,
     Stopping,
     Swept,
-    TorchrunEnded,
     Unreached,
     Usage,
 )
@@ -141,6 +135,32 @@ class HostState:
     closed: Closed | None = None
     swept: Swept | None = None
 
+    def take(self, event: Event, now: float) -> None:
+        """Apply an event that is about the host itself."""
+        match event:
+            case Opened():
+                self.opened_at, self.port = now, event.port
+                self.state = "starting"
+            case Usage():
+                self.usage = event
+            case Frozen():
+                self.frozen, self.frozen_since = event.names, now
+            case Joined():
+                self.joined = True
+            case Unreached():
+                self.unreached = event
+            case Stopping():
+                self.state = "stopping"
+            case Lost():
+                self.lost, self.lost_at, self.state = event, now, "lost"
+            case Closed():
+                self.closed, self.state = event, "not clean" if event.survivors else "clean"
+            case Swept():
+                self.swept = event
+                self.state = (
+                    "not verified" if event.reason else "not clean" if event.survivors else "clean"
+                )
+
     @property
     def over(self) -> bool:
         """Return True when nothing more will come from its agent, or it has none yet."""
@@ -191,21 +211,19 @@ class RunState:
         self.incidents.take(event, host.plan.name)
         match event:
             case Output():
-                pass
-            case Joined():
-                host.joined = True
+                pass  # first, as most events are output
             case Report() | RankStarted() | Computing() | RankEnded():
                 self._take_rank_event(event, now)
-            case Unreached():
-                host.unreached = event
             case Formed():
                 self.rank(event.rank).moved_at = now
-            case Ready() | Broken() | Left():
-                pass
             case Regrouped():
-                self._take_generation(event)
+                self.leader = event.rank
+                if self.generations and self.generations[-1].number == event.generation.number:
+                    self.generations.pop()  # as it was announced: now its group is whole
+                self.generations.append(event.generation)
+                del self.generations[:-MOST_GENERATIONS]
             case _:
-                _take_host_event(host, event, now)
+                host.take(event, now)
 
     def add(self, host: HostPlan, now: float) -> None:
         """Add a host to an elastic run; it waits like a spare."""
@@ -216,7 +234,6 @@ class RunState:
     def _take_rank_event(
         self, event: Report | RankStarted | Computing | RankEnded, now: float
     ) -> None:
-        """Apply the event of a rank."""
         rank, host = self.rank(event.rank), self.host(event.node)
         match event:
             case Report():
@@ -241,13 +258,6 @@ class RunState:
                 rank.ended = rank.ended or event  # a rank ends once
                 if all(rank.ended for rank in self.ranks_of(event.node)):
                     host.state = "done" if host.state == "running" else host.state
-
-    def _take_generation(self, event: Regrouped) -> None:
-        self.leader = event.rank
-        if self.generations and self.generations[-1].number == event.generation.number:
-            self.generations.pop()
-        self.generations.append(event.generation)
-        del self.generations[:-MOST_GENERATIONS]
 
     def renew(self, node: int, now: float) -> None:
         """Begin again with a host of an elastic run, on which a new agent starts."""
@@ -303,9 +313,8 @@ class RunState:
         return reported(self.lead.fields) or self._late
 
     def _compare_parts(self) -> None:
-        """Find the straggler once every rank has reported enough steps since the last look."""
         ranks = [*self.running] if self.plan.elastic else self.ranks
-        if all(len(rank.parts) == STEPS_JUDGED for rank in ranks):
+        if all(len(rank.parts) == STEPS_JUDGED for rank in ranks):  # of the same stretch of time
             hosts = {rank.rank: self.host(rank.node).plan.name for rank in ranks}
             self._late = straggler({rank.rank: rank.parts for rank in ranks}, hosts)
             for rank in ranks:
@@ -341,30 +350,3 @@ class RunState:
 def _ranks_on(host: HostPlan) -> list[RankState]:
     numbers = range(host.first_rank, host.first_rank + host.processes)
     return [RankState(number, host.node) for number in numbers]
-
-
-def _take_host_event(host: HostState, event: Event, now: float) -> None:
-    """Apply the event of a host."""
-    match event:
-        case Opened():
-            host.opened_at, host.port = now, event.port
-            host.state = "starting"
-        case Usage():
-            host.usage = event
-        case Frozen():
-            host.frozen, host.frozen_since = event.names, now
-        case TorchrunEnded() | AskedToStop() | Awaited():
-            pass
-        case Stopping():
-            host.state = "stopping"
-        case Lost():
-            host.lost, host.lost_at, host.state = event, now, "lost"
-        case Closed():
-            host.closed, host.state = event, "not clean" if event.survivors else "clean"
-        case Swept():
-            host.swept = event
-            host.state = (
-                "not verified" if event.reason else "not clean" if event.survivors else "clean"
-            )
-        case _:
-            raise AssertionError(event)

@@ -28,10 +28,17 @@ def find_placement(variables: Variables) -> Placement | None:
     """Return the placement of this task; None outside Slurm."""
     if "SLURM_JOB_ID" not in variables:
         return None
-    if not _is_in_step(variables):
+    is_in_step = {
+        "SLURM_STEP_ID",
+        "SLURM_STEP_NUM_NODES",
+    } <= variables.set.keys() and variables.number("SLURM_STEP_ID").value < FIRST_SPECIAL_STEP
+    if not is_in_step:
         hint = f"{called('ssh')} --slurm ... reaches its nodes from here"
         raise UsageError(f"in a Slurm job, but not in a step; type: {SRUN}; {hint}")
-    _one_task_each(variables.text("SLURM_STEP_TASKS_PER_NODE"))
+    tasks = variables.text("SLURM_STEP_TASKS_PER_NODE")
+    if set(repeated(tasks)) != {"1"}:  # torchrun starts the ranks
+        several = f"{tasks.origin}={tasks.value}: node is started once per node"
+        raise UsageError(f"{several}; type: {SRUN}")
     nodes = variables.number("SLURM_STEP_NUM_NODES")
     node = variables.number("SLURM_NODEID")
     names = variables.text("SLURM_STEP_NODELIST")
@@ -53,19 +60,6 @@ def find_placement(variables: Variables) -> Placement | None:
         most_processes=gpus,
         job=str(job.value),
     )
-
-
-def _is_in_step(variables: Variables) -> bool:
-    if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_NODES"} <= variables.set.keys():
-        return False
-    return variables.number("SLURM_STEP_ID").value < FIRST_SPECIAL_STEP
-
-
-def _one_task_each(tasks: Sourced[str]) -> None:
-    """Refuse a step that starts several tasks on a node: torchrun starts the ranks."""
-    if set(repeated(tasks)) != {"1"}:
-        several = f"{tasks.origin}={tasks.value}: node is started once per node"
-        raise UsageError(f"{several}; type: {SRUN}")
 
 
 def _check_name(node: Sourced[int], hosts: list[str], variables: Variables) -> None:
