@@ -179,7 +179,6 @@ class Decoder:
         return self._started
 
     def _events(self, kind: int, local: int, payload: bytes) -> Iterator[Event]:
-        """Yield the event in one frame; none for what is no report."""
         if local not in self._ranks:
             raise Misshapen(f"frame: of rank {local} of {len(self._ranks) - 1}")
         if kind == frames.OUT:
@@ -189,19 +188,14 @@ class Decoder:
         elif kind == frames.EVENT:
             yield self._parsed(parsed_json(payload, FRAME_BYTES), self._ranks[local])
         elif kind == frames.REPORT:
-            yield from self._report(payload, self._ranks[local])
+            if (rank := self._ranks[local]) is None:
+                raise Misshapen("report: of no rank")
+            if (report := valid_fields(payload)) is not None:  # a rank may send anything
+                yield Report(self._node, rank, report)
         else:
             raise Misshapen(f"frame: of kind {kind}")
 
-    def _report(self, payload: bytes, rank: int | None) -> Iterator[Event]:
-        """Yield a rank's report of its progress, with its valid fields: it needs none of them."""
-        if rank is None:
-            raise Misshapen("report: of no rank")
-        if (fields := valid_fields(payload)) is not None:
-            yield Report(self._node, rank, fields)
-
     def _parsed(self, message: Any, rank: int | None) -> Event:
-        """Return the event in a message of the agent; its fields are those of the event."""
         name = message.pop("event", None) if isinstance(message, dict) else None
         if isinstance(name, str) and name in RANK_EVENTS:
             return self._shaped(RANK_EVENTS[name], {**message, "rank": rank})
@@ -214,7 +208,6 @@ class Decoder:
         raise Misshapen("event: of an unknown kind")
 
     def _shaped(self, shape: type[Event], fields: dict[str, Any]) -> Event:
-        """Return an event of this host; raise Misshapen where a field does not fit."""
         # The node comes last, so that no message can name another one.
         event: Event = shaped({**fields, "node": self._node}, shape, "event")
         return event

@@ -168,7 +168,7 @@ def find_unprotected(run: RunState, limits: Limits, now: float) -> list[int]:
 
 
 def _reporting(run: RunState) -> list[RankState]:
-    """Return the ranks that report, or are going to, as every rank of a task does."""
+    # A task's ranks count before their first report; a command's may never send one.
     return [rank for rank in run.running if rank.phase or run.plan.task]
 
 
@@ -264,7 +264,7 @@ def _computes(rank: RankState, limits: Limits, now: float) -> bool:
 
 
 def _computing_limit(limits: Limits) -> float:
-    """Return how long a first step may compute: as long as a compilation, and no longer."""
+    # Until a step has shown how long steps take: as long as a compilation, and no longer.
     return limits.hang_seconds * PHASE_HANG_FACTORS[phases.COMPILE]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from launcher.remote.agent.reports import REPORT_BYTES
 
@@ -34,11 +35,8 @@ def fitting_fields(report: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _no_number(text: str) -> None:
-    """Return None instead of NaN and Infinity, so that such a loss counts as unknown."""
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_number)
+# NaN and Infinity become None, so that such a loss counts as unknown.
+_JSON = json.JSONDecoder(parse_constant=lambda text: None)
 
 
 def _is_count(value: object) -> bool:
@@ -57,6 +55,10 @@ def _is_text(value: object) -> bool:
     return type(value) is str and len(value) <= 4096
 
 
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and _is_number(value) and 0 <= value < _LARGEST
+
+
 def _is_speed(value: object) -> bool:
     """Return whether it is a table of measured parts of a step."""
     return (
@@ -70,30 +72,16 @@ def _is_speed(value: object) -> bool:
     )
 
 
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and _is_number(value) and 0 <= value < _LARGEST
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= 1
-
-
-def _is_rank(value: object) -> bool:
-    return type(value) is int and -1 <= value <= _LARGEST  # -1: none
-
-
-def _are_ranks(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= 64 and all(map(_is_count, value))
-
-
-FIELDS: Mapping[str, Callable[[object], bool]] = {
+FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("phase", "slow_why", "slow", "final", "report", "dataset"), _is_text),
     **dict.fromkeys(("epoch", "epochs", "step", "steps", "epoch_step", "epoch_steps"), _is_count),
     **dict.fromkeys(("checkpoint", "cache_bytes", "peer_bytes", "origin_bytes"), _is_count),
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
-    "slow_rank": _is_rank,
-    "liars": _are_ranks,
-    "share": _is_share,
+    "slow_rank": lambda value: type(value) is int and -1 <= value <= _LARGEST,  # -1: none
+    "liars": lambda value: (  # ranks whose cache had wrong bytes
+        isinstance(value, list) and len(value) <= 64 and all(map(_is_count, value))
+    ),
+    "share": lambda value: isinstance(value, int | float) and 0 <= value <= 1,
     **dict.fromkeys(("data_seconds", "compute_seconds"), _is_seconds),
     "speed": _is_speed,
 }

@@ -58,7 +58,7 @@ class Shutdown:
         )
 
     def _is_unverifiable(self, host: HostState, now: float) -> bool:
-        """Return whether the time for a lost host to answer a second agent is over."""
+        """Return whether a lost host has had its time to answer a second agent."""
         if host.lost is None:
             return False
         if self._forced_at is not None and now - self._forced_at > _FORCED_SECONDS:
