@@ -31,7 +31,7 @@ from launcher.run.events import Event, RankStarted
 from launcher.run.job import Command, Job
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.transport.local import SocketChannel
-from launcher.transport.open_files import allow_connections
+from launcher.transport.ssh.network import allow_connections
 from rackrun.run_folder import RunFolder
 
 RANKS = 8

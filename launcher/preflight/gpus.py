@@ -77,13 +77,13 @@ def state(host: HostFacts) -> str:
     gpus = [gpu for _, gpu in _used(host)]
     hottest = max((gpu.get("temperature", 0) for gpu in gpus), default=0)
     strongest = max((gpu.get("power", 0) for gpu in gpus), default=0)
-    return ", ".join(
-        [
-            *([f"to {-(-hottest // HOT) * HOT} °C"] if hottest else []),
-            *([f"to {-(-strongest // STRONG) * STRONG} W"] if strongest else []),
-            *([f"{links} NVLinks"] if (links := _distinct(host, _links)) else []),
-        ]
+    links = _distinct(host, _links)
+    shown = (
+        f"to {-(-hottest // HOT) * HOT} °C" if hottest else "",  # rounded up
+        f"to {-(-strongest // STRONG) * STRONG} W" if strongest else "",
+        f"{links} NVLinks" if links else "",
     )
+    return ", ".join(filter(None, shown))
 
 
 def sick(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -108,11 +108,10 @@ def suspects(gpus: Reply, seconds: int) -> str:
 
 def troubles(gpu: Reply) -> list[str]:
     """Return why a GPU cannot be computed on."""
-    uncorrected, problems = gpu.get("uncorrected", 0), []
-    if uncorrected:
-        problems.append(
-            f"{plural(uncorrected, 'uncorrected ECC error')} since the driver was loaded"
-        )
+    problems = []
+    if uncorrected := gpu.get("uncorrected", 0):
+        errors = plural(uncorrected, "uncorrected ECC error")
+        problems.append(f"{errors} since the driver was loaded")
     if gpu.get("remapping") == "failed":
         problems.append("its broken memory cannot be remapped: replace it")
     if "re" in gpu.get("recovery", "").lower():  # Reset, Reboot, Drain and Reset
@@ -132,11 +131,12 @@ def signs(gpu: Reply) -> list[str]:
 
 def odd_one_out(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return in what the GPUs of a host differ from those of most hosts."""
-    hosts = [one for one in cluster.hosts if one.error is None and one["gpus"].get("gpus")]
+    hosts = [facts for facts in cluster.hosts if facts.error is None and facts["gpus"].get("gpus")]
     if host not in hosts:
         return ""
     differences = []
     for name, read in ASPECTS.items():
+        # Of two hosts that differ, the first counts as usual.
         usual = Counter(map(read, hosts)).most_common(1)[0][0]
         if read(host) != usual:
             differences.append(f"{name} {read(host) or '?'}, elsewhere {usual or '?'}")
@@ -151,11 +151,11 @@ def memory(host: HostFacts) -> str:
 
 def busy(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return which GPUs are in use, and by whom."""
-    gpus = enumerate(host["gpus"].get("gpus", []))
-    busy = [f"GPU {number}: {gpu['used']} MiB" for number, gpu in gpus if gpu["used"] > USED_MIB]
-    who = [f"{process['pid']} ({process['name']})" for process in host["gpus"].get("processes", [])]
-    in_use = f"in use: {', '.join(busy)}" if busy else ""
-    return "; ".join(filter(None, (in_use, f"processes {', '.join(who)}" if who else "")))
+    gpus, processes = host["gpus"].get("gpus", []), host["gpus"].get("processes", [])
+    full = [f"GPU {n}: {gpu['used']} MiB" for n, gpu in enumerate(gpus) if gpu["used"] > USED_MIB]
+    users = [f"{process['pid']} ({process['name']})" for process in processes]
+    in_use = f"in use: {', '.join(full)}" if full else ""
+    return "; ".join(filter(None, (in_use, f"processes {', '.join(users)}" if users else "")))
 
 
 def _each(host: HostFacts, problems_of: Callable[[Reply], list[str]]) -> Iterator[str]:
@@ -165,7 +165,6 @@ def _each(host: HostFacts, problems_of: Callable[[Reply], list[str]]) -> Iterato
 
 
 def _used(host: HostFacts) -> list[tuple[int, Reply]]:
-    """Return the GPUs that a run may use, with their numbers."""
     chosen = host.host.devices
     gpus = enumerate(host["gpus"].get("gpus", ()))
     return [(number, gpu) for number, gpu in gpus if chosen is None or number in chosen]

@@ -60,9 +60,8 @@ launcher.detached.controller.main()
 """
 STARTED: list[subprocess.Popen[bytes]] = []
 """The controller that this program has started and not yet let go, if any."""
-
 STATE_OF: list[str] = []
-"""Its folder."""
+"""Its folder, which is there before it."""
 
 
 def serve(bundle: object) -> None:
@@ -318,38 +317,25 @@ def follow(run: str, on: bool) -> dict[str, Any]:
     last answer is no entry: it has whether the controller lives.
     """
     path = os.path.join(STATES, run, "record")
-    reader, heartbeat = RecordReader(), RecordHeartbeat(run)
+    reader, controller, times_stopped = RecordReader(), controller_of(run), 0
+    beat_at = time.monotonic() + BEAT_SECONDS
     with open(path, "rb") as record:
         while not reader.over:
             alive = _is_controlled(path)
             for line in lines_of(record):
                 reader.pass_on(line)
-            if alive and on:
-                heartbeat.send_due()
+            if alive and on and time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + BEAT_SECONDS
+                # A tracer stops it only for moments: it is named when it was stopped before, too.
+                times_stopped = times_stopped + 1 if _is_stopped(controller) else 0
+                named = controller if times_stopped > 1 else 0
+                service.write(json.dumps({"beat": named}).encode())
             sys.stdout.buffer.flush()
             # Standard input is ready when the follower has gone: it sends no order meanwhile.
             if reader.over or not (alive and on) or select.select([0], [], [], LOOK_SECONDS)[0]:
                 break
     reader.close()
     return {"alive": _is_controlled(path)}
-
-
-class RecordHeartbeat:
-    """Sends a sign of life regularly, with the state of the controller."""
-
-    def __init__(self, run: str) -> None:
-        self.controller = controller_of(run)
-        self.next_at = time.monotonic() + BEAT_SECONDS
-        self.stopped = 0
-
-    def send_due(self) -> None:
-        """Send a heartbeat if one is due."""
-        if time.monotonic() < self.next_at:
-            return
-        self.next_at = time.monotonic() + BEAT_SECONDS
-        self.stopped = self.stopped + 1 if _is_stopped(self.controller) else 0
-        stopped = self.controller if self.stopped > 1 else 0  # a tracer stops it only for moments
-        service.write(json.dumps({"beat": stopped}).encode())
 
 
 def _is_stopped(pid: int) -> bool:

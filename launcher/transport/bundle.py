@@ -15,7 +15,7 @@ import marshal
 import threading
 import zlib
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType, ModuleType
 
@@ -70,32 +70,25 @@ def _packed(program: ModuleType, *others: ModuleType, magic: bytes) -> bytes:
 
 
 def _needed(*programs: ModuleType) -> dict[str, CodeType | None]:
-    """Return the modules that programs import from this room, and the packages around them.
-
-    A package is None: what ours hold is for this side only.
-    """
+    # The programs, what they import, and the packages around: None, as theirs is for this side.
     modules: dict[str, CodeType | None] = {}
     left = [program.__name__ for program in programs]
     while left:
         name = left.pop()
         spec = None if name in modules or name == loader.__name__ else find_spec(name)
         if spec is not None:
-            code = None if spec.submodule_search_locations else _compiled(spec)
+            code = None
+            if not spec.submodule_search_locations:
+                assert isinstance(spec.loader, SourceFileLoader)
+                code = spec.loader.get_code(spec.name)
             modules[name] = code
             left += _imports(code) if code else ()
             left += [name.rpartition(".")[0]] if "." in name else ()
     return modules
 
 
-def _compiled(spec: ModuleSpec) -> CodeType:
-    assert isinstance(spec.loader, SourceFileLoader)
-    code = spec.loader.get_code(spec.name)
-    assert code is not None
-    return code
-
-
 def _portable(code: CodeType, path: str) -> CodeType:
-    """Return code that names its file as in the repository, not as on this machine."""
+    # Its file is named as in the repository, not as on this machine.
     inner = (_portable(one, path) if isinstance(one, CodeType) else one for one in code.co_consts)
     return code.replace(co_consts=tuple(inner), co_filename=path)
 
@@ -112,10 +105,7 @@ def _is_module(name: str) -> bool:
 
 
 def _imports(code: CodeType) -> Iterator[str]:
-    """Yield the modules of these rooms that code imports, also within its functions.
-
-    Bytecode has their names at hand; to parse the source takes longer than all else here.
-    """
+    # From bytecode, also of its functions: to parse the source takes longer than all else here.
     for room in ROOMS:
         for name in code.co_names:
             if name.startswith(f"{room}."):

@@ -47,9 +47,8 @@ class LocalTransport:
         except OSError as error:
             ours.close()
             complaints.close()
-            raise HostUnreachable(
-                f"{self.name}: cannot start {argv[0]}: {error.strerror}"
-            ) from error
+            reason = f"cannot start {argv[0]}: {error.strerror}"
+            raise HostUnreachable(f"{self.name}: {reason}") from error
         finally:
             theirs.close()
         return LocalChannel(process, ours, complaints)

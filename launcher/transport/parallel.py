@@ -57,7 +57,6 @@ def each(
 
 
 def _until(done: queue.SimpleQueue[T], count: int, seconds: float | None) -> Iterator[T]:
-    """Yield what arrives within `seconds`, up to `count` items."""
     deadline = None if seconds is None else time.monotonic() + seconds
     for _ in range(count):
         try:

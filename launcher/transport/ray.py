@@ -103,9 +103,8 @@ class RayTransport:
         try:
             refusal = ray.get(actor.start.remote(list(argv)), timeout=START_SECONDS)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            raise HostUnreachable(
-                f"{self.name}: Ray could not start an actor there: {error}"
-            ) from error
+            reason = f"Ray could not start an actor there: {error}"
+            raise HostUnreachable(f"{self.name}: {reason}") from error
         if refusal:
             raise HostUnreachable(f"{self.name}: cannot start {argv[0]}: {refusal}")
         return RayChannel(actor)
@@ -134,7 +133,6 @@ class RayChannel:
         self.awaited = awaited or (sent, time.monotonic())
 
     def _was_taken(self, sent: Any, at: float) -> bool:
-        """Return whether a write has arrived; raise HostLost when it failed or is overdue."""
         import ray
 
         if not ray.wait([sent], timeout=0)[0]:
@@ -206,13 +204,13 @@ def cluster(address: str) -> Iterator[tuple[tuple[Host, ...], list[RayTransport]
     except RuntimeError as error:
         raise PreflightRefused(_version_mismatch(str(error))) from error
     try:
-        yield _reserve(_alive(ray.nodes()))
+        yield _reserve(ray.nodes())
     finally:
         ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address where nothing listens: Ray would try for minutes."""
+    # Where nothing listens, Ray would try for minutes.
     host, _, digits = address.rpartition(":")
     port = whole_number(digits, LAST_PORT)
     if not host or port is None:
@@ -229,7 +227,6 @@ def _no_cluster(address: str) -> HostUnreachable:
 
 
 def _version_mismatch(message: str) -> str:
-    """Return what to type where the cluster has another Ray or Python; else Ray's own message."""
     versions = re.findall(r"^ +(?:Ray|Python): (\S+)", message, re.MULTILINE)
     if len(versions) != 4:
         return f"Ray: {' '.join(message.split())}"
@@ -240,24 +237,22 @@ def _version_mismatch(message: str) -> str:
     return f"the cluster runs {remote}, and here is {local}; type, with that Python: {install}"
 
 
-def _alive(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the live nodes, the head first."""
-    return sorted(
-        (node for node in nodes if node["Alive"]),
-        key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]),
-    )
-
-
 def _reserve(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], list[RayTransport]]:
-    """Reserve all nodes; return a host and a transport for each, or raise HostUnreachable."""
     import ray
     from ray.util.placement_group import placement_group, placement_group_table
 
-    # A bundle also requests its node by name, so that bundle and node are a fixed pair.
-    group = placement_group(
-        [_resources(node) | {f"node:{node['NodeManagerAddress']}": 0.001} for node in nodes],
-        strategy="STRICT_SPREAD",
+    nodes = sorted(  # the head first: it becomes the master
+        (node for node in nodes if node["Alive"]),
+        key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]),
     )
+    bundles = []
+    for node in nodes:
+        # All of its GPUs, or of its CPUs where it has none. A bundle also requests its node by
+        # name, so that bundle and node are a fixed pair.
+        resources, bundle = node["Resources"], {f"node:{node['NodeManagerAddress']}": 0.001}
+        kind = "GPU" if resources.get("GPU") else "CPU"
+        bundles.append(bundle | ({kind: resources[kind]} if resources.get(kind) else {}))
+    group = placement_group(bundles, strategy="STRICT_SPREAD")
     try:
         ray.get(group.ready(), timeout=START_SECONDS)
     except TimeoutError as error:
@@ -275,13 +270,6 @@ def _reserve(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], list
         hosts.append(Host(address, slots=slots, address=address, label=label))
         transports.append(RayTransport(label, group, bundle_of[number]))
     return tuple(hosts), transports
-
-
-def _resources(node: Mapping[str, Any]) -> dict[str, float]:
-    """Return the resources that a run takes of a node: all its GPUs, or all its CPUs."""
-    resources = node["Resources"]
-    kind = "GPU" if resources.get("GPU") else "CPU"
-    return {kind: resources.get(kind, 0.0)} if resources.get(kind) else {}
 
 
 def _first_line(error: Exception) -> str:

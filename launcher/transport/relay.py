@@ -65,7 +65,7 @@ class _Listener:
         self._send_away()
 
     def _admit(self) -> None:
-        """Accept callers until the port is closed; of too many, drop the oldest."""
+        # A thread each: a stranger that says nothing delays no other. Of too many, the oldest goes.
         while not self.closed:
             try:
                 caller, _ = self.listener.accept()
@@ -99,7 +99,6 @@ class _Listener:
             self._send_away()
 
     def _send_away(self) -> None:
-        """Close the connections that were not taken."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.authenticated.get_nowait()[1].close()
@@ -187,7 +186,6 @@ class RelayTransport:
 
 
 def _accept(callers: _Listener, token: str) -> ssl.SSLSocket:
-    """Return the connection with this token; raise TimeoutError when it does not come."""
     for shown, secure in callers.authenticated_until(time.monotonic() + CARRIER_SECONDS):
         if secrets.compare_digest(shown.encode(), token.encode()):
             secure.settimeout(None)
@@ -197,6 +195,5 @@ def _accept(callers: _Listener, token: str) -> ssl.SSLSocket:
 
 
 def _shut_down(connection: socket.socket) -> None:
-    """End a connection, and wake the thread that waits for it."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # a TLS shutdown could block

@@ -111,13 +111,13 @@ class RpcClient:
         """Return the next reply, which must begin within `seconds`, or else the usual time."""
         length = self._read_until(b"\n", self._reply_seconds if seconds is None else seconds)
         if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > most_bytes:
-            raise self._nonsense("a length")
+            raise self._invalid("a length")
         try:
             reply = parsed_json(b"".join(self.receive(int(length))), most_bytes)
         except Misshapen as error:
-            raise self._nonsense(str(error)) from None
+            raise self._invalid(str(error)) from None
         if not isinstance(reply, dict):
-            raise self._nonsense("not an object")
+            raise self._invalid("not an object")
         return reply
 
     def reply_as(self, shape: type[T], seconds: float | None = None) -> T:
@@ -129,7 +129,7 @@ class RpcClient:
         try:
             value: T = shaped(reply, shape, "the answer")
         except Misshapen as error:
-            raise self._nonsense(str(error)) from None
+            raise self._invalid(str(error)) from None
         return value
 
     def has_reply(self, seconds: float) -> bool:
@@ -186,7 +186,7 @@ class RpcClient:
         return data
 
     def _read_more(self, until: float) -> None:
-        """Read more into the buffer, until a deadline that the caller sets for all of its data."""
+        # A deadline that the caller sets for all of its data, not a pause between two pieces.
         assert self._channel is not None
         left = max(0.0, until - time.monotonic())
         try:
@@ -198,14 +198,13 @@ class RpcClient:
             raise self._silent()
         self._buffer += data
 
-    def _nonsense(self, what: str) -> HostUnreachable:
-        """Return the error for an invalid answer."""
+    def _invalid(self, what: str) -> HostUnreachable:
         reason = f"sent an invalid answer ({one_line(what)})"
         return HostUnreachable(f"{self._transport.name}: {reason}")
 
     def _silent(self, what: str = "the program there has ended") -> HostUnreachable:
-        """Return the error for a program that ended, with what the host printed instead."""
         assert self._channel is not None
+        # A login shell that fails may say why on either stream.
         printed = self._channel.complaint() or self._buffer.decode(errors="replace").strip()
         last = last_words(printed) or NOTHING
         if self._begun:

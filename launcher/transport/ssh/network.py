@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ import paramiko
 from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
 from launcher.run.settings import ReachOptions
-from launcher.transport.open_files import allow_connections
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.ssh.config import Directives, expanded, paths
 from launcher.transport.ssh.connect import close_route, open_gateway, open_route
@@ -29,6 +29,7 @@ from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.restrictions import restrictions_of
 from launcher.transport.ssh.route import ConnectSettings, SshRoute
 from rackrun.errors import Problem, UsageError
+from rackrun.units import plural
 
 _HOP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<address>[^\]]+)\]|(?P<name>[^@:/,]+|[^@/,]*:[^@/,]*:[^@/,]*))"
@@ -44,6 +45,11 @@ SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _OVERRIDES = "ConnectTimeout 10\n"  # unused; Fabric reads it, and only as plain seconds
 _DEFAULTS = 'Host *\nCanonicalDomains ""\n'  # the parser needs it with CanonicalizeHostname
+
+# Each connection is an open file, and most shells allow a program 1,024 of them.
+_OWN_FILES = 64  # of the launcher, besides its connections
+_PER_HOST = 4  # a ProxyCommand has three pipes
+_SPARE_FILES = 1024
 
 Failures = Mapping[int, Problem]
 """By the id of a route."""
@@ -257,3 +263,18 @@ def _not_resolved(route: SshRoute) -> HostUnreachable:
     return HostUnreachable(
         f"{route.label}: no name server answered for {name} within {RESOLVE_SECONDS:g} s"
     )
+
+
+def allow_connections(hosts: int) -> None:
+    """Raise the soft limit on open files for these hosts; UsageError if it cannot be that high."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed, limit = _OWN_FILES + hosts, _SPARE_FILES + _PER_HOST * hosts
+    if hard != resource.RLIM_INFINITY:
+        if hard < needed:
+            raise UsageError(
+                f"{plural(hosts, 'host')}: need {needed} open files, and {hard} are allowed here;"
+                f" type `ulimit -n {needed}` as root, or fewer hosts with --include"
+            )
+        limit = min(limit, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -20,7 +20,7 @@ from rackrun.run_folder import RunFolder
 
 ALLOW = """
 import resource, sys
-from launcher.transport.open_files import allow_connections
+from launcher.transport.ssh.network import allow_connections
 from rackrun.commandline.program import run
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 2000))
 def main(args):
