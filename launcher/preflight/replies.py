@@ -178,7 +178,7 @@ class ProcessFacts:
 
 
 @shape
-class Gpus:
+class GpusReply:
     """All GPUs of a host."""
 
     gpus: Annotated[tuple[GpuFacts, ...], AtMost(MOST_GPUS)]
@@ -197,14 +197,14 @@ class CodeReply:
 
 
 @shape
-class Device:
+class AddressReply:
     """The address of a network device."""
 
     address: Address
 
 
 @shape
-class RouteReply(Device):
+class RouteReply(AddressReply):
     """Our own end of the way to the master, and the master's address."""
 
     interface: Interface
@@ -212,7 +212,7 @@ class RouteReply(Device):
 
 
 @shape
-class Listening:
+class ListenReply:
     """Address and port at which the first host listens."""
 
     port: Annotated[int, Between(1, 65535)]
@@ -249,7 +249,7 @@ class Waiter:
 
 
 @shape
-class Occupancy(HostReply):
+class OccupancyReply(HostReply):
     """What the table of the rack has of a host, but for its GPUs."""
 
     load: Annotated[float, Between(0, 1e6)]
@@ -258,7 +258,7 @@ class Occupancy(HostReply):
 
 
 @shape
-class Shards:
+class ShardsReply:
     """The data set that was found, and its splits with samples."""
 
     dataset: Name
@@ -273,18 +273,18 @@ class DoneReply:
 SHAPES: dict[str, type] = {
     "look": LookReply,
     "image": ImageReply,
-    "gpus": Gpus,
+    "gpus": GpusReply,
     "code": CodeReply,
-    "address": Device,
+    "address": AddressReply,
     "route": RouteReply,
-    "listen": Listening,
+    "listen": ListenReply,
     "hush": DoneReply,
     "reach": DoneReply,
-    "shards": Shards,
+    "shards": ShardsReply,
     "clock": Clock,
     "hold": HeldReply,
     "unlock": DoneReply,
-    "occupancy": Occupancy,
+    "occupancy": OccupancyReply,
     "remember": DoneReply,
     "note": DoneReply,
 }

@@ -49,10 +49,10 @@ def run(scratch: str) -> int:
     while True:
         pid, signals = shim.start_command()
         shim.report(event="started", shims=shim.pids, pid=pid)
-        code, by = shim.watch(pid, parent, signals)
+        code, signum = shim.watch(pid, parent, signals)
         kill_descendants()  # what the rank left in the background holds its pipes and GPUs
-        shim.report(event="ended", code=code, signal=by)
-        if not code and not by:
+        shim.report(event="ended", code=code, signal=signum)
+        if not code and not signum:
             return 0
         # torchrun would end the others. The launcher decides that: in an elastic run the rank may
         # start again; else the agent kills this shim, or is gone.

@@ -67,9 +67,9 @@ class Torchrun:
         for pid, status in reaped():
             if pid == self.pid:
                 self.alive = False
-                code, by = exit_status(status)
-                end = {"code": code, "signal": by, "ordered": asked_to_end}
-                oom = by == signal.SIGKILL and oom_kills() > self.oom_kills
+                code, signum = exit_status(status)
+                end = {"code": code, "signal": signum, "ordered": asked_to_end}
+                oom = signum == signal.SIGKILL and oom_kills() > self.oom_kills
                 self.launcher.send_event(event="torchrun-ended", oom=oom, **end)
 
     def look_for_it(self, now: float, has_ranks: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.remote import files, processes
+from launcher.remote import files, processes, run_manager
 from launcher.remote.agent import shutdown
 from tests.launcher.detached_lab import WAIT, DetachedLab
 
@@ -193,3 +193,24 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path: Path) -> None:
             assert not path.exists()
         finally:
             bystander.kill()
+
+
+def test_an_agent_with_a_damaged_command_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run and its age are known all the same: one damaged file hides no run of the host."""
+    monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
+    path = Path(f"/tmp/rackrun-{OTHER_RUN}-0")
+    path.mkdir(0o700)
+    space = str(Path("/proc/self/ns/pid").readlink())
+    try:
+        guard = processes.identity(os.getppid())
+        agent = [*processes.identity(os.getpid()), *guard, space]
+        (path / "agent.pid").write_text(json.dumps(agent))
+        for damaged in ("[1]", "5", "{", ""):
+            (path / "command.json").write_text(damaged)
+            agents = run_manager.list_runs()["agents"]
+            (listed,) = [agent for agent in agents if agent["run"] == OTHER_RUN]
+            assert (listed["folder"], listed["command"]) == ("", [])
+    finally:
+        shutil.rmtree(path)
