@@ -243,7 +243,7 @@ def gather_facts(
     if port:
         token = probes[0].token
         _all(probes, lambda host_probe: host_probe.test_route(master, port, token), seconds)
-        _all(probes[:1], lambda host_probe: host_probe.ask("hush"), seconds)
+        _all(probes[:1], lambda host_probe: host_probe.ask("release_port"), seconds)
     facts = tuple(replace(each.facts, client=each.client) for each in probes)
     return ClusterFacts(facts, master, port, requirements)
 

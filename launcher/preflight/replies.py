@@ -278,7 +278,7 @@ SHAPES: dict[str, type] = {
     "address": AddressReply,
     "route": RouteReply,
     "listen": ListenReply,
-    "hush": DoneReply,
+    "release_port": DoneReply,
     "reach": DoneReply,
     "shards": ShardsReply,
     "clock": Clock,

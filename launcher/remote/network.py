@@ -2,9 +2,9 @@
 
 That port, of the rendezvous, is tried from the other hosts before the run:
 
-    listen  on the first host: hold a free port, and prove to callers that it is this launcher's
-    reach   on the others: call it, and check the proof
-    hush    on the first host: release the port
+    listen        on the first host: hold a free port, and prove that it is this launcher's
+    reach         on the others: call it, and check the proof
+    release_port  on the first host: leave the port to torchrun
 
 The token never crosses the network: a caller sends a random number and gets its HMAC. The caller
 has both from the launcher, so only the first host needs to load OpenSSL.
@@ -52,7 +52,7 @@ def address_of(interface: str) -> dict[str, Any]:
     matching = [address for address, name in addresses() if name == interface]
     if matching:
         return {"address": matching[0]}
-    names = ", ".join(sorted({name for _, name in addresses()}))
+    names = ", ".join(sorted({name for _, name in addresses()}))  # what could be typed instead
     return {"error": f"there is no device {interface} with an address; there are: {names}"}
 
 
@@ -88,7 +88,7 @@ def addresses() -> list[tuple[str, str]]:
 
 
 def listen(address: str, port: int, token: str) -> dict[str, Any]:
-    """Listen on a port that is free here, for the other hosts to try, until `hush`."""
+    """Listen on a port that is free here, for the other hosts to try, until `release_port`."""
     import threading
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -100,23 +100,23 @@ def listen(address: str, port: int, token: str) -> dict[str, Any]:
         listener.close()
         return {"error": f"port {port}: {error.strerror}"}
     listener.listen(1024)
-    greeter = threading.Thread(target=greet, args=(listener, token.encode()), daemon=True)
-    greeter.start()
-    LISTENERS.append((listener, greeter))
+    thread = threading.Thread(target=answer_callers, args=(listener, token.encode()), daemon=True)
+    thread.start()
+    LISTENERS.append((listener, thread))
     return {"port": listener.getsockname()[1]}
 
 
-def hush() -> dict[str, Any]:
+def release_port() -> dict[str, Any]:
     """Stop listening: the port is now free for torchrun."""
     while LISTENERS:
-        listener, greeter = LISTENERS.pop()
-        listener.shutdown(socket.SHUT_RDWR)  # wakes the greeter
-        greeter.join(CONNECT_SECONDS)
+        listener, thread = LISTENERS.pop()
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        thread.join(CONNECT_SECONDS)
         listener.close()
     return {}
 
 
-def greet(listener: socket.socket, token: bytes) -> None:
+def answer_callers(listener: socket.socket, token: bytes) -> None:
     """Prove to callers that this program knows the token, without revealing it.
 
     Many may call at once. The caller closes first: the side that does so keeps its port in
@@ -147,7 +147,7 @@ def _let_in(
         if error.errno in (errno.EMFILE, errno.ENFILE):
             hang_up(callers, len(callers) // 2)
             time.sleep(0.01)  # where there is no connection to close, this would spin
-        return error.errno != errno.EINVAL
+        return error.errno != errno.EINVAL  # as after the shutdown by `release_port`
     caller.setblocking(False)
     callers[caller.fileno()] = caller, time.monotonic()
     waiting.register(caller, select.EPOLLIN)

@@ -419,7 +419,7 @@ ORDERS: dict[str, Callable[..., dict[str, Any]]] = {
     "address": network.address_of,
     "route": network.route,
     "listen": network.listen,
-    "hush": network.hush,
+    "release_port": network.release_port,
     "reach": network.reach,
     "shards": shards,
     "clock": clock,

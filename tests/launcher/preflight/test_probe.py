@@ -27,7 +27,7 @@ TOKEN = "0123456789abcdef"
 def port() -> Iterator[int]:
     """Yield a port for a probe to listen on."""
     yield network.listen("127.0.0.1", free_port("127.0.0.1"), TOKEN)["port"]
-    network.hush()
+    network.release_port()
 
 
 def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
