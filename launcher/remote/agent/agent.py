@@ -178,6 +178,7 @@ class Agent:
 
     def _prepare(self, bundle: Bundle) -> None:
         if self.order["comes_last"] and impatient_ticket(self.order["locks"]):
+            # A run that gives way to others, and starts again, does not overtake them.
             raise BlockingIOError("others wait for this host")
         run, name = self.scratch.split("-")[1], os.path.basename(self.order["folder"])
         for path, shared in self.order["locks"]:
@@ -189,7 +190,7 @@ class Agent:
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
         mode = 0o777 if self.order["share"] else 0o700  # of the last folder; of others: the umask
         os.makedirs(self.order["folder"], mode, exist_ok=True)
-        os.mkdir(self.scratch, 0o700)
+        os.mkdir(self.scratch, 0o700)  # new: another account may have put something there
         try:
             self._furnish(bundle)
         except OSError as error:
@@ -235,7 +236,7 @@ class Agent:
 
     def _why_unsupervised(self, now: float) -> str:
         """Return why this host must end its run by itself; empty while a launcher supervises it."""
-        if os.getppid() != self.guard:
+        if os.getppid() != self.guard:  # nobody would end what is left if the agent is killed next
             return "the guard of the agent was killed"
         if self.launcher.is_gone:
             return "the launcher is gone"
