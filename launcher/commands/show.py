@@ -1,4 +1,4 @@
-"""`--check` and `--dry-run`: inspect the hosts, print findings or the plan, and start nothing.
+"""`--check` and `--dry-run`: inspect the hosts, print the checks or the plan, and start nothing.
 
 `--deep` is the exception: it measures in a run.
 """

@@ -31,7 +31,7 @@ def remember(
     resume: tuple[str, ...] = (),
     settings: str = "",
 ) -> str:
-    """Write down where a run is; return why that failed, which costs only this convenience."""
+    """Record where a run is; return why that failed: then its hosts have to be typed."""
     record = LaunchRecord(
         hosts=tuple(asdict(host) for host in hosts),
         ssh_config=str(Path(config).resolve()) if config else "",
@@ -54,13 +54,13 @@ def remember(
 
 
 def forget(run: str) -> None:
-    """Remove what was written down about a run, of which nothing is left on its hosts."""
+    """Remove the record of a run of which nothing is left on its hosts."""
     with suppress(OSError):
         _path_of(run).unlink()
 
 
 def keep(run: str) -> None:
-    """Keep what was written down about a run, which is still asked for, for another while."""
+    """Have the record of a run that is still asked for expire later."""
     with suppress(OSError):
         os.utime(_path_of(run))  # `_forget_old` goes by this time
 

@@ -35,7 +35,7 @@ MOST_FILES = 100_000
 MOST_BYTES = 100_000_000_000
 SPARE_BYTES = 1 << 28  # stays free on our disk
 LISTING_SECONDS = 30.0
-QUIET_SECONDS = 2.0  # before it is said that something is on its way
+QUIET_SECONDS = 2.0  # a transfer that takes longer is reported
 PROGRESS_SECONDS = 15.0
 DEEPEST = 32
 LONGEST_NAME = 200  # bytes; room for `..partial`
@@ -96,7 +96,7 @@ class TransferEnd:
 
 
 class _Progress:
-    """Says now and then which file is on its way."""
+    """Reports now and then which file is on its way."""
 
     def __init__(self, say: Say, total: int) -> None:
         self.say = say
@@ -105,7 +105,7 @@ class _Progress:
         self.due_at = time.monotonic() + QUIET_SECONDS
 
     def note(self) -> None:
-        """Say so, if it is time."""
+        """Report the file `number`, unless the last report is too recent."""
         if time.monotonic() > self.due_at:
             self.due_at = time.monotonic() + PROGRESS_SECONDS
             self.say(f"results are coming: file {self.number} of {self.total}")
@@ -140,9 +140,9 @@ def fetch_results(
 ) -> Fetched:
     """Copy the run folder of a host into ours, but for `LAUNCHER_FILES` and `kept` at its top.
 
-    `only` are the names of files that may come, none of them large; empty: any. `say` is called as
-    files are on their way, when that takes its time. Raises Problem when the host offers what it
-    must not, falls silent or breaks off; whole files that are here stay.
+    `only` are the names of files that may come, none of them large; empty: any. `say` gets the
+    progress of a long transfer. Raises Problem when the host offers what it must not, falls silent
+    or breaks off; whole files that are here stay.
     """
     with closing(
         RpcClient(transport, transfer, plan.agent_python, reply_seconds=LISTING_SECONDS)

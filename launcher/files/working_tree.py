@@ -147,8 +147,8 @@ def with_untracked(
 ) -> WorkingTree:
     """Return the code and what git does not track of the folder, private files only if `asked` for.
 
-    `asked` are names and patterns; raises UsageError for one that no file has. What is left out is
-    said, with what to type: private files, and those that a program is writing, such as the log
+    `asked` are names and patterns; raises UsageError for one that no file has. `say` gets what is
+    left out, and what to type: private files, and those that a program is writing, such as the log
     of `| tee train.log`: hosts could not be given the same bytes.
     """
     for name in asked:

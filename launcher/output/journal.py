@@ -1,4 +1,4 @@
-"""What a launcher writes into the run folder while a run goes on, beside logs and plan.
+"""The files in the run folder that change all the time, beside the logs.
 
 usage.jsonl   how busy every host is, over time
 live.json     what the dashboard shows now, and the curves so far, for `board`
