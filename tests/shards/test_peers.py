@@ -443,6 +443,22 @@ def test_strangers_are_not_answered(large: Tiny, tmp_path: Path) -> None:
         assert conversation(port, right) == HAVE + expected
 
 
+def test_a_stranger_cannot_keep_a_connection_by_single_bytes(large: Tiny, tmp_path: Path) -> None:
+    """The time for a first request is one for all of its bytes: closed before they have come."""
+    with hosts(str(large.folder), tmp_path, [PLENTY]) as run:
+        sent = 0
+        with socket.create_connection((HERE, run.servers[0][1]), timeout=60) as connection:
+            connection.setblocking(False)
+            with suppress(ConnectionError):
+                while sent < REQUEST_BYTES - 1:
+                    with suppress(BlockingIOError):
+                        assert connection.recv(1) == b""
+                        break
+                    sent += connection.send(b"r")
+                    time.sleep(0.5)
+        assert sent < REQUEST_BYTES - 1
+
+
 def conversation(port: int, data: bytes, ends: bool = True) -> bytes:
     """Send bytes to a server, and that no more will come; return its answer without WAITs."""
     with socket.create_connection((HERE, port), timeout=60) as connection:
