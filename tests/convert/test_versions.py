@@ -106,6 +106,24 @@ def test_an_append_adds_what_is_new_and_changes_no_tar(tmp_path: Path, data: Pat
     main(["verify", str(data)])
 
 
+def test_a_damaged_index_hides_no_damaged_shard_of_an_earlier_version(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each shard is verified by any version whose index can be read, not by the newest alone."""
+    photos(tmp_path / "photos", range(24, 28))
+    run("append", tmp_path / "photos", data, "--val-percent", 0)
+    for name, at in (("photos-train.v2.index.npy", -3), ("photos-train-000000.tar", 1600)):
+        damaged = bytearray((data / name).read_bytes())
+        damaged[at] ^= 1
+        (data / name).write_bytes(damaged)
+    with pytest.raises(DataError, match="3 faults"):
+        run("verify", data)
+    printed = capsys.readouterr().out
+    assert "photos-train.v2.index.npy: its SHA-256" in printed
+    assert "photos-train-000000.tar: the image at byte 1536 is damaged" in printed
+    assert "photos-train-000000.tar: damaged: its SHA-256" in printed
+
+
 def test_nothing_new_makes_no_version(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
