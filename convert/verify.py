@@ -109,8 +109,8 @@ class Verify:
             report: dict[str, object] = {"location": self.location, "versions": numbers}
             report |= {"samples": samples, "shards": shards}
             if self.source is not None:
-                report |= {kind: counts[kind] for kind in (SAME_BYTES, SAME_COEFFICIENTS)}
-                report |= {NO_ORIGINAL: counts[NO_ORIGINAL]}
+                kinds = (SAME_BYTES, SAME_COEFFICIENTS, NO_ORIGINAL)
+                report |= {kind: counts[kind] for kind in kinds}
             report |= {"faults": faults, "copies": [line.strip() for line in duplicates]}
             lines = [json.dumps(report, indent=2)]
         elif faults:

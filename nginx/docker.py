@@ -56,7 +56,7 @@ def command(site: Site, name: str, home: Path, account: Account, detach: bool) -
     listens at the one address. No health check: nothing would act upon it (`docker run` restarts
     nothing, readers ask again, a run restarts its server), and an image may hold nginx alone.
     """
-    # Of the kernel's page cache, too, what is read counts: half of this machine is for shards.
+    # The limit counts the page cache of what the container reads: half of the memory is for shards.
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // 1024**2
     memory = f"{site.memory or half}m"
     attached = ["setpriv", "--pdeathsig", "TERM", "docker", "run", "--rm", "--log-driver", "none"]

@@ -56,7 +56,7 @@ RARE = 20  # times fewer than the median class
 
 
 class Finding(NamedTuple):
-    """A problem of one image, or, without a place, of a class."""
+    """A problem of one image, or, without a position, of a class."""
 
     problem: str
     position: ImagePosition | None
@@ -158,7 +158,7 @@ def nearly_copied(
 
 
 def _preference(position: ImagePosition) -> tuple[bool, str, int]:
-    # Of copies the least one stays: those outside of train first, as accuracy is measured on them.
+    # The first of some copies stays: one outside of train, as accuracy is measured on those.
     return position.split == TRAIN, position.split, position.row
 
 

@@ -119,7 +119,7 @@ class Index:
         rows: Mapping[str, bytes],
         findings: Sequence[ImageDefect],
     ) -> None:
-        """Write indexes and manifest, and whatever other programs need."""
+        """Write indexes and manifest, and the sidecars that were asked for."""
         parts = []
         for name, tars in splits.items():
             shards = tuple(tar.shard for tar in tars)
@@ -129,7 +129,7 @@ class Index:
             listing.dataset, classes, tuple(parts), report=report, adopted=True, tars=listing.url
         )
         path = folder / MANIFEST_NAME
-        if path.exists():  # those that --force replaces: their sidecars list other tars
+        if path.exists():  # of the index that this one replaces: its sidecars list other tars
             with contextlib.suppress(DataError):
                 remove_sidecars(folder, Manifest.parse(path.read_bytes(), str(path)))
         write_whole(path, manifest.serialise())

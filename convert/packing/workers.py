@@ -177,7 +177,7 @@ def _serve(
         except Problem as problem:
             outcome = problem
         reporter.flush()
-        working_on("")  # first: whoever kills it after its answer does not meet this job
+        working_on("")  # before the answer: a worker killed between two jobs has none to name
         connection.send(outcome)
 
 

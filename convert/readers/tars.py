@@ -122,7 +122,7 @@ class Tar:
 
 
 def _pax_path(data: bytes) -> str:
-    # Records are "<length> <key>=<value>\\n"; the length counts all of them.
+    # A record is "<length> <key>=<value>\n"; its length counts all of these bytes.
     at = 0
     while at < len(data):
         length = data[at : data.find(b" ", at)]

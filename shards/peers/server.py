@@ -44,6 +44,7 @@ START_SECONDS = 60.0  # for the process
 FIRST_SECONDS = 5.0  # for the first request of a connection
 SEND_SECONDS = 10.0  # for an answer
 BEAT_SECONDS = 0.5  # between two signs of life
+REST_SECONDS = 0.02  # after a connection that could not be accepted
 MOST_ORDER_BYTES = 1 << 20
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
@@ -102,7 +103,8 @@ class PeerServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # the client has closed it meanwhile
+            except OSError:  # the client has closed it meanwhile, or no descriptor is free:
+                time.sleep(REST_SECONDS)  # then the next call would fail at once, too
                 continue
             if not self._has_room():
                 connection.close()
@@ -317,8 +319,9 @@ def main() -> NoReturn:
     """Serve what the order on standard input names."""
     order = parsed(sys.stdin.buffer.read(MOST_ORDER_BYTES + 1), ServerOrder, MOST_ORDER_BYTES)
     end_with(order.parent)
+    # Each connection needs its socket and, while it is answered, the file of a block.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * MOST_CONNECTIONS)), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 3 * MOST_CONNECTIONS)), hard))
     listener = socket.socket(fileno=order.listener)
     sources = [opened(served) for served in order.sources]
     os.write(1, b"\n")
