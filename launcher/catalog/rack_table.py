@@ -128,9 +128,9 @@ def _foreign(facts: HostFacts) -> Iterator[str]:
 
 
 def _queue(rack: Sequence[HostFacts]) -> list[tuple[float, str]]:
-    # since when, and whose; a launch may wait in several places, and counts once
-    places = (place for facts in rack for place in facts["occupancy"]["queue"])
-    return sorted({(place["since"], place["user"]) for place in places})
+    # since when, and whose; a launch may have a ticket on several hosts, and counts once
+    tickets = [ticket for facts in rack for ticket in facts["occupancy"]["queue"]]
+    return sorted({(ticket["since"], ticket["user"]) for ticket in tickets})
 
 
 def _health(facts: HostFacts, now: float) -> Iterator[str]:

@@ -211,12 +211,12 @@ def _find(run: ReachedRun, is_remembered: bool, need_controller: bool) -> None:
 
 def _of_controller(replies: Sequence[Reply]) -> Reply | None:
     # Hosts that share a home directory all know the run, and the first of its list controls it.
-    first = None
-    for reply in replies:
+    knowing = [reply for reply in replies if reply[2].summary]
+    for reply in knowing:
         (host, _), _, facts = reply
-        if facts.summary and (first is None or host.label == facts.summary.hosts[0]):
-            first = reply
-    return first
+        if facts.summary and facts.summary.hosts[:1] == (host.label,):
+            return reply
+    return knowing[0] if knowing else None
 
 
 def _query(run: str, started: set[str], pair: Reached) -> Reply:

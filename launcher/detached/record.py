@@ -167,7 +167,7 @@ class ThrottledEvents:
         self.phase: object = None
 
     def due(self, now: float, every_seconds: float) -> bool:
-        """Return True when the newest event is to be written: a new phase or epoch is at once."""
+        """Return True when the newest event is to be written; a new phase or epoch is, at once."""
         return now - self.written_at > every_seconds or self._phase() != self.phase
 
     def let_go(self, now: float) -> None:

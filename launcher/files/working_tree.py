@@ -89,9 +89,9 @@ def working_tree(
         if (folder / ".git").exists():
             say(f"warning: the hosts' code is not compared with this folder: {why_no_code()}")
         return None
-    ours = [MANIFEST, INCOMING, f"{INSTALLED}/"]
+    ours: tuple[str, ...] = (MANIFEST, INCOMING, f"{INSTALLED}/")
     if runs:  # outside of the folder, it begins with ../ and excludes nothing
-        ours.append(f"{os.path.relpath(runs.resolve(), folder.resolve())}/")
+        ours += (f"{os.path.relpath(runs.resolve(), folder.resolve())}/",)
     # by identity: our own output may go to a file of this folder, as with `> train.log`
     streams = (Path(f"/proc/self/fd/{number}") for number in (0, 1, 2))
     excluded_ids = {file_id for file in (*streams, *own_files) if (file_id := _identity(file))}
@@ -99,7 +99,7 @@ def working_tree(
         [
             path
             for path in paths
-            if not path.startswith(tuple(ours)) and _identity(folder / path) not in excluded_ids
+            if not path.startswith(ours) and _identity(folder / path) not in excluded_ids
         ]
         for paths in listed
     )

@@ -47,8 +47,8 @@ def head_of(settings: type[Any]) -> Head:
     """Return the head of a command: arguments, docstring, and the examples of its settings."""
     positionals = []
     for row in filter(lambda row: row.is_positional, options(settings)):
-        optional = row.name if row.is_required else f"[{row.name}]"
-        positionals.append(f"{row.name}..." if row.is_repeatable else optional)
+        once = row.name if row.is_required else f"[{row.name}]"
+        positionals.append(f"{row.name}..." if row.is_repeatable else once)
     about = cleandoc(settings.__doc__ or "")
     return Head(
         " ".join(("{prog} [options]", *positionals)), about, getattr(settings, "examples", ())

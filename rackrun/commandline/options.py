@@ -208,7 +208,7 @@ def groups(
     for row in sorted(rows, key=lambda row: len(row.path)):
         owner = row.declared_by
         is_below = owner is not base and issubclass(owner, base) if base else owner is settings
-        title = (owner.__doc__ or "\n").strip().partition("\n")[0].rstrip(".")
+        title = (owner.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         grouped.setdefault(heading if is_below else title, []).append(row)
     return grouped
 

@@ -247,6 +247,9 @@ def test_what_no_program_of_ours_would_say_is_one_line(taken: TakenOver) -> None
         code, out, err = taken.result_of("status")
         assert (code, "Traceback" in err) == (69, False), (change, err)
         assert "127.0.0.2" in out + err, change
+    taken.says("def change_found(found):\n    found['summary']['hosts'] = []\n")
+    code, _, err = taken.result_of("status")
+    assert (code, "Traceback" in err) == (0, False), err
     taken.says("def change_processes(told):\n    told['processes'] = [{}]\n")
     code, out, _ = taken.result_of("status")
     assert (code, "not reached: sent an invalid answer" in out) == (0, True), out
