@@ -1,6 +1,8 @@
 """Exact epochs on real ranks: every sample once, with the same result at any number of them."""
 
+import gc
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -9,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from typing import Any
 import pytest
 import torch
 
+from catdog.model import TASK
+from catdog.recipes import CatDog
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from tests import warm
@@ -159,6 +164,26 @@ def test_each_epoch_has_an_order_of_its_own(choice: dict[str, Any], folder: Path
     assert [first, second, third] == epochs()
     if "exact_epochs" in choice:
         assert sorted(first) == sorted(second) == sorted(third) == list(range(61))
+
+
+def test_loader_workers_end_with_data_that_nobody_has_any_more(folder: Path) -> None:
+    """They need no close, and no garbage collection: an error may have left the data behind."""
+
+    def workers_reading() -> int:
+        config = CatDog(
+            data=str(folder / "61"), batch_size=8, workers=1, image_size=32, exact_epochs=True
+        )
+        ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+        data = Planned(config, ranks, partial(TASK.transforms, config))
+        next(data.training(0))
+        return len(multiprocessing.active_children())
+
+    gc.disable()
+    try:
+        assert workers_reading() == 1
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("case", ["a_stray_collective_does_not_pass", "an_error_in_the_tail"])

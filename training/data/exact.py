@@ -24,6 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count, islice, pairwise, tee
 from typing import NamedTuple
+from weakref import proxy
 
 import numpy as np
 import numpy.typing as npt
@@ -157,8 +158,9 @@ class Feed:
         self._assignment, self._asked = Assignment(number, rank, cut, start, slots), 0
         self._cuts.clear()
         if not self._shares:  # workers stay from one assignment to the next
-            shares_of_worker = ExactShares(self._plan)
-            self._shares = loaded(shares_of_worker, self._workers, requests=self._requests())
+            # By a proxy: in a cycle, a feed that nobody has any more would keep its workers.
+            requests = Feed._requests(proxy(self))
+            self._shares = loaded(ExactShares(self._plan), self._workers, requests=requests)
         of_step = list[Share]()
         # DataLoader takes items from its workers in turn: one of each, in a row, makes a step.
         for share in self._shares:

@@ -82,9 +82,7 @@ class GpuDecoder:
         jpegs = jpegs_in(batch)
         try:
             decoded_images = decoded(jpegs, self.device)
-        except (
-            RuntimeError
-        ):  # one is refused: the error does not say which, and the others are lost
+        except RuntimeError:  # one is refused, nobody says which, and the others are lost with it
             decoded_images = [self._alone(*pair) for pair in zip(batch.left, jpegs, strict=True)]
         for left, pixels in zip(batch.left, decoded_images, strict=True):
             images[left.batch_index] = self._resized(pixels, left.crop, images.shape[2:])
