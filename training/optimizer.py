@@ -1,6 +1,6 @@
 """The optimizer that the settings ask for, its groups of weights, and the scale of float16 losses.
 
-Without torch.optim's own: LAMB, and an optimizer of the user's.
+Beyond those of torch.optim: LAMB, and an optimizer of the user's own.
 """
 
 from __future__ import annotations

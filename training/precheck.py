@@ -72,7 +72,7 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
 
 
 def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -> None:
-    # Of data that only hosts have, only what is written down wrongly is seen here.
+    # Data that only the hosts have cannot be read here: then only the form of options is checked.
     further = weights_in("--extra-data", config.extra_data)
     named = [
         *filter(None, config.only_classes.split(",")),

@@ -165,8 +165,8 @@ def crop(data: bytes, choose: Choice, side: float) -> Region:
 def prepared_crop(data: bytes, choose: Choice, side: float) -> PreparedCrop:
     """Choose the part that `crop` decodes, by the header and the tiles of a JPEG."""
     frame = jpeg_frame(data)
-    is_progressive = not (frame and frame.one_scan) and data[:2] == START
-    if is_progressive and (scan_count := scans(data)) > MAX_SCANS:  # it would hold up a step
+    may_be_progressive = not (frame and frame.one_scan) and data[:2] == START
+    if may_be_progressive and (scan_count := scans(data)) > MAX_SCANS:  # it would hold up a step
         raise DataError(f"a JPEG of {scan_count} scans; at most {MAX_SCANS} are read")
     if frame is None:
         return PreparedCrop(UNKNOWN, partial(_with_pillow, data, choose))

@@ -253,9 +253,8 @@ def _share(
     images = assignment.slots.images(number, largest, shape)
     prepare = preparing(transforms, plan.on_gpu)
     samples = zip(step.positions.tolist(), step.stored, strict=True)
-    # Straight into their places in the slot of the rank's batch; other workers fill the others.
-    places = step.batch_indices.tolist()
-    kept = filled(images, samples, prepare, seed, quarantine, places)
+    # Straight into the slot of the rank's batch, of which other workers fill the other images.
+    kept = filled(images, samples, prepare, seed, quarantine, step.batch_indices.tolist())
     is_kept = np.isin(step.batch_indices, [sample.batch_index for sample in kept])
     return Share(
         assignment.number,
@@ -276,10 +275,10 @@ def steps(
     waiting = dict[int, dict[int, StoredSample]]()  # by read: what came and is not used yet, by row
     for epoch, part in parts:
         for edges in pairwise([0, *part.ends.tolist()]):
-            step = slice(*edges)
-            rows, positions = part.rows[step], part.positions[step]
+            span = slice(*edges)
+            rows, positions = part.rows[span], part.positions[span]
             stored = []
-            columns = rows.tolist(), positions.tolist(), part.brought_by[step].tolist()
+            columns = rows.tolist(), positions.tolist(), part.brought_by[span].tolist()
             uses = zip(*columns, strict=True)
             for row, position, brought_by in uses:
                 # A read is kept until its last sample is used: neighbours are steps apart.
@@ -288,7 +287,7 @@ def steps(
                 stored.append(waiting[brought_by].pop(row))
                 if not waiting[brought_by]:
                     del waiting[brought_by]
-            yield StepSamples(epoch, rows, positions, part.batch_indices[step], stored)
+            yield StepSamples(epoch, rows, positions, part.batch_indices[span], stored)
 
 
 def ahead(

@@ -86,7 +86,7 @@ class Data(ABC):
         """Return how this step is cut among the ranks."""
         return next(cut for cut in reversed(self._cuts) if cut.step <= step)
 
-    # Only data in a planned order can do these, which --balance auto and --elastic choose.
+    # Lanes belong to ranks: --balance auto and --elastic choose a planned order instead of them.
 
     def recut(self, cut: Cut) -> None:
         """Cut the steps from one on otherwise (--balance auto)."""

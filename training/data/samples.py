@@ -118,24 +118,24 @@ def filled(
     prepare: Prepare,
     seed: Seed,
     quarantine: Quarantine,
-    places: Sequence[int] | None = None,
+    batch_indices: Sequence[int] | None = None,
 ) -> list[Kept]:
     """Decode numbered samples into uint8 (n, size, size, channels), until it is full or they end.
 
-    Return those that are not bad. They lie one after the other unless `places` says where in the
-    batch each sample belongs. All that is random follows from the seed and the sample's number.
+    Return those that are not bad. They lie one after the other unless `batch_indices` has the index
+    of each sample. All that is random follows from the seed and the sample's number.
     """
     prepared = (
         _prepared_sample(number, stored, prepare, seed, quarantine) for number, stored in samples
     )
     pixels, kept = images.numpy(), list[Kept]()
-    used, all_places = 0, len(pixels) if places is None else len(places)
-    while group := _next_group(prepared, all_places - used, quarantine):
+    indices, used = range(len(pixels)) if batch_indices is None else batch_indices, 0
+    while group := _next_group(prepared, len(indices) - used, quarantine):
         for decoded in group:
             if decoded:
-                batch_index = used if places is None else places[used]
-                kept.append(decoded.into(batch_index, pixels[batch_index]))
-            if decoded or places is not None:  # a place of its own stays empty
+                index = indices[used]
+                kept.append(decoded.into(index, pixels[index]))
+            if decoded or batch_indices:  # the image of a bad sample's own index stays empty
                 used += 1
         del decoded, group  # the next images are decoded into the same memory
     return kept

@@ -45,7 +45,10 @@ Times = npt.NDArray[np.float64]
 def begin_balance(
     run: TrainingRun, state: TrainingState, log: RunRecorder, stragglers: StragglerMonitor
 ) -> "Balance | None":
-    """Begin to look for a faster cut; None where steps stay even, with a line that says why."""
+    """Begin to look for a faster cut; None where only an even one is possible.
+
+    A line says why, unless this rank is alone.
+    """
     if run.ranks.world == 1:
         return None
     if why := why_even(state.model, run.data.batch, run.ranks.world):

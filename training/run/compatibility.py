@@ -26,6 +26,7 @@ from shards.open import open_source
 from training.config import Config
 from training.run.data_version import chosen, described_tensors, is_local_folder
 from training.run.folder import newest_run, runs_folder
+from training.settings.data import SELECTION
 from training.settings.run import OutputSettings, RunSettings
 from training.weights_file import is_whole, short, table_differences
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 IN_CHECKPOINT = "in the checkpoint"
 MOST_BYTES = 1 << 20  # of config.json
-SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
 STEPS = ("steps_per_epoch", "exact_epochs")
 """Settings that decide how many steps an epoch has."""
 FIXED = ("seed", "optimizer")  # of a run, from its beginning to its end

@@ -14,7 +14,7 @@ from rackrun.runs import folder_of_run
 from rackrun.shapes import Misshapen, parsed_file, shaped
 from rackrun.terminal import clean
 from training.config import Config
-from training.run.compatibility import SELECTION
+from training.settings.data import SELECTION
 
 if TYPE_CHECKING:
     from training.data.pool import SamplePool

@@ -14,6 +14,8 @@ OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
 """Tasks whose raw data `rackrun convert` knows by the same name."""
 Patience = Annotated[float, Between(0.001, 1e6, "more than 0, and at most 1,000,000")]
 POLICIES = ("trivial_augment", "rand_augment", "augmix")
+SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
+"""Settings that choose samples, or have some come more often than others."""
 
 CropArea = Annotated[float, Between(0.001, 1)]
 """The least share of an image that tasks keep which crop by chance."""
@@ -102,11 +104,10 @@ class DataSettings(Slice):
     @property
     def chooses(self) -> bool:
         """Whether only some samples are trained on, or some more often than others."""
-        choices = (self.only_classes, self.class_weights, self.max_train_samples, self.extra_data)
-        return any(choices)
+        return any(getattr(self, name) for name in SELECTION)
 
     def problems(self) -> list[str]:
-        """Add what asks for two orders of the samples, or two ways to read them."""
+        """Refuse, too, what asks for two orders of the samples, or two ways to read them."""
         problems = super().problems()
         if self.synthetic and self.data:
             problems.append("--synthetic and --data exclude each other: leave one of them out")
@@ -164,7 +165,7 @@ class AugmentSettings(Slice):
     """Share of training images in which a rectangle is covered with the mean color."""
 
     def problems(self) -> list[str]:
-        """Add several policies at once."""
+        """Refuse, too, several policies at once."""
         problems = super().problems()
         policies = [option(name) for name in POLICIES if getattr(self, name)]
         if len(policies) > 1:

@@ -46,7 +46,7 @@ class TuningSettings(Slice):
     never."""
 
     def problems(self) -> list[str]:
-        """Add a schedule that does not exist."""
+        """Refuse, too, a schedule that does not exist."""
         return [*super().problems(), *_unknown("lr_schedule", self.lr_schedule, SHAPES)]
 
 
@@ -93,7 +93,7 @@ class OptimSettings(Slice):
     """Steps between updates of the EMA."""
 
     def problems(self) -> list[str]:
-        """Add an optimizer that does not exist."""
+        """Refuse, too, an optimizer that does not exist."""
         return [*super().problems(), *_unknown("optimizer", self.optimizer, OPTIMIZERS)]
 
 
