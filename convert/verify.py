@@ -137,7 +137,7 @@ def _jobs(versions: Sequence[Source]) -> tuple[list[StoredShard], list[str]]:
         readable = set[str]()
         for split in source.manifest.splits:
             try:
-                source.index(split.name)  # read before the fork, it is there for all workers
+                source.index(split.name)  # read before the fork, so that all workers have it
                 readable.add(split.name)
             except Unavailable:
                 raise

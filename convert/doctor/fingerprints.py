@@ -70,7 +70,7 @@ class Fingerprints:
     by_split: dict[str, np.ndarray]
     keys: dict[str, list[str]]
     faults: list[str]
-    """What is wrong with whole shards or indexes."""
+    """What is wrong with whole shards."""
 
     def named(self, position: ImagePosition) -> Named:
         """Return the names of an image."""
@@ -94,7 +94,7 @@ def fingerprints_of(source: Source, workers: int) -> Fingerprints:
     """Read and decode all images, in as many processes; damaged ones are marked."""
     splits = source.manifest.splits
     for split in splits:
-        source.index(split.name)  # read before the fork, it is there for all workers
+        source.index(split.name)  # read before the fork, so that all workers have it
     jobs, total = shards_of(source), sum(split.samples for split in splits)
     by_split = {split.name: [np.empty(0, FINGERPRINT)] for split in splits}
     keys: dict[str, list[str]] = {split.name: [] for split in splits}

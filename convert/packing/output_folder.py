@@ -249,7 +249,7 @@ class Target:
             for manifest in self.versions():
                 remove_sidecars(self.folder, manifest)
         names = self._listed()
-        # Without its manifest the folder is no data set: never is there one that lacks shards.
+        # Without its manifest the folder is no data set, so that none ever lacks shards.
         for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
             (self.folder / name).unlink(missing_ok=True)
         self._clear_work(names)

@@ -99,7 +99,7 @@ def keys_of(shards: Sequence[StoredShard], workers: int) -> ShardKeys:
         return keys
 
     for stored in shards:
-        stored.source.index(stored.split)  # read before the fork, it is there for all workers
+        stored.source.index(stored.split)  # read before the fork, so that all workers have it
     total = sum(stored.shard.samples for stored in shards)
     keys = in_parallel(shards, read, workers, "read the names of", total, "samples")
     return dict(zip(shards, keys, strict=True))

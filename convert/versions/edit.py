@@ -245,7 +245,7 @@ def _labels(
             why = f"it is in {sample.shard}, not in {edit.shard}"
         elif edit.class_name and edit.class_name != class_name:
             why = f"its class is {class_name}, not {edit.class_name}"
-        if why and new != sample.label:  # what is so already was asked for twice
+        if why and new != sample.label:  # else the row has been carried out before
             stale.append(edit.refuse(why))
         elif labels.setdefault(f"{sample.shard}/{edit.key}", new) != new:
             raise edit.refuse("two classes are asked for; leave one of them")
