@@ -16,7 +16,7 @@ from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Misshapen, parsed
 
 LOG_BYTES = 16 << 20  # an epoch of ImageNet is 16 MB
 FILE_BYTES = 4 * LOG_BYTES  # beyond this the kernel lets a native nginx write no more
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 LINE_BYTES = 1 << 17  # more than nginx can write: three fields of 8 KiB, each byte as six
 MOST_CLIENTS = 1 << 16  # are counted; more addresses than that are not those of training hosts
 
@@ -26,7 +26,7 @@ class Logs:
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
-        self._enough = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def keep_short(self) -> None:
@@ -35,12 +35,12 @@ class Logs:
 
     def stop(self) -> None:
         """Stop that; a second call does no harm."""
-        self._enough.set()
+        self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._enough.wait(LOOK_SECONDS):
+        while not self._stopped.wait(CHECK_SECONDS):
             for path in self.paths:
                 if path.exists() and path.stat().st_size > LOG_BYTES:
                     os.truncate(path, 0)  # nginx appends, so it goes on at the beginning

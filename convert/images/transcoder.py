@@ -149,7 +149,7 @@ class _Child:
 
 @lru_cache(1)
 def _child(process: int) -> _Child:
-    # By process: what has forked this one has a child of its own.
+    # By process: a fork inherits this cache, but must not talk to the child of its parent.
     return _Child()
 
 

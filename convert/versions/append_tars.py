@@ -6,7 +6,7 @@ Tars that lie elsewhere get links. Whole tars are added, so none may hold a samp
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from convert.indexing.tar_listing import TarListing, list_tars
 from convert.options import Packing
 from convert.packing.output_folder import ShardResult
 from convert.packing.pack import write_version
-from convert.packing.plan import PlannedShard, ShardPlan, make_plan
+from convert.packing.plan import PlannedShard, ShardPlan, Start, make_plan
 from convert.packing.stored_samples import keys_of
 from convert.readers.records import RecordListing
 from convert.readers.tars import Tar
@@ -86,18 +86,11 @@ def append_tars(
     )
     classes, numbers = _grown_classes(manifest.classes, indexed)
     nothing = RecordListing(manifest.dataset, classes, (), iter(()))
-    shards, contents = list[PlannedShard](), list[TarIndex]()
-    for name, tars in splits.items():
-        for position, tar in enumerate(tars, starts[name].position):
-            # Those that cannot be used are images of the plan, too: they count as losses.
-            lost = sum(finding.is_loss for finding in tar.contents.findings)
-            images = tar.contents.samples + lost
-            shards.append(PlannedShard(tar.name, name, position, images, 0, 0))
-            contents.append(tar.contents)
+    contents = [tar.contents for tar in chain.from_iterable(splits.values())]
     plan = replace(
         parent.planned(make_plan(nothing, packing, starts)[0]),
         indexed=True,
-        shards=tuple(shards),
+        shards=tuple(_planned(splits, starts)),
         lines_sha256=sha256("".join(each.sha256 for each in contents).encode()).hexdigest(),
         change={ADOPTED: sum(each.samples for each in contents)},
     )
@@ -120,6 +113,14 @@ def _kept(parent: Parent, listing: TarListing, is_new: Sequence[bool]) -> TarLis
         say(f"{parent.target.folder}: {count}: a version has them already")
     tars = tuple(tar for tar, keep in zip(listing.tars, is_new, strict=True) if keep)
     return replace(listing, tars=tars)
+
+
+def _planned(splits: Splits, starts: Mapping[str, Start]) -> Iterator[PlannedShard]:
+    for name, tars in splits.items():
+        for position, tar in enumerate(tars, starts[name].position):
+            # Those that cannot be used are images of the plan, too: they count as losses.
+            lost = sum(finding.is_loss for finding in tar.contents.findings)
+            yield PlannedShard(tar.name, name, position, tar.contents.samples + lost, 0, 0)
 
 
 def _link(parent: Parent, plan: ShardPlan, splits: Splits, numbers: Mapping[Label, int]) -> None:
