@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from training.data.open import Resampled
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.ranks import Ranks
+from training.run import resume
 from training.state import TrainingState
 from training.task import Task
 
@@ -194,6 +196,28 @@ def test_the_same_seed_gives_the_same_weights(shapes: Path, whole: Path, tmp_pat
     assert same_weights(whole, tmp_path / "same")
     assert loop.run(TASK, settings(shapes, tmp_path / "other", seed=1)) == 0
     assert not same_weights(whole, tmp_path / "other")
+
+
+def test_a_run_that_goes_on_frees_the_checkpoint(
+    shapes: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its tensors would stay in every rank's memory, beside those that train."""
+    tensors: list[weakref.ref[torch.Tensor]] = []
+    kept = []
+
+    def parse(data: bytes, path: Path) -> checkpoint.Content:
+        content = checkpoint.parse(data, path)
+        tensors.extend(map(weakref.ref, content["state"]["model"].values()))
+        return content
+
+    def train_stages(*args: object) -> int:
+        kept.append(sum(tensor() is not None for tensor in tensors))
+        return 0
+
+    monkeypatch.setattr(resume, "parse", parse)
+    monkeypatch.setattr(loop, "train_stages", train_stages)
+    assert loop.run(TASK, settings(shapes, tmp_path, resume=str(whole))) == 0
+    assert tensors and kept == [0]
 
 
 def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_path: Path) -> None:

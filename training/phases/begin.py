@@ -48,10 +48,10 @@ def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
     ):
         log.progress.reading = run.data.cache.report_fields
         if run.earlier:
-            content = run.earlier.content
-            state.load_state_dict(content["state"])
-            run.ranks.restore_statistics(state.model, content.get("statistics"))
-            _restore_cut(run, content.get("images_by_rank"))
+            # Unnamed: this frame lasts as long as the run, and would keep the content in memory.
+            state.load_state_dict(run.earlier.content["state"])
+            run.ranks.restore_statistics(state.model, run.earlier.content.get("statistics"))
+            _restore_cut(run, run.earlier.content.get("images_by_rank"))
         log.begin(state.step, run.earlier)
         # Before the folder: a file that does not fit ends the run while nothing is written.
         loaded = _load_weights(run, state, log)
