@@ -280,29 +280,29 @@ class HostProbe:
         """Ask everything that does not need the other hosts."""
         requirements, host = self.requirements, self.host
         self._measure_clock()
-        look, image = self.replies["look"], requirements.image
-        if image is not None and not look["workdir_problem"]:
-            command = [*image.docker_run(look), look["python"]]
+        basics, image = self.replies["look"], requirements.image
+        if image is not None and not basics["workdir_problem"]:
+            command = [*image.docker_run(basics), basics["python"]]
             packages = requirements.task.imports
             inspected = self.ask("image", name=image.name, command=command, packages=packages)
             # The ranks run on the interpreter of the container, in place of the host's.
-            look = {**look, "interpreter": inspected.get("interpreter", {})}
-            self._note("look", look)
+            basics = {**basics, "interpreter": inspected.get("interpreter", {})}
+            self._note("look", basics)
         questions: dict[str, dict[str, object]] = {}
         if host.interface:
             questions["address"] = {"interface": host.interface}
         if requirements.code is not None:
             files = dict(requirements.code.files)
-            questions["code"] = {"root": look["workdir"], "files": files}
+            questions["code"] = {"root": basics["workdir"], "files": files}
         if requirements.data:
             environment = (*requirements.environment, *host.env)
             questions["shards"] = {
                 "data": requirements.data,
-                "workdir": look["workdir"],
+                "workdir": basics["workdir"],
                 "every_shard": requirements.full,
                 "environment": {n: value for n, value in environment if n in variables.ACCESS},
             }
-        if requirements.full or (look["gpus"] and not requirements.on_cpu):
+        if requirements.full or (basics["gpus"] and not requirements.on_cpu):
             # Last: the probe reads no other order while nvidia-smi works.
             questions["gpus"] = {"full": requirements.full}
         self._ask_all(questions)
@@ -348,21 +348,21 @@ class HostProbe:
             first = order(do="look", **arguments)
             self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
             reply = self.client.reply()
-        look = self._note("look", reply)
-        if "error" in look:
-            raise HostUnreachable(f"{host.label}: cannot look around there: {look['error']}")
-        self.facts = replace(self.facts, history=remembered_of(host.label, look["history"]))
-        return look
+        basics = self._note("look", reply)
+        if "error" in basics:
+            raise HostUnreachable(f"{host.label}: cannot look around there: {basics['error']}")
+        self.facts = replace(self.facts, history=remembered_of(host.label, basics["history"]))
+        return basics
 
     def listen(self) -> tuple[str, int]:
         """Have the first host offer an address and a port to the others; return both, or port 0.
 
         It is locked before that: of two launches at the same time, the first to lock it goes on.
         """
-        look, requirements = self.replies["look"], self.requirements
-        private = self.facts["address"].get("address") or look["address"]
+        basics, requirements = self.replies["look"], self.requirements
+        private = self.facts["address"].get("address") or basics["address"]
         address = self.host.address or private or "127.0.0.1"
-        if not (requirements.full or requirements.chooses or look["holder"]):
+        if not (requirements.full or requirements.chooses or basics["holder"]):
             for path, shared in self.facts.locks:
                 if self.ask("hold", path=path, shared=shared).get("holder"):
                     break

@@ -100,7 +100,7 @@ class HostNote:
 
 @shape
 class HostReply(Clock):
-    """What both `look` and `occupancy` report."""
+    """What the orders `look` and `occupancy` both report."""
 
     cores: Annotated[int, Between(1, MOST_CORES)]
     gpus: Annotated[int, Between(0, MOST_GPUS)]

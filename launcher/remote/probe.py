@@ -110,7 +110,7 @@ def replace_by(command: list[str]) -> dict[str, Any]:
 # -- what a host is like
 
 
-def look(
+def basics(
     workdir: str,
     python: str,
     parts: list[str],
@@ -195,7 +195,7 @@ def occupancy(workdir: str, name: str) -> dict[str, Any]:
 
 
 def facts_of_host(lock: str, planted: str, name: str) -> dict[str, Any]:
-    """Return what `look` and `occupancy` both report."""
+    """Return what `basics` and `occupancy` both report."""
     remembered = ""
     with contextlib.suppress(TimeoutError):  # the home does not answer
         remembered = str(within(HOME_SECONDS, lambda: history.read(name)))
@@ -411,7 +411,7 @@ def note(text: str, at: float) -> dict[str, Any]:
 
 
 ORDERS: dict[str, Callable[..., dict[str, Any]]] = {
-    "look": look,
+    "look": basics,
     "image": image,
     "replace": replace_by,
     "gpus": gpus.gpus,

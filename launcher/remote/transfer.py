@@ -208,12 +208,12 @@ def _new_incoming(root: str) -> str:
     os.makedirs(root, exist_ok=True)
     for name in os.listdir(root):
         path = os.path.join(root, name)
-        with contextlib.suppress(OSError):  # it has just gone
-            status = os.lstat(path)
-            is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-            is_old = time.time() - status.st_mtime > FORGOTTEN_SECONDS
-            if name.startswith(INCOMING) and is_ours and is_old:
-                shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another copy may have just removed it
+            if name.startswith(INCOMING):
+                status = os.lstat(path)
+                is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+                if is_ours and time.time() - status.st_mtime > FORGOTTEN_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
     return tempfile.mkdtemp(prefix=INCOMING, dir=root)
 
 

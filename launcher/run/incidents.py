@@ -106,11 +106,10 @@ class History:
         for incident in self.incidents:
             if incident.kind in ("done", "undrained"):
                 since.clear()
+                continue
             # Ahead of our clock as well: that of the machine that wrote it may be wrong.
-            elif (
-                incident.kind != "drained"
-                and -AHEAD_SECONDS <= now - incident.at <= REMEMBERED_SECONDS
-            ):
+            is_recent = -AHEAD_SECONDS <= now - incident.at <= REMEMBERED_SECONDS
+            if is_recent and incident.kind != "drained":
                 since.append(incident)
         runs = Counter(kind for kind, _ in {(one.kind, one.run) for one in since})
         return [one for one in since if runs[one.kind] >= DOUBTFUL.get(one.kind, 1)]
@@ -137,7 +136,7 @@ class IncidentLog:
     def add(self, host: str, kind: Kind, text: str) -> None:
         """Note an incident, once."""
         incidents, text = self._of_host[host], one_line(text)[:LETTERS]
-        is_new = all((known.kind, known.text) != (kind, text) for known in incidents)
+        is_new = (kind, text) not in [(incident.kind, incident.text) for incident in incidents]
         if is_new and len(incidents) < MOST_OF_RUN:
             incidents.append(Incident(time.time(), kind, text))
 

@@ -28,11 +28,8 @@ def find_placement(variables: Variables) -> Placement | None:
     """Return the placement of this task; None outside Slurm."""
     if "SLURM_JOB_ID" not in variables:
         return None
-    is_in_step = {
-        "SLURM_STEP_ID",
-        "SLURM_STEP_NUM_NODES",
-    } <= variables.set.keys() and variables.number("SLURM_STEP_ID").value < FIRST_SPECIAL_STEP
-    if not is_in_step:
+    has_step = {"SLURM_STEP_ID", "SLURM_STEP_NUM_NODES"} <= variables.set.keys()
+    if not has_step or variables.number("SLURM_STEP_ID").value >= FIRST_SPECIAL_STEP:
         hint = f"{called('ssh')} --slurm ... reaches its nodes from here"
         raise UsageError(f"in a Slurm job, but not in a step; type: {SRUN}; {hint}")
     tasks = variables.text("SLURM_STEP_TASKS_PER_NODE")

@@ -236,8 +236,8 @@ def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
             return replace(cause, text=f"killed by SIGKILL: {_NO_MEMORY}", advice=_LESS_MEMORY)
         return replace(cause, text="killed by SIGKILL", advice="out of memory? see the kernel log")
     if ended.signal:
-        place = _location_of(_stack_of(tail))
-        return replace(cause, text=f"killed by {signal_name(ended.signal)}{place}")
+        location = _location_of(_stack_of(tail))
+        return replace(cause, text=f"killed by {signal_name(ended.signal)}{location}")
     exception = _exception_of(tail)
     if ended.code == 127 and "rackrun: cannot start" in tail:  # the shim found no such program
         return replace(cause, text=_last_line(tail).removeprefix("rackrun: "))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMPUTING_SHARE = 0.05
 """Of a core, or of a GPU, that a rank uses if it computes; one that waits uses less."""
 USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
-AWAITED_SECONDS = 30.0  # between two reports that a launch waits
+AWAITED_SECONDS = 30.0  # after a report that a launch waits: it may have found a host meanwhile
 
 
 class HostWatch:
@@ -79,9 +79,7 @@ class HostWatch:
         before, self.ticket = self.ticket, impatient_ticket(self.held)
         waiting = waiter(self.ticket) if self.ticket and self.ticket == before else None
         if waiting is not None:
-            self.reported_until = (
-                now + AWAITED_SECONDS
-            )  # then whoever waits has got a host, or has not
+            self.reported_until = now + AWAITED_SECONDS
             self.launcher.send_event(event="awaited", user=waiting["user"])
 
     def report_computing(self, now: float) -> None:

@@ -112,7 +112,7 @@ class UsageMeter:
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             index, *values = [field.strip() for field in line.decode("ascii", "replace").split(",")]
-            if len(values) in (3, 6) and all(value.isdigit() for value in values[:3]):
+            if len(values) in (3, 6) and all(number.isdigit() for number in (index, *values[:3])):
                 busy, used, total = map(int, values[:3])
                 use = {"busy": min(busy, 100), "memory": used, "memory_total": total}
                 self.gpus[index] = {**use, **health(*values[3:])}
