@@ -61,7 +61,7 @@ launcher.detached.controller.main()
 STARTED: list[subprocess.Popen[bytes]] = []
 """The controller that this program has started and not yet let go, if any."""
 STATE_OF: list[str] = []
-"""Its folder, which is there before it."""
+"""Its folder, made before it is started."""
 
 
 def serve(bundle: object) -> None:

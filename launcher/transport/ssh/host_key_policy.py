@@ -71,7 +71,7 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
             return authority
         trusted = shown.scheme in route.restrictions.authorities
         certified = trusted and known_hosts.is_certified(name, port, shown, time.time())
-        # A certificate that does not hold is no harm: the plain key counts, as with ssh.
+        # Of a certificate that proves nothing, the plain key still counts, as with ssh.
         return KeyVerdict("known") if certified and is_signed(shown) else verdict
 
     def _check_restrictions(self, key: paramiko.PKey, shown: Certificate | None) -> None:

@@ -64,6 +64,7 @@ SMI = """\
 #!/bin/sh
 case "$1" in *{refused}*) echo 'Field "{refused}" is not a valid field to query.'; exit 2;; esac
 echo '0, 97, 30000, 80000, 91, 689.52, 0x0000000000000060'
+echo '[Unknown Error], 0, 10, 80000'
 echo '1, 0, 10, 80000, [N/A], [Not Supported], [Unknown Error]'
 echo '2, [N/A], 10, 80000, 40, 70.00, 0x0000000000000001'
 exec sleep 60
