@@ -121,6 +121,21 @@ def test_batches_beyond_the_last_epoch_fit_its_memory(
     assert [batch.images.shape[2] for batch in islice(batches, 15)] == [16] * 5 + [20] * 10
 
 
+def unsendable(epoch: int) -> Transforms:
+    class LocalTransforms(Transforms):
+        """Of a class that pickle cannot name."""
+
+    return LocalTransforms(size=16)
+
+
+def test_workers_make_the_transforms_of_a_task_themselves(shapes: Path) -> None:
+    """So only the function that returns them has to be one that can be sent to workers."""
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    data = open_data(settings(shapes, workers=1), alone, unsendable, TASK.name, 2)
+    assert len(next(data.training(0)).labels) == 8
+    assert sum(len(batch.labels) for batch in data.evaluation()) == 37
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"crop_area": 1.0, "flip": False}], ids=["changed images", "images as stored"]
 )

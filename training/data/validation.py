@@ -45,8 +45,7 @@ class Validation(Dataset[Batch | Problem]):
             share_index(source, split, ranks)
         self._config = config
         self._source = source
-        # At full size, though images of the first epochs may be smaller.
-        self._transforms = transforms(config.epochs - 1)
+        self._transforms = transforms
         self._rows = part_of(ranks, self._total)
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
@@ -83,7 +82,10 @@ class Validation(Dataset[Batch | Problem]):
             return problem
 
     def _batch(self, parts: list[range]) -> Batch:
-        split, transforms = self._config.eval_split, self._transforms
+        split = self._config.eval_split
+        # At full size, though images of the first epochs may be smaller. Made here, in the worker:
+        # a task's function can be sent to it, but what that returns perhaps cannot.
+        transforms = self._transforms(self._config.epochs - 1)
         samples = (sample for part in parts for sample in rows_of(self._source, split, part))
         rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
 
