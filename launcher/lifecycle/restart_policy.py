@@ -14,7 +14,7 @@ from rackrun.light_dataclass import dataclass
 
 HOPELESS = (64, 65, 74, 77, 78)
 """Usage, data, checkpoints, access, preflight: another attempt would end in the same way."""
-FAILURES = 2  # of a host, in a row or not: it takes part no more
+FAILURES = 2  # after so many, in a row or not, a host is left out
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def basics(
     queue(lock, parts if waits else [], turn)
 
     def disk_facts() -> dict[str, Any]:
-        # A container may see other files: what is for the ranks is not looked up here then.
+        # A container may see other files, so what its ranks need is not looked up on the host.
         file, folder = os.path.join(workdir, weights), os.path.join(workdir, cache)
         return {
             "workdir_problem": workdir_problem(workdir),
@@ -153,7 +153,7 @@ def basics(
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     interpreter = (python or "python3") if contained else facts["python"]
-    shared = facts_of_host(lock, planted, name)  # before what takes long: it has the time
+    shared = facts_of_host(lock, planted, name)  # before what takes long: it has the clock
     described = (interpreter, workdir)
     # A launch that waits for hosts to choose from asks again and again.
     if not contained and not (chooses and described in DESCRIBED):

@@ -67,7 +67,7 @@ class RankSockets:
                 self.socket.close(connection)
 
     def _take(self, connection: socket.socket, data: bytes) -> None:
-        # A rank is the user's program: what is no message is dropped, and no harm.
+        # A rank is the user's program, and may send anything: what is not a message is dropped.
         with contextlib.suppress(ValueError, RecursionError):
             local, event = event_in(data, self.processes)
             self.connections[local] = connection

@@ -96,7 +96,7 @@ class HostShutdown:
             self.ranks.killing = True
         shims_have_time = now - self.killing_since < SHIM_GRACE_SECONDS
         if not strays and not (self.ranks.unfinished and shims_have_time):
-            strays = left  # the shims as well: all have reported, or do not
+            strays = left  # the shims as well: all have reported, or will not
         for process in strays:
             kill(process)
         self.torchrun.reap(asked_to_end=True)
