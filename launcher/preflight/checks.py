@@ -263,7 +263,7 @@ def _master_problem(host: HostFacts, cluster: ClusterFacts) -> str:
 
 
 def _public(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Object once, for the first host that would go to a public address."""
+    """Return the objection once, for the first host that would go to a public address."""
     for facts in cluster.hosts:
         # A name is taken as the host itself resolves it.
         address = str(facts["route"].get("master") or cluster.master)
