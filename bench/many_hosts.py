@@ -15,11 +15,11 @@ import os
 import resource
 import selectors
 import socket
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +32,9 @@ from launcher.run.job import Command, Job
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.transport.local import SocketChannel
 from launcher.transport.ssh.network import allow_connections
+from rackrun.commandline.options import Positional
+from rackrun.commandline.parser import parse
+from rackrun.commandline.program import run
 from rackrun.run_folder import RunFolder
 
 RANKS = 8
@@ -53,13 +56,22 @@ class SocketHost:
         return SocketChannel(self.stream)
 
 
-def main(counts: list[int]) -> None:
+@dataclass(frozen=True)
+class Settings:
+    """What a launcher costs by number of hosts."""
+
+    hosts: Positional[tuple[int, ...]] = ()
+    """How many: each of these numbers; without any, 64, 250 and 1000."""
+
+
+def main(args: list[str]) -> None:
     """Print a line for each number of hosts, each from a process of its own."""
+    settings = parse(Settings, "python -m bench.many_hosts", args)
     print(
         "hosts  all started (s)  CPU for that (s)  then of a core  threads  files  peak MB",
         flush=True,
     )
-    for count in counts or [64, 250, 1000]:
+    for count in settings.hosts or (64, 250, 1000):
         child = os.fork()
         if not child:
             measure(count)
@@ -195,4 +207,4 @@ def quiet() -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    main([int(count) for count in sys.argv[1:]])
+    run(main)

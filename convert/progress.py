@@ -67,6 +67,7 @@ class _BarMeter(Meter):
         self._bar, self._task = bar, bar.add_task(verb, total=total, rate="")
 
     def advance(self, progress: Progress) -> None:
+        """Count, and move the bar."""
         self._images += progress.images
         self._bytes += progress.bytes
         self._bar.update(self._task, completed=self._images, rate=self._rate(" "))

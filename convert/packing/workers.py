@@ -190,12 +190,14 @@ class _Reporter:
         self._reported = time.monotonic()
 
     def advance(self, progress: Progress) -> None:
+        """Count; send the sums if they have not been sent for a while."""
         self._images += progress.images
         self._bytes += progress.bytes
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self.flush()
 
     def flush(self) -> None:
+        """Send the sums that have not been sent."""
         if self._images:
             self._connection.send(Progress(self._images, self._bytes))
         self._images = self._bytes = 0
