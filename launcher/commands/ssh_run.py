@@ -135,7 +135,7 @@ def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions
 def _measure_scaling(spec: LaunchSpec, options: SshOptions) -> int:
     from launcher.search.scaling import counts_of, measure_scaling
 
-    spec.probed.close()  # each of the launches asks its hosts anew
+    spec.probed.close()  # each of the launches asks its own hosts
 
     def launch(count: int, jobs: JobTemplate) -> Result:
         some = replace(

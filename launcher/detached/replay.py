@@ -1,4 +1,4 @@
-"""Shows a record as if one had been there: every line once, in its order, then as it happens.
+"""Shows a record as its run was shown at the time: every line once, in order, then live.
 
 The screens are those of an attached run. Their clock is the record's while there is something to
 catch up with, and ours afterwards; so equal lines fold, and lines mix, as they would have at the

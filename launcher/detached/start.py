@@ -141,7 +141,7 @@ def _start_relay(args: Mapping[str, Any], target: tuple[Host, Transport, str, Re
 def _call(client: RpcClient, host: Host, question: str, **arguments: object) -> StartReply:
     outcome = client.parsed(client.call(question, **arguments), StartReply)
     if outcome.error:
-        # a host that no relay reached stays 69, whoever has noticed it
+        # 69 for a host that no relay reached, also where its controller has reported that
         kind = HostUnreachable if outcome.code == HostUnreachable.exit_code else PreflightRefused
         why = clean_lines(outcome.error)
         raise kind(f"{host.label}: no detached run could be started: {why}")
@@ -191,7 +191,7 @@ def _wait_for_first_step(run: str, spec: LaunchSpec, running_seconds: float | No
                 raise HostLost(f"{host.label}: the controller of run {run} has died")
             hosts, now = facts.live.hosts, time.monotonic()
             all_run = bool(hosts) and all(host.state not in _NOT_RUNNING for host in hosts)
-            # a restart begins the time anew
+            # a restart starts the time again
             running_since = min(running_since, now) if all_run else float("inf")
             has_run = running_seconds is not None and now - running_since >= running_seconds
             if facts.step or has_run:
