@@ -87,7 +87,7 @@ def room_for(*shape: int) -> torch.Tensor:
 
 
 def _check_room(length: int) -> None:
-    # Memory beyond that would be given out all the same, and SIGBUS end the rank that writes there.
+    # Memory is given out beyond that, too, and SIGBUS then ends the rank that writes to it.
     if not SHARED.exists():
         return
     room, ranks = shutil.disk_usage(SHARED), int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -6,8 +6,8 @@
     local SGD      ranks step alone and average their weights now and then (--local-sgd-steps)
     uneven inputs  a rank, or a part of its batch, may have a single image, or none
 
-The loop marks where a step and its parts begin; it need not know which of these is at work. Ranks
-never drift apart: what they exchange is the same on all of them, bit for bit.
+The loop marks where a step and its parts begin; it need not know which of these is at work. What
+ranks exchange is the same on all of them, bit for bit, and so are their weights afterwards.
 """
 
 from collections.abc import Iterator

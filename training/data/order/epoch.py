@@ -16,6 +16,8 @@ Random numbers are raw output of PCG64, the same in every version of numpy: O'Ne
 of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number Generation" (2014).
 """
 
+from __future__ import annotations
+
 import fcntl
 import math
 import mmap
@@ -80,7 +82,7 @@ class EpochOrder:
             rows[positions] = piece_rows
         return rows
 
-    def stream(self) -> "Stream":
+    def stream(self) -> Stream:
         """Return the random words that mix the samples of pieces."""
         return Stream(self.seed, self.epoch, MIXING)
 
@@ -245,7 +247,7 @@ def rows_by_label(index: npt.NDArray[np.void], rows: Rows, labels: int) -> Numbe
 
 
 def mixed(
-    pieces: Pieces, drawn: Rows, lanes: int, stream: "Stream"
+    pieces: Pieces, drawn: Rows, lanes: int, stream: Stream
 ) -> tuple[Positions, Positions, Positions]:
     """Return all samples of these pieces: number of the piece, row, and position in the epoch.
 
@@ -267,7 +269,7 @@ def mixed(
     return number, rows, pieces["position"][number] + turns * np.int32(lanes)
 
 
-def _random_keys(pieces: Pieces, stream: "Stream") -> npt.NDArray[np.uint64]:
+def _random_keys(pieces: Pieces, stream: Stream) -> npt.NDArray[np.uint64]:
     if not pieces.size:
         return np.empty(0, np.uint64)
     # Neighbours in the sequence draw at once: a call, and a skip, cost more than many words.
