@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from rackrun.commandline.conditions import Condition
-from rackrun.commandline.options import Count
+from rackrun.commandline.ranges import Count
 from rackrun.shapes import Between
 from training.config import Config
 from training.models.registered import has_one_size

@@ -18,7 +18,7 @@ from rackrun.errors import UsageError
 from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 from rackrun.units import seconds_in
-from rackrun.user_code.sources import git_commit
+from rackrun.user_code.revision import git_commit
 
 SERVER = ("serve_address", "serve_port", "serve_native", "serve_image")
 """Settings of the server of a run."""

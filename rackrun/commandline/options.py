@@ -10,7 +10,6 @@ of that class.
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -31,7 +30,6 @@ from typing import (
 )
 
 from rackrun.light_dataclass import dataclass
-from rackrun.shapes import LARGEST_NUMBER, Between
 
 T = TypeVar("T")
 
@@ -63,12 +61,6 @@ class Values(NamedTuple):
     """Mark of an option: its placeholder, in `Annotated[str, Values("{sgd,adamw}")]`."""
 
     placeholder: str
-
-
-Count = Annotated[int, Between(0)]
-Positive = Annotated[int, Between(1)]
-Share = Annotated[float, Between(0, 0.99)]
-"""Of something that must not vanish as a whole."""
 
 
 @dataclass(frozen=True)
@@ -244,30 +236,3 @@ def _texts_below(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
             match below:
                 case ast.Expr(ast.Constant(str() as text)):
                     yield line.target.id, text
-
-
-@cache
-def ranges(settings: type[Any]) -> Mapping[str, Between]:
-    """Return the ranges on the fields of a settings class by name.
-
-    A class that gives a field another default keeps the range of its base: `epochs: int = 90`.
-    """
-    by_name: dict[str, Between] = {}
-    for base in reversed(settings.__mro__):
-        for name, hint in inspect.get_annotations(base, eval_str=True).items():
-            marks = getattr(hint, "__metadata__", ())  # of Annotated[int, ...]
-            by_name.update((name, mark) for mark in marks if isinstance(mark, Between))
-    return types.MappingProxyType(by_name)
-
-
-def out_of_range(settings: Any) -> list[str]:
-    """Return a sentence for each number that is not within the range of its field."""
-    sentences = []
-    for name, field in ranges(settings.__class__).items():
-        value = getattr(settings, name)
-        if not field.least <= value <= field.most:  # NaN is not, either
-            # A whole number may be too long for a float, and for a line.
-            shown = f"{value:g}" if abs(value) <= LARGEST_NUMBER else str(value)[:40]
-            limits = "2^53 at most" if value > field.most == LARGEST_NUMBER else str(field)
-            sentences.append(f"--{name.replace('_', '-')} {shown} is not {limits}")
-    return sentences

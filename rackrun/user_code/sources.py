@@ -1,12 +1,10 @@
-"""Find and parse the user's code without importing it, and name its revision.
+"""Find and parse the user's code without importing it.
 
 Only ranks import it.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
@@ -21,11 +19,6 @@ from rackrun.user_code.imports import how_to_type, is_import_path, why_not_calla
 if TYPE_CHECKING:
     import ast
 
-GIT_SECONDS = 10.0  # a folder on a network disk may be slow
-DESCRIBE = (
-    *("-c", "core.fsmonitor=false"),  # a setting of the folder, which may name a program
-    *("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+dirty"),
-)
 _AT_RUN_TIME = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
 """Functions that define names at run time, which the source of a module does not show."""
 
@@ -179,13 +172,3 @@ def _names_in(module: ast.Module) -> set[str]:
         elif isinstance(node, ast.Name):
             names.add(node.id)
     return names
-
-
-def git_commit(folder: Path) -> str:
-    """Return the commit of a folder, with "+dirty" when tracked files changed; "" if unknown."""
-    command = ["git", "-C", os.fspath(folder), *DESCRIBE]
-    try:
-        completed = subprocess.run(command, capture_output=True, check=False, timeout=GIT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if completed.returncode else completed.stdout.decode(errors="replace").strip()

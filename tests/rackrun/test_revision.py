@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from rackrun.user_code.sources import git_commit
+from rackrun.user_code.revision import git_commit
 
 
 def test_a_commit_is_named_and_changes_are_seen(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
 from imagenet.recipes import ImageNet
-from rackrun.commandline.options import ranges
+from rackrun.commandline.ranges import ranges
 from rackrun.errors import UsageError
 from training.conditions import CONDITIONS, refuse_ineffective
 from training.config import Config, from_command_line

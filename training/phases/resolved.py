@@ -23,7 +23,7 @@ from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import one_line
 from rackrun.units import plural
-from rackrun.user_code.sources import git_commit
+from rackrun.user_code.revision import git_commit
 from training.conditions import adapted_defaults
 from training.config import Config
 from training.data.loader import worker_count

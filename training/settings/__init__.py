@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rackrun.commandline.options import out_of_range
+from rackrun.commandline.ranges import out_of_range
 
 Switch = Literal["auto", "on", "off"]
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rackrun.commandline.options import Count, Hidden, Positive
+from rackrun.commandline.options import Hidden
+from rackrun.commandline.ranges import Count, Positive
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.shapes import Between

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rackrun.commandline.options import Count, Positive, Share, Values
+from rackrun.commandline.options import Values
+from rackrun.commandline.ranges import Count, Positive, Share
 from rackrun.shapes import Between
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import did_you_mean

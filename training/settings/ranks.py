@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rackrun.commandline.options import Count, Positive
+from rackrun.commandline.ranges import Count, Positive
 from rackrun.shapes import Between
 from training.settings import Slice, Switch
 

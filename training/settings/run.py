@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from rackrun.commandline.options import Count, Hidden, Positive
+from rackrun.commandline.options import Hidden
+from rackrun.commandline.ranges import Count, Positive
 from rackrun.contract.files import TrackerName
 from rackrun.shapes import Between
 from rackrun.user_code.sources import nearest

@@ -26,7 +26,7 @@ from launcher.run.python_launch import LaunchOptions
 from launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RunFolder, new_run_folder
-from rackrun.user_code.sources import git_commit
+from rackrun.user_code.revision import git_commit
 from tests import warm
 from tests.launcher.drive import ROOT
 
