@@ -563,9 +563,9 @@ def test_an_epoch_says_its_own_speed(
 def test_all_pages_say_the_same_speed(shapes: Path, tmp_path: Path, capfd: Any) -> None:
     """The last line of a run and its report have one number, not a mean here and a median there."""
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=2, log_every_steps=3)) == 0
-    errors = re.findall(r"([\d,]+) images/s  training took", capfd.readouterr().out)
-    result = mean_speed(read(tmp_path).train)
-    assert errors == [f"{result:,.0f}"]
+    (speed,) = re.findall(r"([\d,]+) images/s  training took", capfd.readouterr().out)
+    # The metrics have tenths, which may round a half the other way.
+    assert abs(int(speed.replace(",", "")) - mean_speed(read(tmp_path).train)) <= 1
 
 
 def test_the_report_shows_the_first_batch_as_the_model_saw_it(shapes: Path, tmp_path: Path) -> None:
