@@ -40,7 +40,7 @@ DESCRIBED: dict[tuple[str, str], dict[str, Any]] = {}
 """What `describe` has returned, by interpreter and working directory."""
 
 OPTIONAL = {"archs", "missing"}
-"""What the program below does not always print."""
+"""Keys that the program below does not always print."""
 
 DESCRIBE = """\
 import glob, importlib.util, json, mmap, os, re, sys
@@ -135,36 +135,24 @@ def basics(
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     lock, planted = lock_of_host()
     queue(lock, parts if waits else [], turn)
-
-    def disk_facts() -> dict[str, Any]:
-        # A container may see other files, so what its ranks need is not looked up on the host.
-        file, folder = os.path.join(workdir, weights), os.path.join(workdir, cache)
-        return {
-            "workdir_problem": workdir_problem(workdir),
-            "tmp_problem": tmp_problem(),
-            "python": _find_interpreter(workdir, "" if contained else python),
-            "weights_problem": weights_problem(file) if weights and not contained else "",
-            "cache_problem": cache_problem(folder) if cache and not contained else "",
-            "disk_free": disk_free(workdir),
-        }
-
+    # A container may see other files, so what its ranks need is not looked up on the host.
+    files = ("", "", "") if contained else (python, weights, cache)
     try:
-        facts = within(FOLDER_SECONDS, disk_facts)
+        facts = within(FOLDER_SECONDS, lambda: disk_facts(workdir, *files))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
+    shared = facts_of_host(lock, planted, name)
     interpreter = (python or "python3") if contained else facts["python"]
-    shared = facts_of_host(lock, planted, name)  # before what takes long: it has the clock
     described = (interpreter, workdir)
     # A launch that waits for hosts to choose from asks again and again.
     if not contained and not (chooses and described in DESCRIBED):
         DESCRIBED[described] = describe([interpreter], packages, workdir)
-    connection = ssh_connection()
-    address = connection[2] if connection else ""
+    address = "".join(own_endpoint()[:1])
     return {
         **facts,
         **shared,
         "machine": machine(),
-        "address": address if "." in address or ":" in address else "",  # not UNKNOWN
+        "address": address if "." in address or ":" in address else "",  # sshd may write UNKNOWN
         "lock": lock,
         **in_the_way(lock, parts, turn),
         "workdir": workdir,
@@ -173,6 +161,18 @@ def basics(
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "taken": taken_gpus(lock, shared["gpus"], turn) if chooses else [],
         "open_files": os.sysconf("SC_OPEN_MAX"),
+    }
+
+
+def disk_facts(workdir: str, python: str, weights: str, cache: str) -> dict[str, Any]:
+    """Return facts that need file systems to answer; relative paths start at `workdir`."""
+    return {
+        "workdir_problem": workdir_problem(workdir),
+        "tmp_problem": tmp_problem(),
+        "python": _find_interpreter(workdir, python),
+        "weights_problem": weights_problem(os.path.join(workdir, weights)) if weights else "",
+        "cache_problem": cache_problem(os.path.join(workdir, cache)) if cache else "",
+        "disk_free": disk_free(workdir),
     }
 
 
@@ -214,15 +214,15 @@ def clock() -> dict[str, Any]:
     return {"time": time.time()}
 
 
-def ssh_connection() -> list[str]:
-    """Return address and port of the client and of this host in the SSH connection, or nothing."""
+def own_endpoint() -> list[str]:
+    """Return this host's address and port in the SSH connection; nothing without one."""
     fields = os.environ.get("SSH_CONNECTION", "").split()
-    return fields if len(fields) == 4 else []
+    return fields[2:] if len(fields) == 4 else []
 
 
 def lock_of_host() -> tuple[str, str]:
     """Return the lock of this host, and what is in its way; each sshd on loopback is a host."""
-    address = ssh_connection()[2:]
+    address = own_endpoint()
     on_loopback = bool(address) and address[0].startswith("127.")
     return locks.lock_path("-".join(address) if on_loopback else machine())
 
@@ -380,7 +380,7 @@ def shards(**options: Any) -> dict[str, Any]:
     return shard_access.shards(**options)
 
 
-# -- what is kept: locks until this program ends, memories and notes for later
+# -- what is kept: locks until this program ends, incidents and notes beyond that
 
 
 def hold(path: str, shared: bool) -> dict[str, Any]:
