@@ -111,12 +111,12 @@ def _is_a(value: object, kind: type) -> bool:
     return isinstance(value, kind if kind in KINDS else str)
 
 
-def _check_keys(path: Path, table: str, keys: Collection[str], valid: Collection[str]) -> None:
+def _check_keys(path: Path, prefix: str, keys: Collection[str], valid: Collection[str]) -> None:
     for key in keys:
         if key not in valid:
             close = difflib.get_close_matches(key, valid, n=1)
             meant = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"{path}: {table}{key}: no such key{meant}")
+            raise UsageError(f"{path}: {prefix}{key}: no such key{meant}")
 
 
 def file_in(args: Sequence[str]) -> str:

@@ -67,7 +67,7 @@ def ps(options: PsOptions) -> int:
         hosts = hosts_named(Path(options.hosts), options.host_list)
         reported, errors = _reported("", hosts, options)
     else:
-        reported, errors = _reported_where_recorded(options, folders)
+        reported, errors = _reported_by_recorded_hosts(options, folders)
     runs = merged([*reported, *folders, *_recorded()])
     listed = sorted(runs, key=lambda run: run.age_seconds)
     if options.json:
@@ -107,11 +107,11 @@ def _reported(
         return runs_on(hosts, network.try_each(hosts))
 
 
-def _reported_where_recorded(
+def _reported_by_recorded_hosts(
     options: PsOptions, folders: Sequence[ListedRun]
 ) -> tuple[list[ListedRun], list[Problem]]:
-    # Of a detached run, its first host knows all. A run whose end is in a folder here is not asked
-    # for, so that the list is quick although old hosts may be gone.
+    # The first host of a detached run knows its state. Runs whose result is in a folder here are
+    # left out: their hosts may be long gone, and would only delay the list.
     over = [run.run for run in folders if run.state not in ("running", "killed")]
     records = {
         run: record
@@ -152,7 +152,7 @@ def _from_folders(runs: Path) -> Iterator[ListedRun]:
 
 
 def _recorded() -> Iterator[ListedRun]:
-    # runs that were started from here, of which only their hosts know more
+    # detached runs that were started from here; only their hosts know their state
     for run, record in recorded_runs().items():
         yield ListedRun(
             run=run,

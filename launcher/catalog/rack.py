@@ -83,7 +83,7 @@ class RackOptions(ReachOptions):
 
     @property
     def _reason(self) -> str:
-        # With -H there is no host file, and the first plain word is the reason.
+        # With -H there is no host file: the first positional argument is the reason.
         return self.reason or (self.hosts if self.host_list and self.hosts != "hosts.txt" else "")
 
     @property
@@ -117,7 +117,8 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-Pair = tuple[Host, Transport | Problem]
+HostTransport = tuple[Host, Transport | Problem]
+"""A host, and its transport or why it cannot be reached."""
 
 
 class Rack:
@@ -137,7 +138,7 @@ class Rack:
             for (host, _), outcome in zip(self._pairs, outcomes, strict=True)
         ]
 
-    def _facts(self, pair: Pair) -> HostFacts:
+    def _facts(self, pair: HostTransport) -> HostFacts:
         host, _ = pair
         workdir = host.workdir or str(Path.cwd())
         occupancy = self.ask(pair, "occupancy", workdir=workdir, name=host.label)
@@ -145,7 +146,7 @@ class Rack:
         past = remembered_of(host.label, occupancy["history"])
         return HostFacts(host, None, {"occupancy": occupancy, "gpus": gpus}, past)
 
-    def ask(self, pair: Pair, question: str, **arguments: object) -> Reply:
+    def ask(self, pair: HostTransport, question: str, **arguments: object) -> Reply:
         """Return a host's reply; raise Problem if there is none, or not a probe's."""
         host, transport = pair
         if isinstance(transport, Problem):
@@ -171,7 +172,7 @@ class Rack:
         labels = {host.label for host in hosts}
         pairs = [pair for pair in self._pairs if pair[0].label in labels]
 
-        def order_one(pair: Pair) -> Reply:
+        def order_one(pair: HostTransport) -> Reply:
             name = {"name": pair[0].label} if question == "remember" else {}  # of the history file
             return self.ask(pair, question, **name, **arguments)
 
@@ -184,12 +185,12 @@ class Rack:
             client.close()
 
 
-def _late(pair: Pair) -> Problem:
+def _late(pair: HostTransport) -> Problem:
     return HostUnreachable(f"{pair[0].label}: does not answer within {REPLY_SECONDS:g} s")
 
 
 def _drain_or_undrain(rack: Rack, hosts: Sequence[Host], move: Incident) -> int:
-    # In three places: the history here, that on each host, and a note there for other accounts.
+    # Recorded in the history here, in that on each host, and there in a note for other accounts.
     line = lines_of([move])
     for host in hosts:
         try:

@@ -193,8 +193,8 @@ def parse(
     hints: dict[str, str] = {}
     if issubclass(settings, Options):
         typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
-        behind = f"an option of tasks, and goes behind one, as in: {typed_first}"
-        hints = _hints_of(settings) | {option: f"{behind} {option}" for option in OF_TASKS}
+        hint = f"an option of tasks, and goes behind one, as in: {typed_first}"
+        hints = _hints_of(settings) | {option: f"{hint} {option}" for option in OF_TASKS}
     if head:
         tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}."
         head = replace(head, foot=f"{tasks}\n\n{head.foot}")
@@ -202,7 +202,7 @@ def parse(
 
 
 def _hints_of(settings: type[Options]) -> dict[str, str]:
-    # for options that other commands and other launchers have, but not this one
+    # hints for options that other commands and other launchers have, but not this one
     names = names_of(settings)
     of_hosts = {name: f"only for hosts: {{ssh}} {name}" for name in names_of(SshOptions)}
     hints = {**of_hosts, "--nproc": SLOTS, "--hosts": FIRST_WORD, **ELSEWHERE}

@@ -46,7 +46,7 @@ REPLY_SECONDS = 20.0
 T = TypeVar("T")
 
 Reached = tuple[Host, Transport]
-Reply = tuple[Reached, RpcClient, RunFacts]
+RunReply = tuple[Reached, RpcClient, RunFacts]
 """A host's facts about a run, and the client through which it can be asked again."""
 
 
@@ -190,7 +190,7 @@ def _find(run: ReachedRun, is_remembered: bool, need_controller: bool) -> None:
             run.silent[host.label] = outcome
     errors = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
     replies = [outcome for outcome in outcomes if not isinstance(outcome, Problem)]
-    first = _of_controller(replies)
+    first = _reply_of_controller(replies)
     for _, client, _ in replies:
         if first is None or client is not first[1]:
             client.close()
@@ -209,8 +209,8 @@ def _find(run: ReachedRun, is_remembered: bool, need_controller: bool) -> None:
     raise _not_found(run, candidates, errors)
 
 
-def _of_controller(replies: Sequence[Reply]) -> Reply | None:
-    # Hosts that share a home directory all know the run, and the first of its list controls it.
+def _reply_of_controller(replies: Sequence[RunReply]) -> RunReply | None:
+    # Hosts that share a home directory all know the run, whose controller is on its first host.
     knowing = [reply for reply in replies if reply[2].summary]
     for reply in knowing:
         (host, _), _, facts = reply
@@ -219,7 +219,7 @@ def _of_controller(replies: Sequence[Reply]) -> Reply | None:
     return knowing[0] if knowing else None
 
 
-def _query(run: str, started: set[str], pair: Reached) -> Reply:
+def _query(run: str, started: set[str], pair: Reached) -> RunReply:
     host, transport = pair
     client = RpcClient(transport, run_manager, host.python or "")
     started.add(host.label)

@@ -97,12 +97,12 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
     total = _whole(first, "epoch_steps")
     hosts = [_host_view(run, host, now) for host in run.hosts]
     planned = machines(run.plan)
-    now_ranks = run.generations[-1].ranks if run.generations else run.plan.world_size
+    rank_count = run.generations[-1].ranks if run.generations else run.plan.world_size
     return RunView(
         name=name,
         run_id=run.plan.run_id,
         folder=str(folder),
-        machines=f"{now_ranks} of {planned}" if now_ranks != run.plan.world_size else planned,
+        machines=planned if rank_count == run.plan.world_size else f"{rank_count} of {planned}",
         dataset=one_line(str(first.fields.get("dataset", ""))),
         seconds=max(0.0, now - run.started_at),
         phase=first.phase,
@@ -188,7 +188,7 @@ def machines(plan: Plan) -> str:
 
 def _standstill(run: RunState, ranks: list[RankState], now: float) -> float:
     # For how long a host has held up the others without a step; 0: it has not. All ranks wait at
-    # the same exchange: the one that is behind is to blame, and while a rank lacks data, that one.
+    # the same exchange: the one that is behind is to blame, or one that lacks data.
     still = [
         rank
         for rank in ranks

@@ -116,8 +116,8 @@ class Membership:
         left = self.remaining
         if lost := [n for n in self.current.members if self.members[n].state == "lost"]:
             return left, True, f"lost: {', '.join(map(str, lost))}"
-        works = self.is_whole and self._broken is None
-        if works and not self.is_finishing and (newcomers := self._newcomers()):
+        is_working = self.is_whole and self._broken is None
+        if is_working and not self.is_finishing and (newcomers := self._newcomers()):
             return [*left, *newcomers], False, f"joined: {', '.join(map(str, newcomers))}"
         is_broken = self._broken is not None and now - self._broken_at > RETRY_SECONDS
         if left and is_broken and now - self._retried_at > RETRY_EVERY_SECONDS:

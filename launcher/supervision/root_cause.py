@@ -102,8 +102,8 @@ class FailureLog:
                     not isinstance(failure, PeerFailed) and failure.node == event.node
                     for failure in self._before
                 )
-                runs = any(rank.ended is None for rank in self._run.ranks_of(event.node))
-                if runs and not is_explained:
+                ranks = self._run.ranks_of(event.node)
+                if not is_explained and any(rank.ended is None for rank in ranks):
                     self.add(Lost(event.node, "its agent ended before its ranks did"), after_end)
 
     def root_cause(self) -> Cause:
@@ -271,7 +271,7 @@ def _cause_of_hang(hang: Hang, tail: Tail) -> Cause:
         for stack, text in zip(stacks, tails, strict=True)
     ]
     # Those in a collective wait for the one that is not: it has not come, and holds them all up.
-    # The steps, by which suspects are ordered, show less: most ranks do not report every step.
+    # The steps, by which suspects are ordered, prove less: most ranks do not report every step.
     culprit = waits.index(False) if False in waits else 0
     suspect, stack = hang.suspects[culprit], stacks[culprit]
     text = f"{suspect.text},{_location_of(stack)}" if stack else suspect.text

@@ -35,7 +35,7 @@ class HostWatch:
         reports: Reports,
         order: dict[str, Any],
     ) -> None:
-        """Take the plan of this host, with the time that the launcher waits for a sign of life."""
+        """Take the order to run, which has how long the launcher waits for a sign of life."""
         self.launcher = launcher
         self.torchrun = torchrun
         self.ranks = ranks
@@ -48,7 +48,7 @@ class HostWatch:
         self.held: list[tuple[str, bool]] = order["locks"] if order["polite"] else []
         """The locks of a run that gives way to launches that wait for them."""
         self.ticket = ""
-        self.reported_until = 0.0
+        self.report_again_at = 0.0
 
     def due(self, now: float) -> bool:
         """Return whether it is time for a report."""
@@ -74,12 +74,12 @@ class HostWatch:
 
     def look_for_waiters(self, now: float) -> None:
         """Report who waits for this host; at the second look, as many take it without waiting."""
-        if not self.held or now < self.reported_until:
+        if not self.held or now < self.report_again_at:
             return
         before, self.ticket = self.ticket, impatient_ticket(self.held)
         waiting = waiter(self.ticket) if self.ticket and self.ticket == before else None
         if waiting is not None:
-            self.reported_until = now + AWAITED_SECONDS
+            self.report_again_at = now + AWAITED_SECONDS
             self.launcher.send_event(event="awaited", user=waiting["user"])
 
     def report_computing(self, now: float) -> None:
@@ -92,7 +92,7 @@ class HostWatch:
         before, self.ticks = self.ticks, processor_ticks(untimed.values()) if untimed else {}
         least = COMPUTING_SHARE * (now - self.looked_at) * os.sysconf("SC_CLK_TCK")
         self.looked_at = now
-        # torch gives ranks the visible GPUs in turn.
+        # Each rank uses the visible GPU at its local number.
         gpus, visible = self.usage.gpus, self.torchrun.environment.get("CUDA_VISIBLE_DEVICES")
         indices = sorted(gpus, key=int) if visible is None else visible.split(",")
         for local, pid in untimed.items():
