@@ -25,7 +25,8 @@ NUMBER = re.compile(rb"\d{1,15}")
 def header(descr: Any, shape: tuple[int, ...]) -> bytes:
     """Return the bytes that precede the numbers of an array of this type and shape."""
     text = repr({"descr": descr, "fortran_order": False, "shape": shape})
-    text += " " * (-(PREFIX + len(text) + 1) % 64) + "\n"  # the numbers begin at such an address
+    # Padded, so that the numbers begin at a multiple of 64 bytes.
+    text += " " * (-(PREFIX + len(text) + 1) % 64) + "\n"
     return MAGIC + struct.pack("<H", len(text)) + text.encode()
 
 

@@ -49,9 +49,9 @@ def table(rack: Sequence[HostFacts], lines: int | None = None) -> str:
     text = first(len(rows), len(troubled))
     if lines is None or tables.height(text) <= lines:
         return text
-    most = max(lines // 4, 1)  # of the lines are for troubles, the others for hosts
+    most = max(lines // 4, 1)  # lines for troubles; the others are for hosts
     troubles = len(troubled) if len(troubled) <= most else most - 1
-    # the most hosts with which the table is no longer than that
+    # the largest number of hosts with which the table still fits
     fitting = bisect_right(
         range(len(rows) + 1), lines, lo=1, key=lambda hosts: tables.height(first(hosts, troubles))
     )
@@ -116,7 +116,7 @@ def _users(state: Reply, now: float) -> Iterator[str]:
 
 
 def _foreign(facts: HostFacts) -> Iterator[str]:
-    # GPUs with more memory in use than an idle one's, which no run has locked
+    # GPUs that no run has locked, with more memory in use than an idle one has
     locked = {use["part"] for use in facts["occupancy"]["uses"]}
     busy = [
         number
@@ -128,7 +128,7 @@ def _foreign(facts: HostFacts) -> Iterator[str]:
 
 
 def _queue(rack: Sequence[HostFacts]) -> list[tuple[float, str]]:
-    # since when, and whose; a launch may have a ticket on several hosts, and counts once
+    # time and user of each waiting launch; one with tickets on several hosts counts once
     tickets = [ticket for facts in rack for ticket in facts["occupancy"]["queue"]]
     return sorted({(ticket["since"], ticket["user"]) for ticket in tickets})
 

@@ -28,7 +28,7 @@ def main(args: Sequence[str]) -> int:
     verb, *args = args
     settings, work = VERBS[verb]
     options = parse(settings, verb, args)
-    if not options.run and verb == "status":  # of no run in particular: the list
+    if not options.run and verb == "status":  # without a run, `status` is the list of all
         return ps(
             PsOptions(
                 hosts=options.hosts,
@@ -59,7 +59,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _run_elsewhere(verb: str, options: RunOptions) -> Run:
-    # Nothing is known of it here: its hosts are asked.
+    # This machine has no record of it: its hosts are asked.
     if not NAME.fullmatch(options.run):
         hint = f"type its id or its name; {called('ps')} lists all"
         raise UsageError(f"{options.run!r} cannot be a run: {hint}")

@@ -103,8 +103,8 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
 
 
 def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) -> TaskNeeds:
-    # What no rank could run: a dry run refuses what a launch would. Of a container, only the
-    # container knows what is installed and which files there are.
+    # A dry run refuses what a launch would. Which packages and files a container has is checked
+    # inside it, like those of a host.
     is_here, python = not options.image, interpreter(options.python)
     ranks = as_host(options.nproc).slots or 1
     with check_task_options(work, "local", local_jobs=options.jobs if is_here else None) as refuse:
@@ -125,12 +125,11 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
 
 
 def _contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> LaunchSpec:
-    # A container's contents are checked like those of a host.
     from launcher.lifecycle.launch_spec import LaunchSpec, resolved
     from launcher.lifecycle.planning import code_here
 
     same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
-    # it sees the GPUs that this launcher may use
+    # the container sees only the GPUs that this launcher may use
     visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
     host_options = HostOptions(**{**same, "env": (*visible, *options.env)})
     settings = resolved(host_options, replace(jobs, environment=host_options.environment))

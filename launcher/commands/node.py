@@ -114,7 +114,7 @@ def detected_in(
     placement: Placement, work: Work, options: NodeOptions
 ) -> tuple[dict[str, object], Plan]:
     """Return the placement as plain data, and the plan for it, without asking other nodes."""
-    # as far as this node knows: at a launch, the nodes report their own
+    # an assumption, for the plan that is shown: at a launch, each node reports its own number
     slots = (
         slots_of(options.slots, placement.nodes)
         if options.slots
@@ -143,7 +143,7 @@ def _launch_node(
 ) -> Result:
     with check_task_options(work, "node") as refuse:
         needs = refuse()
-    trackers = () if placement.node.value else needs.trackers  # only rank 0 tracks
+    trackers = () if placement.node.value else needs.trackers  # trackers run beside rank 0
     refuse_cache(needs)
     refuse_missing_packages(replace(needs, trackers=trackers), sys.executable)
     with ExitStack() as servers:

@@ -47,7 +47,7 @@ def meet(
         node=placement.node.value,
         nodes=placement.nodes.value,
         processes=processes(placement).value,
-        # in Slurm its name there: several nodes may share a machine
+        # the name of the node in Slurm, where several nodes may share a machine
         name=file_name(os.environ.get("SLURMD_NODENAME") or socket.gethostname()),
         job=file_name(placement.job) if placement.job else "",
         resume=_newest_run(options, work) if options.auto_resume else "",
@@ -137,8 +137,8 @@ def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> No
 
 
 def _served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
-    # What node 0 sends decides where every rank of this node reads: it may have no more than
-    # scheme, address and port, and the address must be one of node 0 that is known here.
+    # This URL from node 0 decides where every rank of this node reads. It may have no more than
+    # scheme, address and port, and the address must be one that this node knows as node 0's.
     try:
         url = urlsplit(data)
         plain = f"{url.scheme}://{url.netloc}/" == data and url.port is not None

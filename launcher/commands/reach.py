@@ -62,7 +62,7 @@ def chosen(
 
     Its probes end with the network.
     """
-    pack_ahead((probe,), PROGRAM)  # while logins are on their way
+    pack_ahead((probe,), PROGRAM)  # while the logins are under way
     need = Need(options.hosts_needed, options.gpus_needed, options.spares)
     if not any(vars(need).values()):
         machines = network.connect(hosts)
@@ -73,7 +73,7 @@ def chosen(
     machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}
     picked = tuple(facts.host for facts in taken.hosts)
     machines = tuple(all_or_raise(machine_of[host.label] for host in picked))
-    # of the whole list, each drained host that was left out has used up a spare
+    # when the whole list was asked for, each drained host that is left out uses up a spare
     spares = options.spares - (0 if need.hosts else len(hosts) - len(picked))
     restarts = replace(settings.restarts, spares=max(0, spares))
     return LaunchSpec(
@@ -96,8 +96,9 @@ def _taken(
     settings: LaunchSettings,
     network: Network,
 ) -> ClusterFacts:
-    # The facts of what the launch takes, held by probes. Hosts that were lost while it waits are
-    # connected again, in `transports`. Code and data are checked later: they may be copied first.
+    # The facts of the hosts that the launch takes, which their probes have locked. Hosts lost while
+    # it waits are connected again, and replaced in `transports`. Code and data are checked later,
+    # as they may be copied first.
     any_work = LaunchSpec(hosts, transports, Command(("true",)), settings)
     needs = replace(any_work.requirements(), chooses=True)
     cluster, shown, tries = NO_FACTS, "", 0

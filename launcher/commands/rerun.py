@@ -69,8 +69,8 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
 
 
 def _settings_of(run: Run) -> SettingsFile:
-    # As they were kept at its launch. Those in its folder count only if they are these: hosts and
-    # other accounts may have written there, and `rerun` runs their commands here.
+    # As they were stored at its launch. Those in its folder count only if they have the same
+    # digest: hosts and other accounts may have written there, and `rerun` runs their commands here.
     path = RunFolder(run.folder).settings if run.folder else None
     digest = run.record.settings if run.record else ""
     if path:
@@ -134,7 +134,7 @@ def _groups(
     typed: Sequence[str], names: set[str], switches: set[str]
 ) -> Iterator[tuple[bool, list[str]]]:
     # Each option with its values, or a plain word; and whether it is the launcher's. How many
-    # values an option of a task takes is not known here: all up to the next option.
+    # values an option of a task takes is not known here: it gets all words up to the next option.
     left = list(typed)
     while left:
         group = [left.pop(0)]

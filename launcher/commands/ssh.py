@@ -58,7 +58,8 @@ def main(args: Sequence[str]) -> int:
     from launcher.lifecycle.task_check import demo_for_hosts
 
     if work is None:
-        work = Command(()) if options.check else demo_for_hosts()  # hosts are asked for no data
+        # --check without a task asks hosts about no data.
+        work = Command(()) if options.check else demo_for_hosts()
     from launcher.commands.ssh_run import start
 
     return start(work, options, typed("ssh", launcher_args, work))

@@ -62,7 +62,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
 
 
 def refuse_what_stays(spec: LaunchSpec, options: SshOptions) -> None:
-    """Raise UsageError where --detach is given for what needs this launcher until the end."""
+    """Raise UsageError if --detach is given for work that needs this launcher until its end."""
     condition = Condition(
         ("detach_seconds",),
         lambda _: isinstance(spec.work, Command),

@@ -64,7 +64,7 @@ def attach(run: Run, options: AttachOptions) -> int:
 def _exit_code(run: ReachedRun, replay: Replay) -> int:
     if replay.closed:
         return 128 + signal.SIGPIPE
-    if replay.code is None:  # the record has no last line
+    if replay.code is None:  # the record ends without the result of the run
         say(f"the controller on {run.host.label} is gone, and its hosts have ended the run")
         say(f"what is left: {called('status')} {run.id}")
         return HostLost.exit_code
@@ -76,7 +76,8 @@ def _exit_code(run: ReachedRun, replay: Replay) -> int:
 def watch(run: ReachedRun, replay: Replay, follow: bool) -> None:
     """Feed the entries of a record to a replay, until there are no more or its reader has gone.
 
-    `follow`: until the run ends. Raises HostLost where the host or its controller does not go on.
+    `follow`: until the run ends. Raises HostLost when the connection breaks, the host is silent, or
+    its controller was stopped.
     """
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
     reader = partial(_read_entries, run, follow, entries)
@@ -111,8 +112,8 @@ def _lost(run: ReachedRun, why: str) -> HostLost:
 
 
 def _read_entries(run: ReachedRun, follow: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
-    # On a thread of its own: the dashboard is drawn while no entry comes. The queue is bounded, so
-    # a slow terminal holds up this follower and its connection, and never the run.
+    # On a thread of its own, so that the dashboard is redrawn while no entry arrives. The queue is
+    # bounded: a slow terminal holds up this follower and its connection, but never the run.
     reader = EntryReader()
     try:
         message = run.client.call("follow", run=run.id, on=follow)

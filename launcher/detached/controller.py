@@ -81,10 +81,10 @@ def main() -> int:
     _report(ready=True)
     if sys.stdin.readline() != "go\n":
         return 1  # the launcher of the run is gone
-    # From the record on, the run manager takes this for a run that has begun.
+    # As soon as there is a record, the run manager counts this as a run that has begun.
     record = RunRecord(Path(order.state))
     _report(begun=True)
-    # The pipes to the run manager end with it; standard error stays at controller.err.
+    # The run manager, at the other end of these pipes, will end; standard error stays a file.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)

@@ -215,7 +215,7 @@ class EntryReader:
 
 
 def _check_plan(plan: Plan) -> None:
-    # The plan's numbers index lists and become paths of logs: they must be as make_plan makes them.
+    # Its numbers are used as indices of lists and in paths of logs: only make_plan's are valid.
     first = 0
     for node, host in enumerate(plan.hosts):
         shaped(host.name, Name, "plan.name")

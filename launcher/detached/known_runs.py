@@ -31,7 +31,7 @@ def remember(
     resume: tuple[str, ...] = (),
     settings: str = "",
 ) -> str:
-    """Record where a run is; return why that failed: then its hosts have to be typed."""
+    """Record the hosts of a run; return why that failed: its hosts will have to be typed."""
     record = LaunchRecord(
         hosts=tuple(asdict(host) for host in hosts),
         ssh_config=str(Path(config).resolve()) if config else "",
@@ -60,7 +60,7 @@ def forget(run: str) -> None:
 
 
 def keep(run: str) -> None:
-    """Have the record of a run that is still asked for expire later."""
+    """Keep the record of a run that is still asked for from expiring."""
     with suppress(OSError):
         os.utime(_path_of(run))  # `_forget_old` goes by this time
 

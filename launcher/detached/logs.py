@@ -118,7 +118,7 @@ def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
         # asked before the logs are read: what is written in between is read in the next round
         is_over = folder.result.exists() or not is_supervised(folder.plan)
         if (version := _version_of(folder.plan)) != plan_version:
-            # an elastic run has got a host
+            # an elastic run has gained a host
             plan, plan_version = plan_in(folder), version
             if isinstance(replay.screen, LogScreen):
                 replay.screen.plan = plan

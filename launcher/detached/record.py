@@ -116,7 +116,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.waiting.append({"output": [event.node, event.rank, event.stream, size]})
         elif isinstance(event, Report):
             throttled = self.throttled.setdefault(("rank", event.rank), ThrottledEvents())
-            # a report holds only some fields: those that wait become one
+            # a report has only some of the fields: those that wait are merged
             fields = throttled.event.fields if isinstance(throttled.event, Report) else {}
             throttled.event = Report(event.node, event.rank, {**fields, **event.fields})
         elif isinstance(event, Usage):
@@ -159,7 +159,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
 
 class ThrottledEvents:
-    """The newest of events that come often, of a rank or host, and when one was written down."""
+    """The newest of the frequent events of a rank or host, and when one was last written."""
 
     def __init__(self) -> None:
         self.event: Report | Usage | None = None
@@ -167,7 +167,7 @@ class ThrottledEvents:
         self.phase: object = None
 
     def due(self, now: float, every_seconds: float) -> bool:
-        """Return True when the newest event is to be written; a new phase or epoch is, at once."""
+        """Return True when the newest event is due: at once where it begins a phase or epoch."""
         return now - self.written_at > every_seconds or self._phase() != self.phase
 
     def let_go(self, now: float) -> None:

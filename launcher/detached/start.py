@@ -52,13 +52,13 @@ def start_detached(spec: LaunchSpec, config: str, running_seconds: float | None)
     """Start the run, print its id, and return 0 once every rank has taken its first step.
 
     `config`: an ssh_config file, empty for the default one. `running_seconds`: how long ranks that
-    report no steps have to run instead; None: every rank reports them; 0: nothing is waited for.
+    report no steps have to run instead; None: every rank reports them; 0: do not wait.
     If the run ends before that, return its exit code. Ctrl-C only ends the wait.
     """
     # Until the end of this block, the launch keeps its place in the queue for busy hosts.
     with preflight(spec) as cluster:
         active = len(spec.restart_state.active())
-        refuse_ranks(replace(cluster, hosts=cluster.hosts[:active]))  # the spares' probes stay
+        refuse_ranks(replace(cluster, hosts=cluster.hosts[:active]))  # spares have no ranks yet
         cluster.unlock()  # the controller locks the hosts itself
         run = _hand_over(spec, config, cluster)
         sys.stdout.write(f"{run}\n")
@@ -141,7 +141,7 @@ def _start_relay(args: Mapping[str, Any], target: tuple[Host, Transport, str, Re
 def _call(client: RpcClient, host: Host, question: str, **arguments: object) -> StartReply:
     outcome = client.parsed(client.call(question, **arguments), StartReply)
     if outcome.error:
-        # 69 for a host that no relay reached, also where its controller has reported that
+        # a host could not be reached; on a controller's behalf, 69 says the same of another host
         kind = HostUnreachable if outcome.code == HostUnreachable.exit_code else PreflightRefused
         why = clean_lines(outcome.error)
         raise kind(f"{host.label}: no detached run could be started: {why}")

@@ -127,7 +127,7 @@ class Controller:
 
 
 class LauncherHere:
-    """The launcher of an attached run on this machine, by the lock that it holds on its plan."""
+    """The launcher of an attached run on this machine, found by its lock on the plan."""
 
     title = "the launcher"
 
@@ -147,9 +147,9 @@ class LauncherHere:
         return not self.folder.result.exists() and is_supervised(self.folder.plan)
 
     def interrupt(self, kill: bool = False) -> bool:
-        """Send it the signal; return False for one that is not of this account on this machine.
+        """Signal it; return False where it is no process of this account on this machine.
 
-        A run may be started on another machine that shares the folder.
+        The run may have been started on another machine that shares the folder.
         """
         if pid := _lock_holder(self.folder.plan):
             # Not SIGINT, which a launcher in the background of a script ignores.
@@ -162,7 +162,7 @@ class LauncherHere:
 
 
 RunSupervisor: TypeAlias = Controller | LauncherHere
-"""What looks after a run, and ends it in order."""
+"""The process that supervises a run, and lets its ranks save before it ends them."""
 
 
 def _lock_holder(plan: Path) -> int:
@@ -248,7 +248,7 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
             for host, outcome in zip(left, outcomes, strict=True)
             if outcome is not None
         }
-        # what is clean now is clean, whatever a program that was to clean it has answered
+        # a host that is clean now counts as clean, even if its clean-up has reported an error
         hosts = [
             replace(host, error=errors.get(host.name, host.error)) if host.processes else host
             for host in status_of_all(run)
@@ -265,7 +265,7 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
 
 def _clean_up(run_id: str, host: HostStatus) -> None:
     assert host.transport is not None
-    # the run manager ends relays; what an earlier agent has left, a new agent does
+    # the run manager ends relays; a new agent ends what an earlier one has left
     with run_manager_on(host.transport, host.python) as client:
         client.parsed(client.call("sweep", run=run_id), EmptyReply)
     for scratch in {process.scratch for process in host.processes} - {""}:

@@ -96,7 +96,7 @@ class TransferEnd:
 
 
 class _Progress:
-    """Reports now and then which file is on its way."""
+    """Reports now and then which file is being transferred."""
 
     def __init__(self, say: Say, total: int) -> None:
         self.say = say
@@ -231,7 +231,7 @@ def _take_all(
 
 
 def _take(client: RpcClient, target: Path, size: int, progress: _Progress) -> str:
-    # Whole or not at all; returns why it is missing.
+    # Writes it whole or not at all; returns why it is missing.
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.partial")
     try:

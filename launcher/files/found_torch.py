@@ -70,7 +70,7 @@ def shared() -> bool:
     if not (environment / "bin" / "python").exists():
         venv.create(environment, clear=True, symlinks=True)
     link(environment, packages)
-    # what is too old for us comes from the lock, and is found before what is linked
+    # packages that are too old are installed from the lock, and imported before linked ones
     linked = {name for name, package in packages.items() if _is_recent(name, package)}
     (environment / "locks").mkdir(exist_ok=True)
     for lock in locks:

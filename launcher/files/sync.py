@@ -102,8 +102,8 @@ def _send(
 
 
 def _pieces(code: WorkingTree, path: str) -> Iterator[bytes]:
-    # A line about the file, then its bytes. A file that has changed since its digest was taken ends
-    # the copy: all hosts must have the code of one moment, to which every attempt holds them.
+    # A line about the file, then its bytes. A file that has changed since its digest was taken
+    # aborts the copy: all hosts must have the same code, which every attempt checks by digest.
     source = code.source(path)
     try:
         if path not in code.modes:

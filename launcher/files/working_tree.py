@@ -90,7 +90,7 @@ def working_tree(
             say(f"warning: the hosts' code is not compared with this folder: {why_no_code()}")
         return None
     ours: tuple[str, ...] = (MANIFEST, INCOMING, f"{INSTALLED}/")
-    if runs:  # outside of the folder, it begins with ../ and excludes nothing
+    if runs:  # of a folder elsewhere, this begins with ../ and excludes nothing
         ours += (f"{os.path.relpath(runs.resolve(), folder.resolve())}/",)
     # by identity: our own output may go to a file of this folder, as with `> train.log`
     streams = (Path(f"/proc/self/fd/{number}") for number in (0, 1, 2))
@@ -191,20 +191,20 @@ def _levels(path: str) -> list[str]:
 def _mode(file: Path) -> int:
     try:
         return file.lstat().st_mode
-    except OSError:  # it has just gone: no secret
+    except OSError:  # it was just removed: no secret
         return stat.S_IFLNK | 0o777
 
 
 def _mode_elsewhere(folder: Path, path: str) -> int:
     mode = _mode(folder / path)
     if not stat.S_ISREG(mode):
-        return 0  # a link has none
+        return 0  # a link has no mode of its own
     # others may do no more there than here, where a closed folder keeps them out
     return (mode & 0o700 if _is_closed(folder, path) else mode & 0o755) | 0o600
 
 
 def _being_written() -> set[tuple[int, int]]:
-    # by programs of this account; without /proc, no file is
+    # files that programs of this account have open for writing; none where there is no /proc
     written = set()
     folders = [process / "fd" for process in Path("/proc").glob("[0-9]*")]
     for descriptor in (folder / name for folder in folders for name in names_in(str(folder))):

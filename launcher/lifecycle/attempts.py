@@ -52,7 +52,7 @@ class Launch:
     """The attempts of one launch: what they share, and how the newest ended."""
 
     def __init__(self, spec: LaunchSpec, observer: RunObserver = TERMINAL) -> None:
-        """Take what all attempts go by; its probes hold the hosts for the first attempt."""
+        """Take the spec of all attempts; its probes hold the hosts for the first one."""
         self.spec = spec
         self.observer = observer
         self.result: Result | None = None
@@ -156,7 +156,7 @@ class Launch:
         left = max(1.0, limit - (time.monotonic() - self._began)) if limit else 0.0
         return replace(jobs, time_limit_seconds=left)
 
-    # -- between attempts; without a state there is no further one
+    # -- between attempts; a state of None ends the launch
 
     def _with_added(self, state: RestartState, attempt: Attempt) -> RestartState:
         """Return the state with the hosts that have become part of the run."""

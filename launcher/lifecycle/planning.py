@@ -34,7 +34,7 @@ def preflight(
     settings, waited_for, last = spec.settings, "", spec.probed
     try:
         while True:
-            # The same probes are asked each time: they keep the launch's place in the line.
+            # The same probes are asked each time: they keep the launch's place in the queue.
             cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(), last)
             last.close(besides=cluster)
             last = cluster

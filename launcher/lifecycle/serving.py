@@ -75,7 +75,7 @@ def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path 
 
 
 def _refuse_settings_of_no_server(serving: Serving, data: str, is_needed: bool = True) -> None:
-    # Raised only where it is certain that nothing is served: `hosts` may be unknown yet.
+    # Only where it is certain that nothing is served: a host of unknown address may need a server.
     if serving.serve and (not data or "://" in data):
         raise UsageError("--serve: serves the folder of a task; type: --serve TASK --data FOLDER")
     reason, remedy = "", ""

@@ -72,7 +72,7 @@ class Session:
 
         `peers` look after the other hosts of a run of which this plan is a part; `versions` are
         those of the hosts' torch and driver, for the first line; `alerts` gets what happens;
-        `added_hosts` returns the hosts that an elastic run has got since the last call.
+        `added_hosts` returns the hosts that an elastic run has gained since the last call.
         """
         self.job = job
         self.result: Result | None = None

@@ -206,7 +206,7 @@ def _progress_bar(run: RunView, width: int) -> RenderableType:
 
 
 def _measures(run: RunView) -> list[str]:
-    # as far as they are known; the less needed stand before the last, and give way first
+    # what is known; where there is too little room, those before the last one are dropped first
     where = f"{run.epoch_step}/{run.epoch_steps}" if run.epoch_steps else ""
     busy = BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""  # beside the bar
     texts = (

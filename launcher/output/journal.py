@@ -1,4 +1,4 @@
-"""The files in the run folder that change all the time, beside the logs.
+"""Files in the run folder that change throughout a run, besides the logs.
 
 usage.jsonl   how busy every host is, over time
 live.json     what the dashboard shows now, and the curves so far, for `board`
@@ -99,7 +99,7 @@ class LiveState:
         self.leader = plan.hosts[0].first_rank
         """The rank that reports for all; an elastic run may go on without the first one."""
         self.points: list[list[float | None]] = []
-        """`CURVES` over the steps, in a bounded number."""
+        """Points of `CURVES` over the steps; their number is bounded."""
         self.every = 1
         self.passed = 0
 

@@ -175,7 +175,7 @@ class LogMerger:
             self._wait(source, text, now)
 
     def _let_go(self, now: float, everything: bool) -> None:
-        # a rank that still runs has survived its traceback; of one that failed, the end shows it
+        # a rank that still runs has survived its traceback; a failed one's is shown at the end
         for source, held in list(self.held.items()):
             if everything or now - held.since > TRACEBACK_SECONDS:
                 del self.held[source]
@@ -194,7 +194,7 @@ class LogMerger:
         same.lines[nth - same.released].sources.append(source)
 
     def _release(self, until: float, source: LogSource | None = None) -> list[Shown]:
-        # what has waited since `until`, or only what one source wrote, with its equals
+        # lines that have waited since `until` or longer; of one source, with equal lines of others
         due: list[tuple[int, Line]] = []
         for text, same in list(self.waiting.items()):
             if source is not None and source not in same.counts:

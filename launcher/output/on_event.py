@@ -134,7 +134,7 @@ class EventCommand:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # the session that it leads, with all that it has started
+    # it leads a session of its own, which is killed with all that the command has started
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

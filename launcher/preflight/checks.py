@@ -263,14 +263,14 @@ def _master_problem(host: HostFacts, cluster: ClusterFacts) -> str:
 
 
 def _public(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return the objection once, for the first host that would go to a public address."""
+    """Return the objection once, for the first host that would connect to a public address."""
     for facts in cluster.hosts:
         # A name is taken as the host itself resolves it.
         address = str(facts["route"].get("master") or cluster.master)
         try:
             is_public = ipaddress.ip_address(address.partition("%")[0]).is_global
         except ValueError:
-            is_public = False  # a name, or nothing: no host has a way there
+            is_public = False  # a name, or nothing: the host has no route there
         if is_public:
             return f"ranks would meet at the public address {address}" if facts is host else ""
     return ""
@@ -318,7 +318,7 @@ def _no_tmp(host: HostFacts, cluster: ClusterFacts) -> str:
 
 
 def _held(host: HostFacts, cluster: ClusterFacts) -> str:
-    # Free at the first look, the first host may have been locked before we could.
+    # Another launch may have locked the first host after our first look.
     lock = host["hold"] if host["hold"].get("holder") else host["look"]
     if not lock.get("holder"):
         return ""

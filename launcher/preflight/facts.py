@@ -308,9 +308,10 @@ class HostProbe:
         self._ask_all(questions)
 
     def _measure_clock(self) -> None:
-        """Start with the first look, and note how far the host's clock is ahead: the best round.
+        """Take the first look, and note how far the host's clock is ahead of ours.
 
-        What came with that look is enough, unless the host was slow to start the probe.
+        The look is the first round; more follow if the host was slow to start the probe. The round
+        with the least uncertainty counts.
         """
         rounds: list[tuple[float, float]] = []
         while not rounds or (min(rounds)[0] > CLOCK_SECONDS and len(rounds) < CLOCK_ROUNDS):
@@ -383,7 +384,7 @@ class HostProbe:
 
     def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
         assert self.client is not None
-        for question, arguments in questions.items():  # all at once, so that no round trip is lost
+        for question, arguments in questions.items():  # all at once: one round trip
             self.client.order(question, **arguments)
         for question in questions:
             self._note(question, self.client.reply())

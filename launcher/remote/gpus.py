@@ -38,7 +38,7 @@ def gpu_count() -> int:
         return count
     for path in (os.path.join(KFD_NODES, name, "gpu_id") for name in names_in(KFD_NODES)):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
-            count += int(file.read()) > 0  # the nodes of the driver without a GPU are CPUs
+            count += int(file.read()) > 0  # nodes without a GPU are CPUs
     return count
 
 
@@ -72,7 +72,8 @@ def gpus(full: bool) -> dict[str, Any]:
     return {
         "gpus": described_gpus,
         "driver": tag_text(text, "driver_version"),
-        "capabilities": lines_of(program, "--query-gpu=compute_cap", CSV),  # none before 510
+        # drivers before 510 print none
+        "capabilities": lines_of(program, "--query-gpu=compute_cap", CSV),
         "processes": [{"pid": pid, "name": name_of(pid)} for pid in dict.fromkeys(pids)],
     }
 

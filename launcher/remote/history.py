@@ -4,8 +4,8 @@ Incidents lie below ~/.rackrun/hosts, a file for each host with a line of JSON p
 launcher keeps them on its machine, and on a host that still answers, so that launches from other
 machines know as well.
 
-A note for other accounts is a file beside the lock, NAME.lock.drained-UID, which has that owner: so
-no account can write in another's name. The readers (`launcher/run/incidents.py`, the preflight)
+A note for other accounts is a file beside the lock, NAME.lock.drained-UID, owned by that UID: so no
+account can write in another's name. The readers (`launcher/run/incidents.py`, the preflight)
 decide what a line or a note is worth: only root's note keeps a launch away.
 """
 
@@ -102,7 +102,7 @@ def notes(lock: str) -> list[dict[str, Any]]:
             path = os.path.join(folder, f"{start}{uid}")
             note = json.loads(contents(path, NOTE_BYTES))
             if os.lstat(path).st_uid == uid != os.getuid() and isinstance(note, dict):
-                # any account may write one, and none may make our answer a malformed one
+                # any account may write one, and none may make our reply malformed
                 text = str(note.get("text"))[:NOTE_LETTERS].encode(errors="replace").decode()
                 at = max(0, min(int(note.get("at", 0)), MOST_SECONDS))
                 read.append({"uid": uid, "user": user_name(uid), "text": text, "at": at})

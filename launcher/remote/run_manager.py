@@ -326,7 +326,7 @@ def follow(run: str, on: bool) -> dict[str, Any]:
                 reader.pass_on(line)
             if alive and on and time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + BEAT_SECONDS
-                # A tracer stops it only for moments: it is named when it was stopped before, too.
+                # A tracer stops it only for moments: two beats in a row have to find it stopped.
                 times_stopped = times_stopped + 1 if _is_stopped(controller) else 0
                 named = controller if times_stopped > 1 else 0
                 service.write(json.dumps({"beat": named}).encode())

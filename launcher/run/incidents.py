@@ -107,7 +107,7 @@ class History:
             if incident.kind in ("done", "undrained"):
                 since.clear()
                 continue
-            # Ahead of our clock as well: that of the machine that wrote it may be wrong.
+            # A little in the future, too: the clock of the machine that wrote it may be ahead.
             is_recent = -AHEAD_SECONDS <= now - incident.at <= REMEMBERED_SECONDS
             if is_recent and incident.kind != "drained":
                 since.append(incident)

@@ -251,7 +251,7 @@ def torchrun(
 def environment(
     job: Job, host: PlannedHost, world_size: int, scratch: str, first_rank: int
 ) -> Environment:
-    """Return the environment of ranks: the user's, over it the host's, over both the launcher's."""
+    """Return the environment of ranks; the host's overrides the user's, the launcher's both."""
     template = job.template
     ours: Environment = (
         (variables.RUN_ID, job.run_id),

@@ -35,7 +35,7 @@ from rackrun.units import plural
 
 OPTION = "--sweep"
 OF_THE_SWEEP = (OPTION, "--sweep-hosts", "--name", "--include", "--exclude")
-"""Options of the sweep that its members' launches have not, or have with values of their own."""
+"""Options that its members do not get from the sweep: none, or values of their own."""
 MOST_MEMBERS = 1000
 NAME_LENGTH = 120
 LOOK_SECONDS = 0.2
@@ -78,7 +78,7 @@ def sweep(
 
 
 def _refuse_invalid(way: str, members: Sequence[Combination], work: Work) -> None:
-    # Each value is in one of the members that are checked: not every combination is.
+    # Not every combination is checked, but each value is, in one of them.
     checked: set[tuple[str, str]] = set()
     with ExitStack() as stack:
         refusals: list[Callable[[], object]] = []

@@ -179,7 +179,7 @@ def drain(channel: Channel) -> None:
 
 @dataclass(frozen=True)
 class AddedHost:
-    """A host that has passed the checks, for an elastic run that is already going."""
+    """A host that has passed the checks, for an elastic run that is under way."""
 
     host: Host
     plan: HostPlan
@@ -199,7 +199,7 @@ class AgentGroup:
         ]
 
     def add(self, host: AddedHost) -> None:
-        """Append a host that the run has got, and start nothing there yet."""
+        """Append a host that the run has gained, and start nothing there yet."""
         self.clients.append(AgentClient(host.transport, host.plan, self.events))
 
     def of(self, node: int) -> AgentClient:
@@ -235,7 +235,7 @@ class AgentGroup:
 
         def beat() -> None:
             while not ended.wait(limits.lease_seconds / 3):
-                # A host that takes nothing delays the others' by a second, not by a timeout.
+                # A host that reads nothing delays the other heartbeats by a second, not a timeout.
                 for client in self.clients:
                     client.send(agent_protocol.BEAT)
 

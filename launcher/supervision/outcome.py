@@ -68,7 +68,7 @@ def result_of(
 def _incidents(
     run: RunState, cause: Cause, verdict: str, name: str
 ) -> dict[str, tuple[Incident, ...]]:
-    # Of a failure counts only what its host may be to blame for: most are the program's own.
+    # A failure is recorded only where its host may be to blame: most are the program's own.
     if verdict == "failed" and cause.node is not None:
         host = run.host(cause.node)
         is_killed = cause.exit_code > 128 or cause.exit_code == HostLost.exit_code
@@ -110,7 +110,7 @@ class _Interruption:
     """What sends it, for the cause of the end."""
     exit_code: int
     line: str = ""
-    """What is shown when it arrives; by default that the sender stops the run."""
+    """What is shown when it arrives; by default that its sender is stopping the run."""
     cause: str = ""
 
 
@@ -118,8 +118,8 @@ def _interruption(number: int) -> _Interruption:
     interruptions: dict[int, _Interruption] = {
         signal.SIGINT: _Interruption("Ctrl-C", 130, "stopping, Ctrl-C again to force"),
         signal.SIGPIPE: _Interruption("its reader, which went away", 128 + signal.SIGPIPE),
-        signal.SIGUSR1: _Interruption("SIGUSR1", LOST),  # of a scheduler, which runs us again
-        STOP_SIGNAL: _Interruption(called("stop"), 128 + signal.SIGINT),  # as the Ctrl-C it is for
+        signal.SIGUSR1: _Interruption("SIGUSR1", LOST),  # a scheduler starts the run again
+        STOP_SIGNAL: _Interruption(called("stop"), 128 + signal.SIGINT),  # as at Ctrl-C
         TIME_LIMIT: _Interruption("--time-limit", OUT_OF_TIME, "time limit reached: stopping"),
         GIVE_WAY: _Interruption(
             "--polite",

@@ -64,7 +64,7 @@ class Peers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leaving = True  # before the connections end, which would be losses otherwise
+        self._leaving = True  # set first: connections that end from now on are no losses
         for connection in self.connections.values():
             if error is None:
                 connection.send(done=True)
@@ -80,7 +80,7 @@ class Peers:
         """Send our root cause, so that the other nodes end too; again only when it has changed."""
         self._failed_at = self._failed_at or now
         cause, is_secondary = failures.root_cause(), failures.is_secondary
-        if cause.node is None or is_secondary in self._sent:  # or another node has reported it
+        if cause.node is None or is_secondary in self._sent:  # another node's, or sent already
             return
         self._sent |= {True, is_secondary}  # a primary failure makes later secondary ones needless
         text = one_line(cause.text)

@@ -79,11 +79,11 @@ class _HostRecord:
     is_dropped: bool = False
     """It was given up: its last events tell nothing new."""
     starting_since: float | None = None
-    """It is on its way into the group."""
+    """When it began to start, while it is on its way into the group."""
     retry_at: float = 0.0
     """When it may start again after a loss."""
     left_until: float | None = None
-    """When to try again to have it, where it was left to other launches."""
+    """When to try to get it back, where it was left to other launches."""
     sweep_at: float | None = None
     """When to try again to clean up there."""
 
@@ -336,7 +336,7 @@ class Regrouping:
             self._membership.expect(ranks)
             record.starting_since = now
             self._agents.start_again(node)
-            if record.left_until is None:  # each try to have it again would be news otherwise
+            if record.left_until is None:  # else each attempt to get it back would be reported
                 new = ", new in the host file," if record.is_new else ""
                 name = self._run.plan.host(node).name
                 self._news.append(Notice(f"{name}{new} starts, and will join"))

@@ -72,8 +72,8 @@ class Supervisor:
         """Start nothing yet.
 
         `peers` supervise the other hosts, if the run has hosts elsewhere. `signals` has those of
-        this process, as long as it is installed. `added_hosts` returns what an elastic run has got
-        since the last call: hosts, and lines about those that it could not get.
+        this process, as long as it is installed. `added_hosts` returns the hosts that an elastic
+        run has gained since the last call, and lines about those that it could not take.
         """
         self.alerts = alerts
         self.job = job
@@ -296,7 +296,7 @@ class Supervisor:
                 if news.event:
                     self._alert(news.event, news.text, news.node, news.rank)
 
-    # -- what people should know
+    # -- reports for the user
 
     def _alert(
         self, event: EventName, text: str, node: int | None, rank: int | None = None

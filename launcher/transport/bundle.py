@@ -70,7 +70,7 @@ def _packed(program: ModuleType, *others: ModuleType, magic: bytes) -> bytes:
 
 
 def _needed(*programs: ModuleType) -> dict[str, CodeType | None]:
-    # The programs, what they import, and the packages around: None, as theirs is for this side.
+    # The programs and what they import. A package has no code here: ours is for this side only.
     modules: dict[str, CodeType | None] = {}
     left = [program.__name__ for program in programs]
     while left:
@@ -105,7 +105,7 @@ def _is_module(name: str) -> bool:
 
 
 def _imports(code: CodeType) -> Iterator[str]:
-    # From bytecode, also of its functions: to parse the source takes longer than all else here.
+    # From bytecode, including nested functions: parsing sources would take longer than all else.
     for room in ROOMS:
         for name in code.co_names:
             if name.startswith(f"{room}."):

@@ -65,7 +65,7 @@ class _Listener:
         self._send_away()
 
     def _admit(self) -> None:
-        # A thread each: a stranger that says nothing delays no other. Of too many, the oldest goes.
+        # A thread for each caller: a silent one delays no other. Of too many, the oldest is cut.
         while not self.closed:
             try:
                 caller, _ = self.listener.accept()

@@ -186,7 +186,7 @@ class RpcClient:
         return data
 
     def _read_more(self, until: float) -> None:
-        # A deadline that the caller sets for all of its data, not a pause between two pieces.
+        # `until` is the caller's deadline for all of its data, not for a pause between two pieces.
         assert self._channel is not None
         left = max(0.0, until - time.monotonic())
         try:

@@ -1,6 +1,7 @@
 """The ranges of numbers in settings; each is on its field: `Annotated[int, Between(1)]`.
 
-Apart from the options: what only prints help does not import it, nor what decodes messages.
+Apart from the options, which every help page needs, and from `shapes`, which every decoder needs:
+neither of those has to import this.
 """
 
 import inspect

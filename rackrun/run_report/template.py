@@ -33,5 +33,5 @@ def data_url(pixels: NDArray[np.uint8], kind: str = "jpeg") -> str:
     """Return an image, uint8 (height, width, channels), as a URL that holds all of it."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     file = BytesIO()
-    image.save(file, kind, quality=85)  # which a PNG ignores
+    image.save(file, kind, quality=85)  # a PNG ignores the quality
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

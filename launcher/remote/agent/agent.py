@@ -190,7 +190,8 @@ class Agent:
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
         mode = 0o777 if self.order["share"] else 0o700  # of the last folder; of others: the umask
         os.makedirs(self.order["folder"], mode, exist_ok=True)
-        os.mkdir(self.scratch, 0o700)  # new: another account may have put something there
+        # It must be new: another account may have put something there.
+        os.mkdir(self.scratch, 0o700)
         try:
             self._furnish(bundle)
         except OSError as error:
@@ -245,7 +246,7 @@ class Agent:
         return ""
 
     def _show_heartbeat(self, now: float) -> None:
-        # `status` reads it from the time of agent.pid.
+        # `status` reads it from the modification time of agent.pid.
         heard = time.time() - (now - self.launcher.heard_at)
         with contextlib.suppress(OSError):
             os.utime(f"{self.scratch}/agent.pid", (heard, heard))

@@ -34,10 +34,10 @@ def receive(connection: socket.socket) -> bytes | None:
 
 
 class LocalSocket:
-    """A socket that processes of this host call by its path, and their connections.
+    """A Unix socket for processes of this host, and the connections to it.
 
-    It keeps the bounds of messages (SOCK_SEQPACKET). `take` gets a connection and a message of it;
-    `lost`, one that has ended.
+    It preserves message boundaries (SOCK_SEQPACKET). `take` gets each connection with a message of
+    it; `lost` gets each connection that has ended.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LocalSocket:
             self.close(connection)
 
     def close(self, connection: socket.socket) -> None:
-        """Close a connection, unless it is closed already: its caller is lost."""
+        """Close a connection, and report it as lost, unless it is closed already."""
         if connection in self.connections:
             self.connections.remove(connection)
             self.selector.unregister(connection)

@@ -155,8 +155,8 @@ def _end_of(pid: int, shim: socket.socket, signals: int) -> tuple[int, int] | No
 def _can_fork() -> bool:
     import threading  # costs the shims too much, and is imported here anyway
 
-    # A copy has one thread, and no use of a GPU that is open. Threads of OpenBLAS, which numpy
-    # starts, are not Python's, and not counted: OpenBLAS ends them before a fork.
+    # A fork has one thread, and cannot use a GPU that this process has opened. Threads of OpenBLAS,
+    # which numpy starts, are not Python's, and not counted: OpenBLAS ends them before a fork.
     opened = [link_target(f"/proc/self/fd/{number}") for number in names_in("/proc/self/fd")]
     has_gpu = any(path.startswith(GPU_DEVICES) for path in opened)
     return threading.active_count() == 1 and not has_gpu

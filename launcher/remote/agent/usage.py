@@ -102,7 +102,8 @@ class UsageMeter:
         if data == b"":
             self.selector.unregister(descriptor)
             os.close(descriptor)
-            if self.queries and not self.gpus:  # an nvidia-smi ends at a query that it refuses
+            # nvidia-smi exits at a query that it does not support.
+            if self.queries and not self.gpus:
                 self._ask(program)
         elif data:
             self._take_lines(data)

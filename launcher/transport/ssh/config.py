@@ -296,7 +296,8 @@ def _unquoted(piece: re.Match[str]) -> str:
     quoted = piece[1] if piece[1] is not None else piece[2]
     if quoted is not None:
         return ESCAPED.sub(r"\1", quoted)
-    return re.sub(r"\\([\"'\\ ])", r"\1", piece[3])  # outside quotes a blank is escaped, too
+    # Outside quotes, a blank may be escaped as well.
+    return re.sub(r"\\([\"'\\ ])", r"\1", piece[3])
 
 
 # -- the files that a setting names

@@ -193,7 +193,7 @@ def _glob(pattern: str) -> str:
     return _lowered(pattern).replace("[", "[[]")  # ssh knows * and ?, but no sets
 
 
-@functools.cache  # of one line, for all the hosts that are looked up
+@functools.cache  # each line is compared with every host that is looked up
 def _hashed(name: str) -> tuple[bytes, bytes]:
     fields = name.split("|")
     if len(fields) != 4 or fields[1] != "1":
@@ -206,7 +206,8 @@ def _hashed(name: str) -> tuple[bytes, bytes]:
 
 
 def _name_hash(salt: bytes, entry: str) -> bytes:
-    return hmac.digest(salt, entry.encode("utf-8", "surrogateescape"), "sha1")  # by the format
+    # SHA-1 is part of the format.
+    return hmac.digest(salt, entry.encode("utf-8", "surrogateescape"), "sha1")
 
 
 def _base64(data: bytes) -> str:

@@ -76,7 +76,7 @@ class ClientConfig(paramiko.SSHConfig):
             for option, value in block["config"].items():
                 if option not in options:  # the first value counts
                     values[option] = value[:] if value is not None else None
-                elif option == "identityfile":  # but of these, each is tried
+                elif option == "identityfile":  # but every key is tried
                     values[option] += [file for file in value if file not in values[option]]
 
 

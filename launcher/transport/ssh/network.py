@@ -252,7 +252,7 @@ def _failure_of(route: SshRoute | None, failed: Failures) -> Problem | None:
 
 
 def _resolve(route: SshRoute) -> None:
-    # Where this machine connects to it; a gateway or a ProxyCommand resolves its own targets.
+    # Only names that this machine connects to: gateways and ProxyCommands resolve their own.
     if route.gateway is None and not route.command:
         with translated(route):
             socket.getaddrinfo(route.connection.host, route.connection.port, route.family)
