@@ -299,7 +299,9 @@ class Regrouping:
             return
         if record.sweep_at is not None and now > record.sweep_at:
             record.sweep_at = None
-            self._agents.clean_up(node)
+            if swept := self._agents.clean_up(node):
+                self._run.take(swept, now)
+                self.take(swept, now)
         has_ended = (host.closed or host.swept) and self._agents.has_ended(node)
         may_start = now >= max(record.retry_at, record.left_until or 0.0)
         if has_ended and host.end_state == "clean" and may_start:

@@ -188,9 +188,15 @@ class Supervisor:
         if isinstance(event, Lost):
             if is_news:
                 self._alert("lost", event.reason, event.node)
-            # An agent that had started nothing needs no second one to clean up after it.
-            if swept := self.agents.clean_up(event.node):
-                self.run.take(swept, self.now)
+            self._clean_up(event.node)
+
+    def _clean_up(self, node: int) -> None:
+        # An agent that had started nothing needs no second one to clean up after it. One that was
+        # just being started may still come to life, so an elastic run looks after it again.
+        if swept := self.agents.clean_up(node):
+            self.run.take(swept, self.now)
+            if self.regrouping:
+                self.regrouping.take(swept, self.now)
 
     def _take_from_peer(self, event: PeerEvent) -> None:
         match event:

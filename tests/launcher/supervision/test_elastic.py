@@ -140,6 +140,28 @@ def test_a_lost_host_returns(tmp_path: Path, part: str) -> None:
     assert set(run.result["hosts"].values()) == {"clean"}
 
 
+def test_a_host_that_answers_after_it_was_given_up_returns(tmp_path: Path) -> None:
+    """An agent that starts too late is ended, so that it keeps no GPU, and its host is clean."""
+    block = tmp_path / "127.0.0.4"
+    block.touch()
+    limits = {**LIMITS, "start_seconds": 8.0}
+    run = Elastic(tmp_path, 1100, slots=[1, 1, 1], spares=1, limits=limits, blocks=str(tmp_path))
+    run.reach(10, 0, 1)
+    first = run.pid_of(1)
+    for pid in run.processes(1):
+        with_signal(pid, signal.SIGKILL)
+    until(lambda: "no agent answered within 8 s" in read(run))
+    block.unlink()
+    run.join_again(1, first)
+    until(lambda: '"name": "127.0.0.4", "node": 2, "state": "clean"' in read(run))
+    for pid in run.processes(1):
+        with_signal(pid, signal.SIGKILL)
+    run.reach(1, 2)  # the spare that was too late takes its place now
+    assert run.wait() == 0, run.err
+    kept_on(run, 0)
+    agree(run)
+
+
 def test_a_silent_host_is_fenced_off(tmp_path: Path) -> None:
     """A host that is stopped is left out after the lease; when it wakes up it speaks for nobody."""
     run = Elastic(tmp_path, 700)
