@@ -200,7 +200,8 @@ def test_an_agent_with_a_damaged_command_is_listed(
 ) -> None:
     """Its run and its age are known all the same: one damaged file hides no run of the host."""
     monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
-    path = Path(f"/tmp/rackrun-{OTHER_RUN}-0")
+    run = secrets.token_hex(16)  # other tests have folders of OTHER_RUN
+    path = Path(f"/tmp/rackrun-{run}-0")
     path.mkdir(0o700)
     space = str(Path("/proc/self/ns/pid").readlink())
     try:
@@ -210,7 +211,7 @@ def test_an_agent_with_a_damaged_command_is_listed(
         for damaged in ("[1]", "5", "{", ""):
             (path / "command.json").write_text(damaged)
             agents = run_manager.list_runs()["agents"]
-            (listed,) = [agent for agent in agents if agent["run"] == OTHER_RUN]
+            (listed,) = [agent for agent in agents if agent["run"] == run]
             assert (listed["folder"], listed["command"]) == ("", [])
     finally:
         shutil.rmtree(path)
