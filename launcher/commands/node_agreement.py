@@ -62,24 +62,17 @@ def meet(
             raise UsageError(f"--slots {options.slots}, but the nodes start {counts} processes")
         if why := needs.rank_problem(sum(slots)):
             raise UsageError(why)
-        run_name = file_name(options.name or work.name)
-        names = [member.name for member in members]
+        run_name = options.name or work.name
         resumable = [
-            member.resume
-            for member in members
-            if options.auto_resume and _is_run_of(member.resume, run_name)
+            member.resume for member in members if _is_run_of(member.resume, file_name(run_name))
         ]
-        folder = new_run_folder(options.runs, options.name or work.name, options.share)
+        folder = new_run_folder(options.runs, run_name, options.share)
         return Agreement(
             run_id=secrets.token_hex(16),
             folder=folder.path.name,
-            # each node has a folder of logs: names that appear twice get their node rank
-            names=tuple(
-                f"{name}-{node}" if names.count(name) > 1 else name
-                for node, name in enumerate(names)
-            ),
+            names=_unique([member.name for member in members]),
             slots=slots,
-            resume=max(resumable, default=""),
+            resume=max(resumable, default="") if options.auto_resume else "",
             data=_serve(work, address, options, servers),
         )
 
@@ -91,6 +84,13 @@ def meet(
     meeting = join(node_info, _address_of(placement), port, options.wait_seconds, say, key)
     check_agreement(meeting, options, work)
     return meeting
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    # Each node has a folder of logs: names that appear twice get their node rank.
+    return tuple(
+        f"{name}-{node}" if names.count(name) > 1 else name for node, name in enumerate(names)
+    )
 
 
 def slots_of(text: str, nodes: Sourced[int]) -> tuple[int, ...]:

@@ -156,13 +156,12 @@ def sources() -> dict[str, str]:
 
 
 def _wait(run: str, spec: LaunchSpec, running_seconds: float | None) -> int:
-    seconds = running_seconds
-    what = "the first step of every rank" if seconds is None else f"{seconds:g} s of every rank"
-    say(f"waiting for {what}; Ctrl-C leaves the run running")
+    what = "the first step" if running_seconds is None else f"{running_seconds:g} s"
+    say(f"waiting for {what} of every rank; Ctrl-C leaves the run running")
     come_back = f"to see it: {called('attach')} {run}; to end it: {called('stop')} {run}"
     try:
         with ended_by_a_signal():
-            facts = _wait_for_first_step(run, spec, seconds)
+            facts = _wait_for_first_step(run, spec, running_seconds)
     except KeyboardInterrupt:
         say(f"not waited for, the run continues; {come_back}")
         return 128 + signal.SIGINT

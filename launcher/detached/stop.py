@@ -70,7 +70,7 @@ class StopOptions(RunOptions):
 def stop(run: Run, options: StopOptions) -> int:
     """Stop the run as Ctrl-C would, and verify every host; return the exit code."""
     if run.folder and not is_controlled(run, options):
-        launcher = LauncherHere(RunFolder(run.folder))
+        launcher = LocalLauncher(RunFolder(run.folder))
         was_running = _interrupt(launcher, run.id, options.force)
         if not (was_running or options.name_hosts):
             ending = launcher.ending()
@@ -126,7 +126,7 @@ class Controller:
         return value
 
 
-class LauncherHere:
+class LocalLauncher:
     """The launcher of an attached run on this machine, found by its lock on the plan."""
 
     title = "the launcher"
@@ -161,7 +161,7 @@ class LauncherHere:
         return facts_in(self.folder).finish
 
 
-RunSupervisor: TypeAlias = Controller | LauncherHere
+RunSupervisor: TypeAlias = Controller | LocalLauncher
 """The process that supervises a run, and lets its ranks save before it ends them."""
 
 

@@ -121,8 +121,8 @@ class LiveState:
 
     def at(self, run: RunState, now: float) -> dict[str, Any]:
         """Return the state at a moment of the monotonic clock, as values of JSON."""
-        shown = view(run, self.job.work.name, self.job.folder.path, now)
-        return {**asdict(shown), "at": time.time(), "curves": self.points}
+        run_view = view(run, self.job.work.name, self.job.folder.path, now)
+        return {**asdict(run_view), "at": time.time(), "curves": self.points}
 
 
 class UsageLog:

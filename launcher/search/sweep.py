@@ -268,6 +268,6 @@ def command(launcher_args: Sequence[str], member: Combination, group: str, work:
     for option in OF_THE_SWEEP:
         kept = without_option(kept, option)
     hosts = [f"--include={group}"] if group else []
-    what = member.work(work)
-    work_args = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.args]
+    work = member.work(work)
+    work_args = [work.task, *work.options] if isinstance(work, TaskWork) else ["--", *work.args]
     return ["--plain", f"--name={member.name}", *hosts, *kept, *work_args]
