@@ -55,7 +55,7 @@ def _detached(host: str, reply: HostRuns) -> Iterator[ListedRun]:
 
 
 def _state_of(run: RunFacts) -> str:
-    # by the controller first: while one lives, what the record ends with is no verdict yet
+    # the controller first: while it lives, the end of the record is no verdict yet
     if run.stopped:
         return "stopped"
     if run.alive:

@@ -147,7 +147,7 @@ def is_attached(run: str) -> bool:
 
 
 def facts_in(folder: RunFolder) -> RunFacts:
-    """Return what the files of a run have about it; raise UsageError for a folder without one."""
+    """Return the facts in the files of a run; raise UsageError for a folder without one."""
     plan_in(folder)
     live, ending = LiveRun(), None
     with suppress(OSError, Misshapen):

@@ -70,7 +70,7 @@ def _is_copy_of(run: str, target: Path) -> bool:
         RunFolder(made).attached.write_text(run)
         try:
             made.rename(target)  # with its mark, for those who attach in the same moment
-        except OSError:  # one of them was faster
+        except OSError:  # another one has made it first
             shutil.rmtree(made)
     mark = RunFolder(target).attached
     is_ours = not target.is_symlink() and not mark.is_symlink() and mark.is_file()

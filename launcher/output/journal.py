@@ -157,7 +157,7 @@ class UsageLog:
         gathered.append(_line_of(self.hosts[usage.node], usage, at))
 
     def write(self, now: float, everything: bool = False) -> None:
-        """Append the lines that are complete, every few seconds; or all that there is."""
+        """Append the lines that are complete, every few seconds; `everything`: all lines, now."""
         if everything:
             self.waiting += [_mean_line(lines) for lines in self.gathered.values() if lines]
             self.gathered.clear()
@@ -209,7 +209,7 @@ def _joined_lines(lines: Iterable[HostUsage]) -> Iterator[HostUsage]:
 
 
 def _mean_line(lines: Sequence[HostUsage]) -> HostUsage:
-    # At the first one's time. A host may come to report fewer or more GPUs: the last number counts.
+    # It has the first line's time. The number of GPUs of a host may change: the last one counts.
     first, last = lines[0], lines[-1]
     if len(lines) == 1:
         return first

@@ -317,7 +317,8 @@ class HostProbe:
         while not rounds or (min(rounds)[0] > CLOCK_SECONDS and len(rounds) < CLOCK_ROUNDS):
             before, began = time.time(), time.monotonic()
             host_time = (self.ask("clock") if rounds else self._first_look())["time"]
-            half = (time.monotonic() - began) / 2  # the reply was made half-way, give or take this
+            # The host read its clock in the middle of the round trip, plus or minus half of it.
+            half = (time.monotonic() - began) / 2
             rounds.append((half, host_time - before - half))
         uncertainty, offset = min(rounds)
         self.replies["clock"] = {"offset": offset, "uncertainty": uncertainty}

@@ -41,7 +41,7 @@ Agree: TypeAlias = "Callable[[Sequence[NodeInfo], str], Agreement]"
 NEWS_SECONDS = 10.0  # between two words about who is missing
 TRY_SECONDS = 0.5
 AGREEMENT_BYTES = 1 << 24
-HELLO_SECONDS = 5.0  # from a connection to all of its first words; strangers may drip
+HELLO_SECONDS = 5.0  # from a connection to its whole hello, which a stranger may send byte by byte
 REST_SECONDS = 0.1
 MOST_STRANGERS = 512
 
@@ -66,7 +66,7 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class NodeHello:
-    """The first words of a node."""
+    """The first message of a node."""
 
     hello: NodeInfo
     nonce: Nonce
@@ -159,7 +159,7 @@ def _callers(
     wait_seconds: float,
     say: Say,
 ) -> Iterator[tuple[PeerConnection, NodeInfo]]:
-    """Yield callers until all nodes have come; raise HostUnreachable when one has not in time."""
+    """Yield callers until all nodes have come; raise HostUnreachable if one is late."""
     deadline = time.monotonic() + wait_seconds
     news_at = time.monotonic() + NEWS_SECONDS
     while len(members) < this_node.nodes:

@@ -23,7 +23,7 @@ INFINIBAND = "/sys/class/infiniband"
 INFINIBAND_WORD = 4  # bytes: the unit of its counters
 GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
 GPU_HEALTH = ",temperature.gpu,power.draw,clocks_throttle_reasons.active"
-"""The last one by its older name, which newer drivers know as well."""
+"""The last field has its older name, which newer drivers accept as well."""
 GPU_FORMAT = ("--format=csv,noheader,nounits", "--loop-ms=3000")
 SLOWED = ((0x60, "heat"), (0x80, "power"), (0x08, "hardware"))
 """Bits of nvidia-smi's reasons for low clocks, without idleness and limits that were set."""
