@@ -265,6 +265,26 @@ def test_of_a_member_only_the_class_changes(
     assert (changed.length, changed.label) == (len(written), 2)
 
 
+@pytest.mark.parametrize(
+    ("rest", "written"),
+    [("\u00e9", '"na\u00efve"'), ("e", '"na\\u00efve"')],
+    ids=["as text", "escaped"],
+)
+def test_a_class_name_is_escaped_where_all_of_the_json_is_ascii(
+    tmp_path: Path, rest: str, written: str
+) -> None:
+    """Whoever reads an ASCII file as ASCII still can; a file with other letters has them plain."""
+    old = f'{{"label": "plain", "note": "{rest}"}}'
+    members: Members = [("a.json", old.encode()), ("a.jpg", drawn(1))]
+    write_tar(tmp_path / "tars" / "train-0.tar", members)
+    main(["index", str(tmp_path / "tars")])
+    (stored,) = shards_of(open_source(str(tmp_path / "tars")))
+    row = Row(*stored.rows[0].item())
+    data = bytes(stored.source.read(stored.shard, 0, row.length))
+    _, relabelled_data = relabelled(row, data, 1, ("plain", "na\u00efve"), "label", "here")
+    assert old.replace('"plain"', written).encode() in relabelled_data
+
+
 def test_a_class_in_another_field_is_named(tmp_path: Path) -> None:
     """The field that was indexed has to be named again, or another one would be changed."""
     extra = json.dumps({"label": 1, "kind": 0}).encode()
