@@ -78,16 +78,16 @@ ROOMS: dict[str, dict[str, str]] = {
         "precheck": "conditions config data models run schedule weights_file",
         "tasks/classify": "config data models settings task",
         "loop": "config data monitor phases ranks run schedule state sync task",
-        "phases": "checkpoint conditions config counts data data/order device layers membership "
-        "models monitor ranks run schedule settings state sync task weights_file world",
+        "phases": "checkpoint conditions config counts data data/order device differences layers "
+        "membership models monitor ranks run schedule settings state sync task world",
         "deep_check": "config device ranks world",
         "export": "trained",
         "judge": "config counts data device layers ranks trained world",
         "predict": "data trained",
-        "trained": "checkpoint config data models run task tasks weights_file",
-        "models": "checkpoint config data layers ranks weights_file",
-        "run": "checkpoint config counts data layers monitor ranks schedule settings state track "
-        "weights_file",
+        "trained": "checkpoint config data differences models run task tasks",
+        "models": "checkpoint config data differences layers ranks",
+        "run": "checkpoint config counts data differences layers monitor ranks schedule settings "
+        "state track weights_file",
         "track": "",
         "monitor": "ranks settings",
         "sync": "checkpoint ranks schedule settings state",
@@ -101,6 +101,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "layers": "settings",
         "checkpoint": "weights_file",
         "weights_file": "",
+        "differences": "",
         "world": "device membership ranks settings",
         "ranks": "",
         "membership": "meeting_point",

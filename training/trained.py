@@ -24,11 +24,11 @@ from training import checkpoint
 from training.config import Config
 from training.data.decode import Pixels
 from training.data.transforms import Transforms
+from training.differences import table_differences
 from training.models.named import is_own
 from training.models.weights import are_weights
 from training.task import Task
 from training.tasks.definition import recipes_of, require_task, task_of
-from training.weights_file import table_differences
 
 ClassNames = Annotated[list[str], AtMost(1_000_000)]
 

@@ -1,16 +1,13 @@
-"""What a file of weights or a checkpoint is, by its first and last bytes; how two tables differ.
+"""What a file of weights or a checkpoint is, by its first and last bytes.
 
-Without torch: the check of a task reads files on the launcher's machine.
+Read without torch: the check of a task reads files on the launcher's machine.
 """
 
 import json
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
-
-from rackrun.terminal import clean
 
 FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
 FOOTER_BYTES = 72
@@ -72,21 +69,3 @@ def kind_of(data: bytes) -> str:
         "it is damaged, or holds more than that, which could be code and is not run; save the"
         " state_dict() alone"
     )
-
-
-def table_differences(
-    expected: Mapping[str, object], actual: Mapping[str, object], most: int = 6
-) -> list[str]:
-    """Return the differences of two tables, a phrase each, and how many more than `most`."""
-    lines = [
-        f"{short(name)} is {short(actual.get(name, 'missing'))} there and"
-        f" {short(expected.get(name, 'missing'))} here"
-        for name in {**expected, **actual}
-        if expected.get(name) != actual.get(name)
-    ]
-    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
-
-
-def short(value: object) -> str:
-    """Return a recorded value as it may stand in a message."""
-    return clean(str(value))[:200]

@@ -27,10 +27,10 @@ from rackrun.run_folder import RUNS, RunFolder
 from tests import warm
 from training import checkpoint
 from training.config import Config
+from training.differences import table_differences
 from training.ranks import Ranks
 from training.run import compatibility, resume
 from training.run.folder import own_folder
-from training.weights_file import table_differences
 
 ROOT = Path(__file__).parents[2]
 

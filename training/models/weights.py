@@ -15,8 +15,8 @@ from rackrun.errors import SaveError
 from rackrun.terminal import one_line
 from rackrun.units import plural
 from training import checkpoint
+from training.differences import table_differences
 from training.layers import grown_tensors, heads_of
-from training.weights_file import table_differences
 
 Tensors = dict[str, torch.Tensor]
 Step = Callable[[Tensors, Tensors], tuple[Tensors, str]]

@@ -28,6 +28,7 @@ from training.conditions import adapted_defaults
 from training.config import Config
 from training.data.loader import worker_count
 from training.data.open import Data
+from training.differences import short
 from training.layers import heads_of
 from training.models.named import is_own
 from training.phases.start import TrainingRun
@@ -35,7 +36,6 @@ from training.ranks import Numbers, Ranks
 from training.schedule import Stage
 from training.settings.optim import BODY
 from training.state import TrainingState
-from training.weights_file import short
 
 WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
 Resolved = dict[str, Any]

@@ -24,11 +24,12 @@ from rackrun.units import plural
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
 from training.config import Config
+from training.differences import short, table_differences
 from training.run.data_version import chosen, described_tensors, is_local_folder
 from training.run.folder import newest_run, runs_folder
 from training.settings.data import SELECTION
 from training.settings.run import OutputSettings, RunSettings
-from training.weights_file import is_whole, short, table_differences
+from training.weights_file import is_whole
 
 if TYPE_CHECKING:
     from torch import nn
