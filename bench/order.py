@@ -36,8 +36,9 @@ from shards.index import (
     serialise_index,
 )
 from training.data.order.cut import Cut
-from training.data.order.epoch import SharedOrder, portions, shuffled
+from training.data.order.epoch import portions, shuffled
 from training.data.order.reading import Reader, Reading
+from training.data.order.shared import SharedOrder
 from training.run.ledger import Interval, save
 
 PER_SHARD = 9000  # samples, of 110 KB on average: shards of 1 GB

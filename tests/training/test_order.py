@@ -18,8 +18,9 @@ from training.data.order import cut as cuts
 from training.data.order import epoch as orders
 from training.data.order import reading
 from training.data.order.cut import Cut, Lanes, moves
-from training.data.order.epoch import EpochOrder, SharedOrder, mixed
+from training.data.order.epoch import EpochOrder, mixed
 from training.data.order.reading import Reader, ReaderPart, Reading
+from training.data.order.shared import SharedOrder
 
 IMAGENET = 1_281_167
 

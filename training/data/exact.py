@@ -36,8 +36,9 @@ from training.data.gpu_decode import preparing
 from training.data.loader import loaded, with_problems
 from training.data.mixture import Mixture
 from training.data.order.cut import MOST_SHARE, Cut
-from training.data.order.epoch import EpochOrder, Positions, SharedOrder, resampled, shuffled
+from training.data.order.epoch import EpochOrder, Positions, resampled, shuffled
 from training.data.order.reading import Reader, ReaderPart, Reading
+from training.data.order.shared import SharedOrder
 from training.data.pool import SamplePool
 from training.data.samples import (
     Batch,

@@ -11,26 +11,25 @@ ranks nor workers.
 An order is kept as its blocks, eight bytes for up to 2 MiB of the data set. Which samples a block
 has, and in which order, is computed for some of its pieces at a time (`mixed`), so that a reader
 computes no more than it reads.
-
-Random numbers are raw output of PCG64, the same in every version of numpy: O'Neill, "PCG: A Family
-of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number Generation" (2014).
 """
 
-from __future__ import annotations
-
-import fcntl
 import math
-import mmap
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing.reduction import DupFd
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from training.data.order.random_words import (
+    BLOCKS,
+    MIXING,
+    PHASE,
+    SLOTS,
+    Stream,
+    fraction,
+    permutation,
+)
 
 Numbers = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int32]
@@ -43,7 +42,6 @@ SAMPLES_PER_LANE = 16  # fewer, and a smaller number of lanes is better
 BLOCKS_PER_LANE = 8  # fewer, and smaller blocks are better
 ROWS_AT_ONCE = 1 << 16  # of the index: 3 MB, which stay in a core's cache
 LANES_AT_ONCE = 64
-PHASE, BLOCKS, SLOTS, MIXING = range(4)  # the purposes of random words in an epoch
 
 PIECE = np.dtype([
     ("sequence_index", np.int32),  # of its first sample in the sequence of all lanes
@@ -286,93 +284,3 @@ def ranges(starts: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> 
     numbers = np.arange(int(counts.sum()), dtype=np.int32)
     numbers += np.repeat((starts - before).astype(np.int32), counts)
     return numbers
-
-
-class Stream:
-    """The random 64-bit words of an epoch for one purpose, from any place on.
-
-    PCG64 skips n words in a time that grows with log n (section 4.3.1), so a reader draws the words
-    of its own samples only.
-    """
-
-    def __init__(self, seed: int, epoch: int, purpose: int) -> None:
-        self._bits = np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose)))
-        self._next = 0
-
-    def random_raw(self, first: int, count: int) -> npt.NDArray[np.uint64]:
-        """Return that many words from number `first` on."""
-        self._bits.advance(first - self._next)  # backwards, too: the generator is a circle
-        self._next = first + count
-        return self._bits.random_raw(count)
-
-
-def permutation(seed: int, epoch: int, purpose: int, size: int) -> npt.NDArray[np.int32]:
-    """Return the numbers below `size` in random order."""
-    random_raw = Stream(seed, epoch, purpose).random_raw(0, size)
-    # Stable, here and in `mixed`: equal words must not depend on the version of numpy.
-    return np.argsort(random_raw, kind="stable").astype(np.int32)
-
-
-def fraction(seed: int, epoch: int, purpose: int) -> float:
-    """Return a number from 0 to below 1."""
-    return float(Stream(seed, epoch, purpose).random_raw(0, 1)[0] / 2.0**64)
-
-
-HEAD_NUMBERS = 6  # epoch, counted from 1; seed; lanes; blocks; rows; 1 if the rows follow
-HEAD_BYTES = 8 * HEAD_NUMBERS
-
-
-class SharedOrder:
-    """The order of one epoch at a time, in memory that the loader workers of a rank share.
-
-    The first worker that comes to an epoch plans it; the others wait for it, and map what it wrote.
-    A worker takes its share and lets go.
-    """
-
-    def __init__(self) -> None:
-        self._memory = os.memfd_create("order")
-
-    def __getstate__(self) -> Any:
-        return DupFd(self._memory)
-
-    def __setstate__(self, duplicate: Any) -> None:
-        self._memory = duplicate.detach()
-
-    def __del__(self) -> None:
-        os.close(self._memory)
-
-    @contextmanager
-    def of(self, epoch: int, plan: Callable[[int], EpochOrder]) -> Iterator[EpochOrder]:
-        """Give the order of an epoch, which is planned unless it lies here already.
-
-        Its arrays must not be used later: another process may be at the next epoch.
-        """
-        fcntl.lockf(self._memory, fcntl.LOCK_EX)  # the kernel's: it ends with a killed process
-        try:
-            head = os.pread(self._memory, 8, 0)
-            if int.from_bytes(head, "little") != epoch + 1:
-                self._write(plan(epoch))
-            yield self._read()
-        finally:
-            fcntl.lockf(self._memory, fcntl.LOCK_UN)
-
-    def _write(self, order: EpochOrder) -> None:
-        rows = () if isinstance(order.drawn, range) else (order.drawn,)
-        head = [order.epoch + 1, order.seed, order.lanes, order.starts.size, len(order.drawn)]
-        os.ftruncate(self._memory, 0)
-        with os.fdopen(self._memory, "wb", closefd=False) as file:
-            file.seek(HEAD_BYTES)
-            for numbers in (order.starts, order.ends, *rows):
-                file.write(np.ascontiguousarray(numbers, np.int32).data)
-            file.flush()
-            file.seek(0)  # last: what a process that was killed has begun counts as nothing
-            file.write(np.array([*head, len(rows)], np.int64).tobytes())
-
-    def _read(self) -> EpochOrder:
-        memory = mmap.mmap(self._memory, 0, prot=mmap.PROT_READ)
-        head = np.frombuffer(memory, np.int64, HEAD_NUMBERS)
-        epoch, seed, lanes, blocks, count, written = head.tolist()
-        starts, ends, rows = np.split(
-            np.frombuffer(memory, np.int32, offset=HEAD_BYTES), [blocks, 2 * blocks]
-        )
-        return EpochOrder(rows if written else range(count), starts, ends, lanes, seed, epoch - 1)
