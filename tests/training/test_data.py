@@ -20,7 +20,7 @@ from shards.folder import FolderSource
 from shards.open import open_source
 from shards.source import Range, Stored
 from training.data.open import Data, open_data
-from training.data.resampled import Filled, LanePlan, ResampledStream, drawn_shards
+from training.data.resampled import FilledSlot, LanePlan, ResampledStream, drawn_shards
 from training.data.samples import Batch, rows_of
 from training.data.transforms import Prepared, Transforms
 from training.ranks import Ranks
@@ -331,7 +331,7 @@ def test_no_byte_is_read_that_is_not_used(
         noted.prepared.clear()
         batches = plan.share(0, 3 * steps, lane)
         made = ResampledStream(plan, plan.slots(2, torch.device("cpu")), lane)
-        assert all(isinstance(batch, Filled) for batch in islice(made, batches))
+        assert all(isinstance(batch, FilledSlot) for batch in islice(made, batches))
         used = [rows[image] for image in noted.prepared]
         assert len(used) == batches * config.batch_size
         assert source.bytes_read == lengths[used].sum() // copies

@@ -1,4 +1,4 @@
-"""Open a data set for training and validation: what the loop sees of it, whoever reads it.
+"""Open a data set for training and validation: what the training loop sees of it.
 
     Resampled   shards drawn with replacement           training.data.resampled
     Planned     an order that is known beforehand       training.data.exact
@@ -25,7 +25,7 @@ from training.data.node_cache import NodeCache
 from training.data.order.cut import Cut
 from training.data.order.epoch import rows_by_label
 from training.data.pool import TRAIN, share_index, training_mixture, training_pool
-from training.data.resampled import LanePlan, ResampledStream, batch_in
+from training.data.resampled import LanePlan, ResampledStream, batch_in_slot
 from training.data.samples import Batch
 from training.data.slots import AHEAD
 from training.data.transforms import Transforms, TransformsOfEpoch
@@ -55,7 +55,7 @@ class Data(ABC):
     cache: NodeCache
     """What is kept of the data on this node."""
     remark: str = ""
-    """How the images are read, where users may wonder; else empty."""
+    """A line for users about how images are decoded; empty if there is nothing to say."""
     lanes: int = 0
     """Streams of a rank on which the order of its samples depends; 0: it follows from the seed."""
 
@@ -86,7 +86,8 @@ class Data(ABC):
         """Return how this step is cut among the ranks."""
         return next(cut for cut in reversed(self._cuts) if cut.step <= step)
 
-    # Lanes belong to ranks: --balance auto and --elastic choose a planned order instead of them.
+    # The next two are for planned orders, which --balance auto and --elastic imply: lanes belong to
+    # ranks, so that steps made by lanes cannot be cut otherwise.
 
     def recut(self, cut: Cut) -> None:
         """Cut the steps from one on otherwise (--balance auto)."""
@@ -97,7 +98,7 @@ class Data(ABC):
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
-        """End what makes batches, unless it ends with their iterator."""
+        """End loader workers that outlast the iterators of their batches."""
 
 
 def open_data(
@@ -181,8 +182,8 @@ class Resampled(StoredData):
         """Yield this rank's batches from a step on; a step's batch does not depend on `start`."""
         self._plan.source.index(TRAIN)  # read here, once: workers get it with the source
         slots = self._plan.slots(AHEAD * self._workers, self._ranks.device)
-        made = loaded(ResampledStream(self._plan, slots, start), self._workers)
-        batches = (batch_in(slots, batch) for batch in made)
+        filled_slots = loaded(ResampledStream(self._plan, slots, start), self._workers)
+        batches = (batch_in_slot(slots, filled_slot) for filled_slot in filled_slots)
         return on_device(batches, self._ranks.device, self._decoder)
 
     def class_sizes(self) -> Numbers:

@@ -1,4 +1,4 @@
-"""Draw training samples with replacement: each loader worker of each rank runs a chain, a *lane*.
+"""Draw training samples with replacement, in chains: a *lane* for each loader worker of each rank.
 
     drawn_shards       (shard number, first sample), endless
     samples_of_shards  StoredSample: a verified sample and the shard it lies in
@@ -69,6 +69,7 @@ class LanePlan:
 
     def share(self, first: int, last: int, lane: int) -> int:
         """Return how many of the steps in [first, last) a lane makes: every `lanes`-th."""
+        # Lane 1 of 3 makes steps 1, 4, 7, …: (8 - 2) // 3 - (2 - 2) // 3 = 2 of [2, 8), 4 and 7.
         return (last - lane - 1) // self.lanes - (first - lane - 1) // self.lanes
 
     def samples(self, epoch: int, lane: int, done: int) -> Iterator[tuple[int, StoredSample]]:
@@ -89,24 +90,24 @@ class LanePlan:
         return islice(enumerate(samples), done * config.batch_size, None)
 
 
-class Filled(NamedTuple):
-    """A batch that a loader worker has decoded into a slot."""
+class FilledSlot(NamedTuple):
+    """All but the images of a batch that a loader worker has decoded into a slot."""
 
-    number: int  # in the order in which the rank takes them
+    number: int  # of the batch, in the order in which the rank takes them
     shape: Shape
     labels: list[int]
     skipped: int
     left: list[LeftToGpu]
 
 
-def batch_in(slots: Slots, made: Filled) -> Batch:
-    """Return the batch that lies in a slot."""
-    images = slots.images(made.number, len(made.labels), made.shape).permute(0, 3, 1, 2)
-    labels = slots.labels(made.number, np.array(made.labels, np.int64))
-    return Batch(images, labels, made.skipped, left=made.left)
+def batch_in_slot(slots: Slots, filled_slot: FilledSlot) -> Batch:
+    """Return the batch whose images lie in a slot."""
+    number, shape, labels, skipped, left = filled_slot
+    images = slots.images(number, len(labels), shape).permute(0, 3, 1, 2)
+    return Batch(images, slots.labels(number, np.array(labels, np.int64)), skipped, left=left)
 
 
-class ResampledStream(IterableDataset[Filled | Problem]):
+class ResampledStream(IterableDataset[FilledSlot | Problem]):
     """A rank's endless stream of training batches, made by its lanes in turn.
 
     A lane starts afresh at every epoch, and reads the samples that it uses in it, no others. Where
@@ -119,14 +120,14 @@ class ResampledStream(IterableDataset[Filled | Problem]):
         self.slots = slots
         self.start = start
 
-    def __iter__(self) -> Iterator[Filled | Problem]:
+    def __iter__(self) -> Iterator[FilledSlot | Problem]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         # Worker n of those that DataLoader asks in turn goes on with the lane of the nth next step.
         lane = (self.start + number) % self.plan.lanes
         return with_problems(self._lane(lane, count(number, workers)))
 
-    def _lane(self, lane: int, numbers: Iterator[int]) -> Iterator[Filled]:
+    def _lane(self, lane: int, numbers: Iterator[int]) -> Iterator[FilledSlot]:
         plan, quarantine = self.plan, Quarantine(self.plan.config)
         step = self.start
         while True:
@@ -139,7 +140,7 @@ class ResampledStream(IterableDataset[Filled | Problem]):
                 images = self.slots.images(number, plan.config.batch_size, shape)
                 kept = filled(images, samples, prepare, seed, quarantine)
                 labels, left = [each.label for each in kept], left_to_gpu(kept)
-                yield Filled(number, shape, labels, quarantine.news(), left)
+                yield FilledSlot(number, shape, labels, quarantine.news(), left)
             step = last
 
 
