@@ -122,7 +122,7 @@ def measured(command: list[str], out: Path) -> Cost:
             (os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)
         ],
     )
-    _, status, usage = os.wait4(child, 0)  # which gives the usage of this child alone
+    _, status, usage = os.wait4(child, 0)  # its usage, without that of other children
     seconds = time.monotonic() - start
     if status:
         raise SystemExit(f"{' '.join(command)}: exit code {os.waitstatus_to_exitcode(status)}")
@@ -152,7 +152,7 @@ def print_table(runs: dict[str, list[Cost]], images: int) -> None:
 
 
 SHARD_WRITER = "--shard-writer"
-"""Of a process that this program starts: convert with webdataset."""
+"""The first argument of the processes that this program starts to convert with webdataset."""
 
 
 def shard_writer(source: str, out: str, workers: str) -> None:

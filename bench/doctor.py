@@ -310,7 +310,7 @@ def exact(folder: Path, count: int) -> None:
     image = jpeg(Image.fromarray(digits()[0][0]))
     with zipfile.ZipFile(folder / "images.zip", "w") as archive:
         for number in range(count):
-            # Each seventh image of a hundred is the sixth once more.
+            # Number 7 of every hundred is a copy of number 6.
             data = commented(image, f"{number - (number % 100 == 7):09d}")
             archive.writestr(f"train/{number % 100 // 10}/{number}.jpg", data)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

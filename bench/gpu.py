@@ -270,8 +270,8 @@ def shards(settings: Settings) -> None:
     """Print images/s of steps on decoded images, and of the loader workers alone."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
-            made = write_shards(Path(folder), settings.images, shards=16)
-        plain = replace(settings.config, synthetic=False, data=str(made), steps_per_epoch=0)
+            shards = write_shards(Path(folder), settings.images, shards=16)
+        plain = replace(settings.config, synthetic=False, data=str(shards), steps_per_epoch=0)
         for exact in (False, True):
             config = replace(plain, exact_epochs=exact, epochs=1000)
             with joined(config) as ranks:
@@ -292,8 +292,8 @@ def decode(settings: Settings) -> None:
     """Print images/s of decoding on the GPU, and by loader workers."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
-            made = write_shards(Path(folder), MEASURED, shards=1)
-        config = replace(settings.config, synthetic=False, data=str(made))
+            shards = write_shards(Path(folder), MEASURED, shards=1)
+        config = replace(settings.config, synthetic=False, data=str(shards))
         source = open_source(config.data)
         with joined(config) as ranks:
             auto = replace(config, gpu_decode="auto")

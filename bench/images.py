@@ -15,7 +15,7 @@ from convert.folder import FolderOfClasses
 from convert.options import Packing
 
 CLASSES = 10
-COPIES = 8  # of each photograph, told apart by a comment: drawing one takes longer than a benchmark
+COPIES = 8  # of each photograph, unlike by a comment only: drawing all would take too long
 QUALITY, RESIZED_QUALITY = 92, 90
 
 
@@ -26,7 +26,7 @@ def write_shards(root: Path, images: int, **packing: Any) -> Path:
 
 
 def write_images(root: Path, images: int, short_side: int = 0) -> Path:
-    """Draw photographs into a folder for each class; return the folder of these."""
+    """Draw photographs into a folder for each class; return the folder above these."""
     sys.stderr.write("drawing images\n")
     drawn = photos(-(-images // COPIES), short_side)
     for number in range(images):
@@ -70,7 +70,7 @@ def photo(seed: int, short_side: int = 0) -> bytes:
 
 
 def small(rng: np.random.Generator, side: int) -> bytes:
-    """Return a JPEG of blurred noise, unlike all others, of so many pixels a side."""
+    """Return a square JPEG of blurred noise, unlike all others, `side` pixels wide."""
     noise = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
     return jpeg(noise.resize((side, side), Image.Resampling.BILINEAR))
 

@@ -102,7 +102,7 @@ class Settings:
     what: Positional[Literal["starts", "step", "task", "output", "idle"]] = "starts"
     """What to measure."""
     hosts: Positional[tuple[int, ...]] = ()
-    """How many; starts, task: each of these numbers, of ranks with task."""
+    """How many hosts, or ranks of a task; starts and task measure each of these numbers."""
 
 
 def main(args: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A network whose steps cost little, or take a given time: for benches of all but the model."""
+"""A network whose steps cost little, or take a given time, to measure all but the model."""
 
 import os
 import time
@@ -14,7 +14,7 @@ class Waits(nn.Identity):
     """Takes the time of a step."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the images after a while."""
+        """Return the images; in training, after STEP_SECONDS."""
         time.sleep(float(os.environ.get(STEP_SECONDS, 0)) if self.training else 0)
         return images
 

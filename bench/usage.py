@@ -51,7 +51,7 @@ class PeakMemory:
 
 
 def resident_mb() -> float:
-    """Return the memory of this process, that which it shares included."""
+    """Return the memory of this process, with what it shares with others."""
     return float(psutil.Process().memory_info().rss / 1e6)
 
 
