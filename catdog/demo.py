@@ -135,7 +135,7 @@ def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
 
 
 def _convert(demo: Demo) -> int:
-    # As a user would, so that the command shown is one to type.
+    # By its command line: the command that is shown is the one that runs.
     args = ["catdog", str(demo.archive), str(demo.shards)]
     _say(f"$ {called('convert')} {shlex.join(args)}")
     with subprocess.Popen([sys.executable, "-m", "convert", *args]) as converter:

@@ -164,8 +164,8 @@ def _records(
         if label is None:
             findings.append(ImageDefect(record.name, "unlabelled"))
             continue
-        # The class comes only once where the image's name begins with it. Of 1.jpg and 1.png the
-        # second gets its suffix, of sub/a.jpg and sub_a.jpg a hash.
+        # A key begins with the class, which is not put before a name that already begins with it.
+        # Of 1.jpg and 1.png the second key gets the suffix, of sub/a.jpg and sub_a.jpg a hash.
         name, below = classes[label], PurePosixPath(*inner[1:])
         stem = str(below.with_suffix("")).replace("/", "_")
         stem = stem if stem.startswith(f"{name}_") else f"{name}_{stem}"

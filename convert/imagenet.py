@@ -268,7 +268,7 @@ class KaggleZip:
 
 
 ImagenetFiles = OfficialArchives | Tree | KaggleZip
-"""ImageNet as it lies on a disk."""
+"""The forms in which ImageNet is stored on disks."""
 
 
 def _open(source: Path, follow_links: bool) -> ImagenetFiles:

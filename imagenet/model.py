@@ -114,8 +114,8 @@ def _share(strength: float) -> float:
 
 
 def _patched(images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
-    # With a square of their neighbours in them; the share is what is left of each, as a square at
-    # the edge is cut off.
+    # Each image gets a square of its neighbour. A square at the edge is cut off, so the
+    # share that an image keeps of itself is returned as it turned out.
     height, width = images.shape[2:]
     cut = math.sqrt(1 - share) / 2
     down, across = (float(number) for number in torch.rand(2))

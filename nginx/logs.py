@@ -1,4 +1,4 @@
-"""nginx's logs: counted, and kept short, as they lie in memory and any client can lengthen them.
+"""nginx's logs: counted, and kept short, as they take memory and any client can lengthen them.
 
 Those of a server that ends with us are truncated when they are long. Of one that outlives us, the
 kernel lets a native nginx write no file beyond a limit, and Docker rotates. Clients choose most of
@@ -30,11 +30,11 @@ class Logs:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def keep_short(self) -> None:
-        """Start to look after the logs, until `stop`."""
+        """Start a thread that truncates long logs, until `stop`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop that; a second call does no harm."""
+        """Stop the thread; a second call does no harm."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -39,7 +39,7 @@ _ENDED = ("", "Z", "X")  # states of /proc/PID/stat: no process, a zombie, one t
 
 
 class RecordError(DataError):
-    """A file in place of a record that no server of this user has left."""
+    """A file in the place of a record that no server of this user can have written."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What converter and loader both know of images: the same limits, and the header of a JPEG.
+"""What converter and loader share about images: their limits, and the header of a JPEG.
 
 The header is that of ITU-T T.81, annex B, as far as they need it.
 """

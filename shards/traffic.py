@@ -35,7 +35,8 @@ class Traffic:
     """The counters of a source, in this process and those that it was sent to."""
 
     def __init__(self, descriptors: Sequence[int] = ()) -> None:
-        self.descriptors = tuple(descriptors) or _made()  # the counters, both ends of a pipe
+        # Those of the counters, and of both ends of a pipe.
+        self.descriptors = tuple(descriptors) or _new_descriptors()
         self._total = ReadBytes()
         self._liars = set[int]()
 
@@ -83,7 +84,7 @@ class Traffic:
                 os.close(descriptor)
 
 
-def _made() -> tuple[int, ...]:
+def _new_descriptors() -> tuple[int, ...]:
     counters = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(COUNTERS))
     return (*counters, *os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
 

@@ -89,7 +89,7 @@ def run(args: Sequence[str], find_suspects: FindSuspects) -> int:
         folder = shlex.quote(str(settings.out))
         raise UsageError(f"--out {settings.out}: no such folder; type: mkdir -p {folder}")
     if settings.checkpoint is not None:
-        # What is not there is refused before all images are looked at.
+        # A checkpoint that is missing is refused before the images are read, which takes long.
         final_weights(settings.checkpoint)
     fingerprints, findings = examined(settings, find_suspects)
     table_path, page = _paths(settings.out)

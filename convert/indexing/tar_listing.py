@@ -77,7 +77,7 @@ def list_tars(sources: tuple[str, ...], split: str, name: str, command: str) -> 
 
 
 def _expanded(source: str) -> Iterator[str]:
-    # As webdataset and shells expand them.
+    # Braces, as in {000..003}, expanded as by webdataset and shells.
     match = BRACES.search(source)
     if match is None:
         yield source

@@ -164,7 +164,7 @@ class Target:
     def _adopt(self, plan: ShardPlan, force: bool) -> bool:
         if force:
             self.clear()
-            # What is still here is listed by no manifest and no plan, so it may be anybody's.
+            # What is still here is listed by no manifest and no plan, so it may not be ours.
             for name in sorted(plan.files() | {REPORT_NAME}):
                 if (self.folder / name).exists():
                     raise UsageError(

@@ -152,7 +152,7 @@ class Append:
 
 
 def _extension(parent: Parent) -> Literal["jpg", "true"]:
-    # No manifest has the option, but the name of one image that is no JPEG tells.
+    # No manifest records --extension, but the stored name of any image that is no JPEG shows it.
     for split in parent.manifest.splits:
         rows = parent.source.index(split.name)
         others = rows[rows["format"] != b"jpg"]

@@ -104,7 +104,7 @@ def needed_by(folders: tuple[Path, ...]) -> dict[str, list[str]]:
 def _files(parent: Parent, kept: list[Manifest], unneeded: list[Manifest]) -> list[str]:
     newest = parent.manifest
     used = set[str]().union(*(each.files() for each in kept)) | parent.target.unfinished()
-    # Manifests first: a version whose files are going must not be there any more.
+    # Manifests first: no version may be listed while its files are being deleted.
     heads = [name(each.number) for each in unneeded for name in (manifest_name, report_name)]
     if newest.adopted:  # never the tars that other programs have written
         foreign = set[str]().union(*(each.files() for each in parent.versions if _adopts(each)))

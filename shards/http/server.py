@@ -1,4 +1,4 @@
-"""A server of one shard folder: its URL, who we are to it, the versions of its files.
+"""A server of one shard folder: its URL, our credentials, and the versions of its files.
 
 Credentials and trusted authorities are files that the environment names, never a part of the URL.
 """

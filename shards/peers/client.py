@@ -77,7 +77,7 @@ class PeerClient:
             reply = self._exchange(number, request)
         except (OSError, PeerError) as error:
             if not self.leaves_alone(number):  # threads that fail at once count as one failure
-                # 20: beyond the longest pause anyway, and the power stays a number that fits.
+                # Up to 20: that is beyond the longest pause, and the power does not overflow.
                 pause = self._timeouts.pause_seconds * 2 ** min(self._failures[number], 20)
                 self._failures[number] += 1
                 self.leave_alone(number, str(getattr(error, "strerror", None) or error), pause)
@@ -156,7 +156,7 @@ class PeerClient:
         data = np.empty(length, np.uint8).data  # its memory is not wiped first
         room = data
         while room:
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))  # 0: not to wait at all
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))  # 0 means not to block
             count = connection.recv_into(room)
             if not count:
                 raise PeerError("breaks off an answer")

@@ -149,7 +149,7 @@ class PeerServer:
             self._end(connection)
 
     def _next_request(self, connection: socket.socket, seconds: float | None) -> Request | None:
-        """Return the next request; None if the connection ends, or has not this run's token."""
+        """Return the next request; None if the connection ends, or lacks this run's token."""
         with self._lock:
             self._idle[connection] = None
         try:
@@ -178,7 +178,7 @@ class PeerServer:
         # WAIT shows the host that asks that this one is alive.
         while not self._fetches.acquire(timeout=BEAT_SECONDS):
             connection.sendall(WAIT)
-        try:  # until it is sent: so many blocks are in memory at once
+        try:  # held until the block is sent, which limits how many are in memory
             fetching = self._fetchers.submit(self._obtain, part)
             while not wait([fetching], BEAT_SECONDS).done:
                 connection.sendall(WAIT)
@@ -217,7 +217,7 @@ class PeerServer:
         }
 
     def _obtain(self, part: BlockPart) -> Stored:
-        """Return a whole block, verified and stored; nothing if it cannot be had as it should be.
+        """Return a whole block, verified and stored; empty if no correct one can be had.
 
         Wrong bytes are not sent on: their reader would blame this host.
         """
