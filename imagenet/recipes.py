@@ -89,7 +89,7 @@ class ImageNet(Config):
         return ""
 
     def problems(self) -> list[str]:
-        """Refuse, too, a model for images of one size that would get two."""
+        """Refuse a model for images of one size that would get two."""
         problems = super().problems()
         if has_one_size(self.model) and (problem := self.two_sizes()):
             problems.append(problem)

@@ -30,7 +30,7 @@ class Mnist(Config):
     weight_decay: float = 0.0
 
     def problems(self) -> list[str]:
-        """Refuse, too, any other model."""
+        """Refuse any other model."""
         other = [f"--model {self.model}: of this task there is only mnist"]
         return [*super().problems(), *(other if self.model != "mnist" else ())]
 

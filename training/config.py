@@ -61,7 +61,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
             raise UsageError("; ".join(problems))
 
     def problems(self) -> list[str]:
-        """Refuse, too, what one slice asks for and another rules out."""
+        """Refuse what one slice asks for and another rules out."""
         problems = super().problems()
         if self.batch_size % max(self.grad_accum_steps, 1):
             problems.append(

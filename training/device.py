@@ -114,8 +114,8 @@ def rank_device(device_option: str, local_rank: int) -> torch.device:
     if device_option == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available() and device_option == "auto":
-        # Where the launcher has counted ranks by GPUs, the CPU is not what was asked for:
-        # unless the user has hidden them.
+        # Where the launcher has planned a rank for each GPU, a rank without one is an error, unless
+        # the user has hidden them.
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
         if hidden or not os.environ.get(variables.GPUS):
             return torch.device("cpu")
@@ -235,14 +235,14 @@ def _precision(config: Config, ranks: Ranks) -> Precision:
         return "fp32"
     if config.precision != "auto":
         return config.precision
-    usual: Precision = "fp32"
+    supported: Precision = "fp32"
     if native:
-        usual = "bf16"
+        supported = "bf16"
     elif ranks.device.type == "cuda" and not config.unscalable:
         major, _ = torch.cuda.get_device_capability(ranks.device)
-        usual = "fp16" if major >= FLOAT16 else "fp32"
+        supported = "fp16" if major >= FLOAT16 else "fp32"
     # All ranks compute in the same one: what the oldest of their GPUs has.
-    return PREFERRED[ranks.all_reduce_max(PREFERRED.index(usual))]
+    return PREFERRED[ranks.all_reduce_max(PREFERRED.index(supported))]
 
 
 def _is_computed_by_cpu(precision: Precision) -> bool:

@@ -128,12 +128,12 @@ def train_stage(
     # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same after
     # a step, so they agree on the strongest request during the steps.
     exchange = StepExchange(run.ranks, run.pending, balance.sent if balance else list)
-    # Anew in each stage: DDP waits for the gradients of all weights that trained when it was made.
+    # One for each stage: DDP waits for the gradients of all weights that trained when it was made.
     sync = GradientSync(config, run.ranks, state, schedule.steps)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
 
     while state.epoch < stage.last and not state.exhausted:
-        # Anew in each epoch: images may grow with the epochs.
+        # New ones for each epoch: images may grow with the epochs.
         transforms = run.task.transforms(config, state.epoch)
         epoch_end = (state.epoch + 1) * schedule.epoch_steps
         log.train()

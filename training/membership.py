@@ -300,7 +300,7 @@ def _shut_down(name: str, number: int) -> None:
 
 
 def _end(text: str) -> None:
-    # At once: what the main thread does must not reach anybody any more.
+    # At once: nothing that the main thread still does may have an effect outside.
     sys.stderr.write(f"{clean(text)}\n")
     sys.stderr.flush()
     os._exit(Fenced.exit_code)

@@ -101,7 +101,7 @@ def _weights_file(config: Config, is_here: bool) -> str:
     if not config.weights or config.resume or config.synthetic:  # which load none
         return ""
     if config.weights == PUBLISHED:
-        # Which of timm's are in the cache of each host, its ranks find out.
+        # Ranks find out themselves which of timm's weights their host has in its cache.
         if not config.model.startswith(TIMM) and (names := registered("torchvision")):
             refuse_unpublished(config.model, names)
         return ""

@@ -207,7 +207,7 @@ class Improvement:
 
     accuracy: float = 0.0  # of the best evaluation
     loss: float = float("inf")  # of the best evaluation
-    epoch: int = 0  # of the best evaluation: how many were done; 0: none has been evaluated
+    epoch: int = 0  # epochs that were done at the best evaluation; 0: there is none yet
     stale: int = 0  # evaluations since the best one
     waited: int = 0  # evaluations since the best one, or since the learning rate fell
     lr_factor: float = 1.0  # of the schedule's learning rate

@@ -112,7 +112,7 @@ class StepPlan:
                 yield epoch, part
 
     def _reading(self, epoch: int, start: int, reader: Reader) -> Reading:
-        # Apart from `parts`, so that no frame keeps the shared memory mapped for an epoch.
+        # A method of its own: no frame of `parts` keeps the shared memory mapped for an epoch.
         with self.orders.of(epoch, self.order) as order:
             return Reading(order, start, self.batch, reader)
 
@@ -149,42 +149,42 @@ class Feed:
         self._makers = max(workers, 1)  # of shares: without workers, the rank itself
         self._shares: Generator[Share] | None = None
         self._assignment: Assignment | None = None
-        self._asked = 0  # shares of the assignment
+        self._requested = 0  # shares of the current assignment
         self._cuts: dict[int, Cut] = {}  # by the first step that is cut so
 
     def batches(self, rank: int, cut: Cut, start: int, slots: Slots) -> Iterator[Batch]:
         """Yield the batch of each step from `start` on: a share of every worker, in turn."""
-        # All workers have been asked equally often by now: the last batch was a whole one.
+        # Every worker has had equally many requests by now: the last batch was complete.
         number = self._assignment.number + 1 if self._assignment else 0
-        self._assignment, self._asked = Assignment(number, rank, cut, start, slots), 0
+        self._assignment, self._requested = Assignment(number, rank, cut, start, slots), 0
         self._cuts.clear()
         if not self._shares:  # workers stay from one assignment to the next
-            # By a proxy: in a cycle, a feed that nobody has any more would keep its workers.
+            # A proxy: a cycle of references would keep an abandoned feed and its workers alive.
             requests = Feed._requests(proxy(self))
             self._shares = loaded(ExactShares(self._plan), self._workers, requests=requests)
         of_step = list[Share]()
         # DataLoader takes items from its workers in turn: one of each, in a row, makes a step.
         for share in self._shares:
-            if share.assignment == number:  # else it was asked for before
+            if share.assignment == number:  # else requested for an earlier assignment
                 of_step.append(share)
             if len(of_step) == self._makers:
                 yield in_order(of_step, slots)
                 of_step.clear()
 
     def recut(self, cut: Cut) -> None:
-        """Cut the steps from one on otherwise, which no worker has been asked for yet."""
+        """Cut steps otherwise from `cut.step` on; no worker may have a request for them yet."""
         if self._assignment:
             # A share that a worker has begun stays cut as it was: its batch would not be whole.
-            assert self._asked <= (cut.step - self._assignment.start) * self._makers, "too late"
+            assert self._requested <= (cut.step - self._assignment.start) * self._makers, "too late"
         self._cuts[cut.step] = cut
 
     def _requests(self) -> Iterator[Assignment | Cut | None]:
-        """Yield what each worker in turn is told as it is asked for its next share: mostly nothing.
+        """Yield what has changed for the next share of each worker in turn: mostly nothing.
 
-        DataLoader is AHEAD requests of each worker ahead of the shares that it has got.
+        DataLoader sends each worker up to AHEAD requests before it takes their shares.
         """
         while True:
-            turn, self._asked = self._asked // self._makers, self._asked + 1
+            turn, self._requested = self._requested // self._makers, self._requested + 1
             assert self._assignment
             yield self._cuts.get(self._assignment.start + turn) if turn else self._assignment
 
@@ -280,8 +280,7 @@ def steps(
             rows, positions = part.rows[span], part.positions[span]
             stored = []
             columns = rows.tolist(), positions.tolist(), part.brought_by[span].tolist()
-            uses = zip(*columns, strict=True)
-            for row, position, brought_by in uses:
+            for row, position, brought_by in zip(*columns, strict=True):
                 # A read is kept until its last sample is used: neighbours are steps apart.
                 if position == brought_by:
                     waiting[brought_by] = next(arriving)

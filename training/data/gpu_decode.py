@@ -82,7 +82,7 @@ class GpuDecoder:
         jpegs = jpegs_in(batch)
         try:
             decoded_images = decoded(jpegs, self.device)
-        except RuntimeError:  # one is refused, nobody says which, and the others are lost with it
+        except RuntimeError:  # one is refused, torchvision does not say which, and all are lost
             decoded_images = [self._alone(*pair) for pair in zip(batch.left, jpegs, strict=True)]
         for left, pixels in zip(batch.left, decoded_images, strict=True):
             images[left.batch_index] = self._resized(pixels, left.crop, images.shape[2:])
@@ -187,7 +187,7 @@ def _is_usual(data: bytes, frame: Frame, size: int) -> bool:
 
 
 def _changes(transforms: Transforms) -> str:
-    # What training does to images that only loader workers do, or nothing.
+    # Why training on these transforms needs loader workers; empty if the GPU can do it.
     if type(transforms) is not Transforms:
         return "the task has transforms of its own"
     if transforms.channels != 3 or transforms.crop_area >= 1:

@@ -204,7 +204,7 @@ def _handed_over(batch: Batch, done: torch.Event | None) -> Batch:
     return batch
 
 
-def _as_it_is(item: Any) -> Any:  # no lambda: it is sent to workers
+def _as_it_is(item: Any) -> Any:  # no lambda: workers get it pickled
     return item
 
 

@@ -186,7 +186,7 @@ def _route(folder: str) -> Route:
 
 def _address(ranks: Ranks, routes: dict[int, Route]) -> str:
     this_route = routes[ranks.rank]
-    # The first host reaches itself by its own way, at an address that others may not know.
+    # The first host reaches itself at an address that other hosts may not be able to reach.
     if this_route.host == routes[0].host:
         others = (route.master for route in routes.values() if route.host != this_route.host)
         return next(filter(None, others), this_route.address)

@@ -178,7 +178,7 @@ def _prepared_sample(
     try:
         if sample.fault:
             raise sample.fault
-        # Words cost numpy half the time of Python's numbers, and give the same generator.
+        # From 32-bit words numpy makes the same generator in half the time.
         words = np.array(entropy, np.uint32) if max(entropy) < 1 << 32 else entropy
         return PreparedSample(number, stored, prepare(sample.image, np.random.default_rng(words)))
     except DataError as error:

@@ -87,7 +87,7 @@ def room_for(*shape: int) -> torch.Tensor:
 
 
 def _check_room(length: int) -> None:
-    # Memory is given out beyond that, too, and SIGBUS then ends the rank that writes to it.
+    # The kernel grants more than there is; a rank that writes beyond it is ended by SIGBUS.
     if not SHARED.exists():
         return
     room, ranks = shutil.disk_usage(SHARED), int(os.environ.get("LOCAL_WORLD_SIZE", 1))

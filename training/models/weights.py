@@ -249,7 +249,7 @@ def _interpolated(grid: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def _counted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
-    # Of a file that is older than the count of batches: the model's, which is 0.
+    # A file from before torch counted batches gets the count of the model, 0.
     counts = {
         name: tensor
         for name, tensor in model_tensors.items()

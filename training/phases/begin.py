@@ -109,7 +109,7 @@ def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> s
 
 
 def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
-    """Write and print what the settings were resolved to, once a group has formed; go on in it."""
+    """Open the run's folder, once a group has formed; write and print the resolved settings."""
     config = run.config
     if run.ranks.first:
         check_trackers(config.trackers)

@@ -63,7 +63,8 @@ class TrainingRun:
         return waits_reported(first, batches, progress)
 
     def parts_in(self, step: int) -> int:
-        """Return in how many parts this rank computes its batch: by an even cut, as many as all."""
+        """Return in how many parts this rank computes its batch."""
+        # Under an even cut equally many on all ranks, as SyncBatchNorm needs: it exchanges in each.
         return self._parts_and_fewest(step)[0][self.ranks.rank]
 
     def fewest_in_part(self, step: int) -> int:

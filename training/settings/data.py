@@ -94,7 +94,7 @@ class DataSettings(Slice):
 
     @property
     def judged_by(self) -> str:
-        """The name of the evaluated split as messages have it."""
+        """The name of the evaluated split in messages."""
         return "validation" if self.eval_split == "val" else self.eval_split
 
     @property
@@ -108,7 +108,7 @@ class DataSettings(Slice):
         return any(getattr(self, name) for name in SELECTION)
 
     def problems(self) -> list[str]:
-        """Refuse, too, what asks for two orders of the samples, or two ways to read them."""
+        """Refuse what asks for two orders of the samples, or two ways to read them."""
         problems = super().problems()
         if self.synthetic and self.data:
             problems.append("--synthetic and --data exclude each other: leave one of them out")
@@ -166,7 +166,7 @@ class AugmentSettings(Slice):
     """Share of training images in which a rectangle is covered with the mean color."""
 
     def problems(self) -> list[str]:
-        """Refuse, too, several policies at once."""
+        """Refuse several policies at once."""
         problems = super().problems()
         policies = [option(name) for name in POLICIES if getattr(self, name)]
         if len(policies) > 1:

@@ -47,7 +47,7 @@ class TuningSettings(Slice):
     never."""
 
     def problems(self) -> list[str]:
-        """Refuse, too, a schedule that does not exist."""
+        """Refuse a schedule that does not exist."""
         return [*super().problems(), *_unknown("lr_schedule", self.lr_schedule, SHAPES)]
 
 
@@ -94,7 +94,7 @@ class OptimSettings(Slice):
     """Steps between updates of the EMA."""
 
     def problems(self) -> list[str]:
-        """Refuse, too, an optimizer that does not exist."""
+        """Refuse an optimizer that does not exist."""
         return [*super().problems(), *_unknown("optimizer", self.optimizer, OPTIMIZERS)]
 
 

@@ -30,7 +30,7 @@ class SyncSettings(Slice):
         return f"--local-sgd-steps {self.local_sgd_steps}" if self.local_sgd_steps else ""
 
     def problems(self) -> list[str]:
-        """Refuse, too, two ways to send less at once."""
+        """Refuse two ways to send less at once."""
         problems = super().problems()
         if self.local_sgd_steps and self.grad_compression != "float32":
             problems.append(
@@ -67,7 +67,7 @@ class DeviceSettings(Slice):
     detects hangs earlier."""
 
     def problems(self) -> list[str]:
-        """Refuse, too, two ways to compute less often or again."""
+        """Refuse two ways to compute less often or again."""
         problems = super().problems()
         if self.gradient_checkpointing and self.compile:
             problems.append(

@@ -38,7 +38,7 @@ class RunSettings(Slice):
     any node, if there is one. The launcher sets this after a failure."""
 
     def problems(self) -> list[str]:
-        """Refuse, too, two places to start from."""
+        """Refuse two places to start from."""
         problems = super().problems()
         if self.weights != type(self).weights and self.weights and self.resume:
             problems.append("--weights and --resume exclude each other: a checkpoint has weights")
@@ -79,7 +79,7 @@ class OutputSettings(Slice):
         return [name for name in self.track.split(",") if name]
 
     def problems(self) -> list[str]:
-        """Refuse, too, trackers and steps that do not exist."""
+        """Refuse trackers and steps that do not exist."""
         problems = [
             f"--track {name}: no such tracker; {nearest(name, get_args(TrackerName))}"
             for name in self.trackers

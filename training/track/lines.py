@@ -1,6 +1,6 @@
-"""The lines of metrics.jsonl as loggers take them: their numbers, and which a tracker has already.
+"""The lines of metrics.jsonl as loggers take them: their numbers, and which a tracker has got.
 
-What it has is in tracker-NAME.json in the run's folder. With it a resumed run goes on as the same
+The latter is in tracker-NAME.json in the run's folder. With it a resumed run goes on as the same
 run of the tracker, and nothing is sent twice. It stays where it was written: results of a host come
 back without it (rackrun.run_folder.LAUNCHER_FILES).
 """

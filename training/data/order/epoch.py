@@ -102,7 +102,7 @@ class EpochOrder:
         return np.searchsorted(self.ends, sequence_indices.astype(np.int32), side="right")
 
     def _pieces(self, lanes: Numbers, blocks: npt.NDArray[np.integer]) -> Pieces:
-        # Beside each lane stands a block, of which it may have the beginning or the end only.
+        # lanes[i] and blocks[i] make a piece: the lane may have a part of the block only.
         begins = np.where(blocks, self.ends[blocks - 1], 0)
         first = np.maximum(begins, self.firsts[lanes])
         pieces = np.empty(blocks.size, PIECE)
@@ -155,7 +155,7 @@ def resampled(
     sizes, draws = np.diff(starts), 64
     while True:  # twice as many blocks each time, until they have enough samples
         random_raw = Stream(seed, epoch, BLOCKS).random_raw(0, draws)
-        # The remainder of 64 bits: evenly distributed but for one part in billions.
+        # The remainder of a 64-bit word is uniform to within one part in billions.
         drawn = (random_raw % np.uint64(sizes.size)).astype(np.int32)
         ends = np.cumsum(sizes[drawn], dtype=np.int64)
         if ends[-1] >= samples:
@@ -270,7 +270,7 @@ def mixed(
 def _random_keys(pieces: Pieces, stream: Stream) -> npt.NDArray[np.uint64]:
     if not pieces.size:
         return np.empty(0, np.uint64)
-    # Neighbours in the sequence draw at once: a call, and a skip, cost more than many words.
+    # One call for neighbours in the sequence: a call and a skip cost more than many words.
     follows = pieces["sequence_index"][1:] == pieces["sequence_index"][:-1] + pieces["samples"][:-1]
     first = np.flatnonzero(np.append(True, ~follows))
     counts = np.add.reduceat(pieces["samples"], first)
