@@ -1,4 +1,4 @@
-"""Fabric, imported without 123 modules that are of no use here: asyncio, two YAML parsers, email.
+"""Fabric, imported without 120 modules that are of no use here: asyncio, two YAML parsers, email.
 
 invoke, its base, brings along what it has for tests and for settings files, and paramiko asks
 importlib.metadata for its own version. A tenth of the CPU time of a launch would go into that.
