@@ -20,7 +20,7 @@ from pathlib import Path
 
 from launcher.catalog.folders import runs_in
 from launcher.lifecycle.task_check import check_task_options
-from launcher.output.console import say
+from launcher.output.console import say, short_path
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork, Work, without_option
 from launcher.run.settings import SweepOptions
@@ -109,7 +109,8 @@ class Launches:
         """Launch each member on the next group that is free; a signal ends all that run."""
         to_come, free = list(self.members), list(groups)
         running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
-        say(f"{plural(len(to_come), 'run')}, {len(groups)} at a time; output in {self.folder}")
+        folder = short_path(self.folder)
+        say(f"{plural(len(to_come), 'run')}, {len(groups)} at a time; output in {folder}")
         try:
             while to_come or running:
                 while to_come and free:
@@ -177,7 +178,8 @@ def show(members: Sequence[Combination], runs: Path, folder: Path) -> None:
     sys.stdout.write(table([*head, "verdict", "accuracy", "loss", "images/s", "run"], rows))
     drawn = [folders[member.name] for member in members if member.name in stories]
     if len(drawn) > 1:
-        sys.stdout.write(f"comparison: {write_comparison(drawn, folder / 'compare.html')}\n")
+        page = write_comparison(drawn, folder / "compare.html")
+        sys.stdout.write(f"comparison: {short_path(page)}\n")
     sys.stdout.flush()
 
 

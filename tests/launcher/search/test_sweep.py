@@ -66,8 +66,9 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
     assert rows[0] == ["lr", "wd", "verdict", "accuracy", "loss", "images/s", "run"]
     assert rows[1][:5] == ["0.1", "0", "done", "90.00%", "0.5000"]
     assert rows[4][:5] == ["0.3", "1", "failed", "70.00%", "0.5000"]
-    page = Path(out.splitlines()[-1].removeprefix("comparison: "))
-    assert "t-2-lr-0.1-wd-1" in page.read_text()
+    page = out.splitlines()[-1].removeprefix("comparison: ")
+    assert page.startswith("runs/")
+    assert "t-2-lr-0.1-wd-1" in (lab.folder / page).read_text()
 
 
 def test_a_script_has_what_it_reported() -> None:
