@@ -91,7 +91,7 @@ class Fingerprints:
 
 
 def fingerprints_of(source: Source, workers: int) -> Fingerprints:
-    """Read and decode all images, in as many processes; damaged ones are marked."""
+    """Read and decode all images in `workers` processes; damaged ones are marked."""
     splits = source.manifest.splits
     for split in splits:
         source.index(split.name)  # read before the fork, so that all workers have it

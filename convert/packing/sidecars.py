@@ -50,10 +50,10 @@ class Sidecars:
 
 
 def write_sidecars(folder: Path, workers: int, only_missing: bool = False) -> None:
-    """Write them, from the headers of the tars.
+    """Write the sidecars of a folder from the headers of its tars.
 
     `only_missing`: leave out tars that have theirs, as those of an earlier version. UsageError if
-    files of such names are there that are not ours.
+    files with these names exist that no conversion has written.
     """
     path = folder / MANIFEST_NAME
     try:

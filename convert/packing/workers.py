@@ -182,7 +182,7 @@ def _serve(
 
 
 class _Reporter:
-    """Sums up progress and sends it a few times a second: a message for each image is too many."""
+    """Sums up progress and sends it a few times a second: one for each image would be too many."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -62,8 +62,8 @@ def append_tars(
 ) -> None:
     """Make the next version of a folder of other programs' tars, with those of `source`.
 
-    `split`, if any, is that of all of them. `takes_dropped`: also samples that an earlier version
-    has dropped.
+    `split`: that of all these tars; empty to take it from their names. `takes_dropped`: also take
+    samples that an earlier version has dropped.
     """
     target, manifest = parent.target, parent.manifest
     listing = _listing(parent, source, split)
