@@ -185,9 +185,9 @@ def trust_ratios(weights: Tensors, updates: Tensors) -> Tensors:
 class LossScale:
     """Scales losses in float16, where small gradients vanish, and skips steps that overflow.
 
-    Gradients are averaged over all ranks before they are looked at, so that an overflow on one rank
+    Gradients are averaged over all ranks before they are checked, so that an overflow on one rank
     reaches all, and all skip the same steps. A skipped step counts as a step: its samples are used,
-    the schedule goes on. Without float16 nothing of this happens.
+    the schedule goes on. Without float16, losses stay as they are and every step is taken.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
@@ -208,8 +208,8 @@ class LossScale:
         if not self._scaler.is_enabled():
             optimizer.step()
             return
-        # The scaler tells of a skipped step only by a smaller scale. Compared on the device: the
-        # step does not wait for the answer.
+        # Only a smaller scale shows that the scaler has skipped a step. The comparison stays on the
+        # device, so that the step does not wait for it.
         before = self._scaler.scale(self._one)
         self._scaler.step(optimizer)
         self._scaler.update()

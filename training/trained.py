@@ -114,7 +114,7 @@ def _built(
         classes = shaped(content.get("classes"), ClassNames, "classes")
         config = shaped(content.get("config"), settings, "config")
         # To import the module that a file names would run code of whoever wrote the file: the user
-        # has to name it, too. The SaveError passes through.
+        # has to name it, too. No `except` below catches this SaveError.
         if is_own(config.model) and config.model != own_model:
             shown = clean(config.model)[:100]
             raise SaveError(

@@ -1,7 +1,7 @@
 """From rows of the index to the images of a batch, whichever way the rows were chosen.
 
     rows_of   StoredSample: a verified sample (key, bytes, label) and the shard it lies in
-    filled    Kept: its image is in its place in a batch; bad samples are counted
+    filled    KeptSample: its image is in its place in a batch; bad samples are counted
 
 `filled` takes samples in groups: it draws the crops of all, then decodes all, then resizes all.
 
@@ -39,7 +39,7 @@ class StoredSample(NamedTuple):
     sample: Sample
 
 
-class Kept(NamedTuple):
+class KeptSample(NamedTuple):
     """A sample whose image has a place in a batch."""
 
     batch_index: int
@@ -119,7 +119,7 @@ def filled(
     seed: Seed,
     quarantine: Quarantine,
     batch_indices: Sequence[int] | None = None,
-) -> list[Kept]:
+) -> list[KeptSample]:
     """Decode numbered samples into uint8 (n, size, size, channels), until it is full or they end.
 
     Return those that are not bad. They lie one after the other unless `batch_indices` has the index
@@ -128,7 +128,7 @@ def filled(
     prepared = (
         _prepared_sample(number, stored, prepare, seed, quarantine) for number, stored in samples
     )
-    pixels, kept = images.numpy(), list[Kept]()
+    pixels, kept = images.numpy(), list[KeptSample]()
     indices, used = range(len(pixels)) if batch_indices is None else batch_indices, 0
     while group := _next_group(prepared, len(indices) - used, quarantine):
         for decoded in group:
@@ -148,11 +148,13 @@ class DecodedSample(NamedTuple):
     stored: StoredSample
     fill: Fill
 
-    def into(self, batch_index: int, out: Pixels) -> Kept:
+    def into(self, batch_index: int, out: Pixels) -> KeptSample:
         """Write the image into its place `out`, uint8 (size, size, channels)."""
         sample = self.stored.sample
         crop = self.fill(out)
-        return Kept(batch_index, self.number, self.stored.shard, sample.key, sample.label, crop)
+        return KeptSample(
+            batch_index, self.number, self.stored.shard, sample.key, sample.label, crop
+        )
 
 
 class PreparedSample(NamedTuple):
@@ -198,7 +200,7 @@ def _next_group(
     return [sample and sample.decoded(quarantine) for sample in group]
 
 
-def left_to_gpu(kept: Iterable[Kept]) -> list[LeftToGpu]:
+def left_to_gpu(kept: Iterable[KeptSample]) -> list[LeftToGpu]:
     """Return which of these samples still are JPEGs."""
     return [
         LeftToGpu(sample.batch_index, f"{sample.shard}: {sample.key}", sample.crop)

@@ -106,7 +106,7 @@ def last_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def with_recomputed_blocks(model: nn.Module) -> nn.Module:
-    """Return the model, its blocks computed again in backward; UsageError without any.
+    """Return the model with blocks that backward computes again; UsageError if it has none.
 
     Only the inputs of a block are kept (Chen et al., 2016, arXiv:1604.06174). Blocks are those that
     --layer-decay counts, as far as they consist of several layers.

@@ -80,7 +80,7 @@ class MetricsWriter:
         )
 
     def start(self, step: int, epoch: float) -> None:
-        """Write a line about the begin of a run, or of its next part after a resume."""
+        """Write a line about the start of a run, or of its next part after a resume."""
         self._write("start", step, epoch)
 
     def evaluate(self, step: int, epoch: float, counts: Counts, classes: int, split: str) -> None:

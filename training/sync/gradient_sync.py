@@ -29,8 +29,8 @@ from training.sync.uneven_inputs import UnevenInputs, has_own_norms, norms_of_on
 
 POWERSGD_RANK = 2  # of the matrices that stand for a gradient
 WHOLE_SHARE = 0.1
-"""Of the run's steps, in which gradients travel whole under powersgd and local SGD: weights change
-most in them."""
+"""The share of a run's steps in which powersgd and local SGD exchange whole gradients: the first
+ones, in which weights change most."""
 
 
 class GradientSync:
@@ -118,7 +118,7 @@ def register_comm_hook(model: nn.Module, config: SyncSettings, steps: int, done:
                arXiv:1905.13727), after a tenth of the run's `steps`, of which some may be `done`.
                Tens of times fewer bytes and more arithmetic: pays on 1 GbE and 10 GbE with large
                layers. What a step leaves out is added to the next one; that remainder is not in
-               checkpoints, so a run that goes on drops the last one.
+               checkpoints, so a run that resumes loses it.
     """
     if not isinstance(model, DistributedDataParallel):
         return

@@ -1,7 +1,7 @@
 """Steps in which a rank, or a part of its batch, has a single image, or none.
 
 The last step of an exact epoch may have fewer samples than there are ranks. The ranks that have
-samples compute it; the others must neither hang them nor miss it. There are two ways:
+samples compute it; the others must neither block them nor miss it. There are two ways:
 
 join    The others mirror DDP's exchange of gradients (torch's Join) and contribute nothing. They
         miss more than the parameters that Join hands them: the optimizer's state, the EMA,
@@ -13,10 +13,10 @@ even    Every rank computes the step, some with a batch of no images: gradients 
 Both give what one process gives on the same samples. All other steps have samples on every rank,
 at most one more here than there, and need nothing.
 
-A batch norm of a single image has no spread where it has one value per channel, as after a pooling:
-there it uses its running statistics, which each rank has of its own. Before any of them is used in
-training all ranks take the mean (`GradientSync.step`): in such a step, and in one that not every
-rank computes, after which all have the statistics of a rank that did.
+A batch norm that gets one value per channel, as of a single image after a pooling, has no variance
+to divide by: it then uses its running statistics, which differ from rank to rank. So all ranks take
+their mean first (`GradientSync.step`), in such a step and in one that not every rank computes,
+after which all have the statistics of a rank that did.
 """
 
 import os
