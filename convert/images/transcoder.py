@@ -191,14 +191,14 @@ class _Rewriter:
         library.jpeg_copy_critical_parameters(byref(source), byref(target))
         # After the parameters, which set both to their defaults.
         target.optimize_coding, target.restart_interval = optimised, restart_interval
-        made, size = c_void_p(), c_ulong()
-        library.jpeg_mem_dest(byref(target), byref(made), byref(size))
+        output, size = c_void_p(), c_ulong()
+        library.jpeg_mem_dest(byref(target), byref(output), byref(size))
         library.jpeg_write_coefficients(byref(target), coefficients)
         # The target first: the coefficients that it writes are in the memory of the source.
         library.jpeg_finish_compress(byref(target))
         library.jpeg_finish_decompress(byref(source))
-        self._send(True, ctypes.string_at(made, size.value))
-        self._free(made)  # jpeg_mem_dest has allocated it, and leaves it to its caller
+        self._send(True, ctypes.string_at(output, size.value))
+        self._free(output)  # jpeg_mem_dest has allocated it, and leaves it to its caller
         library.jpeg_destroy_compress(byref(target))
         library.jpeg_destroy_decompress(byref(source))
 

@@ -173,17 +173,17 @@ class _Part(NamedTuple):
 
 def _parts(plan: ShardPlan, results: Sequence[ShardResult], parent: Source | None) -> list[_Part]:
     """Return the splits: what stays of the parent, then the planned shards."""
-    made = defaultdict[str, list[ShardResult]](list)
+    results_by_split = defaultdict[str, list[ShardResult]](list)
     for shard, result in zip(plan.shards, results, strict=True):
-        made[shard.split].append(result)
+        results_by_split[shard.split].append(result)
     before = {split.name: split for split in parent.manifest.splits} if parent else {}
     parts = []
-    for name in sorted(made | before.keys()):
+    for name in sorted(results_by_split | before.keys()):
         split, shards, rows = before.get(name), list[Shard](), b""
         if split and parent:
             shards = [shard for shard in split.shards if shard.name not in plan.replaced]
             rows = _kept_rows(parent, split, plan.replaced)
-        kept, new = len(shards), made.get(name, [])
+        kept, new = len(shards), results_by_split.get(name, [])
         shards += [result.shard for result in new]
         rows += b"".join(result.rows for result in new)
         is_unchanged = split is not None and tuple(shards) == split.shards

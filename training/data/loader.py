@@ -143,30 +143,30 @@ def made_in_thread(items: Iterator[Item]) -> Generator[Item]:
     Where no more items are wanted, the thread ends with the one that it is making. It is not waited
     for any longer than ENDING_SECONDS: a server may keep it.
     """
-    made = Queue[Item | BaseException | None](1)
+    queue = Queue[Item | BaseException | None](1)
     ending = threading.Event()
 
     def make() -> None:
         try:
             for item in items:
-                made.put(item)
+                queue.put(item)
                 if ending.is_set():
                     return
-            made.put(None)
+            queue.put(None)
         except BaseException as error:
-            made.put(error)
+            queue.put(error)
 
     thread = threading.Thread(target=make, name=DECODING, daemon=True)
     thread.start()
     try:
-        while (item := made.get()) is not None:
+        while (item := queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
     finally:
         ending.set()
-        while not made.empty():  # the thread may wait for room
-            made.get()
+        while not queue.empty():  # the thread may wait for room
+            queue.get()
         thread.join(ENDING_SECONDS)
 
 

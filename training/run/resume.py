@@ -91,9 +91,10 @@ def _newest(
         return None
     newest = max(offers, key=lambda offer: offer if by_run else offer.split(b"/")[-1])
     source = offers.index(newest)
-    here, content = checkpoint or (None, None)
-    path = Path(ranks.broadcast_bytes(str(here).encode() if here else None, source).decode())
-    data = ranks.broadcast_bytes(content, source)
+    own_path, own_data = checkpoint or (None, None)
+    own_text = str(own_path).encode() if own_path else None
+    path = Path(ranks.broadcast_bytes(own_text, source).decode())
+    data = ranks.broadcast_bytes(own_data, source)
     return Earlier(path, parse(data, path), source, data)
 
 
