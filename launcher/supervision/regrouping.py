@@ -400,7 +400,8 @@ class Regrouping:
         who = f"{plural(newest.ranks, 'rank')} on {plural(newest.hosts, 'host')}"
         if newest.number > 1:
             joined = f"{', '.join(newest.joined)} joined; " if newest.joined else ""
-            text = f"{joined}{who} go on from step {step:,} (generation {newest.number})"
+            go = "goes" if newest.ranks == 1 else "go"
+            text = f"{joined}{who} {go} on from step {step:,} (generation {newest.number})"
             self._news.append(Notice(text, "joined" if newest.joined else None))
 
     # -- what is known

@@ -159,6 +159,7 @@ def test_a_host_that_answers_after_it_was_given_up_returns(tmp_path: Path) -> No
     run.reach(1, 2)  # the spare that was too late takes its place now
     assert run.wait() == 0, run.err
     kept_on(run, 0)
+    assert "1 rank on 1 host goes on from step" in run.err
     agree(run)
 
 
