@@ -147,7 +147,7 @@ def basics(
     # A launch that waits for hosts to choose from asks again and again.
     if not contained and not (chooses and described in DESCRIBED):
         DESCRIBED[described] = describe([interpreter], packages, workdir)
-    address = "".join(own_endpoint()[:1])
+    address = (own_endpoint() or [""])[0]
     return {
         **facts,
         **shared,
