@@ -14,6 +14,7 @@ from dataclasses import MISSING, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
+from rackrun.commandline import removed
 from rackrun.commandline.options import HELP, Option, options
 from rackrun.errors import UsageError
 
@@ -116,6 +117,8 @@ def _named(arg: str, named: Mapping[str, Option], hints: Hints) -> tuple[Option,
 
 
 def _unknown(name: str, names: Collection[str], hints: Hints) -> Exception:
+    if instead := removed.OPTIONS.get(name):
+        return UsageError(f"{name}: no longer an option; {instead}")
     if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
         return UsageError(f"{name}: {hint}")
     return _Mistyped(f"{name}: no such option{_did_you_mean(_closest(name, names))}")
@@ -177,6 +180,9 @@ def built(settings: type[Settings], values: Values, defaults: Settings | None = 
 
 def unknown_command(name: str, names: Collection[str], prog: str) -> str:
     """Return the message for an unknown command: the one that was probably meant, what to type."""
+    full_name = f"{prog} {name}".partition(" ")[2]  # `convert diff`, without the program
+    if instead := removed.COMMANDS.get(full_name):
+        return f"{full_name}: no longer a command; {instead}"
     close = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)};"
     return f"{name}: no such command; {meant} type: {prog} --help"

@@ -1,0 +1,13 @@
+"""What earlier versions had, and what to type instead.
+
+Until 0.1.0 an option or a command that went is met with one line from here.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+OPTIONS: Mapping[str, str] = MappingProxyType({})
+"""Option as typed -> what to do instead, a sentence without its full stop."""
+
+COMMANDS: Mapping[str, str] = MappingProxyType({})
+"""Command as typed, such as `board` or `convert diff` -> what to do instead."""
