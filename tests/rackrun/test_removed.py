@@ -1,0 +1,44 @@
+"""Options and commands of earlier versions are met with what to type instead."""
+
+import pytest
+
+from rackrun.cli import dispatch
+from rackrun.commandline import removed
+from rackrun.contract.tasks import TASKS
+from rackrun.errors import UsageError
+from training.entry import run_command
+
+OPTIONS: tuple[str, ...] = ()
+"""Command lines, each with one removed option as its last word.
+
+One that begins with a task is given to the task itself, as its ranks are: `catdog --lr 1 --gone`.
+"""
+
+
+def type_line(line: str) -> None:
+    """Run a command line without quotes as `rackrun LINE` does."""
+    words = line.split()
+    if words[0] in TASKS:
+        run_command(words[0], f"rackrun local {words[0]}", ["check", *words[1:]])
+    else:
+        dispatch.run(words)
+
+
+def test_each_removed_option_is_typed_here():
+    assert sorted({line.split()[-1] for line in OPTIONS}) == list(removed.OPTIONS)
+
+
+def test_a_removed_option_is_met_with_what_to_type():
+    for line in OPTIONS:
+        option = line.split()[-1]
+        with pytest.raises(UsageError) as refused:
+            type_line(line)
+        assert str(refused.value) == f"{option}: no longer an option; {removed.OPTIONS[option]}"
+
+
+def test_a_removed_command_is_met_with_what_to_type():
+    assert list(removed.COMMANDS) == sorted(removed.COMMANDS)
+    for command, instead in removed.COMMANDS.items():
+        with pytest.raises(UsageError) as refused:
+            type_line(command)
+        assert str(refused.value) == f"{command}: no longer a command; {instead}"
