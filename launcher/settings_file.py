@@ -22,6 +22,7 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from launcher.run.job import Command, TaskWork, Work
 from launcher.run.settings import Options
 from rackrun.commandline.options import options
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.user_code.tasks import find_task, known_tasks
 
 KEYS = ("launch", "typed", "command", "launcher")

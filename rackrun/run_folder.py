@@ -9,12 +9,12 @@ import secrets
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rackrun.atomic import translated_os_errors
 from rackrun.contract.files import ATTACHED, LATEST, RETURNED, SENT_FILES
 from rackrun.errors import SaveError
-from rackrun.light_dataclass import dataclass
 
 RUNS = Path("runs")
 """The folder of run folders, unless another is asked for."""

@@ -7,9 +7,9 @@ library only: controllers of detached runs write these files on hosts without pa
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between, parsed
 
 MOST_USAGE_BYTES = 1 << 26  # of usage.jsonl

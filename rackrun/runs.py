@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,6 @@ from typing import Annotated, Any
 from rackrun.commands import called
 from rackrun.contract.files import LATEST
 from rackrun.errors import SaveError, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RUN_NAME, RUNS, RunFolder
 from rackrun.shapes import AtMost, Misshapen, parsed_file
 

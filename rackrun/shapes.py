@@ -27,10 +27,9 @@ import json
 import re
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from rackrun.light_dataclass import dataclass
 
 LARGEST_NUMBER = 2**53  # what JSON's numbers hold exactly everywhere
 LONGEST_TEXT = 1 << 16

@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from launcher.catalog.listed import ListedRun, task_of
 from launcher.run.job import RUN_ID
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, folders_in, is_supervised, name_of, start_of
 from rackrun.shapes import Between, Matches, Misshapen, parsed_file, parsed_json, shaped

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from launcher.run.host_names import grouped
 from rackrun import tables
-from rackrun.light_dataclass import dataclass
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import one_line
 from rackrun.units import age, plural

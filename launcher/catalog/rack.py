@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +33,6 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import Problem, SaveError, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import Misshapen
 from rackrun.tables import show_again_and_again
 from rackrun.terminal import one_line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +25,6 @@ from launcher.web.server import served
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, find_run, unknown_run
 from rackrun.shapes import Misshapen, parsed_file

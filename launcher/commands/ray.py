@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from launcher.commands.parse import (
     from_names,
@@ -29,7 +30,6 @@ from launcher.run.result import Result
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
 from rackrun.commandline.help_page import Head
-from rackrun.light_dataclass import dataclass
 
 DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
 

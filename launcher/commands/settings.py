@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,6 @@ from rackrun.commandline.conditions import Condition, changed_settings, refuse_w
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import Positional
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",

@@ -6,6 +6,7 @@ import queue
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +21,6 @@ from launcher.output.console import say
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import Problem
-from rackrun.light_dataclass import dataclass
 from rackrun.runs import Run
 from rackrun.shapes import Misshapen
 from rackrun.signals import interruptible

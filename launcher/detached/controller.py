@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -34,7 +34,6 @@ from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
 from launcher.transport.relay import RelayListener, RelayTransport
 from rackrun.errors import Problem
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import Matches, parsed
 
 ORDER_BYTES = 64 << 20

@@ -8,7 +8,7 @@ belongs to a host of the plan, and to a rank of that host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -20,7 +20,6 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
 from launcher.supervision.reports import fitting_fields
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RUN_NAME
 from rackrun.run_history import MOST_GENERATIONS, Generation
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped

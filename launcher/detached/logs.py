@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +22,6 @@ from launcher.run.result import Result
 from launcher.run.state import RunState
 from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised, name_of
 from rackrun.signals import interruptible

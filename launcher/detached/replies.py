@@ -6,14 +6,13 @@ id that was typed, which the first host may only complete.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from launcher.detached.entries import Code, Ending, Name, Seconds
 from launcher.remote.run_manager import MOST_LISTED
 from launcher.run.events import Count, Node
 from launcher.run.state import RESERVE
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between, Matches
 
 RUN = "[0-9a-f]{8}"

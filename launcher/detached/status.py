@@ -6,7 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,7 +27,6 @@ from launcher.run.host_names import grouped
 from launcher.transport.base import Transport
 from rackrun.commandline.options import Examples
 from rackrun.errors import Problem
-from rackrun.light_dataclass import dataclass
 from rackrun.runs import Run
 from rackrun.tables import table
 from rackrun.terminal import one_line

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
@@ -38,7 +38,6 @@ from launcher.transport.rpc import RpcClient
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised
 from rackrun.terminal import one_line

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -23,7 +23,6 @@ from launcher.transport.base import Transport
 from launcher.transport.rpc import LISTING_BYTES, RpcClient
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line

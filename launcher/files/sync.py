@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -18,7 +19,6 @@ from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import LISTING_BYTES, Reply, RpcClient
 from rackrun.contract import variables
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
 

@@ -10,7 +10,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -21,7 +21,6 @@ from rackrun.contract import variables
 from rackrun.contract.tasks import PLATFORM, TASKS
 from rackrun.cuda import BASE
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 from rackrun.units import data_size, first_few
 

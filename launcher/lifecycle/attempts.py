@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results, fetch_returned
@@ -29,7 +29,6 @@ from launcher.run.result import Result
 from launcher.supervision.agents import AddedHost
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
-from rackrun.light_dataclass import dataclass
 from rackrun.signals import ended_by_a_signal
 
 

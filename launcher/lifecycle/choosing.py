@@ -6,13 +6,12 @@ facts of all hosts -> offers -> hosts that are fit first, whole hosts before par
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from launcher.preflight.checks import DRAINED, HISTORY, LOCK, TableRow
 from launcher.preflight.facts import ClusterFacts, HostFacts
 from launcher.preflight.gpus import USED_MIB, troubles
 from launcher.run.hosts import Host
-from rackrun.light_dataclass import dataclass
 from rackrun.units import plural
 
 GPU_CHECKS = (LOCK, "gpus", "gpu health")

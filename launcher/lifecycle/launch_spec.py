@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree
@@ -24,7 +24,6 @@ from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
-from rackrun.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

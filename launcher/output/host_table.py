@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from rich import box
@@ -14,7 +15,6 @@ from rich.text import Text
 
 from launcher.output.run_view import BROKEN, WAITED_FOR, HostView
 from launcher.run.events import Gpu
-from rackrun.light_dataclass import dataclass
 from rackrun.units import plural, used_of
 
 METER_WIDTH = 6

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from launcher.run.events import Output, Stream
-from rackrun.light_dataclass import dataclass
 from rackrun.terminal import UNSAFE, clean
 
 FOLD_SECONDS = 0.3

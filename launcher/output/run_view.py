@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.run.events import Usage
 from launcher.run.plan import Plan
 from launcher.run.state import RESERVE, HostState, RankState, RunState
 from rackrun.contract import phases
-from rackrun.light_dataclass import dataclass
 from rackrun.run_history import Generation
 from rackrun.terminal import one_line
 from rackrun.units import plural

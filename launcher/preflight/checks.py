@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -20,7 +21,6 @@ from launcher.run.host_names import grouped
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.errors import Problem, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.runs import SHORT_ID
 from rackrun.shard_folder import why_no_splits
 from rackrun.terminal import clean_lines, one_line

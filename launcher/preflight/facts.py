@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.errors import HostUnreachable
@@ -34,7 +34,6 @@ from launcher.transport.rpc import Handover, Reply, RpcClient
 from rackrun.contract import variables
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import Misshapen
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once

@@ -7,11 +7,11 @@ that host's error; what has it is text of bounded length, numbers in range, path
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from launcher.remote import history, probe
 from launcher.transport.rpc import Reply
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
 MOST_GPUS = 1024

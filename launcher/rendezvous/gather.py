@@ -17,7 +17,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from launcher.errors import HostLost, HostUnreachable, PreflightRefused
@@ -26,7 +26,6 @@ from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
 from launcher.run.job import RUN_ID
 from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import one_line

@@ -8,10 +8,10 @@ plan reaches it as ever: no variable and no secret of a run is on docker's comma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 
 HOME = "/home/rackrun"  # the container's own: no other caches are read, and none is left
 

@@ -7,11 +7,11 @@ global rank. Nothing in here was judged yet, and text from a host is still raw.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.errors import HostLost
 from launcher.run.plan import HostPlan
-from rackrun.light_dataclass import dataclass
 from rackrun.run_history import Generation
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between
 

@@ -14,11 +14,10 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.units import whole_number
 
 MOST_HOSTS = 100_000

@@ -12,12 +12,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal
 
 from launcher.errors import HostLost
 from launcher.run.events import Event, Lost, Usage
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed
 from rackrun.terminal import one_line
 from rackrun.units import age

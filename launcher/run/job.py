@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder, file_name, folder_name, new_run_folder
 from rackrun.units import MOST_SECONDS
 

@@ -10,12 +10,11 @@ import itertools
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from launcher.run.job import TRAINING, Job, is_on_cpu
 from rackrun.contract import variables
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.terminal import clean_lines
 from rackrun.units import plural
 

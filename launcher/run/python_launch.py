@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from typing import Any, TypeAlias, TypedDict, get_type_hints
 
@@ -14,7 +14,6 @@ from launcher.run.job import CALL, FunctionCall
 from launcher.run.result import Result
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, parsed_file
 from rackrun.user_code.imports import is_import_path

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.run.incidents import LETTERS, Incident, Kind
-from rackrun.light_dataclass import dataclass
 from rackrun.run_history import Generation
 
 GAVE_WAY = "gave way to a launch that waits (--polite)"

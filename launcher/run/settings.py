@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,6 @@ from launcher.run.hosts import LAST_PORT, MOST_SLOTS
 from launcher.run.job import JobTemplate, Limits
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 from rackrun.units import seconds_in
 from rackrun.user_code.revision import git_commit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.run.events import (
@@ -38,7 +38,6 @@ from launcher.run.stragglers import (
     straggler,
 )
 from rackrun.contract import phases
-from rackrun.light_dataclass import dataclass
 from rackrun.run_history import MOST_GENERATIONS, Generation
 
 STEPS_REMEMBERED = 64

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rackrun.light_dataclass import dataclass
 from rackrun.units import plural
 
 REASONS = ("data", "compute", "network")

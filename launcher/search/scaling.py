@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated
 
@@ -16,7 +16,6 @@ from launcher.run.hosts import MOST_HOSTS
 from launcher.run.job import JobTemplate, TaskWork, Work
 from launcher.run.result import Result
 from rackrun.errors import Problem, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import new_run_folder
 from rackrun.shapes import AtMost, Between, Misshapen, shaped
 from rackrun.tables import table

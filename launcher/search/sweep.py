@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.catalog.folders import runs_in
@@ -26,7 +26,6 @@ from launcher.run.job import Command, TaskWork, Work, without_option
 from launcher.run.settings import SweepOptions
 from rackrun.commands import called, program
 from rackrun.errors import Problem, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import file_name, new_run_folder
 from rackrun.run_report.folder import Story, read
 from rackrun.run_report.page import write_comparison

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from launcher.errors import HostLost
 from launcher.run.events import Closed, Event, Lost, Swept
@@ -22,7 +23,6 @@ from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.base import Channel, Transport
 from rackrun.errors import Problem
-from rackrun.light_dataclass import dataclass
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
 QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import dataclass
 
 from launcher.remote.agent.host_watch import USAGE_SECONDS
 from launcher.run.job import Limits
@@ -20,7 +21,6 @@ from launcher.run.state import HostState, RankState, RunState
 from launcher.supervision.agent_protocol import reach_order
 from launcher.supervision.agents import AgentGroup
 from rackrun.contract import phases
-from rackrun.light_dataclass import dataclass
 
 PHASE_HANG_FACTORS = {
     phases.START: 10.0,

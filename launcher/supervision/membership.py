@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from launcher.run.events import Broken, Formed, GroupEvent, Left, Ready
-from rackrun.light_dataclass import dataclass
 
 RETRY_SECONDS = 2.0  # after a broken exchange without a loss: the link may be there again
 RETRY_EVERY_SECONDS = 60.0  # an error that comes again sooner stands

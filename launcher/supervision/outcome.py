@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import DataRefused, HostLost
@@ -18,7 +19,6 @@ from launcher.supervision.hangs import Hang
 from launcher.supervision.root_cause import LOST, Cause, FailureLog, signal_name
 from launcher.supervision.signals import GIVE_WAY, STOP_SIGNAL, TIME_LIMIT
 from rackrun.commands import called
-from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)

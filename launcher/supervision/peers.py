@@ -9,7 +9,7 @@ exit code.
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +19,6 @@ from launcher.rendezvous.gather import Rendezvous
 from launcher.run.events import PeerEvent, PeerFailed, PeerHangLimit, PeerStops
 from launcher.supervision.agents import EventQueue
 from launcher.supervision.root_cause import FailureLog
-from rackrun.light_dataclass import dataclass
 from rackrun.shapes import Misshapen, shaped
 from rackrun.terminal import one_line
 

@@ -16,7 +16,7 @@ import secrets
 import signal
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from launcher.errors import PreflightRefused
 from launcher.output.console import ranges
@@ -50,7 +50,6 @@ from launcher.supervision.root_cause import (
     as_raised,
     cause_of,
 )
-from rackrun.light_dataclass import dataclass
 from rackrun.run_history import Generation
 from rackrun.terminal import one_line
 from rackrun.units import age, plural

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from launcher.errors import HostLost, PreflightRefused
@@ -28,7 +28,6 @@ from launcher.run.events import (
 from launcher.run.state import RankState, RunState
 from launcher.supervision.hangs import Hang
 from rackrun.contract import phases
-from rackrun.light_dataclass import dataclass
 
 Failure: TypeAlias = (
     RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang | Broken

@@ -6,11 +6,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any, NoReturn
 
 from rackrun.commandline.options import Examples, Option, groups, options
-from rackrun.light_dataclass import dataclass
 
 MOST_COLUMNS = 110  # longer lines are hard to read
 NAME_COLUMNS = 26  # longer names have a line of their own

@@ -13,7 +13,7 @@ import ast
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import (
@@ -28,8 +28,6 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-
-from rackrun.light_dataclass import dataclass
 
 T = TypeVar("T")
 

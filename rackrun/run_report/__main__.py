@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,7 +11,6 @@ from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.runs import run_folder
 
 COMPARISON = "compare.html"

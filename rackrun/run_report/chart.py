@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from rackrun.light_dataclass import dataclass
 from rackrun.run_report.folder import Values
 
 WIDTH, HEIGHT = 480, 230  # of the drawing; the page scales it

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from rackrun.light_dataclass import dataclass
 from rackrun.run_report.folder import Predictions
 from rackrun.run_report.template import data_url
 from rackrun.terminal import one_line

@@ -11,7 +11,7 @@ import re
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from rackrun import npy
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
-from rackrun.light_dataclass import dataclass
 from rackrun.run_folder import RunFolder
 from rackrun.run_history import (
     LINE_BYTES,

@@ -14,13 +14,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 from rackrun.contract.tasks import PACKAGES, TASKS
-from rackrun.light_dataclass import dataclass
 from rackrun.user_code.sources import parsed, spec_of
 
 GROUP = "rackrun.tasks"

@@ -1,8 +1,7 @@
 """Host certificates, parsed from the bytes that a host sends."""
 
 import struct
-
-from rackrun.light_dataclass import dataclass
+from dataclasses import dataclass
 
 CERTIFICATE = "-cert-v01@openssh.com"
 """The suffix of a certificate's type."""

@@ -23,11 +23,11 @@ import os
 import re
 import string
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from launcher.transport.ssh.certificates import Certificate, packed
-from rackrun.light_dataclass import dataclass
 
 KeyStatus = Literal["known", "unknown", "changed", "revoked"]
 

@@ -14,13 +14,11 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import paramiko
 from paramiko.config import SSHConfigDict
-
-from rackrun.light_dataclass import dataclass
 
 BETWEEN = "\x1f"  # between the patterns of a Host line, where a comma is a part of one
 PROXIES = ("proxycommand", "proxyjump")

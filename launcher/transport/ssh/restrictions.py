@@ -8,6 +8,7 @@ are removed, with `^` they come first. Nothing weak is ever offered, so `+` adds
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import paramiko
 from launcher.transport.ssh.certificates import CERTIFICATE
 from launcher.transport.ssh.config import paths
 from rackrun.errors import UsageError
-from rackrun.light_dataclass import dataclass
 
 WEAK = {  # still offered by paramiko: CBC, 3DES, MD5 and SHA-1
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],

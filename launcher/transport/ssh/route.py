@@ -4,14 +4,13 @@ import contextlib
 import os
 import subprocess
 import threading
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from launcher.transport.ssh.known_hosts import KnownHosts
 from launcher.transport.ssh.light_fabric import Connection
 from launcher.transport.ssh.restrictions import Restrictions
-from rackrun.light_dataclass import dataclass
 from rackrun.terminal import one_line
 
 COMPLAINT_BYTES = 4096
