@@ -29,6 +29,7 @@ from typing import Any
 
 from launcher.run.job import Command, TaskWork, Work
 from launcher.run.settings import Options
+from rackrun.commandline import removed
 from rackrun.commandline.options import options
 from rackrun.errors import UsageError
 from rackrun.user_code.tasks import find_task, known_tasks
@@ -114,6 +115,8 @@ def _is_a(value: object, kind: type) -> bool:
 def _check_keys(path: Path, prefix: str, keys: Collection[str], valid: Collection[str]) -> None:
     for key in keys:
         if key not in valid:
+            if instead := removed.OPTIONS.get(f"--{key}"):
+                raise UsageError(f"{path}: {prefix}{key}: no longer an option; {instead}")
             close = difflib.get_close_matches(key, valid, n=1)
             meant = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(f"{path}: {prefix}{key}: no such key{meant}")

@@ -59,7 +59,6 @@ SLOW_FIRST = (
     "launcher/detached/test_faults.py",
     "catdog/test_training.py",
     "training/test_restarts.py",
-    "launcher/search/test_scaling.py",
     "training/test_loop.py",
     "launcher/detached/test_detach.py",
     "launcher/commands/test_run_ssh.py",

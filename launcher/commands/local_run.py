@@ -40,8 +40,6 @@ from rackrun.errors import UsageError
 if TYPE_CHECKING:
     from launcher.lifecycle.launch_spec import LaunchSpec
 
-MOST_PROCESSES = 1024  # of a sweep on this machine
-
 
 def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; return the exit code.
@@ -60,18 +58,6 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
         return show(work, options)
     if demo and (code := make_demo_data()):
         return code
-    if options.scaling:
-        from launcher.search.scaling import counts_of, measure_scaling
-
-        return measure_scaling(
-            work,
-            counts_of(options.scaling, MOST_PROCESSES),
-            jobs,
-            lambda count, template: launch_local(
-                work,
-                replace(options, scaling="", nproc=count, name=template.name, runs=template.runs),
-            ),
-        )
     return launch_local(work, options, typed).exit_code
 
 

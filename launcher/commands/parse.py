@@ -47,7 +47,6 @@ from rackrun.errors import UsageError
 from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
 
 TYPED_ONLY = {
-    "scaling": "launch once for every count instead",
     "sweep": "launch once for every combination instead",
     "sweep_hosts": "launch once for every combination instead",
     "detach": f"from Python a run stays attached; type: {called('ssh')} --detach",
@@ -112,6 +111,7 @@ def split(
             plain_words -= 1
         launcher_args.append(rest.pop(0))
         name = RENAMED.get(arg, arg)
+        parser.refuse_removed(name)  # whether it took a value is not known any more
         if name.startswith("-") and "=" not in name and rest and name not in flags(settings):
             launcher_args.append(rest.pop(0))
     return launcher_args, rest

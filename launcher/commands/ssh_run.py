@@ -20,8 +20,7 @@ from launcher.lifecycle.launch_spec import HostFile, LaunchSpec, resolved
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import folder_to_serve, served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
-from launcher.preflight.facts import NO_FACTS
-from launcher.run.job import Command, JobTemplate, Work, elastic
+from launcher.run.job import Command, Work, elastic
 from launcher.run.result import Result
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
@@ -56,8 +55,6 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
                 planned = replace(spec.settings, pending=pending_checks)
                 return show_plan(replace(spec, settings=planned, code=code), options.json)
             spec = with_code(spec, options)
-            if options.scaling:
-                return _measure_scaling(spec, options)
             return attached(Launch(spec), options).exit_code
 
 
@@ -69,8 +66,6 @@ def refuse_what_stays(spec: LaunchSpec, options: SshOptions) -> None:
         "a task is waited for until the first step of every rank",
     )
     refuse_without_effect(options, changed_settings(options), [condition])
-    if options.scaling:
-        raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
     if folder_to_serve(spec.work, options.serving, spec.addresses) is not None:
         raise UsageError(
             "--detach: this launcher would serve the shards, and it does not stay;"
@@ -130,25 +125,6 @@ def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions
     if exit_code or not options.deep:
         return exit_code
     return attached(deep_check(spec, options), options).exit_code
-
-
-def _measure_scaling(spec: LaunchSpec, options: SshOptions) -> int:
-    from launcher.search.scaling import counts_of, measure_scaling
-
-    spec.probed.close()  # each of the launches asks its own hosts
-
-    def launch(count: int, jobs: JobTemplate) -> Result:
-        some = replace(
-            spec,
-            hosts=spec.hosts[:count],
-            transports=spec.transports[:count],
-            settings=replace(spec.settings, jobs=jobs),
-            probed=NO_FACTS,
-        )
-        return attached(Launch(some), options)
-
-    counts = counts_of(options.scaling, len(spec.hosts))
-    return measure_scaling(spec.work, counts, spec.settings.jobs, launch)
 
 
 def attached(launch: Launch, options: SshOptions) -> Result:

@@ -172,18 +172,8 @@ class Options:
 class SweepOptions(Options):
     """Several runs."""
 
-    scaling: str = ""
-    """Run TASK --synthetic on, say, 1,2,4,8 hosts (local: ranks) and compare the throughput."""
     sweep: tuple[str, ...] = ()
     """Run once per value of an option, such as lr=0.1,0.3; if repeated, once per combination."""
-
-    conditions: ClassVar[tuple[Condition, ...]] = (
-        Condition(
-            ("scaling",),
-            lambda options: not (options.dry_run or getattr(options, "check", False)),
-            "nothing is launched with --dry-run, nor with --check",
-        ),
-    )
 
 
 @dataclass(frozen=True)
@@ -210,14 +200,6 @@ class LocalOptions(RankOptions, SweepOptions):
 
     nproc: int = 0
     """Ranks to start (also: --nproc-per-node); 0: one per GPU, or a single one without GPUs."""
-
-    conditions: ClassVar[tuple[Condition, ...]] = (
-        Condition(
-            ("nproc",),
-            lambda options: not options.scaling,
-            "--scaling {config.scaling} says how many ranks start",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,7 +39,7 @@ MOST_MEMBERS = 1000
 NAME_LENGTH = 120
 LOOK_SECONDS = 0.2
 CHECKS_AT_ONCE = 4  # processes, of a quarter of a second each
-ALONE = ("scaling", "detach", "check", "json")
+ALONE = ("detach", "check", "json")
 """Options that do something else than to launch once."""
 
 

@@ -116,9 +116,14 @@ def _named(arg: str, named: Mapping[str, Option], hints: Hints) -> tuple[Option,
     return option, not is_off
 
 
-def _unknown(name: str, names: Collection[str], hints: Hints) -> Exception:
+def refuse_removed(name: str) -> None:
+    """Raise UsageError for an option that earlier versions had."""
     if instead := removed.OPTIONS.get(name):
-        return UsageError(f"{name}: no longer an option; {instead}")
+        raise UsageError(f"{name}: no longer an option; {instead}")
+
+
+def _unknown(name: str, names: Collection[str], hints: Hints) -> Exception:
+    refuse_removed(name)
     if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
         return UsageError(f"{name}: {hint}")
     return _Mistyped(f"{name}: no such option{_did_you_mean(_closest(name, names))}")

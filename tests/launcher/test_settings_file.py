@@ -103,6 +103,7 @@ def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path: Path) -> 
     ("text", "says"),
     [
         ("[launcher]\nnmae = 'a'", "run.toml: launcher.nmae: no such key; did you mean name?"),
+        ("[launcher]\nscaling = '1'", "run.toml: launcher.scaling: no longer an option; start"),
         ("[launchr]", "run.toml: launchr: no such key; did you mean launcher?"),
         ("[launcher]\nnproc = true", "run.toml: launcher.nproc: must be a whole number"),
         ("[launcher]\nenv = 'A=1'", "run.toml: launcher.env: must be a list of texts"),

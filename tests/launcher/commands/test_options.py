@@ -12,7 +12,7 @@ import pytest
 
 import rackrun
 from launcher import launch
-from launcher.commands import local, local_run, node, ray
+from launcher.commands import local_run
 from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
@@ -92,16 +92,6 @@ def test_a_check_that_the_plan_is_made_of_cannot_be_left_out() -> None:
             check_allowed(["code", name])
     with pytest.raises(UsageError, match="no such check; there are: python"):
         check_allowed(["nothing"])
-
-
-def test_only_ways_that_can_sweep_know_scaling() -> None:
-    """run-ray and node would run once, as if nothing had been asked."""
-    with pytest.raises(UsageError, match="--scaling"):
-        ray.main(["--scaling", "1,2", "catdog", "--synthetic"])
-    with pytest.raises(UsageError, match="--scaling"):
-        node.main(["--scaling", "1,2", "catdog", "--synthetic"])
-    with pytest.raises(UsageError, match="there are only 1,024"):
-        local.main(["--scaling", "9999", "catdog", "--synthetic"])
 
 
 def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path: Path) -> None:
@@ -284,10 +274,6 @@ WITHOUT_EFFECT = [
      "--max-restarts 3 --spares 1"),
     ("ssh --min-hosts 1", "leave it out, or type --max-restarts 3",
      "--max-restarts 3 --min-hosts 1"),
-    ("ssh --scaling 1,2 --check", "--scaling 1,2 has no effect: nothing is launched", "--check"),
-    ("local --dry-run --scaling 1,2", "--scaling 1,2 has no effect", "--scaling 1,2"),
-    ("local --scaling 1,2 --nproc 2", "--nproc 2 has no effect: --scaling 1,2 says how many",
-     "--nproc 2"),
     ("local --no-serve --serve-port 80", "--serve-port 80 has no effect: --no-serve", "--no-serve"),
     ("local --serve --serve-native --serve-image me/nginx", "--serve-image me/nginx has no effect",
      "--serve --serve-native"),
