@@ -205,7 +205,7 @@ ROOMS: dict[str, dict[str, str]] = {
 
 ONE_DOOR = {  # a foreign library -> the only places that may know it
     "cryptography": {"launcher/transport/certificate.py"},
-    "fabric": {"launcher/transport/ssh/light_fabric.py"},
+    "fabric": {"launcher/transport/ssh"},
     "imagehash": {"convert/doctor/fingerprints.py"},
     "paramiko": {"launcher/transport/ssh"},
     "ray": {"launcher/transport/ray.py"},

@@ -9,7 +9,6 @@ behind a gateway share one connection to it, and programs use plain channels.
 
 import logging
 
-from launcher.transport.ssh import light_fabric  # noqa: F401  before paramiko imports invoke
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.network import Network, open_network
 from launcher.transport.ssh.route import ConnectSettings

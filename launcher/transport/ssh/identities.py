@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
+from fabric import Config
 from paramiko.agent import AgentSSH
 from paramiko.auth_strategy import (
     AuthFailure,
@@ -20,7 +21,6 @@ from paramiko.auth_strategy import (
 from paramiko.pkey import UnknownKeyType
 
 from launcher.transport.ssh.certificates import CERTIFICATE, certificate_of
-from launcher.transport.ssh.light_fabric import Config
 from launcher.transport.ssh.protocol import SshProtocol
 from launcher.transport.ssh.restrictions import allowed, rsa_bits, signatures
 

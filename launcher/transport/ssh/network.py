@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
+from fabric import Config, Connection
 
 from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
@@ -23,7 +24,6 @@ from launcher.transport.ssh.failures import translated
 from launcher.transport.ssh.host_key_policy import HostKeyPolicy
 from launcher.transport.ssh.identities import PublicKeyLogin
 from launcher.transport.ssh.known_hosts import KnownHosts
-from launcher.transport.ssh.light_fabric import Config, Connection
 from launcher.transport.ssh.lookup import ClientConfig
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.restrictions import restrictions_of

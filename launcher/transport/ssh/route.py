@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from fabric import Connection
+
 from launcher.transport.ssh.known_hosts import KnownHosts
-from launcher.transport.ssh.light_fabric import Connection
 from launcher.transport.ssh.restrictions import Restrictions
 from rackrun.terminal import one_line
 

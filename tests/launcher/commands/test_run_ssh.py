@@ -536,24 +536,6 @@ def test_help_is_there_at_once_without_fabric_or_torch() -> None:
     assert "--accept-new" in output.stdout
 
 
-def test_fabric_comes_without_what_no_launch_uses() -> None:
-    """asyncio, ssl, unittest, YAML and email would be a fifth of a launch's imports; a program that
-    launches from Python has them, invoke's MockContext and settings files all the same."""
-    code = (
-        "import io, sys, launcher.transport.ssh\n"
-        "unused = {'asyncio', 'email', 'importlib.metadata', 'ssl', 'unittest', 'yaml'}\n"
-        "assert not unused & set(sys.modules)\n"
-        "import invoke, paramiko\n"
-        "from importlib.metadata import version\n"
-        "from unittest.mock import Mock, patch\n"
-        "context = invoke.MockContext(run=invoke.Result('mocked'))\n"
-        "assert context.run('true').stdout == 'mocked' and isinstance(context.run, Mock)\n"
-        "assert invoke.config.yaml.safe_load(io.StringIO('a: [1]')) == {'a': [1]}\n"
-        "assert paramiko.__version__ == version('paramiko')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.parametrize(
     ("args", "prog"),
     [(["check"], "rackrun check"), (["./run-ssh", "--check"], "./run-ssh --check")],
