@@ -30,6 +30,8 @@ from training.ranks import Numbers, Ranks
 from training.settings.ranks import DeviceSettings
 
 ROOT = Path(__file__).parents[1]
+OF_A_HOST = {"cache", "cache_size", "data", "resume", "run_folder", "weights", "workers"}
+"""Settings that name a place or a number on a host, and may differ between hosts."""
 
 
 class WorldError(Problem):
@@ -38,8 +40,8 @@ class WorldError(Problem):
     exit_code = 75
 
 
-class CodeError(Problem):
-    """The ranks do not run the same code."""
+class UnlikeRanks(Problem):
+    """The ranks do not run the same code, or not with the same settings."""
 
     exit_code = 78
 
@@ -65,7 +67,7 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
         return
     dist.init_process_group(**_backend(config, ranks))
     # The first exchange: what is not equal now shows in no later one.
-    _check_fingerprints(ranks.all_gather(_fingerprint()))
+    _check_fingerprints(ranks.all_gather(_fingerprint(config)))
     yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
     dist.destroy_process_group()
 
@@ -120,7 +122,7 @@ def in_group(
         if ranks.device.type == "cuda":  # NCCL waits on the device: to end sockets does not wake it
             group = dist.distributed_c10d._get_default_group()
             membership.abort = group._get_backend(ranks.device).abort
-        _check_fingerprints(among.all_gather(_fingerprint()))
+        _check_fingerprints(among.all_gather(_fingerprint(config)))
     return among
 
 
@@ -153,9 +155,11 @@ def planned_world() -> int:
     return _number(variables.WORLD_SIZE, _number("WORLD_SIZE", 1))
 
 
-def _fingerprint() -> Numbers:
+def _fingerprint(config: DeviceSettings) -> Numbers:
     run = hashlib.sha256(os.environ.get(variables.RUN_ID, "").encode()).digest()
-    return np.frombuffer(run + _code_digest(), dtype=np.uint8)
+    same = sorted(item for item in vars(config).items() if item[0] not in OF_A_HOST)
+    settings = hashlib.sha256(repr(same).encode()).digest()
+    return np.frombuffer(run + _code_digest() + settings, dtype=np.uint8)
 
 
 def _check_fingerprints(by_rank: Sequence[Numbers]) -> None:
@@ -165,10 +169,15 @@ def _check_fingerprints(by_rank: Sequence[Numbers]) -> None:
                 f"rank {rank} belongs to another run than rank 0: two launches share a port;"
                 " type the same command again"
             )
-        if not np.array_equal(fingerprint[32:], by_rank[0][32:]):
-            raise CodeError(
+        if not np.array_equal(fingerprint[32:64], by_rank[0][32:64]):
+            raise UnlikeRanks(
                 f"the code of rank {rank} is not that of rank 0: bring the same to every host,"
                 " as --sync does"
+            )
+        if not np.array_equal(fingerprint[64:], by_rank[0][64:]):
+            raise UnlikeRanks(
+                f"the settings of rank {rank} are not those of rank 0: start every rank with the"
+                " same options"
             )
 
 

@@ -12,12 +12,13 @@ from tests import warm
 
 ROOT = Path(__file__).parents[2]
 MEET = """
+import os
 from training.config import Config
 from training.world import joined
 from training.entry import enter
 
 def main(args):
-    with joined(Config(device="cpu")):
+    with joined(Config(device="cpu", lr=float(os.environ.get("LR", "0.1")))):
         print("trains")
 
 enter(main)
@@ -43,6 +44,13 @@ def met(second: dict[str, str], code: Path) -> list[tuple[int, str]]:
     ]
     outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     return [(rank.returncode, args) for rank, args in zip(ranks, outputs, strict=True)]
+
+
+def test_a_rank_with_another_option_ends_them_all() -> None:
+    """A typing error in --lr on one host, started by torchrun alone: 78 on every rank."""
+    ended = met({"LR": "0.5"}, ROOT)
+    assert [code for code, _ in ended] == [78, 78], ended
+    assert all("the settings of rank 1 are not those of rank 0" in said for _, said in ended)
 
 
 def test_ranks_of_one_run_and_one_code_train(tmp_path: Path) -> None:
