@@ -18,6 +18,7 @@ from rackrun.terminal import one_line
 from rackrun.units import whole_number
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
+STEP_PORTS = 997  # between two steps of a job
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # the batch script, salloc's shell, the container of all steps
 LISTED = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
 REPEATED = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
@@ -43,19 +44,19 @@ def find_placement(variables: Variables) -> Placement | None:
     if len(hosts) != nodes.value:
         raise UsageError(f"{names.origin}={names.value} is not {nodes.origin}={nodes.value} nodes")
     _check_name(node, hosts, variables)
-    job = variables.number("SLURM_JOB_ID")
+    job, step = variables.number("SLURM_JOB_ID"), variables.number("SLURM_STEP_ID")
+    # Steps of one job may run side by side, as in a sweep, and so do neighbouring jobs.
+    port = FIRST_PORT + (job.value + STEP_PORTS * step.value) % PORTS
     gpus = variables.count("SLURM_GPUS_ON_NODE")
     return Placement(
         platform="Slurm",
         node=node,
         nodes=nodes,
         master=Sourced(hosts[0], names.origin),
-        port=variables.port(
-            "MASTER_PORT", otherwise=Sourced(FIRST_PORT + job.value % PORTS, job.origin)
-        ),
+        port=variables.port("MASTER_PORT", otherwise=Sourced(port, f"{job.origin}, {step.origin}")),
         processes=gpus,
         most_processes=gpus,
-        job=str(job.value),
+        job=f"{job.value}.{step.value}",
     )
 
 

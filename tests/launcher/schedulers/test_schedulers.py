@@ -97,10 +97,17 @@ def test_a_single_node_shows_the_port_that_it_would_take() -> None:
     assert f"--master-port={single.port.value}" in plan.hosts[0].torchrun
     for name, options, origin in (
         ("none", NodeOptions(port=4000), "--port"),
-        ("slurm-step-2", NodeOptions(), "SLURM_JOB_ID"),
+        ("slurm-step-2", NodeOptions(), "SLURM_JOB_ID, SLURM_STEP_ID"),
     ):
         given = placement_here(options, recorded(name))
         assert with_free_port(given) == given and given.port.origin == origin
+
+
+def test_steps_of_one_job_do_not_meet() -> None:
+    """Two at the same time, as in a sweep: another port, and another name of the job."""
+    step = recorded("slurm-step-2")
+    one, other = (find_placement({**step, "SLURM_STEP_ID": number}) for number in ("0", "1"))
+    assert one.port.value != other.port.value and one.job != other.job
 
 
 @pytest.mark.parametrize(
