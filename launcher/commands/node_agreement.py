@@ -14,6 +14,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from launcher.commands.node_work import refuse_other_work, work_here
 from launcher.commands.parse import job_template
 from launcher.commands.settings import NodeOptions
 from launcher.errors import HostUnreachable, PreflightRefused
@@ -51,11 +52,13 @@ def meet(
         name=file_name(os.environ.get("SLURMD_NODENAME") or socket.gethostname()),
         job=file_name(placement.job) if placement.job else "",
         resume=_newest_run(options, work) if options.auto_resume else "",
+        **({"work": work_here(work, options)} if placement.nodes.value > 1 else {}),
     )
     key = job_key(os.environ)
 
     def agree(members: Sequence[NodeInfo], address: str) -> Agreement:
         _check_private(address, options)
+        refuse_other_work(members, work, options.ignore_check)
         slots = tuple(member.processes for member in members)
         if options.slots and slots != slots_of(options.slots, placement.nodes):
             counts = ",".join(map(str, slots))
@@ -115,7 +118,8 @@ def processes(placement: Placement) -> Sourced[int]:
 
 
 def _check_private(address: str, options: NodeOptions) -> None:
-    if ip_address(address.partition("%")[0]).is_global and not options.ignore_check:
+    is_global = ip_address(address.partition("%")[0]).is_global
+    if is_global and "public" not in options.ignore_check:
         where = f"nodes would meet at the public address {address}"
         raise PreflightRefused(
             f"{where}; name a private one with --master, or --ignore-check public"

@@ -179,6 +179,9 @@ NODE_HEAD = Head(
 """The head of the help."""
 
 
+NODE_CHECKS = ("public", "command", "code", "versions")
+
+
 @dataclass(frozen=True)
 class NodeOptions(Options):
     """This node and the rendezvous."""
@@ -196,7 +199,7 @@ class NodeOptions(Options):
     auto_resume: bool = False
     """Resume from the newest checkpoint of earlier runs of this --name, if there is one."""
     ignore_check: tuple[str, ...] = ()
-    """public: allow a rendezvous at a public address of node 0."""
+    """public: node 0 has a public address; command, code, versions: nodes differ in that."""
 
     serving_conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(SERVER, lambda serving: serving.serve, "a node serves with --serve", "--serve"),
@@ -210,5 +213,6 @@ class NodeOptions(Options):
         given = changed_settings(self.serving)
         refuse_without_effect(self.serving, given, self.serving_conditions)
         for name in self.ignore_check:
-            if name != "public":
-                raise UsageError(f"--ignore-check {name}: no such check; there is: public")
+            if name not in NODE_CHECKS:
+                known = ", ".join(NODE_CHECKS)
+                raise UsageError(f"--ignore-check {name}: no such check; there are: {known}")

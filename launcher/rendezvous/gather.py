@@ -44,9 +44,27 @@ HELLO_SECONDS = 5.0  # from a connection to its whole hello, which a stranger ma
 REST_SECONDS = 0.1
 MOST_STRANGERS = 512
 
+MOST_WORDS = 4096  # of a command
+
 Slots = Annotated[int, Between(1, MOST_SLOTS)]
 NodeName = Annotated[str, Matches("[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")]
 RunName = Annotated[str, Matches(f"({RUN_NAME})?")]
+Digest = Annotated[str, Matches("[0-9a-f]{16}")]
+Version = Annotated[str, Matches("[!-~]{0,64}")]
+
+
+@dataclass(frozen=True)
+class NodeWork:
+    """What a node would run: digests, so that no argument and no value travels."""
+
+    command: Annotated[tuple[Digest, ...], AtMost(MOST_WORDS)] = ()
+    """A digest of each word."""
+    name: NodeName = "run"
+    environment: Digest = "0" * 16
+    code: Annotated[str, Matches("([0-9a-f]{16})?")] = ""
+    """Empty where git does not know the folder."""
+    python: Version = ""
+    torch: Version = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,7 @@ class NodeInfo:
     """The scheduler's name for the job: two jobs may meet at one port by mistake."""
     resume: RunName = ""
     """The newest run here that has a checkpoint to resume."""
+    work: NodeWork = NodeWork()
 
 
 @dataclass(frozen=True)

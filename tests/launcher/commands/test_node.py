@@ -258,6 +258,32 @@ def test_nodes_that_contradict_each_other_all_end(nodes: Nodes) -> None:
     assert "is node 1 of 3, but node 0 is one of 2" in endings[0][2]
 
 
+@pytest.mark.parametrize(
+    "first, second, line",
+    [
+        (("--", "train", "--lr", "0.1"), ("--", "train", "--lr", "0.5"), "from --lr 0.1 on"),
+        (("--env", "LR=1", "--", "true"), ("--env", "LR=2", "--", "true"), "other --env"),
+        (("--name", "a", "--", "true"), ("--name", "b", "--", "true"), "another --name"),
+    ],
+)
+def test_nodes_that_would_run_something_else_all_end(
+    nodes: Nodes, first: tuple[str, ...], second: tuple[str, ...], line: str
+) -> None:
+    """Another command, variable or name: 78 on each node, and which node has what."""
+    endings = ends([nodes.start(0, 2, *first), nodes.start(1, 2, *second)])
+    assert [code for code, _, _ in endings] == [78, 78], endings
+    assert all("(node 1) has " in said and line in said for _, _, said in endings), endings
+    assert not nodes.folder.exists()
+
+
+def test_nodes_may_run_something_else_if_asked(nodes: Nodes) -> None:
+    """--ignore-check command, for a path that each node has elsewhere."""
+    ignore = ("--ignore-check", "command")
+    commands = (python(SAY), python(SAY, "more"))
+    started = [nodes.start(node, 2, *ignore, *words) for node, words in enumerate(commands)]
+    assert [code for code, _, _ in ends(started)] == [0, 0]
+
+
 def test_strangers_at_the_port_change_nothing(nodes: Nodes) -> None:
     """One that is silent, one that sends garbage, one that hangs up."""
     first = nodes.start(0, 2, *python(SAY))

@@ -386,8 +386,8 @@ def test_nodes_do_not_meet_at_a_public_address_unless_allowed() -> None:
         check_agreement(meeting, NodeOptions(), Command(("true",)))
     assert caught.value.exit_code == 78
     check_agreement(meeting, NodeOptions(ignore_check=("public",)), Command(("true",)))
-    with pytest.raises(UsageError, match="--ignore-check code: no such check"):
-        NodeOptions(ignore_check=("code",))
+    with pytest.raises(UsageError, match="--ignore-check gpus: no such check"):
+        NodeOptions(ignore_check=("gpus",))
 
 
 def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes: Nodes, tmp_path: Path) -> None:
