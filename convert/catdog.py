@@ -70,8 +70,7 @@ def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:
 
 def _archive(path: Path, scratch: Path) -> Zip:
     archive = Zip(path)
-    members = archive.members() if archive.holds(INNER) else ()
-    inner = [member for member in members if PurePosixPath(member.name).name == INNER]
+    inner = [member for member in archive.members() if PurePosixPath(member.name).name == INNER]
     if not inner:
         return archive
     say(f"{path}: reading the {INNER} inside it, {data_size(inner[0].size)}")
@@ -89,6 +88,7 @@ def _records(
         else:
             labelled[label] += 1
             yield record._replace(key=_key_of(record.name, label), label=label)
+    findings += container.findings
     missing = [name for name, count in zip(CLASSES, labelled, strict=True) if not count]
     if missing:
         raise DataError(

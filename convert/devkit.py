@@ -10,6 +10,7 @@ import gzip
 import io
 import os
 import re
+import tarfile
 import zlib
 from collections.abc import Callable
 from functools import cached_property
@@ -17,7 +18,6 @@ from pathlib import Path, PurePosixPath
 
 from convert.readers.matlab import NotMatlab, Value, structs
 from convert.readers.records import opened, reading
-from convert.readers.tars import Tar
 from rackrun.errors import DataError, UsageError
 
 DEVKIT = "ILSVRC2012_devkit_t12"
@@ -153,14 +153,14 @@ def _packed(path: Path, name: str) -> bytes | None:
             data = gzip.GzipFile(fileobj=file).read(LARGEST + 1)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DataError(f"{path}: cannot be unpacked: {error}") from None
-    # A tar is read by offsets, which a gzip file has none of.
-    with os.fdopen(os.memfd_create(name), "w+b") as unpacked:
-        unpacked.write(_small(data, str(path)))
-        unpacked.flush()
-        tar = Tar(path, unpacked.fileno())
-        for member in tar.members():
-            if PurePosixPath(member.name).name == name:
-                return tar.content(member)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(_small(data, str(path)))) as tar:
+            for member in tar:
+                content = tar.extractfile(member)
+                if content and PurePosixPath(member.name).name == name:
+                    return content.read()
+    except tarfile.TarError as error:
+        raise DataError(f"{path}: cannot be unpacked: {error}") from None
     return None
 
 

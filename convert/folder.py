@@ -23,7 +23,6 @@ from convert.readers.records import (
     HELD_OUT,
     HIDDEN,
     IMAGE_SUFFIXES,
-    Container,
     ImageDefect,
     Record,
     RecordListing,
@@ -31,6 +30,8 @@ from convert.readers.records import (
     images,
     reading,
 )
+from convert.readers.tars import Tar
+from convert.readers.zips import Zip
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
@@ -99,7 +100,7 @@ class _Tree:
     """The folders and files of a source, on a disk or in an archive."""
 
     source: Path
-    container: Container
+    container: Folder | Zip | Tar
     records: Iterator[Record]
     prefix: str = ""
     """The folder of an archive that all else is in, with a slash."""
@@ -173,6 +174,7 @@ def _records(
         key = free_key(stems, record.name, taken)
         counts[name] += 1
         yield record._replace(key=key, label=label, split=parts.get(top, HELD_OUT))
+    findings += tree.container.findings
     empty = [name for name in classes if not counts[name]]
     if empty:
         suffixes = ", ".join(IMAGE_SUFFIXES)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LEFT_OUT = LOSSES | {
     "ignored": "not an image by its name",
     "unlabelled": "of no class",
+    "replaced": "replaced by a later member of the same name in the archive",
     "heic": "HEIC, which only pillow-heif reads: pip install pillow-heif, or make them JPEGs",
     "no image": "samples without an image",
 }

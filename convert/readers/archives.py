@@ -1,11 +1,15 @@
 """A folder, a zip or a tar of images by its path."""
 
+import os
 from pathlib import Path
 
 from convert.readers.directories import Folder
-from convert.readers.tars import Tar
+from convert.readers.records import open_archive
+from convert.readers.tars import Tar, refuse_packed
 from convert.readers.zips import Zip
 from rackrun.errors import UsageError
+
+ZIP, USTAR, USTAR_AT = b"PK\3\4", b"ustar", 257
 
 
 def open_images(source: Path, name: str) -> Folder | Zip | Tar:
@@ -15,8 +19,14 @@ def open_images(source: Path, name: str) -> Folder | Zip | Tar:
     """
     if source.is_dir():
         return Folder(source, follow_links=True)
-    if source.suffix.lower() == ".zip":
+    descriptor = open_archive(source)
+    try:
+        head = os.pread(descriptor, USTAR_AT + len(USTAR), 0)
+    finally:
+        os.close(descriptor)
+    refuse_packed(source, head)
+    if head.startswith(ZIP) or source.suffix.lower() == ".zip":
         return Zip(source)
-    if source.suffix.lower() == ".tar":
+    if head[USTAR_AT:] == USTAR or source.suffix.lower() == ".tar":
         return Tar(source)
     raise UsageError(f"{source}: {name} is a folder, a zip or a tar of images")

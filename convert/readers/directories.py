@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from convert.readers.records import MAX_IMAGE_BYTES, Defect, Record, as_text, opened, reading
+from convert.readers.records import (
+    MAX_IMAGE_BYTES,
+    Defect,
+    ImageDefect,
+    Record,
+    as_text,
+    opened,
+    reading,
+)
 from rackrun.errors import DataError
 from shards.index import Origin
 
@@ -30,6 +38,8 @@ class Folder:
         self._listing = sha256()
         self._links: dict[str, int] = {}  # how many lead to a folder, by name
         self._elsewhere: dict[str, Path] = {}  # what links lead to, by name; a folder's ends with /
+        self.findings: list[ImageDefect] = []
+        """Files that are no records; complete once the records are exhausted."""
 
     def records(self) -> Iterator[Record]:
         """Yield every file below as a record that lacks key and label, sorted by name.

@@ -1,34 +1,41 @@
-"""Reading tar archives where they lie: header by header, also of a tar inside a tar.
+"""Reading tar archives where they lie: member by member, also of a tar inside a tar.
 
-Nothing is extracted: a member is an offset and a size in the file on disk. The format is POSIX
-ustar; of the extensions those are understood that ordinary tools write unasked, pax headers and
-GNU's long names. Links, devices and sparse files are refused.
+Nothing is extracted: a member is an offset and a size in the file on disk. `tarfile` reads the
+headers. Links, devices and sparse files are refused, and so is everything behind the end marker:
+tarfile ends there, at a block of zeros and at a damaged header alike, and says nothing.
 """
 
 import hashlib
 import os
+import shlex
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from convert.readers.extent import Extent
 from convert.readers.records import (
     MAX_IMAGE_BYTES,
     Defect,
+    ImageDefect,
     Record,
     as_text,
     open_archive,
     pread_exactly,
 )
-from rackrun.errors import DataError
+from rackrun.errors import DataError, UsageError
+from rackrun.terminal import clean
 from shards.index import Origin
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_EXTENSION_BYTES = 1 << 20  # of a pax header or a long name
-DIGITS = 7  # of the length of a record in a pax header
-REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
-ANEW = "pack it again with GNU tar, without --sparse"
-SIZES = (b" size=", b" GNU.sparse")  # a pax header must not have these: they would move the content
+CHUNK_BYTES = 1 << 20
+PACKED = {  # first bytes -> the program that unpacks it to its standard output
+    b"\x1f\x8b": "gunzip -c",
+    b"BZh": "bunzip2 -c",
+    b"\xfd7zXZ\0": "unxz -c",
+    b"\x28\xb5\x2f\xfd": "unzstd -c",
+}
 
 
 class TarMember(NamedTuple):
@@ -44,9 +51,12 @@ class Tar:
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
-        self._descriptor = open_archive(path) if descriptor is None else descriptor
-        self._length = os.fstat(self._descriptor).st_size
+        descriptor = open_archive(path) if descriptor is None else descriptor
+        self._descriptor = descriptor
+        self._length = os.fstat(descriptor).st_size
         self._listing = hashlib.sha256()
+        self.findings: list[ImageDefect] = []
+        """Members that a later one replaces; complete once the records are exhausted."""
 
     def origin(self) -> Origin:
         """Return the tar's entry of the manifest; complete once its members have been listed."""
@@ -55,38 +65,46 @@ class Tar:
     def members(self, within: TarMember | None = None) -> Iterator[TarMember]:
         """Yield the regular files of the archive, or of the tar that is its member `within`.
 
-        DataError unless the archive is whole to its end marker.
+        DataError unless the archive is whole to its end marker, and ends there.
         """
-        at = within.offset if within else 0
-        end = at + within.size if within else self._length
-        where = f"{self.path}: {within.name}" if within else str(self.path)
-        long_name = ""
-        while True:
-            header = self._header(at, end, where)
-            if header is None:
-                return
-            content, kind = at + BLOCK, header.type
-            at = content + -(-header.size // BLOCK) * BLOCK
-            # A size in base 256 may be negative, and lead back to a header that was read before.
-            if header.size < 0 or at > end:
-                raise DataError(f"{where}: cut off in {header.name}; download it again")
-            if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME):
-                long_name = self._long_name(kind, content, header.size, where) or long_name
-                continue
-            if kind == tarfile.GNUTYPE_SPARSE:
-                raise DataError(f"{where}: {header.name} is sparse: {ANEW}")
-            if kind not in (*REGULAR, tarfile.DIRTYPE):
-                raise DataError(f"{where}: {header.name} is no regular file (type {kind!r})")
-            if kind != tarfile.DIRTYPE:
-                member = TarMember(long_name or header.name, content, header.size)
-                self._listing.update(f"{member}\n".encode("utf-8", "surrogateescape"))
-                yield member
-            long_name = ""
+        start, length = (within.offset, within.size) if within else (0, self._length)
+        where = clean(f"{self.path}: {within.name}" if within else str(self.path))
+        part = Extent(Path(where), self._descriptor, start, length, MAX_EXTENSION_BYTES)
+        at = 0  # of the next header
+        try:
+            with tarfile.open(
+                fileobj=part, mode="r:", encoding="utf-8", errors="surrogateescape"
+            ) as tar:
+                while not _is_end(part, at):
+                    # Not tar.next, which keeps all members: of a million that is a gigabyte.
+                    info = tarfile.TarInfo.fromtarfile(tar)
+                    _refuse_hostile(info, where)
+                    at = info.offset_data + -(-info.size // BLOCK) * BLOCK
+                    if at > length:
+                        raise DataError(f"{where}: cut off in {info.name}; download it again")
+                    if info.isreg():
+                        member = TarMember(info.name, start + info.offset_data, info.size)
+                        self._listing.update(f"{member}\n".encode("utf-8", "surrogateescape"))
+                        yield member
+        except (tarfile.TarError, ValueError, OverflowError) as error:
+            refuse_packed(self.path, part.at(0, min(BLOCK, part.length)))
+            raise DataError(
+                clean(
+                    f"{where}: byte {start + at:,}: cut off, or no tar header ({error}); "
+                    "download it again"
+                )
+            ) from None
+        _refuse_more(part, at)
 
     def records(self) -> Iterator[Record]:
-        """Yield every file, also of tars in the tar, as a record that lacks key and label."""
-        for member in self.members():
-            for file in self.members(member) if member.name.endswith(".tar") else (member,):
+        """Yield every file, also of tars in the tar, as a record that lacks key and label.
+
+        Of members with the same name the last one counts, as when a tar is unpacked.
+        """
+        self.findings.clear()
+        for member in self._latest(self.members()):
+            inner = self._latest(self.members(member)) if member.name.endswith(".tar") else [member]
+            for file in inner:
                 yield Record("", 0, "", file.name, 0, file.offset, file.size, file.size)
 
     def content(self, member: TarMember) -> bytes:
@@ -99,37 +117,57 @@ class Tar:
             raise Defect("too large", f"{record.size:,} bytes")
         return pread_exactly(self._descriptor, record.size, record.offset, self.path)
 
-    def _header(self, at: int, end: int, where: str) -> tarfile.TarInfo | None:
-        if at + BLOCK > end:
-            raise DataError(f"{where}: has no end marker: cut off, or no tar; download it again")
-        block = pread_exactly(self._descriptor, BLOCK, at, self.path)
-        if block == bytes(BLOCK):
-            return None
-        try:
-            return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise DataError(f"{where}: byte {at:,}: not a tar header: {error}") from None
-
-    def _long_name(self, kind: bytes, content: int, size: int, where: str) -> str:
-        if size > MAX_EXTENSION_BYTES:
-            raise DataError(f"{where}: an extended header of {size:,} bytes")
-        data = pread_exactly(self._descriptor, size, content, self.path)
-        if kind == tarfile.GNUTYPE_LONGNAME:
-            return data.rstrip(b"\0").decode("utf-8", "surrogateescape")
-        if any(key in data for key in SIZES):
-            raise DataError(f"{where}: sparse, or has files over 8 GB: {ANEW}")
-        return _pax_path(data)
+    def _latest(self, members: Iterator[TarMember]) -> list[TarMember]:
+        by_name = dict[str, TarMember]()
+        for member in members:
+            if by_name.pop(member.name, None):
+                self.findings.append(ImageDefect(member.name, "replaced"))
+            by_name[member.name] = member
+        return list(by_name.values())
 
 
-def _pax_path(data: bytes) -> str:
-    # A record is "<length> <key>=<value>\n"; its length counts all of these bytes.
-    at = 0
-    while at < len(data):
-        length = data[at : data.find(b" ", at)]
-        if not length.isdigit() or len(length) > DIGITS or not int(length):
-            return ""
-        key, _, value = data[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
-        if key == b"path":
-            return value.decode("utf-8", "surrogateescape")
-        at += int(length)
-    return ""
+def refuse_packed(path: Path, head: bytes) -> None:
+    """Raise UsageError for a file that is compressed as a whole, by its first bytes."""
+    for magic, program in PACKED.items():
+        if head.startswith(magic):
+            stem = path.name.partition(".")[0]
+            raise UsageError(
+                f"{path}: compressed as a whole, so it cannot be read in place; type: "
+                f"{program} {shlex.quote(str(path))} > {shlex.quote(f'{stem}.unpacked.tar')}"
+            )
+
+
+def _refuse_hostile(info: tarfile.TarInfo, where: str) -> None:
+    name = clean(as_text(info.name))
+    if info.issparse():
+        raise DataError(f"{where}: {name} is sparse: pack it again without --sparse")
+    if info.islnk() or info.issym():
+        kind, option = ("hard", "hard-dereference") if info.islnk() else ("symbolic", "dereference")
+        raise DataError(
+            f"{where}: {name} is a {kind} link; pack it again with tar --{option}, or unpack it "
+            "and give the folder"
+        )
+    if not info.isreg() and not info.isdir():
+        raise DataError(f"{where}: {name} is no regular file (type {info.type!r})")
+    if info.size < 0:  # in base 256 it may be: the next header would be one that was read before
+        raise DataError(f"{where}: {name} is damaged; download it again")
+
+
+def _is_end(part: Extent, at: int) -> bool:
+    """Return whether the end marker is there; else the next header is what is read next."""
+    if at + BLOCK > part.length:
+        raise DataError(f"{part.path}: has no end marker: cut off, or no tar; download it again")
+    part.seek(at)
+    return part.at(at, BLOCK) == bytes(BLOCK)
+
+
+def _refuse_more(part: Extent, end: int) -> None:
+    """Raise DataError unless zeros are all that follows the end marker."""
+    for at in range(end, part.length, CHUNK_BYTES):
+        data = part.at(at, min(CHUNK_BYTES, part.length - at))
+        if found := len(data.lstrip(b"\0")):
+            raise DataError(
+                f"{part.path}: goes on at byte {at + len(data) - found:,}, after its end marker, "
+                "where most programs stop: if tars were joined by cat, unpack it with tar "
+                "--ignore-zeros and pack it again; else it is damaged: download it again"
+            )

@@ -1,7 +1,7 @@
 """Reading zip archives where they lie: the table of contents, then members by their offset.
 
-Nothing is extracted. A zip that is stored inside another zip is read in place. The format is that
-of PKWARE's APPNOTE 6.3.10; names in the comments are its section numbers.
+Nothing is extracted. A zip that is stored inside another zip is read in place. `zipfile` reads the
+table; the section numbers in the comments are those of PKWARE's APPNOTE 6.3.10.
 """
 
 import array
@@ -11,38 +11,41 @@ import shutil
 import stat
 import struct
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from convert.readers.extent import Extent
 from convert.readers.records import (
     MAX_IMAGE_BYTES,
     MAX_RATIO,
     Defect,
+    ImageDefect,
     Record,
     as_text,
     open_archive,
-    pread_exactly,
 )
 from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.errors import DataError, SaveError
-from rackrun.units import data_size
+from rackrun.terminal import clean, say
+from rackrun.units import data_size, plural
 from shards.index import Origin
 
-LOCAL = struct.Struct("<4s2xHH12xLHH")  # 4.3.7; with flags, method, size, name and extra length
-CENTRAL = struct.Struct("<8xHH4xLLLHHH4xLL")  # 4.3.12
-END = struct.Struct("<4s4xHHLLH")  # 4.3.16
-END64_LOCATOR = struct.Struct("<4s4xQ4x")  # 4.3.15
-END64 = struct.Struct("<24xQQQQ")  # 4.3.14
-
+LOCAL = struct.Struct("<4s4xH16xHH")  # 4.3.7; with method, name and extra length
+LOCAL_MAGIC = b"PK\3\4"
+UNICODE_PATH = 0x7075  # 4.6.9: an extra field with the name in UTF-8
 ENCRYPTED, UTF8 = 1 << 0, 1 << 11
-STORED, DEFLATED = 0, 8
+STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard"}
-MAX_COMMENT = (1 << 16) - 1
+MADE_ON_FAT = 0  # 4.4.2.2: by a program of Windows, some of which separate folders by \
 MAX_TABLE_BYTES = 1 << 30  # of the contents: Kaggle's ImageNet has 0.3 GB
+MAX_32_BITS = 1 << 32
 CHUNK_BYTES = 1 << 20
+
+UNREADABLE = (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error)
+"""What zipfile raises at damaged tables of contents."""
 
 
 class ZipMember(NamedTuple):
@@ -56,53 +59,51 @@ class ZipMember(NamedTuple):
     method: int
 
 
-@dataclass(frozen=True)
-class _End:
-    """The table of contents: its offset in the file, and by how much its offsets are off."""
-
-    start: int
-    length: int
-    entries: int
-    shift: int
-
-
-class Extent(NamedTuple):
-    """The part of an open file that is an archive."""
-
-    descriptor: int
-    base: int
-    length: int
-
-
 class Zip:
     """A zip archive: a file, or an extent of one."""
 
     def __init__(self, path: Path, extent: Extent | None = None) -> None:
         self.path = path
-        self._descriptor, self._base, self._length = extent or _whole(path)
-        self._end = self._find_end()
-        self._table = b""  # from `holds` to `members`: of ImageNet it is 0.3 GB
-        self._table_sha256 = ""
+        self._extent = extent or Extent.whole(path, open_archive(path), MAX_TABLE_BYTES)
+        self._listing = hashlib.sha256()
+        self._has_warned = False
+        self.findings: list[ImageDefect] = []
+        """Members that a later one replaces; complete once the records are exhausted."""
 
     def origin(self) -> Origin:
         """Return the archive's entry of the manifest; its members must have been listed."""
-        return Origin(as_text(self.path.name), self._length, self._table_sha256)
-
-    def holds(self, name: str) -> bool:
-        """Return False when no member has this name, in any folder; True when one may have it."""
-        self._table = self._read_table()
-        return name.encode() in self._table
+        return Origin(as_text(self.path.name), self._extent.length, self._listing.hexdigest())
 
     def members(self) -> Iterator[ZipMember]:
-        """Yield every file of the archive in the order of its table; DataError if it is hostile."""
-        # Arrays, of 8 bytes a number: a member more is nothing beside 1.3 million of them.
-        starts, ends = array.array("Q"), array.array("Q")
-        for member, end in self._entries():
-            starts.append(member.offset)
-            ends.append(end)
-            if not member.name.endswith("/"):
+        """Yield every file of the archive in the order of its table; DataError if it is hostile.
+
+        Of members with the same name the last one counts, as when an archive is unpacked.
+        """
+        self._listing = hashlib.sha256()
+        self.findings.clear()
+        # zipfile takes 0.5 KB a member: of that only names and numbers stay while they are yielded.
+        names, columns = list[str](), [array.array("Q") for _ in range(5)]
+        guessed = list[str]()
+        for info, is_last in self._entries():
+            name, is_guessed = _name_of(info)
+            if is_guessed:
+                guessed.append(name)
+            self._refuse_hostile(name, info)
+            if not is_last:
+                self.findings.append(ImageDefect(name, "replaced"))
+                name = ""
+            names.append(name)
+            offset = self._extent.base + info.header_offset
+            numbers = (offset, info.compress_size, info.file_size, info.CRC, info.compress_type)
+            for column, number in zip(columns, numbers, strict=True):
+                column.append(number)
+        self._refuse_overlaps(*columns[:2])
+        self._warn_of_guesses(guessed)
+        for name, *row in zip(names, *columns, strict=True):
+            if name and not name.endswith("/"):
+                member = ZipMember(name, *row)
+                self._listing.update(f"{member}\n".encode("utf-8", "surrogateescape"))
                 yield member
-        self._refuse_overlaps(starts, ends)
 
     def records(self) -> Iterator[Record]:
         """Yield every file of the archive as a record that lacks key and label."""
@@ -114,13 +115,14 @@ class Zip:
         A stored one is read in place; a deflated one is unpacked, as a whole, into a file without
         a name in the folder `scratch`, which is gone when the last process has ended.
         """
-        start, method = self.content(member.offset, member.name)
-        if method == STORED:
-            return Zip(self.path / member.name, Extent(self._descriptor, start, member.size))
-        self._refuse_bomb(member, scratch)
-        descriptor = nameless_file(scratch)
-        self._unpack(member, start, descriptor, scratch)
-        return Zip(self.path / member.name, Extent(descriptor, 0, member.size))
+        path, descriptor = self.path / member.name, self._extent.descriptor
+        start, method = self._content(member.offset)
+        if method != STORED:
+            self._refuse_bomb(member, scratch)
+            descriptor = nameless_file(scratch)
+            self._unpack(member, start, descriptor, scratch)
+            start = 0
+        return Zip(path, Extent(path, descriptor, start, member.size, MAX_TABLE_BYTES))
 
     def record(self, member: ZipMember, key: str, label: int, container: int = 0) -> Record:
         """Return the record of a member that is an image."""
@@ -133,20 +135,71 @@ class Zip:
             raise Defect("too large", f"{max(record.size, record.length):,} bytes")
         if record.size > max(1 << 20, record.length * MAX_RATIO):
             raise Defect("too large", f"{record.length:,} bytes inflate to {record.size:,}")
-        start, method = self.content(record.offset, record.name)
+        start, method = self._content(record.offset)
         packed = self._read(start, record.length)
         if method == STORED:
             return packed
         return inflated(packed, record.size)
 
-    def content(self, offset: int, name: str) -> tuple[int, int]:
+    def _content(self, offset: int) -> tuple[int, int]:
         """Return where the content of the member with that local header begins, and its method."""
-        header = self._read(offset, LOCAL.size)
-        signature, flags, method, _, name_length, extra_length = LOCAL.unpack(header)
-        raw = self._read(offset + LOCAL.size, name_length)
-        if signature != b"PK\3\4" or _decoded(raw, flags) != name:
-            raise Defect("broken", "its two entries in the archive differ")
-        return offset + LOCAL.size + name_length + extra_length, method
+        signature, method, name, extra = LOCAL.unpack(self._read(offset, LOCAL.size))
+        if signature != LOCAL_MAGIC or method not in (STORED, DEFLATED):
+            raise Defect("broken", "its entry in the archive is damaged")
+        return offset + LOCAL.size + name + extra, method
+
+    def _entries(self) -> Iterator[tuple[zipfile.ZipInfo, bool]]:
+        """Yield all entries, and whether each is the last one of its name."""
+        self._extent.seek(0)
+        try:
+            with zipfile.ZipFile(self._extent) as archive:
+                for info in archive.infolist():
+                    yield info, archive.getinfo(info.filename) is info
+        except UNREADABLE as error:
+            what = "empty" if not self._extent.length else "cut off, damaged, or no zip archive"
+            raise DataError(f"{self.path}: {what} ({error}); download it again") from None
+
+    def _refuse_hostile(self, name: str, info: zipfile.ZipInfo) -> None:
+        if info.flag_bits & ENCRYPTED:
+            raise DataError(f"{self.path}: {name} is encrypted; unpack it and give the folder")
+        if info.compress_type not in (STORED, DEFLATED):
+            how = METHODS.get(info.compress_type, f"method {info.compress_type}")
+            raise DataError(
+                f"{self.path}: {name} is packed with {how}, which is not read; unpack the "
+                "archive and give the folder"
+            )
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise DataError(f"{self.path}: {name} is a symbolic link; unpack it, give the folder")
+        end = info.header_offset + LOCAL.size + info.compress_size
+        if info.header_offset < 0 or end > self._extent.length:
+            advice = "download it again"
+            if self._extent.length > MAX_32_BITS:
+                advice = (
+                    "archives over 4 GB of macOS' Finder are read by nothing else: there, type "
+                    "ditto -xk ARCHIVE FOLDER, and give the folder"
+                )
+            raise DataError(f"{self.path}: {name} lies outside the archive: damaged; {advice}")
+
+    def _refuse_overlaps(self, starts: "array.array[int]", lengths: "array.array[int]") -> None:
+        # Members that share their bytes let a few MB unpack to a disk full.
+        limit = self._extent.base + self._extent.length
+        for number in sorted(range(len(starts)), key=starts.__getitem__, reverse=True):
+            if starts[number] + LOCAL.size + lengths[number] > limit:
+                raise DataError(
+                    f"{self.path}: members overlap at byte {limit:,}: damaged, or made to do harm"
+                )
+            limit = starts[number]
+
+    def _warn_of_guesses(self, names: list[str]) -> None:
+        if names and not self._has_warned:
+            self._has_warned = True
+            say(
+                clean(
+                    f"{self.path}: {plural(len(names), 'name')} in an unknown code page, read as "
+                    f"code page 437: {names[0]}; if that is wrong, unpack the archive and give "
+                    "the folder"
+                )
+            )
 
     def _refuse_bomb(self, member: ZipMember, folder: Path) -> None:
         where = f"{self.path}: {member.name}"
@@ -182,99 +235,8 @@ class Zip:
         if size != member.size or crc != member.crc:
             raise DataError(f"{self.path}: {member.name} is damaged: its CRC-32 is wrong")
 
-    def _entries(self) -> Iterator[tuple[ZipMember, int]]:
-        """Yield each member, and the byte of the file before which it cannot end."""
-        table, self._table, at = self._table or self._read_table(), b"", 0
-        self._table_sha256 = hashlib.sha256(table).hexdigest()
-        for number in range(self._end.entries):
-            if table[at : at + 4] != b"PK\1\2" or at + CENTRAL.size > len(table):
-                raise DataError(f"{self.path}: entry {number} of its table of contents is damaged")
-            flags, method, crc, packed, size, names, extras, comments, mode, start = (
-                CENTRAL.unpack_from(table, at)
-            )
-            at += CENTRAL.size
-            name = _decoded(table[at : at + names], flags)
-            extra = table[at + names : at + names + extras]
-            # Those of the three that do not fit into 32 bits are in the extra field, in this order.
-            wide = iter(_zip64_values(extra))
-            size, packed, start = (
-                next(wide, value) if value == 0xFFFFFFFF else value
-                for value in (size, packed, start)
-            )
-            at += names + extras + comments
-            self._refuse_hostile(name, flags, method, mode >> 16)
-            offset = start + self._end.shift
-            end = offset + LOCAL.size + names + packed
-            if offset < self._base or end > self._end.start:
-                raise DataError(f"{self.path}: {name} lies outside the archive")
-            yield ZipMember(name, offset, packed, size, crc, method), end
-
-    def _read_table(self) -> bytes:
-        return self._read(self._end.start, self._end.length)
-
-    def _refuse_hostile(self, name: str, flags: int, method: int, mode: int) -> None:
-        if flags & ENCRYPTED:
-            raise DataError(f"{self.path}: {name} is encrypted; unpack it and give the folder")
-        if method not in (STORED, DEFLATED):
-            how = METHODS.get(method, f"method {method}")
-            raise DataError(
-                f"{self.path}: {name} is packed with {how}, which is not read; unpack the "
-                "archive and give the folder"
-            )
-        if stat.S_ISLNK(mode):
-            raise DataError(f"{self.path}: {name} is a symbolic link")
-
-    def _refuse_overlaps(self, starts: "array.array[int]", ends: "array.array[int]") -> None:
-        # Members that share their bytes let a few MB unpack to a disk full.
-        limit = self._end.start
-        for number in sorted(range(len(starts)), key=starts.__getitem__, reverse=True):
-            if ends[number] > limit:
-                raise DataError(
-                    f"{self.path}: members overlap at byte {limit:,}: damaged, or made to do harm"
-                )
-            limit = starts[number]
-
-    def _find_end(self) -> _End:
-        tail_length = min(self._length, END.size + MAX_COMMENT)
-        tail_start = self._base + self._length - tail_length
-        tail = self._read(tail_start, tail_length)
-        at = len(tail)
-        # The comment may contain the signature, too: the record whose comment ends the file counts.
-        while (at := tail.rfind(b"PK\5\6", 0, at)) >= 0:
-            if at + END.size <= len(tail):
-                _, _, entries, length, start, comment = END.unpack_from(tail, at)
-                if at + END.size + comment == len(tail):
-                    end = tail_start + at
-                    return self._find_end64(end) or self._checked_end(end, entries, length, start)
-        what = "is empty" if not self._length else "is cut off, or not a zip archive"
-        raise DataError(f"{self.path}: {what} (no table of contents); download it again")
-
-    def _find_end64(self, end: int) -> _End | None:
-        at = end - END64_LOCATOR.size
-        if at < self._base:
-            return None
-        signature, start64 = END64_LOCATOR.unpack(self._read(at, END64_LOCATOR.size))
-        if signature != b"PK\6\7":
-            return None
-        if self._base + start64 + END64.size > at:
-            raise DataError(f"{self.path}: its zip64 table of contents is damaged")
-        _, entries, length, start = END64.unpack(self._read(self._base + start64, END64.size))
-        return self._checked_end(self._base + start64, entries, length, start)
-
-    def _checked_end(self, end: int, entries: int, length: int, start: int) -> _End:
-        # The table lies right before its end record, whatever offset that names: the difference is
-        # what a self-extracting program in front of the archive has moved all offsets by.
-        if length > end - self._base or not entries * CENTRAL.size <= length <= MAX_TABLE_BYTES:
-            raise DataError(f"{self.path}: its table of contents is damaged; download it again")
-        return _End(end - length, length, entries, end - length - start)
-
     def _read(self, start: int, length: int) -> bytes:
-        return pread_exactly(self._descriptor, length, start, self.path)
-
-
-def _whole(path: Path) -> Extent:
-    descriptor = open_archive(path)
-    return Extent(descriptor, 0, os.fstat(descriptor).st_size)
+        return self._extent.at(start - self._extent.base, length)
 
 
 def nameless_file(folder: Path) -> int:
@@ -297,16 +259,39 @@ def inflated(packed: bytes, size: int) -> bytes:
     return data
 
 
-def _decoded(name: bytes, flags: int) -> str:
-    return name.decode("utf-8", "surrogateescape") if flags & UTF8 else name.decode("cp437")
+def _name_of(info: zipfile.ZipInfo) -> tuple[str, bool]:
+    """Return a member's name, with / between folders, and whether its code page is a guess."""
+    name, is_guessed = info.orig_filename, False
+    if not info.flag_bits & UTF8:
+        name, is_guessed = _decoded(name.encode("cp437"), info.extra)
+    name = name.partition("\0")[0]
+    if info.create_system == MADE_ON_FAT and "/" not in name:
+        name = name.replace("\\", "/")  # as of PowerShell's Compress-Archive
+    return name, is_guessed
 
 
-def _zip64_values(extra: bytes) -> tuple[int, ...]:
-    at = 0  # of a field: its kind, its length, its content (4.5.1); zip64 has kind 1 (4.5.3)
+def _decoded(raw: bytes, extra: bytes) -> tuple[str, bool]:
+    # Programs that do not set the flag write UTF-8 (macOS), a field with it (Info-ZIP, WinZip), or
+    # the code page of their country, which nothing in the archive names.
+    if raw.isascii():
+        return raw.decode(), False
+    for encoded in (_unicode_path(raw, extra), raw):
+        try:
+            if encoded:
+                return encoded.decode(), False
+        except UnicodeDecodeError:
+            continue
+    return raw.decode("cp437"), True
+
+
+def _unicode_path(raw: bytes, extra: bytes) -> bytes:
+    """Return the name in an extra field if it is that of this entry, else nothing."""
+    at = 0  # of a field: its kind, its length, its content (4.5.1)
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
-        if kind == 1:
-            count = min(length, len(extra) - at - 4) // 8
-            return struct.unpack_from(f"<{count}Q", extra, at + 4)
+        if kind == UNICODE_PATH and length > 5:
+            version, crc = struct.unpack_from("<BL", extra[: at + 4 + length].ljust(at + 9), at + 4)
+            if version == 1 and crc == zlib.crc32(raw):
+                return extra[at + 9 : at + 4 + length]
         at += 4 + length
-    return ()
+    return b""

@@ -1,7 +1,11 @@
 """Any folder of class folders becomes a data set, and what cannot be right is refused."""
 
+import gzip
 import io
 import os
+import tarfile
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +17,7 @@ from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Manifest
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, rotated, write_files, write_zip
+from tests.imagenet.archives import tar
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -375,3 +380,72 @@ def test_what_pillow_does_not_recognize_has_a_reason_for_people(
     folder = write_files(tmp_path / "set", classes(4, "a", "b") | {name: b"no image " * 9})
     report = (convert("folder", folder) / "report.json").read_text()
     assert "BytesIO" not in report and '"detail": "not recognized"' in report
+
+
+def test_of_members_with_one_name_the_last_counts(tmp_path: Path, convert: Convert) -> None:
+    """tar -r and zip's mode "a" leave the old member in the archive: the report names it."""
+    files, new = classes(4, "a", "b"), {"a/0.jpg": drawn("corrected")}
+    write_zip(tmp_path / "set.zip", files)
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(tmp_path / "set.zip", "a") as it:
+        it.writestr("a/0.jpg", new["a/0.jpg"])
+    (tmp_path / "set.tar").write_bytes(tar(files)[: -(tarfile.RECORDSIZE // 2)])
+    with tarfile.open(tmp_path / "set.tar", "a") as archive:
+        archive.addfile(*member("a/0.jpg", new["a/0.jpg"]))
+    for name in ("set.zip", "set.tar"):
+        out = convert("folder", tmp_path / name, out=f"{name}.out")
+        assert manifest_of(out).report["replaced"] == 1
+        samples = {sample.key: sample.image for sample in everything(out)}
+        assert len(samples) == 8 and samples["a_0"] == new["a/0.jpg"]
+
+
+def member(name: str, data: bytes) -> tuple[tarfile.TarInfo, io.BytesIO]:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    return info, io.BytesIO(data)
+
+
+def test_a_tar_that_goes_on_after_its_end_is_refused(tmp_path: Path, convert: Convert) -> None:
+    """Two tars joined by cat, a header of zeros, a cut: no part is lost without a word."""
+    first, second = tar(classes(4, "a", "b")), tar({"a/x.jpg": drawn("x")})
+    with tarfile.open(fileobj=io.BytesIO(first)) as opened:
+        at = opened.getmembers()[3].offset
+    damaged = {
+        first + second: r"goes on at byte [\d,]+, after its end marker.*tar --ignore-zeros",
+        first[:at] + bytes(512) + first[at + 512 :]: "goes on at byte",
+        first[:at] + b"\1" * 512 + first[at + 512 :]: r"byte [\d,]+: cut off, or no tar header",
+        first[:at]: "no end marker",
+        first[: at + 600]: "cut off",
+    }
+    for data, says in damaged.items():
+        (tmp_path / "set.tar").write_bytes(data)
+        with pytest.raises(DataError, match=says):
+            convert("folder", tmp_path / "set.tar")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("set.tgz", gzip.compress(b"x"), r"type: gunzip -c .*set.tgz > set.unpacked.tar"),
+        ("set.tar", gzip.compress(b"x"), r"compressed as a whole.*gunzip -c"),
+        ("set.tar.xz", b"\xfd7zXZ\0", "unxz -c"),
+        ("set.rar", b"Rar!", "is a folder, a zip or a tar"),
+    ],
+)
+def test_compressed_tars_are_refused_with_what_to_type(
+    name: str, data: bytes, says: str, tmp_path: Path, convert: Convert
+) -> None:
+    """By their bytes: members of a compressed tar cannot be read by offset."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError, match=says):
+        convert("folder", tmp_path / name)
+
+
+def test_links_in_a_tar_are_refused_with_what_to_type(tmp_path: Path, convert: Convert) -> None:
+    """A hard link has no bytes of its own."""
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        archive.addfile(*member("a/0.jpg", drawn(0)))
+        link = tarfile.TarInfo("a/1.jpg")
+        link.type, link.linkname = tarfile.LNKTYPE, "a/0.jpg"
+        archive.addfile(link)
+    with pytest.raises(DataError, match=r"1.jpg is a hard link; .* tar --hard-dereference"):
+        convert("folder", tmp_path / "set.tar")

@@ -223,7 +223,7 @@ def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(
     (source / "ILSVRC2012_img_train.tar").write_bytes(
         tar({"n01440764.tar": buffer.getvalue(), "n02012849.tar": tar({})})
     )
-    with pytest.raises(DataError, match="no regular file"):
+    with pytest.raises(DataError, match="is a symbolic link|no regular file"):
         converted(source)
     hostile = {"../../n01440764_1.JPEG": small_imagenet.train[0].data}
     (source / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": tar(hostile)}))
