@@ -14,7 +14,7 @@ LAUNCHES = ("local", "ssh", "ray", "node", "check")
 """The commands that launch, or check what would be launched."""
 
 NAMES = (
-    *(*LAUNCHES, "rack", "ps", "rerun", "board", "report", "attach", "logs", "status", "stop"),
+    *(*LAUNCHES, "rack", "ps", "rerun", "report", "attach", "logs", "status", "stop"),
     *("track", "ledger", "evaluate", "predict", "models", "export"),
     *("convert", "doctor", "serve", "completion"),
 )

@@ -27,7 +27,6 @@ from catdog.demo import Demo
 from catdog.drawing import jpeg
 from convert.commands import read as read_convert
 from convert.doctor.command import Doctor
-from launcher.commands.board import BoardOptions
 from launcher.commands.parse import RENAMED, names_of, parse, read_work, split, with_settings
 from launcher.commands.ray import RayOptions
 from launcher.commands.settings import NodeOptions, SshOptions
@@ -110,7 +109,7 @@ FOREIGN = (
 
 ENDLESS = {
     r"serve data/shards --address [\d.]+$": "Ctrl-C",
-    r"rackrun board ": "http://",
+    r"report --watch": "report.html",
     r"attach |--follow": "epoch",
 }
 """Lines that last until Ctrl-C, and what they print when they are ready."""
@@ -260,7 +259,6 @@ def read(line: str) -> None:
 
 
 READ: dict[str, Callable[[list[str]], object]] = {
-    "board": lambda words: parse(BoardOptions, "board", words, ""),
     "convert": read_convert,
     "doctor": lambda words: parser.parse(Doctor, "doctor", words),
     "export": lambda words: parser.parse(Export, "export", words),

@@ -50,7 +50,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "launcher": {
         "__init__": "commands run",
         "commands": "catalog detached errors files lifecycle output preflight remote "
-        "rendezvous run schedulers search settings_file supervision transport transport/ssh web",
+        "rendezvous run schedulers search settings_file supervision transport transport/ssh",
         "catalog": "detached errors output preflight remote run transport transport/ssh",
         "settings_file": "run",
         "detached": "errors files lifecycle output preflight remote run settings_file supervision "
@@ -61,7 +61,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "supervision": "errors output remote remote/agent rendezvous run transport",
         "transport/ssh": "errors run transport",
         "output": "run",
-        "web": "",
         "rendezvous": "errors remote run",
         "search": "catalog lifecycle output run",
         "schedulers": "run",

@@ -54,7 +54,7 @@ def main(args: Sequence[str]) -> int:
     text = run.id[:SHORT_ID] or run.folder
     if run.is_over:
         raise UsageError(f"{run} was attached and is over; type: {called('logs')} {text}")
-    follow = f"{called('logs')} --follow {text}, or {called('board')} {text}"
+    follow = f"{called('logs')} --follow {text}"
     raise UsageError(f"{run} has its own terminal, where it was started; type: {follow}")
 
 

@@ -275,7 +275,7 @@ def read_work(
     return work
 
 
-_OF_RUNS = ("attach", "board", "logs", "status", "stop")
+_OF_RUNS = ("attach", "logs", "status", "stop")
 """The commands that take the hosts of a run as --hosts FILE."""
 
 

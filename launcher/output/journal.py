@@ -1,7 +1,7 @@
 """Files in the run folder that change throughout a run, besides the logs.
 
 usage.jsonl   how busy every host is, over time
-live.json     what the dashboard shows now, and the curves so far, for `board`
+live.json     what the dashboard shows now, for `status`, `ps` and `stop`
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.output.console import Display
 from launcher.output.run_view import view
-from launcher.run.events import Added, Event, Regrouped, Report, Usage
+from launcher.run.events import Added, Event, Usage
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -29,22 +29,19 @@ from rackrun.shapes import Misshapen
 
 LIVE_SECONDS = 1.0
 LIVE_SHARE = 20  # at most this fraction (1/20) of the launcher's time
-MOST_POINTS = 512  # of a curve, before every other one is left out
 FEWEST_LINES = 64  # of a host in usage.jsonl, after lines were joined
 MOST_LINES = 20_000  # of the file, unless FEWEST_LINES of every host are more
 WRITE_SECONDS = 3.0
 FIRST_SECONDS = 3.0  # that a line covers, before lines are joined
 
-CURVES = ("step", "loss", "accuracy", "images_per_second")
-
 
 class JournaledDisplay:
-    """A display of which the run folder keeps what a browser wants to know."""
+    """A display that also writes what the run folder keeps of a run that goes on."""
 
     def __init__(self, job: Job, plan: Plan, shown: Display) -> None:
         self.shown = shown
         self.usage = UsageLog(job.folder.usage, {host.node: host.name for host in plan.hosts})
-        self.live = LiveState(job, plan)
+        self.job = job
         self.live_path = job.folder.live
         self.live_at = 0.0
 
@@ -59,7 +56,6 @@ class JournaledDisplay:
             self.usage.hosts[event.node] = event.host.name
         elif isinstance(event, Usage):
             self.usage.add(event, time.time())
-        self.live.take(event)
         self.shown.show(event)
 
     def note(self, text: str) -> None:
@@ -74,11 +70,14 @@ class JournaledDisplay:
             partial = self.live_path.with_name(f".{self.live_path.name}.partial")
             # Without the fsync of `atomic`: written every second, it means nothing after a crash.
             with suppress(OSError):  # a full disk does not end the run
-                partial.write_text(json.dumps(self.live.at(run, now)))
+                partial.write_text(json.dumps(self._state(run, now)))
                 partial.replace(self.live_path)
             taken = time.perf_counter() - began  # 0.1 s for 1,000 hosts
             self.live_at = now + max(LIVE_SECONDS, LIVE_SHARE * taken)
         self.shown.draw(run, now)
+
+    def _state(self, run: RunState, now: float) -> dict[str, Any]:
+        return asdict(view(run, self.job.work.name, self.job.folder.path, now))
 
     def finish(self, result: Result) -> None:
         """Show how it ended."""
@@ -89,40 +88,6 @@ class JournaledDisplay:
         self.usage.write(0.0, everything=True)
         with suppress(OSError):
             self.live_path.unlink(missing_ok=True)
-
-
-class LiveState:
-    """A run as a browser gets it: what the dashboard shows now, and the curves so far."""
-
-    def __init__(self, job: Job, plan: Plan) -> None:
-        self.job = job
-        self.leader = plan.hosts[0].first_rank
-        """The rank that reports for all; an elastic run may go on without the first one."""
-        self.points: list[list[float | None]] = []
-        """Points of `CURVES` over the steps; their number is bounded."""
-        self.every = 1
-        self.passed = 0
-
-    def take(self, event: Event) -> None:
-        """Take the leader's report of a step that has a loss and no point yet."""
-        if isinstance(event, Regrouped):
-            self.leader = event.rank
-        if not isinstance(event, Report) or event.rank != self.leader:
-            return
-        point = [event.fields.get(name) for name in CURVES]
-        if None in point[:2] or (self.points and point[0] == self.points[-1][0]):
-            return
-        self.passed += 1
-        if self.passed % self.every == 0:
-            self.points.append(point)
-        if len(self.points) > MOST_POINTS:
-            self.points = self.points[1::2]
-            self.every *= 2
-
-    def at(self, run: RunState, now: float) -> dict[str, Any]:
-        """Return the state at a moment of the monotonic clock, as values of JSON."""
-        run_view = view(run, self.job.work.name, self.job.folder.path, now)
-        return {**asdict(run_view), "at": time.time(), "curves": self.points}
 
 
 class UsageLog:

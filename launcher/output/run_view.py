@@ -1,4 +1,4 @@
-"""A run at a moment as plain values, which can be written as JSON: for dashboard and browser."""
+"""A run at a moment as plain values: for the dashboard, and for live.json."""
 
 from __future__ import annotations
 

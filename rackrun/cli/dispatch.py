@@ -44,9 +44,6 @@ COMMANDS = {
     ),
     "ps": ModuleCommand("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
     "rerun": ModuleCommand("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
-    "board": ModuleCommand(
-        "Runs", "Show a run in a browser on this machine.", "launcher.commands.board"
-    ),
     "report": ModuleCommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),

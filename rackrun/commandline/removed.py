@@ -13,5 +13,9 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
 )
 """Option as typed -> what to do instead, a sentence without its full stop."""
 
-COMMANDS: Mapping[str, str] = MappingProxyType({})
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "board": "type attach, or report --watch for a page that is drawn again and again",
+    }
+)
 """Command as typed, such as `board` or `convert diff` -> what to do instead."""

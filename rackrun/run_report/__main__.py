@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,9 +12,11 @@ from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.runs import run_folder
+from rackrun.run_folder import RunFolder
+from rackrun.runs import is_supervised, run_folder
 
 COMPARISON = "compare.html"
+WATCH_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class ReportOptions:
 
     examples: ClassVar[Examples] = (
         ("{prog} runs/latest", "draw the page of the newest run again"),
+        ("{prog} --watch latest", "draw it until the run ends"),
         ("{prog} catdog-a catdog-b", "compare runs: compare.html"),
     )
 
@@ -30,23 +34,38 @@ class ReportOptions:
 
     out: Path | None = None
     """File to write (default: report.html in the run folder; for several runs, compare.html)."""
+    watch: bool = False
+    """Draw the page of a run again every 5 seconds, until the run has ended."""
 
 
 def main(args: list[str]) -> None:
     """Write the page and print its path."""
-    from rackrun.run_report.page import (  # what they need takes a while to import
-        write,
-        write_comparison,
-    )
+    from rackrun.run_report.page import write, write_comparison  # which import for a while
 
     options = parse(ReportOptions, called("report"), args)
     if not options.runs:
         raise UsageError(f"report of which run? type: {called('report')} RUN [RUN ...]")
     folders = list(map(run_folder, options.runs))
-    if len(folders) == 1:
+    if options.watch:
+        if len(folders) > 1:
+            raise UsageError(f"--watch is for one run; type: {called('report')} --watch RUN")
+        watch(folders[0], options.out)
+    elif len(folders) == 1:
         print(write(folders[0], options.out))
     else:
         print(write_comparison(folders, options.out or Path(COMPARISON)))
+
+
+def watch(folder: Path, out: Path | None) -> None:
+    """Draw the page of a run until the run has ended."""
+    from rackrun.run_report.page import write
+
+    print(write(folder, out, WATCH_SECONDS), flush=True)
+    files = RunFolder(folder)
+    while not files.result.exists() and is_supervised(files.plan):
+        time.sleep(WATCH_SECONDS)
+        write(folder, out, WATCH_SECONDS)
+    write(folder, out)
 
 
 if __name__ == "__main__":

@@ -56,13 +56,15 @@ UsageQuantity = tuple[
 OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 
 
-def write(folder: Path, out: Path | None = None) -> Path:
+def write(folder: Path, out: Path | None = None, reload_seconds: int = 0) -> Path:
     """Draw the page of a run, into its folder by default, and return its path.
 
-    Raises DataError for a damaged file of the run.
+    A browser loads it again after `reload_seconds`, if they are not 0. Raises DataError for a
+    damaged file of the run.
     """
     page = out or RunFolder(folder).report
-    write_whole(page, rendered("run.html", **run_page(read(folder), folder)).encode())
+    content = run_page(read(folder), folder)
+    write_whole(page, rendered("run.html", **content, reload_seconds=reload_seconds).encode())
     return page
 
 

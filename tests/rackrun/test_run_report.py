@@ -1,11 +1,13 @@
 """report.html, as a browser shows it."""
 
 import contextlib
+import fcntl
 import io
 import json
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from launcher.output.log_files import write_run_page
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
+from rackrun.run_report import __main__ as report
 from rackrun.run_report.chart import Series, chart, ticks
 from rackrun.run_report.folder import read, read_predictions, smoothed
 from rackrun.run_report.page import charts, write, write_comparison
 from rackrun.run_report.tensorboard import write_usage
+from tests.waiting import until
 
 EVIL = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m'
 HOSTS = ("gpu01", "gpu02")
@@ -250,6 +254,25 @@ def test_a_task_that_fails_before_its_first_step_has_a_page(run: Path) -> None:
     assert not (run / "report.html").exists()
     assert write_run_page(run, "catdog") == ""
     assert '<b class="">failed</b>: &lt;img' in (run / "report.html").read_text()
+
+
+def test_a_watched_page_is_drawn_until_the_run_ends(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its launcher has the plan locked; a browser loads the page again until then."""
+    monkeypatch.setattr(report, "WATCH_SECONDS", 1)
+    end = (run / "result.json").rename(run / "kept.json")
+    page, again = run / "report.html", 'http-equiv="refresh" content="1"'
+    with (run / "plan.json").open() as plan:
+        fcntl.flock(plan, fcntl.LOCK_EX)
+        watching = threading.Thread(target=report.main, args=[["--watch", str(run)]])
+        watching.start()
+        until(lambda: page.exists() and again in page.read_text(), "a page that loads again", 30)
+        assert "not ended" in page.read_text()
+        end.rename(run / "result.json")
+        watching.join(30)
+    assert again not in page.read_text() and "failed" in page.read_text()
+    assert capsys.readouterr().out == f"{page}\n"
 
 
 def test_training_images_are_shown_with_their_classes(run: Path) -> None:

@@ -138,7 +138,7 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
     log.write_text("step 1\n")
     assert look_after(["logs", job.run_id[:8]]) == 0
     assert capfd.readouterr().out == "step 1\n"
-    follow = rf"type: \./run-ssh logs --follow {job.run_id[:8]}, or \./run-local board"
+    follow = rf"type: \./run-ssh logs --follow {job.run_id[:8]}"
     with pytest.raises(UsageError, match=f"has its own terminal.*{follow}"):
         look_after(["attach", job.run_id[:8]])
     with pytest.raises(UsageError, match="press Ctrl-C there"):  # this process is no launcher
