@@ -4,9 +4,8 @@
 
 Every contestant is a whole process that gets the same images of about 110 KB, already in the page
 cache, and is timed from start to end, in turn, for several rounds; the medians count. `cp` of the
-same bytes is the limit. convert also writes digests, checks and the index, by default restart
-tiles, and flushes each shard to the disk before it gets its name; the others leave their bytes in
-the page cache.
+same bytes is the limit. convert also writes digests, checks and the index, and flushes each shard
+to the disk before it gets its name; the others leave their bytes in the page cache.
 """
 
 import os
@@ -90,8 +89,8 @@ def contestants(archives: dict[str, Path], out: Path) -> dict[str, list[str]]:
     """Return the command line of each contestant by its name."""
     folder, stored, deflated = map(str, archives.values())
 
-    def convert(source: str, workers: int, *options: str) -> list[str]:
-        sizes = (f"--shards={SHARDS}", f"--workers={workers}", *options)
+    def convert(source: str) -> list[str]:
+        sizes = (f"--shards={SHARDS}", f"--workers={CORES}")
         return [sys.executable, "-m", "convert", "catdog", source, str(out), *sizes]
 
     def shard_writer(source: str, workers: int) -> list[str]:
@@ -99,11 +98,9 @@ def contestants(archives: dict[str, Path], out: Path) -> dict[str, list[str]]:
 
     return {
         "cp of the files": ["cp", "-r", folder, str(out)],
-        "convert, 1 processes, restart tiles": convert(stored, 1),
-        f"convert, {CORES} processes, restart tiles": convert(stored, CORES),
-        f"convert, {CORES} processes": convert(stored, CORES, "--no-tiles"),
-        f"convert, {CORES} processes, folder": convert(folder, CORES, "--no-tiles"),
-        f"convert, {CORES} processes, deflated zip": convert(deflated, CORES, "--no-tiles"),
+        f"convert, {CORES} processes": convert(stored),
+        f"convert, {CORES} processes, folder": convert(folder),
+        f"convert, {CORES} processes, deflated zip": convert(deflated),
         "ShardWriter, 1 processes": shard_writer(stored, 1),
         f"ShardWriter, {CORES} processes": shard_writer(stored, CORES),
         f"ShardWriter, {CORES} processes, folder": shard_writer(folder, CORES),

@@ -217,7 +217,7 @@ def loader(data: Any) -> Iterable[Any]:
 def batches(name: str, location: str) -> Iterable[Any]:
     """Yield the batches of a contestant, for an epoch at least."""
     who, _, how = name.partition("-")
-    if who in ("ours", "tiles"):
+    if who == "ours":
         return ours(location, exact=how.startswith("exact"))
     if who == "decode":
         return DataLoader(PureDecode(location), batch_size=None, num_workers=WORKERS)

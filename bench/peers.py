@@ -42,7 +42,6 @@ SMALL, SMALL_SIDE = "-256", 256  # what ends so takes images with this shorter s
 
 NAMES = {
     "ours-folder": "rackrun, from a folder",
-    "tiles-folder": "rackrun, restart tiles",
     "ours-nginx": "rackrun, from nginx",
     "ours-exact": "rackrun, exact epochs, from a folder",
     "ours-exact-nginx": "rackrun, exact epochs, from nginx",
@@ -58,10 +57,9 @@ NAMES = {
     "ffcv-q90": "FFCV, JPEG of quality 90, uint8",
     "decode": "only decoding, whole images",
     "ours-256": "rackrun, shorter side 256",
-    "tiles-256": "rackrun, shorter side 256, restart tiles",
     "decode-256": "only decoding, shorter side 256",
 }
-FROM_FOLDERS = ("ours-folder", "tiles-folder", "ours-256", "tiles-256")
+FROM_FOLDERS = ("ours-folder", "ours-256")
 CORES = (16, 32, 64, 128)
 PEERS = ("mds-uint8", "lit-uint8", "dali", "spdl", "ffcv-raw", "ffcv-q90")
 WRITTEN = ("mds", "lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
@@ -135,10 +133,8 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
         del sizes["small"]
     for size, short_side in sizes.items():
         images = write_images(root / size, settings.images, short_side)
-        for form, tiles in (("shards", False), ("tiles", True)):
-            packing = Packing(shards=16, tiles=tiles)
-            FolderOfClasses(images, root / size / form, packing=packing).run()
-    folders = {"folder": "images", "webdataset": "shards", "ours": "shards", "tiles": "tiles"}
+        FolderOfClasses(images, root / size / "shards", packing=Packing(shards=16)).run()
+    folders = {"folder": "images", "webdataset": "shards", "ours": "shards"}
     locations = {}
     for name in settings.contestants:
         size = root / ("small" if name.endswith(SMALL) else "full")

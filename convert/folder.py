@@ -125,7 +125,7 @@ def _tree(source: Path, follow_links: bool) -> _Tree:
         return _Tree(source, folder, folder.records())
     if not source.exists():
         raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
-    container = open_images(source, "SOURCE")
+    container = open_images(source)
     records = [each for each in container.records() if not HIDDEN.search(each.name)]
     folders = {
         above for each in records for above in PurePosixPath(each.name).parents if above.name

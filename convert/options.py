@@ -35,9 +35,6 @@ class Packing:
     allow: tuple[Literal["leaks", "similar-classes"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case, Unicode form or leading zeros. May be given twice."""
-    tiles: bool | None = None
-    """Rewrite large JPEGs without loss, so that crops decode faster, at about 2 ms of CPU each;
-    --no-tiles: keep their bytes. By default they are rewritten if Pillow is a wheel for Linux."""
     sidecars: bool = False
     """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     follow_links: bool = False

@@ -46,9 +46,7 @@ class Summary:
 
 def _options(manifest: Manifest) -> str:
     preset = [f"{name} {value}" for name, value in manifest.preset.items() if value]
-    stored = ", ".join(preset) or ("original pixels" if manifest.tiles else "original bytes")
-    tiles = "restart tiles in large JPEGs, " if manifest.tiles else ""
-    return f"{stored}, {tiles}seed {manifest.seed}"
+    return f"{', '.join(preset) or 'original bytes'}, seed {manifest.seed}"
 
 
 def _split_lines(source: Source, split: Split) -> list[str]:

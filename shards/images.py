@@ -20,12 +20,11 @@ UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.er
 SCAN_MARKER = re.compile(rb"\xff\xda")  # three times as fast as bytes.count
 
 START, END = b"\xff\xd8", b"\xff\xd9"  # markers of an image
-PROGRESSIVE, SCAN, RESTART_INTERVAL = 0xC2, 0xDA, 0xDD
+PROGRESSIVE, SCAN = 0xC2, 0xDA
 FRAMES = frozenset((0xC0, 0xC1, PROGRESSIVE))
 OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEGMENT = struct.Struct(">BBH")
 ALONE = frozenset((*range(0xC0), *range(0xD0, 0xDA), 0xFF))  # markers without a length, and none
-TILES, TILES_MAGIC = 0xEB, b"rackrun tiles 1\0"  # APP11, and what the segment begins with
 
 
 def too_large(width: int, height: int) -> bool:
@@ -50,10 +49,6 @@ class Frame:
     height_at: int
     one_scan: bool
     """True if the first scan is all that a decoder reads."""
-    restart_interval: int
-    """MCUs between two restart markers; 0 for none."""
-    tiles_at: int
-    """The segment that lists the tiles (shards.tiles); 0 if there is none."""
     scan_at: int
     """First byte of the first scan's compressed pixels; of a progressive JPEG, which is decoded
     whole, the end of its frame header."""
@@ -67,7 +62,6 @@ def jpeg_frame(data: bytes) -> Frame | None:
     if data[:2] != START:
         return None
     at, frame_fields, components, one_scan, end = 2, None, 0, False, len(data) - 10
-    restart_interval = tiles_at = 0
     while at <= end:
         mark, marker, length = SEGMENT.unpack_from(data, at)
         if mark != 0xFF or marker in ALONE:
@@ -79,16 +73,8 @@ def jpeg_frame(data: bytes) -> Frame | None:
             if precision != 8 or components not in (1, 3) or not height or not width:
                 return None
             frame_fields = width, height, at + 5
-        elif marker == RESTART_INTERVAL:
-            restart_interval = data[at + 4] << 8 | data[at + 5]
-        elif marker == TILES and data.startswith(TILES_MAGIC, at + 4):
-            tiles_at = at
         if marker in (SCAN, PROGRESSIVE):
             one_scan = marker == SCAN and data[at + 4] == components
             break
         at += 2 + length
-    return (
-        Frame(*frame_fields, one_scan, restart_interval, tiles_at, at + 2 + length)
-        if frame_fields
-        else None
-    )
+    return Frame(*frame_fields, one_scan, at + 2 + length) if frame_fields else None

@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rackrun import npy
@@ -128,8 +129,6 @@ class Manifest:
     """URL of the folder with the tars, if they are not next to the manifest."""
     sidecars: bool = False
     """True if there are index files for other programs; not a part of the data's identity."""
-    tiles: bool = False
-    """True if JPEGs were rewritten with restart tiles (shards.tiles), if possible."""
     parents: Annotated[tuple[Sha256, ...], AtMost(MOST_VERSIONS)] = ()
     """The digests of all versions before this one, the first one first: the last is its parent."""
     change: dict[str, Count] = field(default_factory=dict)
@@ -173,6 +172,11 @@ class Manifest:
                 if version is not None and version != VERSION:
                     what = f"version {str(version)[:20]!r}"
                     raise Misshapen(f"{what}, and this program reads {VERSION}")
+                if unknown := sorted(fields.keys() - {each.name for each in fields_of(cls)}):
+                    raise Misshapen(
+                        f"unknown field {unknown[0][:40]!r}: another version of rackrun has written"
+                        " it; convert the images again"
+                    )
             manifest: Manifest = shaped(fields, cls, "manifest")
             if digest is None:
                 raise Misshapen("manifest: no field 'sha256'")

@@ -125,7 +125,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "writer": "index",
         "index": "",
         "__init__": "",
-        "tiles": "images",
         "images": "",
     },
     "convert": {

@@ -41,7 +41,6 @@ KEPT = {
     "animated": "animated; the first image counts",
     "transparent": "transparent; transparency is dropped",
     "16 bits": "of 16 bits a channel; the upper 8 count",
-    "untiled": "stored without tiles; decoded whole",
     "no end": "without an end marker, yet decode in full",
     "warnings": "decode with warnings: a part of the image may be damaged",
 }

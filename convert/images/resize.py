@@ -9,20 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convert.images.info import ImageInfo, reason
-from convert.images.tiles import gains_by_tiles
 from convert.readers.records import Defect
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, shaped
 from shards.images import FORMATS, UNDECODABLE
 from shards.index import Manifest
-from shards.tiles import tile_interval
 
 if TYPE_CHECKING:
     from PIL import Image
 
 DEFAULT_QUALITY = 90
 FINE = 4  # a JPEG is decoded at a half, a quarter … if that leaves this many times the wanted side
-MCU = {"L": (8, 8), "RGB": (16, 16)}  # pixels, as JPEGs are encoded here
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,8 @@ class Preset:
         """Return True if every image is encoded again, also one of the right size."""
         return self.size is not None or self.gray or self.quality is not None
 
-    def apply(self, data: bytes, info: ImageInfo, tiles: bool = False) -> tuple[bytes, ImageInfo]:
-        """Return the bytes to store and their facts; raise Defect if the image is damaged.
-
-        With `tiles`, a JPEG that is encoded gets the restart markers of its tiles, if it gains by
-        them.
-        """
+    def apply(self, data: bytes, info: ImageInfo) -> tuple[bytes, ImageInfo]:
+        """Return the bytes to store and their facts; raise Defect if the image is damaged."""
         size = self._target(info.width, info.height)
         is_kept = info.extension == "jpg" and "cmyk" not in info.oddities
         # A JPEG that need not shrink stays as it is: encoding it again would cost quality.
@@ -93,16 +86,7 @@ class Preset:
             raise Defect("undecodable", reason(error)) from None
         stored = io.BytesIO()
         quality = DEFAULT_QUALITY if self.quality is None else self.quality
-        mcu = MCU["L" if self.gray else "RGB"]
-        has_tiles = tiles and gains_by_tiles(*image.size)
-        interval = tile_interval(*image.size, mcu) if has_tiles else 0
-        image.save(
-            stored,
-            "JPEG",
-            quality=quality,
-            subsampling="4:2:0",
-            restart_marker_blocks=interval,
-        )
+        image.save(stored, "JPEG", quality=quality, subsampling="4:2:0")
         return stored.getvalue(), ImageInfo("jpg", *image.size, info.oddities)
 
     def _resized(self, data: bytes, side: int) -> "Image.Image":

@@ -1,4 +1,4 @@
-"""From an image of a source to what a shard stores: checked, turned upright, resized, tiled."""
+"""From an image of a source to what a shard stores: checked, turned upright, resized."""
 
 import io
 import warnings
@@ -10,7 +10,6 @@ from pathlib import PurePosixPath
 
 from convert.images.info import ImageInfo, inspect, reason
 from convert.images.resize import Preset, in_mode
-from convert.images.tiles import Untiled, gains_by_tiles, tiled
 from convert.readers.records import READS_HEIC, REENCODED_SUFFIXES, Container, Defect, Record
 from shards.images import UNDECODABLE, too_large
 
@@ -26,8 +25,6 @@ class StoredImage:
     crc: int
     source: ImageInfo
     """The facts before it was resized."""
-    untiled: str
-    """Why it has no restart tiles, where it should have some."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,6 @@ class Treatment:
     """The steps that all images of a data set go through; equal bytes become equal bytes."""
 
     preset: Preset
-    tiles: bool
     check: str
     upright: bool
 
@@ -47,17 +43,10 @@ class Treatment:
         if record.crc not in (None, crc):
             raise Defect("checksum")
         stored, source = self._inspected(data, PurePosixPath(record.name).suffix.lower())
-        stored, info = self.preset.apply(stored, source, self.tiles)
-        untiled = ""
-        # By the image alone, so that copies stay copies and every process stores the same bytes.
-        if self.tiles and gains_by_tiles(info.width, info.height):
-            try:
-                stored = tiled(stored)
-            except Untiled as why:
-                untiled = str(why)
+        stored, info = self.preset.apply(stored, source)
         if stored is not data:
             crc = zlib.crc32(stored)
-        return StoredImage(stored, info, crc, source, untiled)
+        return StoredImage(stored, info, crc, source)
 
     def _inspected(self, data: bytes, suffix: str) -> tuple[bytes, ImageInfo]:
         """Return an image and its facts; other formats, and what lies on its side, as a JPEG."""

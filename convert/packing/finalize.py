@@ -110,7 +110,6 @@ def _manifest(
         plan_sha256=plan.digest,
         adopted=plan.adopted,
         sidecars=before.sidecars if before else False,
-        tiles=plan.tiles,
         parents=(*before.parents, before.digest) if before else (),
         change=plan.change or ({"added": stored} if before else {}),
     )

@@ -187,18 +187,6 @@ class Target:
             self.work.mkdir(exist_ok=True)
         return True
 
-    def has_tiles(self) -> bool | None:
-        """Return whether the conversion that has been begun or finished here makes tiles.
-
-        None if there is none that can be read.
-        """
-        with contextlib.suppress(DataError):
-            if self.manifest.exists():
-                return self.read().tiles
-            if self.plan.exists():
-                return load_plan(self.plan).tiles
-        return None
-
     def begin_version(self, plan: ShardPlan, force: bool) -> None:
         """Make a finished folder ready for the next version that a plan describes.
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from convert.images.transcoder import library
 from convert.options import Packing
 from convert.packing.finalize import close_folder, objection, print_use
 from convert.packing.output_folder import Target
@@ -25,7 +24,7 @@ from convert.readers.directories import Folder
 from convert.readers.records import Container, RecordListing
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
-from rackrun.errors import DataError, MissingProgram, UsageError
+from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
 from rackrun.units import first_few
 from shards.source import Source
@@ -45,8 +44,6 @@ def pack(
     """
     refuse_inside(out, listing.containers)
     target = Target(out)
-    if not listing.copied:
-        packing = replace(packing, tiles=_has_tiles(target, packing))
     is_share = packing.task_index is not None
     # The tasks of an array job fill the folder together: each writes other shards of one plan.
     with target.locked(shared=is_share):
@@ -72,24 +69,6 @@ def pack(
     if is_share:
         close = f"{called('convert')} finish {shlex.quote(str(out))}"
         say(f"{out}: when all {packing.task_count} tasks have ended, type: {close}")
-
-
-def _has_tiles(target: Target, packing: Packing) -> bool:
-    # Without --tiles or --no-tiles, what is in the folder decides, then what this machine can do:
-    # all hosts of an array job, and a run that goes on elsewhere, do as the one that came first.
-    tiles = packing.tiles
-    if tiles is None and not packing.force:
-        tiles = target.has_tiles()
-    if tiles is False or packing.preset.encodes_all:
-        return tiles is not False
-    try:
-        library()  # or an error, before anything is read
-    except MissingProgram as error:
-        if tiles:
-            raise
-        say(f"{target.folder}: original bytes are stored, as with --no-tiles: {error}")
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,6 @@ class ShardPlan:
     findings: tuple[ImageDefect, ...]
     shards: tuple[PlannedShard, ...]
     lines_sha256: str
-    tiles: bool
     version: int = 1
     parent: str = ""
     """The digest of the version that this one is made from; empty for the first one."""
@@ -93,7 +92,7 @@ class ShardPlan:
     @property
     def treatment(self) -> Treatment:
         """How images become what is stored."""
-        return Treatment(self.preset, self.tiles, self.check, self.upright)
+        return Treatment(self.preset, self.check, self.upright)
 
     @property
     def images(self) -> int:
@@ -180,7 +179,6 @@ def make_plan(
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
         lines_sha256=digest.hexdigest(),
-        tiles=bool(packing.tiles),
         copied=listing.copied,
     )
     return plan, lines

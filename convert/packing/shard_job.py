@@ -67,8 +67,6 @@ class _ShardFiller:
             return
         unusual = (kind for kind in image.source.oddities if kind not in self.plan.usual)
         self.findings += findings(record.name, replace(image.source, oddities=tuple(unusual)))
-        if image.untiled:
-            self.findings.append(ImageDefect(record.name, "untiled", image.untiled))
         extension = image.info.extension if self.plan.extension == "true" else EXTENSION
         position = self.writer.add(record.key, record.label, image.data, extension)
         row = Row(

@@ -12,11 +12,8 @@ from rackrun.errors import UsageError
 ZIP, USTAR, USTAR_AT = b"PK\3\4", b"ustar", 257
 
 
-def open_images(source: Path, name: str) -> Folder | Zip | Tar:
-    """Return a folder, a zip, or a tar (also of tars).
-
-    UsageError, which calls the source by `name`, for anything else.
-    """
+def open_images(source: Path) -> Folder | Zip | Tar:
+    """Return a folder, a zip, or a tar (also of tars); UsageError for anything else."""
     if source.is_dir():
         return Folder(source, follow_links=True)
     descriptor = open_archive(source)
@@ -29,4 +26,4 @@ def open_images(source: Path, name: str) -> Folder | Zip | Tar:
         return Zip(source)
     if head[USTAR_AT:] == USTAR or source.suffix.lower() == ".tar":
         return Tar(source)
-    raise UsageError(f"{source}: {name} is a folder, a zip or a tar of images")
+    raise UsageError(f"{source}: SOURCE is a folder, a zip or a tar of images")

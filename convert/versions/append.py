@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from convert.folder import listing as listing_of_folder
-from convert.images.transcoder import library
 from convert.images.treatment import Treatment
 from convert.options import Packing
 from convert.packing.copies import image_marks
@@ -133,7 +132,6 @@ class Append:
         return Packing(
             preset=parent.preset,
             seed=manifest.seed,
-            tiles=manifest.tiles,
             extension=_extension(parent),
             val_percent=default if self.val_percent is None else self.val_percent,
             test_percent=self.test_percent,
@@ -173,8 +171,6 @@ def append_images(
     """
     folder, manifest = parent.target.folder, parent.manifest
     refuse_inside(folder, listing.containers)
-    if packing.tiles and not packing.preset.encodes_all:
-        library()  # or an error, before anything is read
     (container,) = listing.containers
     say(f"{folder}: listing the images of {listing.dataset}")
     records = list(metered(listing.records, "listed"))
@@ -262,7 +258,7 @@ def _marks_of(records: Sequence[Record], container: Container, packing: Packing)
     It is 0 for an image that cannot be used, which the conversion will name.
     """
     upright = packing.exif == "apply"
-    treatment = Treatment(packing.preset, bool(packing.tiles), packing.check, upright)
+    treatment = Treatment(packing.preset, packing.check, upright)
 
     def compare(start: int, report: ReportProgress) -> list[int]:
         marks = []

@@ -114,7 +114,7 @@ def _edited(
             manifest.dataset, manifest.classes, (samples,), iter(records), copied=True
         )
         packing = replace(packing, seed=manifest.seed, val_percent=0.0, preset=parent.preset)
-        packing = replace(packing, tiles=manifest.tiles, allow=("similar-classes",))
+        packing = replace(packing, allow=("similar-classes",))
         replaced = Counter(stored.split for stored in touched)
         plan, lines = make_plan(listing, packing, parent.starts(replaced))
         plan = replace(

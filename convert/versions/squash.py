@@ -52,7 +52,6 @@ class Squash:
             val_percent=0.0,
             seed=manifest.seed,
             allow=("similar-classes",),
-            tiles=manifest.tiles,
             sidecars=manifest.sidecars,
             workers=self.workers,
             force=self.force,

@@ -43,7 +43,7 @@ Expected = dict[str, tuple[int, str, bytes]]
 
 @pytest.fixture
 def folder(tmp_path: Path, convert: Convert) -> Path:
-    """Return shards of both classes; in them JPEGs with restart tiles, and every other format."""
+    """Return shards of both classes; in them large JPEGs, and every other format."""
     others = {
         f"train/cat.{90 + number}.jpg": drawn(name, format=name)
         for number, name in enumerate(("PNG", "GIF", "BMP", "WEBP"))

@@ -364,15 +364,15 @@ def test_tables_and_archives_are_sources_too(tmp_path: Path, data: Path) -> None
     assert len(labels(data)) == 48 + 4 + 2 + 2
 
 
-def test_tiles_and_sidecars_go_on_in_later_versions(tmp_path: Path, convert: Convert) -> None:
-    """Appended JPEGs get restart tiles, new tars their index files; old index files stay."""
+def test_sidecars_go_on_in_later_versions(tmp_path: Path, convert: Convert) -> None:
+    """New tars get their index files; old index files stay."""
     files = {
         f"{kind}/{n}.jpg": textured(n + 100 * CLASSES.index(kind))
         for kind in CLASSES
         for n in range(12)
     }
     source = write_files(tmp_path / "photos", files)
-    folder = convert("folder", source, "--tiles", "--sidecars", *FEW, out="tiled")
+    folder = convert("folder", source, "--sidecars", *FEW, out="indexed")
     before = {path.name: path.read_bytes() for path in folder.glob("*.idx")}
     new = {
         f"{kind}/{n}.jpg": textured(n + 500 + 100 * CLASSES.index(kind))
@@ -382,14 +382,14 @@ def test_tiles_and_sidecars_go_on_in_later_versions(tmp_path: Path, convert: Con
     write_files(tmp_path / "photos", {name.replace("/", "/n"): data for name, data in new.items()})
     run("append", source, folder)
     newest = manifest_of(folder)
-    assert newest.tiles and newest.sidecars
+    assert newest.sidecars
     after = {path.name: path.read_bytes() for path in folder.glob("*.idx")}
     assert before.items() <= after.items()
     shards = [shard.name for split in newest.splits for shard in split.shards]
     assert {f"{name}.idx" for name in shards} <= after.keys()
     listed = json.loads((folder / f"{newest.dataset}-train.wids.json").read_text())["shardlist"]
     assert [each["url"] for each in listed] == [each.name for each in newest.split("train").shards]
-    main(["verify", str(folder), "--source", str(source)])
+    main(["verify", str(folder)])
 
 
 def test_own_splits_stay_apart(tmp_path: Path, data: Path) -> None:

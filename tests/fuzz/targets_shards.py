@@ -18,11 +18,10 @@ from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.terminal import clean
 from shards.http.fetch import decoded, moved, sendable
-from shards.images import jpeg_frame, too_large
+from shards.images import too_large
 from shards.index import Manifest, Shard, Split, parse_index, read_version
 from shards.peers import protocol
 from shards.peers.client import PeerClient, PeerError, PeerTimeouts
-from shards.tiles import window
 from training import checkpoint
 from training.data import decode
 from training.data.transforms import Transforms
@@ -160,22 +159,3 @@ def fuzz_picture(data: bytes) -> None:
 
     with contextlib.suppress(DataError):
         assert decode.crop(picture, choose, size).resized(size).shape == (size, size, 3)
-
-
-def fuzz_tiles(data: bytes) -> None:
-    """Fuzz a JPEG with a list of tiles: its first eight bytes choose the box to cut out."""
-    head, picture = data[:8].ljust(8, b"\0"), data[8:]
-    frame = jpeg_frame(picture)
-    if frame is None:
-        return
-    left, top, across, down = struct.unpack("<4H", head)
-    left, top = left % frame.width, top % frame.height
-    right = left + 1 + across % (frame.width - left)
-    bottom = top + 1 + down % (frame.height - top)
-    part = window(picture, frame, left, top, right, bottom)
-    if part is not None:
-        assert len(part.data) <= len(picture)
-        assert 0 <= part.left <= left and right <= part.left + part.width <= frame.width
-        assert 0 <= part.top <= top and bottom <= part.top + part.height <= frame.height
-        cut = jpeg_frame(bytes(part.data))
-        assert cut is not None and (cut.width, cut.height) == (part.width, part.height)

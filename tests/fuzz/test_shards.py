@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from convert.images.tiles import tiled
 from shards.index import Manifest, Row, Shard, Split, pack_rows, serialise_index
 from shards.peers import protocol
 from tests.fuzz import targets_shards as targets
@@ -64,15 +63,11 @@ def transforms() -> bytes:
     return json.dumps(asdict(Transforms(32))).encode()
 
 
-def jpeg(height: int = 40, **options: object) -> bytes:
-    pixels = np.random.default_rng(0).integers(256, size=(height, 56, 3), dtype=np.uint8)
+def jpeg(**options: object) -> bytes:
+    pixels = np.random.default_rng(0).integers(256, size=(40, 56, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", **options)
     return struct.pack("<4H", 3, 5, 20, 20) + buffer.getvalue()
-
-
-def with_tiles() -> bytes:
-    return struct.pack("<4H", 20, 40, 20, 15) + tiled(jpeg(80)[8:])
 
 
 SEEDS = {
@@ -87,8 +82,7 @@ SEEDS = {
     targets.fuzz_ledger_page: [page()],
     targets.fuzz_checkpoint: [weights(), b"\x80\x02}q\x00."],
     targets.fuzz_final: [transforms(), b"{}"],
-    targets.fuzz_picture: [jpeg(), jpeg(progressive=True), with_tiles()],
-    targets.fuzz_tiles: [with_tiles()],
+    targets.fuzz_picture: [jpeg(), jpeg(progressive=True)],
 }
 
 JUNK = st.one_of(

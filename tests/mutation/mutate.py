@@ -41,7 +41,7 @@ PARTS = {
         "convert/test_version_histories.py",
     ),
     "convert/images": (
-        *("convert/test_resize.py", "convert/test_quality.py", "convert/test_tiles.py"),
+        *("convert/test_resize.py", "convert/test_quality.py"),
         *("convert/test_pack.py", "convert/test_verify.py"),
     ),
     "convert/indexing": ("convert/test_index.py",),
@@ -49,19 +49,19 @@ PARTS = {
     "convert": (
         *("convert/test_verify.py", "convert/test_folder.py", "convert/test_hf.py"),
         *("convert/test_table.py", "convert/test_commands.py", "convert/test_progress.py"),
-        *("convert/test_catdog.py", "convert/test_tiles.py", "mnist/test_mnist.py"),
+        *("convert/test_catdog.py", "mnist/test_mnist.py"),
         *("imagenet/test_conversion.py", "imagenet/test_small_files.py"),
     ),
     "shards": (
         *("shards/test_index.py", "shards/test_cache.py", "shards/test_peers.py"),
         *("shards/test_http.py", "shards/test_source.py", "shards/test_faults.py"),
         *("shards/test_writer.py", "shards/test_versions.py", "shards/test_mutations.py"),
-        *("convert/test_tiles.py", "training/test_tiles.py", "convert/test_verify.py"),
+        "convert/test_verify.py",
     ),
     "training/data": (
         *("training/test_order.py", "training/test_exact.py", "training/test_slots.py"),
         *("training/test_data.py", "training/test_decode.py", "training/test_transforms.py"),
-        *("training/test_augment.py", "training/test_camera_files.py", "training/test_tiles.py"),
+        *("training/test_augment.py", "training/test_camera_files.py"),
         *("training/test_gpu_decode.py", "training/test_node_cache.py"),
         *("training/test_cache_peers.py", "training/test_class_weights.py"),
         "training/test_elastic.py",

@@ -8,7 +8,12 @@ from rackrun.contract.tasks import TASKS
 from rackrun.errors import UsageError
 from training.entry import run_command
 
-OPTIONS: tuple[str, ...] = ("ssh --scaling",)
+OPTIONS: tuple[str, ...] = (
+    "convert folder photos shards --no-tiles",
+    "convert folder photos shards --tiles",
+    "convert verify shards --source",
+    "ssh --scaling",
+)
 """Command lines, each with one removed option as its last word.
 
 One that begins with a task is given to the task itself, as its ranks are: `catdog --lr 1 --gone`.

@@ -3,9 +3,8 @@
     bytes ──▶ the rows and the resolution the crop needs, uint8 (h, w, 3) ──▶ uint8 (size, size, 3)
 
 A JPEG is decoded by libjpeg-turbo, and only as far as the crop asks: the image ends at the
-crop's last row, of a JPEG with restart tiles (shards.tiles) only those under the crop are decoded,
-and a crop that is several times larger than what is wanted is decoded at a half, a quarter or an
-eighth. Everything else, and every JPEG that libjpeg-turbo refuses, goes through
+crop's last row, and a crop that is several times larger than what is wanted is decoded at a half,
+a quarter or an eighth. Everything else, and every JPEG that libjpeg-turbo refuses, goes through
 Pillow, which has the last word on what an image is. Both give the same pixels.
 
 Whatever the file holds becomes RGB in one way: gray is repeated, a palette looked up, CMYK
@@ -19,7 +18,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module, util
 from typing import Literal, NamedTuple, Protocol
@@ -44,7 +43,6 @@ from shards.images import (
     scans,
     too_large,
 )
-from shards.tiles import CHROMA, TileCut, window
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
@@ -163,7 +161,7 @@ def crop(data: bytes, choose: Choice, side: float) -> Region:
 
 
 def prepared_crop(data: bytes, choose: Choice, side: float) -> PreparedCrop:
-    """Choose the part that `crop` decodes, by the header and the tiles of a JPEG."""
+    """Choose the part that `crop` decodes, by the header of a JPEG."""
     frame = jpeg_frame(data)
     may_be_progressive = not (frame and frame.one_scan) and data[:2] == START
     if may_be_progressive and (scan_count := scans(data)) > MAX_SCANS:  # it would hold up a step
@@ -176,11 +174,8 @@ def prepared_crop(data: bytes, choose: Choice, side: float) -> PreparedCrop:
     spare = min(box.width, box.height) / (FINE * side)
     shrink = next((divisor for divisor in (8, 4, 2) if spare >= divisor), 1)
     rows = min(frame.height, box.top + box.height + MARGIN * shrink)
-    right, margin = box.left + box.width, CHROMA * shrink
-    part = window(data, frame, box.left, box.top, right, rows, margin)
-    width, height = (part.width, part.height) if part else (frame.width, rows)
-    held_bytes = 3 * width * height // shrink**2
-    return PreparedCrop(held_bytes, partial(_with_turbo, data, frame, box, rows, shrink, part))
+    held_bytes = 3 * frame.width * rows // shrink**2
+    return PreparedCrop(held_bytes, partial(_with_turbo, data, frame, box, rows, shrink))
 
 
 def prepared_random_crop(
@@ -294,14 +289,7 @@ def _with_pillow(data: bytes, choose: Choice) -> Region:
     return Region.cut(_rgb(image), choose(*image.size), 1)
 
 
-def _with_turbo(
-    data: bytes, frame: Frame, box: Box, rows: int, shrink: int, part: TileCut | None
-) -> Region:
-    if part:
-        pixels = _decoded(part.data, part.width, part.height, shrink, strict=True)
-        if pixels is not None:  # else the tiles are damaged, or not where they are said to be
-            box = replace(box, left=box.left - part.left, top=box.top - part.top)
-            return Region.cut(pixels, box, shrink)
+def _with_turbo(data: bytes, frame: Frame, box: Box, rows: int, shrink: int) -> Region:
     if rows < frame.height and has_end(data):
         # Decoders stop at the height in the header. To a strict one, the rest would be damage.
         shorter = bytearray(data)
