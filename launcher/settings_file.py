@@ -70,12 +70,20 @@ class SettingsFile:
 
 def read_settings(path: Path) -> SettingsFile:
     """Return the settings of a file; raise UsageError for a file that has none."""
+    try:
+        return parsed_settings(path, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not TOML: {error}") from None
+
+
+def parsed_settings(path: Path, text: str) -> SettingsFile:
+    """Return the settings that a text has; messages name it by `path`."""
     import tomllib  # most launches have no such file
 
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from None
+        tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
     named = {key for key in tables if key not in KEYS and find_task(key)}

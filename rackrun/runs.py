@@ -49,7 +49,7 @@ class LaunchRecord:
     resume: tuple[str, ...] = ()
     """The command that continues it, but for the name of its folder at the end."""
     settings: str = ""
-    """The digest of its settings file."""
+    """Its settings file, run.toml."""
 
 
 @dataclass(frozen=True)

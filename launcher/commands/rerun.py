@@ -1,21 +1,23 @@
-"""`rerun RUN`: start a run again, with the settings that this machine launched it with."""
+"""`rerun RUN`: start a run again, with the settings that this machine launched it with.
+
+They are in run.toml of its folder. No host supplies that file: results come without it.
+"""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from launcher.commands.parse import RENAMED, flags, names_of, split, with_settings
 from launcher.commands.settings import SshOptions
 from launcher.output.console import say
-from launcher.run.kept_settings import digest_of, kept_settings
 from launcher.run.settings import Options
-from launcher.settings_file import SettingsFile, read_settings, with_place
+from launcher.settings_file import SettingsFile, parsed_settings, read_settings, with_place
 from rackrun.commandline.parser import current_names
 from rackrun.commands import called
 from rackrun.errors import UsageError
@@ -69,21 +71,14 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
 
 
 def _settings_of(run: Run) -> SettingsFile:
-    # As they were stored at its launch. Those in its folder count only if they have the same
-    # digest: hosts and other accounts may have written there, and `rerun` runs their commands here.
-    path = RunFolder(run.folder).settings if run.folder else None
-    digest = run.record.settings if run.record else ""
-    if path:
-        with suppress(FileNotFoundError):
-            digest = digest_of(path)
-    if not digest:
+    # The record of a detached run has them as they were typed here; a host that shares the disk
+    # can write to the run folder.
+    path = RunFolder(run.folder).settings if run.folder else Path("run.toml")
+    if run.record and run.record.settings:
+        return parsed_settings(path, run.record.settings)
+    if not path.is_file():
         raise UsageError(f"{run} has no run.toml: it cannot be started again")
-    kept = kept_settings(digest)
-    if kept is None:
-        what = "not as a launcher of yours wrote it on this machine"
-        raise UsageError(f"{path or run}: {what}; read it, then type: --config {path or 'FILE'}")
-    file = read_settings(kept)
-    return replace(file, path=path) if path else file
+    return read_settings(path)
 
 
 def command_line(file: SettingsFile, typed: Sequence[str]) -> list[str]:

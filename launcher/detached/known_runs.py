@@ -11,7 +11,6 @@ from pathlib import Path
 
 from launcher.output.log_files import write_json
 from launcher.run.hosts import Host
-from launcher.run.kept_settings import keep_settings
 from rackrun import runs
 from rackrun.atomic import translated_os_errors
 from rackrun.errors import SaveError
@@ -40,7 +39,7 @@ def remember(
         task=task,
         at=time.time(),
         resume=resume,
-        settings=keep_settings(settings) if settings else "",
+        settings=settings,
     )
     path = _path_of(run)
     try:

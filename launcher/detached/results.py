@@ -23,7 +23,6 @@ from launcher.detached.replies import YesOrNo
 from launcher.files.download import fetch_results
 from launcher.output.console import say
 from launcher.output.log_files import write_run_page
-from launcher.run.kept_settings import kept_settings
 from rackrun.atomic import write_whole
 from rackrun.contract.files import ATTACHED
 from rackrun.errors import Problem
@@ -57,8 +56,8 @@ def bring_here(run: ReachedRun, runs: Path, attempt: AttemptRecord) -> Path:
 def complete(run: str, folder: RunFolder, task: str) -> None:
     """Add what comes from this machine: the settings, where they are known, and the report."""
     record = recorded_runs().get(run)
-    if record and (settings := kept_settings(record.settings)):
-        write_whole(folder.settings, settings.read_bytes(), mode=0o600)
+    if record and record.settings:
+        write_whole(folder.settings, record.settings.encode(), mode=0o600)
     if problem := write_run_page(folder.path, task):
         say(problem)
 

@@ -13,7 +13,6 @@ from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice, write_run_page
 from launcher.output.on_event import EventCommand
 from launcher.run.job import Job
-from launcher.run.kept_settings import keep_settings
 from launcher.run.plan import Plan
 from launcher.run.result import Result, with_incident
 from launcher.supervision.agents import AddedHost, AgentGroup
@@ -105,7 +104,6 @@ class Session:
             settings = job.template.settings
             if settings and not job.folder.node:  # of several nodes, the first one writes them
                 write_whole(job.folder.settings, settings.encode(), mode=0o600)  # has --env values
-                keep_settings(settings)
             with self._screen_context as self._screen:
                 self.note(unfinished)
                 if not self.plan.task and self._peers is None:  # a task's rank 0 tells more

@@ -680,7 +680,7 @@ def test_what_is_kept_in_the_home_is_closed_whatever_the_umask_is(
     in_shell = ("sh", "-c", f'umask {umask:03o}; exec "$@"', "sh")
     detached.detach(detached.hosts, *counting(1, 0.0), before=in_shell)
     kept = [home / ".rackrun" for home in (detached.home, detached.lab.hosts[0].folder)]
-    assert {path.name for path in kept[0].iterdir()} == {"known", "settings"}
+    assert {path.name for path in kept[0].iterdir()} == {"known"}
     assert kept[1] / detached.run in kept[1].iterdir()
     folders = [path for home in kept for path in (home, *home.iterdir()) if path.is_dir()]
     assert {path: mode_of(path) for path in folders} == dict.fromkeys(folders, 0o700)

@@ -127,7 +127,6 @@ DATES = {
     "console.time_of_day",  # of a line of progress, for people who read it later
     "folders._run_in",
     "logs.read_files",  # of an attempt whose record has no time
-    "kept_settings._forget_old",  # the age of a run, for people who ask
     "hosts._detached",
     "ps._recorded",
     "known_runs.remember",
