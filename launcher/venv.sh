@@ -215,10 +215,6 @@ venv_python() { # EXTRAS...
     ) 9>"$root/.venv.lock" || exit
 }
 
-# Becomes rackrun. A Ctrl-C waits until rackrun takes it: while Python itself starts, it would answer
-# with a traceback.
-venv_rackrun() { # SCRIPT WORDS...
-    local blocked=(env --block-signal=INT)
-    "${blocked[@]}" --version >/dev/null 2>&1 || blocked=() # coreutils before 8.31
-    exec ${blocked[@]+"${blocked[@]}"} "$python" -P -S "$root/rackrun/__main__.py" "$@"
+venv_rackrun() { # SCRIPT WORDS...: becomes rackrun
+    exec "$python" -P "$root/rackrun/__main__.py" "$@"
 }

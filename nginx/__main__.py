@@ -8,7 +8,6 @@ python -m nginx stop [SHARDS]      end the servers of a folder, or all of this u
 
 import json
 import shlex
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -161,4 +160,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main, (signal.SIGTERM, signal.SIGHUP))
+    run(main)

@@ -1,5 +1,7 @@
 """Common ground of every package, the `rackrun` command, and what programs may import from here."""
 
+from importlib import import_module
+
 __version__ = "0.1.0"
 
 PUBLIC = {
@@ -20,10 +22,6 @@ def __getattr__(name: str) -> object:
     """Return a public function of another package; raise AttributeError for any other name."""
     if name not in PUBLIC:
         raise AttributeError(f"module 'rackrun' has no attribute {name!r}")
-    # Not at the top, and nothing else there: `rackrun` and `python -m rackrun` import this file
-    # before they can take a Ctrl-C.
-    from importlib import import_module
-
     module, _, original = PUBLIC[name].partition(":")
     return getattr(import_module(module), original or name)
 

@@ -55,7 +55,7 @@ def program() -> list[str]:
     """Return the arguments that start `rackrun` in any folder, just its name if that is enough."""
     if _Caller.by_name and shutil.which("rackrun"):
         return ["rackrun"]
-    return [sys.executable, "-P", "-S", str(Path(__file__).with_name("__main__.py"))]
+    return [sys.executable, "-P", str(Path(__file__).with_name("__main__.py"))]
 
 
 def is_command(args: Sequence[str]) -> bool:

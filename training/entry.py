@@ -5,12 +5,10 @@ exits through the interpreter's shutdown can abort there (a thread of gloo still
 that instead of its own result.
 """
 
-import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from typing import NoReturn
@@ -79,18 +77,7 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
         return 0
     if config.workers and not config.synthetic:
         start_worker_server(source.model)
-    with _uncollected():
-        task = task_of(source)
-        from training import loop
+    task = task_of(source)
+    from training import loop
+
     return loop.run(task, config)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    # Collections find nothing while modules are imported, and take a third of the time.
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()  # later collections skip what was imported
-        gc.enable()

@@ -46,7 +46,7 @@ OPTIONS = LocalOptions
 def main(args: Sequence[str]) -> int:
     """Run the command line, and return the exit code."""
     launcher_args, rest = split(args, LocalOptions)
-    options = parse(LocalOptions, "local", launcher_args, HEAD) if launcher_args else LocalOptions()
+    options = parse(LocalOptions, "local", launcher_args, HEAD)
     work = read_work("local", LocalOptions, launcher_args, rest)
     if options.sweep:
         from launcher.search.sweep import sweep

@@ -44,9 +44,7 @@ def main(args: Sequence[str]) -> int:
     if plain_words and plain and plain[0] != "--":
         _refuse_other_first_word(leading, plain)
     launcher_args, rest = split(args, SshOptions, plain_words)
-    # only the host file: the parser would take 6 ms to find no option
-    is_plain = launcher_args and launcher_args == plain[:1]
-    options = SshOptions(hosts=Path(launcher_args[0])) if is_plain else _parsed(launcher_args)
+    options = _parsed(launcher_args)
     work = read_work("ssh", SshOptions, launcher_args, rest)
     if options.sweep:
         from launcher.commands.reach import listed

@@ -11,10 +11,7 @@ import errno
 import json
 import os
 import stat
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PIECE_BYTES = 1 << 18

@@ -10,13 +10,10 @@ import contextlib
 import os
 import re
 import time
+from typing import Any
 
 from launcher.remote.processes import names_in
 from launcher.remote.waiting import find_program, lines_of
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any
 
 HARDWARE_XIDS = (48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121, 140, 149)
 """Errors that NVIDIA's catalog blames on memory, links, the bus or firmware, not on a program."""

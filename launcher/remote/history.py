@@ -17,13 +17,10 @@ import json
 import os
 import re
 import time
+from typing import Any
 
 from launcher.remote.files import contents, write_new
 from launcher.remote.holders import user_name
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any
 
 FOLDER = "~/.rackrun/hosts"
 MOST_BYTES = 1 << 15

@@ -6,14 +6,11 @@ import contextlib
 import os
 import pwd
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from launcher.remote.locks import HELD, TICKET, first_in_line, is_held, signature
 from launcher.remote.processes import look_up
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
 
 
 def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:

@@ -6,15 +6,11 @@ server of ranks start with it as well, as a script beside the same bundle.
 
 from __future__ import annotations
 
-import gc
 import marshal
 import sys
 import zlib
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
+from types import ModuleType
+from typing import Any
 
 SIZES = (0, 0)  # bytes of the two parts: modules compiled, and as source
 MAGIC = b""  # of the bytecode
@@ -63,12 +59,9 @@ def path_of(name: str) -> str:
 
 def run(entry: str, loader: bytes, parts: bytes) -> None:
     """Import a module of a bundle, and with it what it imports; then run it."""
-    gc.disable()  # nothing is garbage yet, and looking for it takes a tenth of the start
     bundle: Any = Bundle(loader, parts)
     sys.meta_path.insert(0, bundle)
     __import__(entry)
-    gc.freeze()  # modules stay: no search visits them, not at the exit either, and forks share them
-    gc.enable()
     sys.modules[entry].serve(bundle)
 
 

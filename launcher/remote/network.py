@@ -18,12 +18,9 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    import threading
-    from typing import Any
+from typing import Any
 
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # struct ifreq on 64 bits: an interface's name and address

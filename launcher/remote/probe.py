@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from launcher.remote import gpus, history, locks, network, service
 from launcher.remote.files import INSTALLED, file_digest
@@ -21,11 +23,6 @@ from launcher.remote.gpus import gpu_count
 from launcher.remote.holders import holder_of, in_the_way, taken_gpus, user_name, uses, waiting
 from launcher.remote.locks import HELD, TICKET, queue, release, remove_lock
 from launcher.remote.waiting import find_program, lines_of, output_of, within
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0

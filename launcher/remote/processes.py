@@ -6,10 +6,7 @@ import contextlib
 import os
 import signal
 import time
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36

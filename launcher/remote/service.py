@@ -10,13 +10,10 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from launcher.remote.files import explained
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
 
 MARKER = b"\nrackrun program 1\n"
 """Precedes the first answer: all before it is noise, printed by a login shell."""

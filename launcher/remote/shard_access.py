@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
 
 from launcher.remote.waiting import within
 from rackrun.contract import variables
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    import urllib.error
-    import urllib.request
-    from collections.abc import Iterator
-    from typing import Any
 
 CONNECT_SECONDS = 5.0
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would

@@ -10,11 +10,8 @@ import os
 import select
 import signal
 import time
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from collections.abc import Callable
+from typing import Any
 
 PROGRAM_SECONDS = 30.0
 READ_BYTES = 1 << 16

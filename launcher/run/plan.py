@@ -20,16 +20,12 @@ from rackrun.units import plural
 
 Environment = tuple[tuple[str, str], ...]
 
-TORCHRUN = (
-    "import gc; gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable();"
-    " main()"
-)
-"""As the command `torchrun`, in three quarters of the time: it looks for no garbage in imports."""
+TORCHRUN = "from torch.distributed.run import main; main()"
 
 SERVED_TORCHRUN = (
-    "import gc; gc.disable(); import runpy, torch;"
+    "import runpy, torch;"
     " runpy.run_path({script!r}, run_name='rank_server');"
-    " from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
+    " from torch.distributed.run import main; main()"
 )
 """The same; after the import that both need, it forks the server off that forks the ranks."""
 

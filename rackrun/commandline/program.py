@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import re
 import signal
@@ -41,20 +40,44 @@ def typed_command(program: str) -> str:
     return os.environ.get(variables.TYPED, program)
 
 
-def run(
-    main: Callable[[list[str]], int | None], signals: Sequence[signal.Signals] = (signal.SIGTERM,)
-) -> NoReturn:
-    """Run a command and exit: the only place that turns an error into a line and a code.
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, raised as Python raises Ctrl-C, so that every clean-up on the way runs."""
 
-    These signals end it after all cleanup.
+
+def run(main: Callable[[list[str]], int | None]) -> NoReturn:
+    """Run a program of ours with the words that were typed, and exit with its code."""
+    sys.exit(outcome(main, sys.argv[1:]))
+
+
+def outcome(main: Callable[[list[str]], int | None], args: Sequence[str]) -> int:
+    """Run a command; return its exit code, after a line for whatever went wrong.
+
+    This is the only place that turns an error into a line and a code. SIGTERM and SIGHUP end a
+    command as Ctrl-C does.
     """
     open_streams()
-    handle(signals, _terminate)
-    code = _outcome(main)
-    exec("")  # noqa: S102  else `python -m` ends by SIGINT, see rackrun/__main__.py
-    if "torch" not in sys.modules:  # whose triton prints a page of leaks unless it is collected
-        gc.freeze()  # the exit would look for garbage in every import, for nothing
-    sys.exit(code)
+    handle((signal.SIGTERM, signal.SIGHUP), _stop)
+    try:
+        try:
+            code = print_version() if args == ["--version"] else main(list(args)) or 0
+        except SystemExit:  # --help
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+        return code
+    except Stopped as stop:
+        _ignore_signals()
+        sys.stderr.write(f"stopped by {stop.args[0].name}\n")
+        return 128 + int(stop.args[0])
+    except KeyboardInterrupt as interrupt:
+        _ignore_signals()
+        said = str(interrupt)  # what a command adds, such as how to continue
+        sys.stderr.write(clean(f"interrupted{': ' if said else ''}{said}") + "\n")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        return reader_left()
+    except Exception as error:
+        return report(error)
 
 
 def leave(code: int) -> NoReturn:
@@ -72,24 +95,6 @@ def leave(code: int) -> NoReturn:
         if not stream.closed:
             stream.flush()
     os._exit(code)
-
-
-def _outcome(main: Callable[[list[str]], int | None]) -> int:
-    try:
-        try:
-            code = print_version() if sys.argv[1:] == ["--version"] else main(sys.argv[1:]) or 0
-        except SystemExit:  # --help
-            sys.stdout.flush()
-            raise
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt as interrupt:
-        sys.stderr.write(clean(f"interrupted{': ' if str(interrupt) else ''}{interrupt}") + "\n")
-        return 128 + signal.SIGINT
-    except BrokenPipeError:
-        return reader_left()
-    except Exception as error:
-        return report(error)
 
 
 def print_version() -> int:
@@ -172,5 +177,11 @@ def reader_left() -> int:
     return 128 + signal.SIGPIPE
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(signal.Signals(number))
+
+
+def _ignore_signals() -> None:
+    # The end is decided; another signal would only cut the last message short.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

@@ -253,21 +253,6 @@ def test_an_interrupt_is_130_and_says_what_was_said(program: Program) -> None:
     assert (stopped.returncode, stopped.stderr) == (130, "interrupted: stopped at 7\n")
 
 
-@pytest.mark.parametrize("end", ["program.run(dispatch.run)", "__main__.command([])"])
-def test_ctrl_c_amid_the_making_of_a_class_is_130_too(end: str, tmp_path: Path) -> None:
-    """Python remembers such an interrupt, and a module run by `-m` would end by the signal."""
-    (tmp_path / "interrupted.py").write_text(
-        "from rackrun import __main__\n"
-        "from rackrun.cli import dispatch\n"
-        "from rackrun.commandline import program\n"
-        "dispatch.run = lambda words: exec('raise KeyboardInterrupt')\n" + end
-    )
-    args = [sys.executable, "-m", "interrupted"]
-    where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    stopped = subprocess.run(args, **where, capture_output=True, text=True, check=False)
-    assert (stopped.returncode, stopped.stderr) == (130, "interrupted\n")
-
-
 def test_sigterm_is_143(program: Program) -> None:
     """A terminated command unwinds like an interrupted one."""
     assert program("--count", "143").returncode == 143
@@ -340,19 +325,6 @@ def test_what_a_file_system_refuses_is_no_error_of_ours(
     assert programs.report(OSError(number, os.strerror(number), "a\nb")) == code
     line = f"error: a␊b: {os.strerror(number)}\n"
     assert (capsys.readouterr().err == line) == (code == 74)
-
-
-@pytest.mark.parametrize("has_torch", [False, True])
-def test_a_process_that_has_imported_torch_is_collected_at_its_end(has_torch: bool) -> None:
-    """Otherwise a library of torch prints a page of leaks behind a function's last line."""
-    code = (
-        "import atexit, gc, sys, types; from rackrun.commandline.program import run\n"
-        f"sys.modules.update({{'torch': types.ModuleType('torch')}} if {has_torch} else {{}})\n"
-        "atexit.register(lambda: print(gc.get_freeze_count() > 0)); run(lambda args: 0)"
-    )
-    args = [sys.executable, "-c", code]
-    ended = subprocess.run(args, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert ended.stdout == f"{not has_torch}\n"
 
 
 def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Path) -> None:

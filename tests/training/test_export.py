@@ -36,7 +36,7 @@ def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("program", [["-P", "-S", "rackrun/__main__.py"], ["-m", "training"]])
+@pytest.mark.parametrize("program", [["-P", "rackrun/__main__.py"], ["-m", "training"]])
 def test_nothing_but_the_result_is_printed(program: list[str], final: Path, tmp_path: Path) -> None:
     """What the export imports would print its leaks in the interpreter's shutdown."""
     args = [sys.executable, *program, "export", str(final), str(tmp_path / "model.pt2")]

@@ -23,6 +23,7 @@ import os
 import selectors
 import signal
 import time
+from typing import Any
 
 from launcher.remote.agent.frames import Launcher
 from launcher.remote.agent.host_watch import HostWatch
@@ -54,14 +55,8 @@ from launcher.remote.processes import (
     signal_pipe,
 )
 
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any
 
-    from launcher.remote.loader import Bundle
-
-
-def serve(bundle: Bundle) -> None:
+def serve(bundle: Any) -> None:
     """Take the first order from standard input and carry it out."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda number, frame: None)  # they arrive through the wakeup pipe
@@ -132,7 +127,7 @@ class Agent:
         self.reachability = Reachability(self.selector, launcher)
         self.shutdown = HostShutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
 
-    def run(self, bundle: Bundle) -> list[str]:
+    def run(self, bundle: Any) -> list[str]:
         """Start, relay until the stop; return the names of processes that could not be ended."""
         try:
             self._prepare(bundle)
@@ -176,7 +171,7 @@ class Agent:
 
     # -- the beginning
 
-    def _prepare(self, bundle: Bundle) -> None:
+    def _prepare(self, bundle: Any) -> None:
         if self.order["comes_last"] and impatient_ticket(self.order["locks"]):
             # A run that gives way to others, and starts again, does not overtake them.
             raise BlockingIOError("others wait for this host")
@@ -199,7 +194,7 @@ class Agent:
             error.filename = error.filename or self.scratch  # a write to a full disk has no name
             raise
 
-    def _furnish(self, bundle: Bundle) -> None:
+    def _furnish(self, bundle: Any) -> None:
         # For `status` and a sweep: who runs here. For the shims: their program and the command.
         space = os.readlink("/proc/self/ns/pid")  # a container has process ids of its own
         identities = [*identity(os.getpid()), *identity(self.guard), space]

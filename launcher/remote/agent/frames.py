@@ -7,21 +7,18 @@ frame    a header (kind, local rank, length), then that many bytes
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import struct
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 from launcher.remote.agent.nonblocking import READ_BYTES, read_some
 from launcher.remote.processes import KILL_SECONDS
 from launcher.remote.service import MARKER
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    import io
-    from collections.abc import Iterator
-    from typing import Any
 
 HEADER = struct.Struct(">BHI")
 """A frame's kind, local rank and payload length."""

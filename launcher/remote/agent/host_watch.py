@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+from launcher.remote.agent.frames import Launcher
+from launcher.remote.agent.ranks import LocalRanks
+from launcher.remote.agent.reports import Reports
+from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.agent.usage import UsageMeter
 from launcher.remote.holders import waiter
 from launcher.remote.locks import impatient_ticket
 from launcher.remote.processes import processor_ticks, state_of
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any
-
-    from launcher.remote.agent.frames import Launcher
-    from launcher.remote.agent.ranks import LocalRanks
-    from launcher.remote.agent.reports import Reports
-    from launcher.remote.agent.torchrun import Torchrun
 
 COMPUTING_SHARE = 0.05
 """Of a core, or of a GPU, that a rank uses if it computes; one that waits uses less."""

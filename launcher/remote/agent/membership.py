@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+from typing import Any
 
+from launcher.remote.agent.frames import Launcher
 from launcher.remote.agent.nonblocking import LocalSocket
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    import socket
-    from typing import Any
-
-    from launcher.remote.agent.frames import Launcher
 
 ERROR_LETTERS = 4096
 DIGEST_LETTERS = 128

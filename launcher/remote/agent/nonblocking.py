@@ -7,10 +7,7 @@ import functools
 import os
 import selectors
 import socket
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 READ_BYTES = 1 << 16
 

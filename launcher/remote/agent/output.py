@@ -7,12 +7,8 @@ import fcntl
 import os
 import selectors
 
-from launcher.remote.agent.frames import ERR, NO_RANK, OUT
+from launcher.remote.agent.frames import ERR, NO_RANK, OUT, Launcher
 from launcher.remote.agent.nonblocking import read_some
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from launcher.remote.agent.frames import Launcher
 
 F_SETPIPE_SZ = 1031
 PIPE_BYTES = 1 << 20

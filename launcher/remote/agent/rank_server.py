@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+from typing import Any
 
 from launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -35,18 +36,12 @@ from launcher.remote.processes import (
     signal_pipe,
 )
 
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any
-
-    from launcher.remote.loader import Bundle
-
 WAITING_SHIMS = 4096  # a shim that finds no room would start its rank afresh
 REQUEST_BYTES = 64  # the process id of a shim
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
-def serve(bundle: Bundle) -> None:
+def serve(bundle: Any) -> None:
     """Fork the server, which ends with torchrun; continue as torchrun."""
     gc.disable()  # the imports are not over
     torchrun = os.getpid()
@@ -65,7 +60,7 @@ def serve(bundle: Bundle) -> None:
 class RankServer:
     """Forks a rank for each shim that asks."""
 
-    def __init__(self, scratch: str, bundle: Bundle) -> None:
+    def __init__(self, scratch: str, bundle: Any) -> None:
         self.bundle = bundle
         with open(f"{scratch}/command.json", "rb") as file:
             self.order: dict[str, Any] = json.loads(file.read())
@@ -173,7 +168,7 @@ def _show_command(command: list[str]) -> None:
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def forget(bundle: Bundle) -> None:
+def forget(bundle: Any) -> None:
     """Remove the bundle's modules: the task may import the real ones of these names."""
     finders: list[Any] = sys.meta_path
     finders.remove(bundle)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
+from collections.abc import Iterator
 
+from launcher.remote.agent.frames import Launcher
+from launcher.remote.agent.membership import RankSockets
 from launcher.remote.agent.nonblocking import LocalSocket
 from launcher.remote.agent.shim import AGAIN
 from launcher.remote.processes import look_up, oom_kills, send_signal
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-
-    from launcher.remote.agent.frames import Launcher
-    from launcher.remote.agent.membership import RankSockets
 
 
 class LocalRank:

@@ -13,11 +13,8 @@ import selectors
 import socket
 import time
 
+from launcher.remote.agent.frames import Launcher
 from launcher.remote.processes import names_in
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from launcher.remote.agent.frames import Launcher
 
 CALLS = 256  # to other hosts at a time
 SPARE_DESCRIPTORS = 32  # for all else that the agent opens

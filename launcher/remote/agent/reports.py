@@ -6,15 +6,10 @@ import contextlib
 import json
 import selectors
 import socket
+from typing import Any
 
-from launcher.remote.agent.frames import REPORT
+from launcher.remote.agent.frames import REPORT, Launcher
 from launcher.remote.agent.nonblocking import READ_BYTES
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any
-
-    from launcher.remote.agent.frames import Launcher
 
 REPORT_BYTES = 1 << 14  # longer ones are dropped
 REPORT_FIELDS = 64  # likewise, when several are kept for later

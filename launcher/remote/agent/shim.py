@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import sys
+from typing import Any, NoReturn
 
 from launcher.remote.agent.nonblocking import READ_BYTES, receive
 from launcher.remote.processes import (
@@ -26,10 +27,6 @@ from launcher.remote.processes import (
     signal_pipe,
     spawn,
 )
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
 
 AGAIN = b"a"
 """From the agent to the shim of a rank that has ended: start its command again."""

@@ -6,8 +6,10 @@ import contextlib
 import os
 import signal
 import time
+from typing import Any
 
-from launcher.remote.agent.frames import ERR, OUT
+from launcher.remote.agent.frames import ERR, OUT, Launcher
+from launcher.remote.agent.output import RankOutput
 from launcher.remote.processes import (
     descendants,
     exit_status,
@@ -19,13 +21,6 @@ from launcher.remote.processes import (
     spawn,
 )
 from rackrun.contract import variables
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    from typing import Any
-
-    from launcher.remote.agent.frames import Launcher
-    from launcher.remote.agent.output import RankOutput
 
 JOIN_SECONDS = 3.0  # torchrun takes that long to start, and each look at /proc costs time
 ESTABLISHED = "01"  # in /proc/net/tcp

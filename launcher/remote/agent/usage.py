@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import selectors
 import signal
 from functools import partial
 from selectors import EVENT_READ
+from typing import Any
 
 from launcher.remote.agent.nonblocking import read_some
 from launcher.remote.processes import open_null, spawn
 from launcher.remote.waiting import find_program
-
-TYPE_CHECKING = False  # programs for hosts start sooner without typing
-if TYPE_CHECKING:
-    import selectors
-    from typing import Any
 
 NETWORK_DEVICES = "/proc/net/dev"
 INFINIBAND = "/sys/class/infiniband"

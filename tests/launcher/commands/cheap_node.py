@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.commands import node
 from launcher.run.job import Job
 from launcher.run.plan import Plan, PlannedHost, make_plan
-from rackrun.__main__ import main
+from rackrun.__main__ import command
 from tests.launcher.drive import FAKE
 
 
@@ -25,4 +25,4 @@ def cheap(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
 
 
 node.make_plan = cheap  # type: ignore[attr-defined]
-sys.exit(main(["node", *sys.argv[1:]]))
+command(["node", *sys.argv[1:]])

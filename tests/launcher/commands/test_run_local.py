@@ -126,19 +126,6 @@ def test_only_tasks_are_tasks() -> None:
         work_of(["launcher"])
 
 
-def test_only_the_chosen_command_is_imported() -> None:
-    """`python -m launcher` without a command lists the commands, without importing Fabric."""
-    ended = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "launcher"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 64
-    assert "fabric" not in ended.stderr
-    assert "rich" not in ended.stderr
-
-
 def test_launch_from_python_returns_the_result(tmp_path: Path) -> None:
     """`launch` takes the same words and options, and returns codes, cause and folder."""
     second = "until [ -e first ]; do sleep 0.1; done; sleep 1; exit 5"

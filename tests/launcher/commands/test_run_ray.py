@@ -216,7 +216,7 @@ import sys
 import ray
 import rackrun.__main__
 ray.__version__ = "2.1.0"
-sys.exit(rackrun.__main__.main(["ray", *sys.argv[1:]]))
+rackrun.__main__.command(["ray", *sys.argv[1:]])
 """
 
 

@@ -526,8 +526,8 @@ def test_bad_usage_is_one_line_and_64(start_lab: Labs, args: tuple[str, ...], sa
 def test_help_is_there_at_once_without_fabric_or_torch() -> None:
     """./run-ssh --help imports neither, so it answers in a quarter of a second."""
     code = (
-        "import sys\nfrom rackrun.__main__ import main\n"
-        "try:\n    main(['ssh', '--help'])\nexcept SystemExit:\n    pass\n"
+        "import sys\nfrom rackrun.__main__ import command\n"
+        "try:\n    command(['ssh', '--help'])\nexcept SystemExit:\n    pass\n"
         "assert not {'torch', 'fabric', 'paramiko', 'numpy'} & set(sys.modules)\n"
     )
     output = subprocess.run(
