@@ -106,10 +106,11 @@ def build(config: CatDog, classes: int) -> nn.Module:
 
 def transforms(config: CatDog, epoch: int) -> Transforms:
     """Return random crops for training, the whole image squeezed to a square for evaluation."""
-    colour = augmented(Transforms(config.image_size, crop_area=config.crop_area), config)
+    crops = Transforms(config.image_size, crop_area=config.crop_area)
     if config.gray:
-        return replace(colour, channels=1, mean=(0.45,), deviation=(0.25,))
-    return normalised_for(config.model, colour)
+        gray = replace(crops, channels=1, mean=(0.45,), deviation=(0.25,))
+        return augmented(gray, config)
+    return augmented(normalised_for(config.model, crops), config)
 
 
 TASK = Task(name="catdog", model=build, transforms=transforms)

@@ -18,7 +18,7 @@ from rackrun.commandline.options import HELP
 from rackrun.commandline.parser import parse
 from rackrun.errors import UsageError
 from rackrun.user_code.sources import nearest
-from training.settings.data import AugmentSettings, DataSettings
+from training.settings.data import DataSettings, ImageSettings
 from training.settings.optim import OptimSettings, TuningSettings
 from training.settings.ranks import DeviceSettings, SyncSettings
 from training.settings.run import OutputSettings, RunSettings
@@ -46,7 +46,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
     SyncSettings,
     OptimSettings,
     TuningSettings,
-    AugmentSettings,
+    ImageSettings,
     DataSettings,
     RunSettings,
 ):

@@ -32,6 +32,9 @@ class Task:
     synthetic_classes: int = 2
     """Classes of the random labels of --synthetic."""
 
+    resolve: Callable[[Any], Any] = lambda config: config
+    """settings -> the same with what depends on published weights, before a new run begins."""
+
     def built(self, config: Any, classes: int) -> nn.Module:
         """Return the model; UsageError if the function returns none."""
         model: object = self.model(config, classes)
@@ -46,6 +49,11 @@ class Task:
         """Return the transforms of an epoch; UsageError if the function returns none."""
         transforms: object = self.transforms(config, epoch)
         if isinstance(transforms, Transforms):
+            if (typed := config.normalization) and typed[0][0] != transforms.mean[0]:
+                raise UsageError(
+                    f"task {self.name}: {_called(self.transforms)} does not use --mean and --std;"
+                    " return augmented(Transforms(...), config), of training.data.transforms"
+                )
             return transforms
         raise UsageError(
             f"task {self.name}: {_called(self.transforms)} returns {type(transforms).__name__};"

@@ -13,6 +13,7 @@ from rackrun.commands import called
 from rackrun.errors import MissingPackage, Problem, UsageError
 from tests import warm
 from tests.convert.drawn import drawn
+from training import checkpoint
 from training.data.transforms import Transforms
 from training.models import list_command, registered
 from training.models.named import named_model, normalised_for
@@ -142,10 +143,15 @@ def test_a_users_model_is_trained_and_predicts(folder: Path) -> None:
     """The file of weights alone does not choose what is imported: --model must say it again."""
     options = "--synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --image-size 32"
     rest = "--device cpu --workers 0 --no-tensorboard --model own_models:Net --run-folder run"
+    rest += " --mean 0.4 --std 0.2"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     args = ("-m", "training", "classify")
     trained = warm.run(*args, *options.split(), *rest.split(), cwd=folder, env=env)
     assert trained.returncode == 0, trained.stderr
+    seen = "the model sees images of 32 of 37 px, mean 0.4,0.4,0.4, std 0.2,0.2,0.2"
+    assert seen in trained.stderr + trained.stdout
+    preparation = checkpoint.read(folder / "run" / "final.pt")["preparation"]
+    assert (preparation["mean"], preparation["deviation"]) == ((0.4,) * 3, (0.2,) * 3)
     (folder / "image.jpg").write_bytes(drawn("own"))
     ask = (*args, "predict", "run/final.pt", "image.jpg", "--json")
     refused = warm.run(*ask, cwd=folder, env=env)

@@ -5,17 +5,22 @@ import io
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 
 from catdog.model import TASK as catdog_task
 from catdog.recipes import CatDog
+from examples import own_task
 from imagenet.recipes import ImageNet
 from mnist.model import TASK as mnist_task
 from mnist.recipes import Mnist
+from rackrun.errors import UsageError
 from training.data.augment import ERASED_AREA, ERASED_SHAPE
 from training.data.decode import RATIO
 from training.data.transforms import Transforms
 from training.models.named import normalised_for
+from training.tasks.classify.model import TASK as classify
+from training.tasks.classify.recipes import Classify
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -48,7 +53,6 @@ def test_models_see_the_normalisation_of_their_published_weights() -> None:
     weights; those of ImageNet are the default, of timm's as of ours. Torchvision's googlenet and
     inception_v3 turn ImageNet's back into (x - 0.5) / 0.5 themselves, which ours get at once."""
     import timm.data.constants
-    import torchvision
 
     plain = Transforms(size=32)
     assert plain.mean == timm.data.constants.IMAGENET_DEFAULT_MEAN == (0.485, 0.456, 0.406)
@@ -60,6 +64,48 @@ def test_models_see_the_normalisation_of_their_published_weights() -> None:
             expected = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
         ours = normalised_for(name, plain)
         assert (ours.mean, ours.deviation) == expected, name
+
+
+def test_published_weights_bring_size_crop_and_kernel() -> None:
+    """What is typed counts more; weights of one's own, and none, see 224 of 256 pixels."""
+    for name in ("resnet50", "efficientnet_b3", "vit_h_14", "inception_v3"):
+        preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        config = classify.resolve(Classify(model=name))
+        transforms = classify.transforms(config, 0)
+        assert [transforms.size] == preset.crop_size
+        assert [transforms.short_side] == preset.resize_size
+        assert transforms.interpolation == preset.interpolation.value
+    config = classify.resolve(Classify(model="timm:test_vit"))
+    assert (config.image_size, config.short_side, config.interpolation) == (160, 168, "bicubic")
+    half = classify.resolve(Classify(model="efficientnet_b3", image_size=150))
+    assert (half.side, half.short_side, half.interpolation) == (150, 160, "bicubic")
+    for weights in ("", "mine.pth"):
+        config = classify.resolve(Classify(model="efficientnet_b3", weights=weights))
+        assert classify.transforms(config, 0) == Transforms(224, 0, 3, 256, crop_area=0.35)
+
+
+def test_mean_and_std_are_typed_for_any_model() -> None:
+    """A number for each channel or for all; what cannot be right, or is not used, is refused."""
+    config = Classify(model="my_models:Net", mean="0.5", std="0.1,0.2,0.3")
+    transforms = classify.transformed(config, 0)
+    assert (transforms.mean, transforms.deviation) == ((0.5,) * 3, (0.1, 0.2, 0.3))
+    assert transforms.described() == "224 of 256 px, mean 0.5,0.5,0.5, std 0.1,0.2,0.3"
+    gray = catdog_task.transformed(CatDog(gray=True, mean="0.1", std="0.2"), 0)
+    assert (gray.mean, gray.deviation) == ((0.1,), (0.2,))
+    with pytest.raises(UsageError, match="3 numbers for images of 1 channel"):
+        catdog_task.transformed(CatDog(gray=True, mean="0,0,0", std="1"), 0)
+    with pytest.raises(UsageError, match=r"transforms\(\) does not use --mean and --std"):
+        own_task.TASK.transformed(own_task.Settings(mean="0.5", std="0.5"), 0)
+    for mean, std, why in (
+        ("0.5", "", "type both"),
+        ("127.5", "0.5", "divide by 255"),
+        ("0.5,0.5", "0.5", "a number for each channel"),
+        ("x", "0.5", "a number for each channel"),
+        ("nan", "0.5", "a number for each channel"),
+        ("0.5", "0", "a number for each channel"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            Classify(mean=mean, std=std)
 
 
 def test_gray_tasks_see_their_published_normalisation() -> None:

@@ -14,7 +14,9 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 import torch
 
+from rackrun.errors import UsageError
 from rackrun.shapes import AtMost, Between, Misshapen
+from rackrun.units import plural
 from training.data.decode import (
     Box,
     Interpolation,
@@ -29,7 +31,7 @@ from training.data.decode import (
     upright,
     whole,
 )
-from training.settings.data import AugmentSettings
+from training.settings.data import ImageSettings
 
 LARGEST_SIDE = 8192  # pixels
 Side = Annotated[int, Between(1, LARGEST_SIDE)]
@@ -106,6 +108,16 @@ class Transforms:
             raise Misshapen(f"preparation: mean and deviation of {self.channels} channels")
         if self.short_side and self.short_side < (self.evaluation_size or self.size):
             raise Misshapen("preparation: a centre larger than the image that it is cut from")
+
+    def described(self) -> str:
+        """Return what evaluation shows the model, in words."""
+        side = self.evaluation_size or self.size
+        whole = f"{side} of {self.short_side} px" if self.short_side else f"{side} px, squeezed"
+        colour = "" if self.channels == 3 else "gray, "
+        if (self.mean, self.deviation) == (Transforms.mean, Transforms.deviation):
+            return f"{whole}, {colour}ImageNet's mean and std"
+        mean, std = (",".join(f"{n:g}" for n in each) for each in (self.mean, self.deviation))
+        return f"{whole}, {colour}mean {mean}, std {std}"
 
     @property
     def evaluation_shape(self) -> Shape:
@@ -214,10 +226,15 @@ class Transforms:
         return gray.astype(np.uint8)[:, :, None]
 
 
-def augmented(transforms: Transforms, config: AugmentSettings) -> Transforms:
-    """Return the transforms with the changes by chance that the settings ask for."""
+def augmented(transforms: Transforms, config: ImageSettings) -> Transforms:
+    """Return the transforms with the normalization and the changes by chance in the settings."""
+    mean, deviation = transforms.mean, transforms.deviation
+    if typed := config.normalization:
+        mean, deviation = (_by_channel(values, transforms.channels) for values in typed)
     return replace(
         transforms,
+        mean=mean,
+        deviation=deviation,
         flip=config.flip,
         vertical_flip=config.vertical_flip,
         color_jitter=config.color_jitter,
@@ -226,6 +243,14 @@ def augmented(transforms: Transforms, config: AugmentSettings) -> Transforms:
         augmix=config.augmix,
         erase=config.random_erasing,
     )
+
+
+def _by_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    if len(values) not in (1, channels):
+        raise UsageError(
+            f"--mean and --std: {len(values)} numbers for images of {plural(channels, 'channel')}"
+        )
+    return values if len(values) == channels else values * channels
 
 
 TransformsOfEpoch = Callable[[int], Transforms]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -16,6 +17,7 @@ from rackrun.contract.files import PUBLISHED
 from rackrun.errors import MissingPackage, UsageError
 from rackrun.terminal import one_line
 from rackrun.user_code.imports import imported
+from training.data.decode import Interpolation
 from training.data.transforms import Transforms
 from training.models.registered import MAXVIT, TIMM, has_one_size, other_models, refuse_size
 
@@ -79,6 +81,30 @@ def normalised_for(model: str, transforms: Transforms) -> Transforms:
         return transforms
     half = (0.5, 0.5, 0.5)
     return replace(transforms, mean=half, deviation=half)
+
+
+class PublishedImages(NamedTuple):
+    """How evaluation showed images to published weights."""
+
+    side: int
+    short_side: int
+    interpolation: Interpolation
+
+
+def published_images(model: str) -> PublishedImages | None:
+    """Return how images were shown to a model's published weights; None if it has none."""
+    if model.startswith(TIMM):
+        facts = published(model.removeprefix(TIMM))
+        side = facts.input_size[-1]
+        kernel: Interpolation = "bilinear" if facts.interpolation == "bilinear" else "bicubic"
+        return PublishedImages(side, math.floor(side / facts.crop_pct), kernel)
+    import torchvision
+
+    if is_own(model) or model not in torchvision.models.list_models(module=torchvision.models):
+        return None
+    preset = torchvision.models.get_model_weights(model).DEFAULT.transforms()
+    side, short_side = preset.crop_size[0], preset.resize_size[0]
+    return PublishedImages(side, short_side, preset.interpolation.value)
 
 
 def takes_one_size(name: str) -> bool:

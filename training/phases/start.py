@@ -131,8 +131,7 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
     with world as ranks, StopRequests(config.save_minutes) as requests:
         compute = set_up(config, ranks)
         earlier = earlier_run(config, task.name, ranks)
-        if earlier:
-            config = earlier.with_batch(config)
+        config = earlier.resolved(config) if earlier else task.resolve(config)
         if config.elastic and not config.global_batch:  # the same for any group
             config = replace(config, global_batch=config.batch_size * planned_world())
         # Before the data are opened: ranks must read one version, though an append ends meanwhile.

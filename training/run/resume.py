@@ -17,6 +17,9 @@ from training.config import Config
 from training.ranks import Ranks
 from training.run.folder import newest_run, runs_folder
 
+UNDECIDED = {"image_size": 0, "short_side": 0, "interpolation": "auto", "mean": "", "std": ""}
+"""Settings of images that the published weights of a new run decide."""
+
 CheckpointFile = tuple[Path, bytes]  # a checkpoint and its bytes
 
 
@@ -35,8 +38,19 @@ class Earlier:
         """The run that wrote it."""
         return RunFolder(self.path.parents[1])
 
-    def with_batch(self, config: Config) -> Config:
-        """Return the settings with the earlier run's global batch, where that can be chosen."""
+    def resolved(self, config: Config) -> Config:
+        """Return settings with what the earlier run chose where these leave the choice."""
+        recorded = self.content.get("config")
+        kept = {
+            name: recorded[name]
+            for name, undecided in UNDECIDED.items()
+            if getattr(config, name, None) == undecided
+            and isinstance(recorded, dict)
+            and type(recorded.get(name)) is type(undecided)
+        }
+        return self._with_batch(replace(config, **kept))
+
+    def _with_batch(self, config: Config) -> Config:
         batch = self.content.get("identity", {}).get("global batch", 0)
         can_choose = config.exact_epochs or config.elastic
         adopts = can_choose and not config.global_batch

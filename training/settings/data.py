@@ -1,5 +1,7 @@
 """Which samples a run trains on, how they are read, and how their images are changed."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -38,8 +40,6 @@ class DataSettings(Slice):
     """Fill the caches of all hosts before the first step."""
     synthetic: bool = False
     """Train on fixed random images instead of data, to measure speed."""
-    image_size: Annotated[int, Between(8, 4096, "between 8 and 4096 pixels")] = 224
-    """Side of the square that the model sees, in pixels."""
     batch_size: Positive = 64
     """Images per step on each rank."""
     epochs: Positive = 10
@@ -146,9 +146,16 @@ class DataSettings(Slice):
 
 
 @dataclass(frozen=True)
-class AugmentSettings(Slice):
-    """Augmentation of training images, after the crop."""
+class ImageSettings(Slice):
+    """Images as the model sees them: size, normalization, augmentation."""
 
+    image_size: Annotated[int, Between(8, 4096, "between 8 and 4096 pixels")] = 224
+    """Side of the square that the model sees, in pixels."""
+    mean: str = ""
+    """Mean that is subtracted from pixels between 0 and 1, a number for each channel or for all:
+    0.5,0.5,0.5; '': that of the model's published weights, for other models ImageNet's."""
+    std: str = ""
+    """Standard deviation by which they are divided after that; with --mean."""
     flip: bool = True
     """Mirror half of the training images; --no-flip for digits, letters and signs."""
     vertical_flip: bool = False
@@ -165,10 +172,33 @@ class AugmentSettings(Slice):
     random_erasing: Annotated[float, Between(0, 1)] = 0.0
     """Share of training images in which a rectangle is covered with the mean color."""
 
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and deviation as typed, a number for each channel or for all; None: not typed."""
+        if not self.mean:
+            return None
+        return _channel_values(self.mean), _channel_values(self.std)
+
+    def _normalization_problems(self) -> Iterator[str]:
+        if bool(self.mean) != bool(self.std):
+            yield "--mean and --std go together: type both"
+        for name, text, least in (("--mean", self.mean, 0.0), ("--std", self.std, 1e-6)):
+            values = _channel_values(text)
+            if not text or (len(values) in (1, 3) and all(least <= each <= 1 for each in values)):
+                continue
+            scale = ", on a scale from 0 to 1: divide by 255" if max(values, default=0) > 1 else ""
+            yield f"{name} {text}: type a number for each channel, as in 0.5,0.5,0.5{scale}"
+
     def problems(self) -> list[str]:
-        """Refuse several policies at once."""
-        problems = super().problems()
+        """Refuse several policies at once, and numbers that are no mean or deviation."""
+        problems = [*super().problems(), *self._normalization_problems()]
         policies = [option(name) for name in POLICIES if getattr(self, name)]
         if len(policies) > 1:
             problems.append(f"{' and '.join(policies)} exclude each other: leave out all but one")
         return problems
+
+
+def _channel_values(text: str) -> tuple[float, ...]:
+    with suppress(ValueError):
+        return tuple(float(part) for part in text.split(","))
+    return ()

@@ -1,13 +1,16 @@
 """The recipes for any folder of classes: settings with names. None of this needs torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from rackrun.shapes import Between
 from training.config import Config
 from training.settings.data import CropArea
 from training.settings.optim import BODY, Optimizer, Shape
 
 OWN_MODELS: tuple[str, ...] = ()
+USUAL_SIDE = 224
+Side = Annotated[int, Between(0, 4096, "between 8 and 4096 pixels")]
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,17 @@ class Classify(Config):
     recipe: str = "default"
     """Set of defaults to start from: default, probe (the last layer only), scratch."""
     weights: str = "imagenet"
+    image_size: Side = 0
+    """Side of the square that the model sees, in pixels; 0: that of the published weights, for
+    other weights 224."""
+    short_side: Side = 0
+    """Shorter side before the center crop of evaluation, in pixels; 0: that of the published
+    weights, for other weights 256/224 of --image-size."""
     crop_area: CropArea = 0.35
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """Interpolation of resizing, always antialiased."""
+    interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
+    """Interpolation of resizing, always antialiased; auto: that of the published weights, for other
+    weights bilinear."""
 
     epochs: int = 30
     batch_size: int = 32
@@ -39,6 +49,23 @@ class Classify(Config):
     label_smoothing: float = 0.1
     patience: int = 5
     final: Literal["last", "best"] = "best"
+
+    @property
+    def side(self) -> int:
+        """The side of the square that the model sees, in pixels."""
+        return self.image_size or USUAL_SIDE
+
+    def problems(self) -> list[str]:
+        """Refuse sizes that no image can have."""
+        problems = super().problems()
+        if 0 < self.image_size < 8:
+            problems.append(f"--image-size {self.image_size} is not between 8 and 4096 pixels")
+        if 0 < self.short_side < self.side:
+            problems.append(
+                f"--short-side {self.short_side} is less than the square of {self.side} pixels that"
+                " is cut out of it"
+            )
+        return problems
 
 
 @dataclass(frozen=True)
