@@ -9,12 +9,15 @@ import copy
 import hashlib
 import io
 import os
+import re
+from argparse import Namespace
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
 
+import numpy as np
 import torch
 
 from rackrun.atomic import (
@@ -27,10 +30,23 @@ from rackrun.atomic import (
 )
 from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
-from rackrun.terminal import say
+from rackrun.terminal import clean, say
 from training.weights_file import FOOTER, FOOTER_BYTES, ZIP, kind_of
 
 Content = dict[str, Any]
+REFUSED = re.compile(r"GLOBAL ([\w.]+)")
+"""In torch's refusal of a pickle: what it will not call."""
+
+
+def _plain_data() -> list[Any]:
+    # What other programs save beside weights: their arguments, and numbers of numpy.
+    scalar = np.float64(0).__reduce__()[0]
+    kinds = [np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64]
+    dtypes = [type(np.dtype(kind)) for kind in kinds]
+    return [Namespace, scalar, (scalar, "numpy.core.multiarray.scalar"), np.dtype, *dtypes]
+
+
+PLAIN_DATA = _plain_data()
 
 
 def write(path: Path, content: Content) -> None:
@@ -74,8 +90,10 @@ def parse(data: bytes, path: Path) -> Content:
                 if any(entry.compress_type != ZIP_STORED for entry in entries.infolist()):
                     raise ValueError("compressed")
         content = unpack(data)
-    except Exception:  # a damaged pickle leads torch to errors of any kind
-        raise SaveError(f"{path}: not a file of weights and plain data: {kind_of(data)}") from None
+    except Exception as error:  # a damaged pickle leads torch to errors of any kind
+        refused = REFUSED.search(str(error))
+        why = kind_of(data, clean(refused[1])[:100] if refused else "")
+        raise SaveError(f"{path}: not a file of weights and plain data: {why}") from None
     if not isinstance(content, dict):
         raise SaveError(f"{path}: holds no named weights")
     return content
@@ -90,7 +108,10 @@ def pack(content: dict[str, Any]) -> bytes:
 
 def unpack(data: bytes) -> dict[str, Any]:
     """Return what was packed, on the CPU; code in it is not run but refused."""
-    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals(PLAIN_DATA):
+        content: dict[str, Any] = torch.load(
+            io.BytesIO(data), map_location="cpu", weights_only=True
+        )
     return content
 
 

@@ -55,8 +55,8 @@ def is_whole(path: Path) -> bool:
         return FOOTER.fullmatch(file.read()) is not None
 
 
-def kind_of(data: bytes) -> str:
-    """Return what kind of file torch refused, and what would be accepted."""
+def kind_of(data: bytes, refused: str = "") -> str:
+    """Return what kind of file torch refused, because of what, and what would be accepted."""
     if not data:
         return "it is empty"
     if data.startswith(b"GGUF"):
@@ -65,7 +65,5 @@ def kind_of(data: bytes) -> str:
         return "a web page; download the file that the page links to"
     if not data.startswith((ZIP, PICKLE)):
         return "torch.save did not write it, nor safetensors; download or save it again"
-    return (
-        "it is damaged, or holds more than that, which could be code and is not run; save the"
-        " state_dict() alone"
-    )
+    holds = f"it holds {refused}" if refused else "it is damaged, or holds more than that"
+    return f"{holds}, which could be code and is not run; save the state_dict() alone"

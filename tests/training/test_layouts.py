@@ -1,10 +1,12 @@
 """Weights in the layouts in which they are published, made by torchvision's own models."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -19,6 +21,9 @@ from training.data.transforms import Transforms
 from training.models.named import normalised_for, torchvision_model
 from training.models.weights import adapted, load_weights, resized_bias_tables
 
+NO_NAMES = (
+    "; the last layer (fc.weight, fc.bias) keeps its 2 rows: the file does not say of which classes"
+)
 Tensors = dict[str, torch.Tensor]
 COUNT = {"n_averaged": torch.ones(())}  # as torch's AveragedModel saves
 
@@ -56,6 +61,8 @@ def below(prefix: str, weights: Tensors) -> Tensors:
         (lambda w: {"model": below("module.", w), "optimizer": {}}, ""),
         (lambda w: {"model": {}, "model_ema": below("module.", w) | COUNT}, ""),
         (lambda w: {"state_dict": {}, "state_dict_ema": w}, ""),
+        (lambda w: {"model_state_dict": w, "optimizer_state_dict": {"state": {}}}, ""),
+        (lambda w: {"net": w, "args": Namespace(lr=0.1), "top1": np.float64(76.1)}, ""),
         (lambda w: {"state_dict": below("model.", w)}, "; found below model."),
         (
             lambda w: {"state_dict": below("module.encoder_q.", w) | {"queue": torch.ones(2)}},
@@ -67,22 +74,46 @@ def below(prefix: str, weights: Tensors) -> Tensors:
             "; the last layer (fc.weight, fc.bias) is not there and starts afresh",
         ),
     ],
-    ids=["timm", "DDP", "EMA", "timm's EMA", "Lightning", "MoCo", "no counts", "no head"],
+    ids=["timm", "DDP", "EMA", "timm's EMA", "recipe of torch", "arguments", "Lightning",
+         "MoCo", "no counts", "no head"],
 )  # fmt: skip
 def test_wrappers_are_opened(
     tmp_path: Path, wrapped: Callable[[Tensors], Any], message: str
 ) -> None:
     """Whatever stands around the weights or before their names; averages go before weights."""
     weights, model = Small().state_dict(), Small()
-    assert loaded(model, tmp_path / "w.pth", wrapped(weights)) == message
+    said = loaded(model, tmp_path / "w.pth", wrapped(weights))
+    assert said == (message if "afresh" in message else f"{message}{NO_NAMES}")
     assert same(model, weights, "fc" if "afresh" in message else "nothing")
+
+
+class Wrapper(nn.Module):
+    """A published model behind a normalization of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.body = nn.ModuleDict({"net": Small()})
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_prefix_of_the_model_is_adapted_as_one_of_the_file(tmp_path: Path, prefix: str) -> None:
+    """What the file lacks outside of it is named; a model with more than that is another one."""
+    weights, model = Small().state_dict(), Wrapper()
+    said = loaded(model, tmp_path / "w.pth", below(prefix, weights))
+    assert "; put below body.net. (mean as the model makes them)" in said
+    assert same(model.body["net"], weights)
+    torch.save(nn.Linear(4, 2).state_dict(), tmp_path / "part.pth")
+    with pytest.raises(SaveError, match="not of this model: mean is missing there"):
+        load_weights(Wrapper(), tmp_path / "part.pth", ("cat", "dog"))
 
 
 def test_safetensors_are_read(tmp_path: Path) -> None:
     """As Hugging Face and timm publish them."""
     weights, model = Small().state_dict(), Small()
     save_file(weights, tmp_path / "w.safetensors")
-    assert load_weights(model, tmp_path / "w.safetensors", ("cat", "dog")).endswith("w.safetensors")
+    said = load_weights(model, tmp_path / "w.safetensors", ("cat", "dog"))
+    assert said == f"weights from {tmp_path / 'w.safetensors'}{NO_NAMES}"
     assert same(model, weights)
 
 
@@ -195,5 +226,8 @@ def test_what_is_left_is_refused(tmp_path: Path) -> None:
         SaveError, match=r"not of this model: conv.weight is \(5, 3, 3, 3\) there.*type --model"
     ):
         loaded(Small(), tmp_path / "w.pth", other)
-    with pytest.raises(SaveError, match="holds no named weights"):
+    with pytest.raises(SaveError, match="holds no named weights.* its keys: state_dict; save the"):
         loaded(Small(), tmp_path / "w.pth", {"state_dict": {"model": {"a": 1}}})
+    two = {"generator": Small().state_dict(), "critic": Small().state_dict(), "epoch": 3}
+    with pytest.raises(SaveError, match="several tables of them; its keys: generator, critic, epo"):
+        loaded(Small(), tmp_path / "w.pth", two)

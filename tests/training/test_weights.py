@@ -10,6 +10,7 @@ from torch import nn
 
 from rackrun.errors import SaveError, UsageError
 from training import checkpoint
+from training.data.transforms import Transforms
 from training.models.named import torchvision_model
 from training.models.weights import load_weights
 
@@ -69,7 +70,9 @@ def test_weights_are_taken_up_whatever_wrapped_them(tmp_path: Path, prefix: str)
     old, new = net(2), net(2)
     path = tmp_path / "weights.pth"
     torch.save({prefix + name: tensor for name, tensor in old.state_dict().items()}, path)
-    assert load_weights(new, path, ("cat", "dog")) == f"weights from {path}"
+    said = load_weights(new, path, ("cat", "dog"))
+    kept = "keeps its 2 rows: the file does not say of which classes"
+    assert said == f"weights from {path}; the last layer (2.weight, 2.bias) {kept}"
     assert torch.equal(new[0].weight, old[0].weight)  # type: ignore[index]
 
 
@@ -97,6 +100,45 @@ def test_a_last_layer_of_another_size_starts_afresh(tmp_path: Path) -> None:
     assert "(2.weight, 2.bias) has 2 classes instead of 1000 and starts afresh" in message
     assert torch.equal(new.state_dict()["2.weight"], fresh)
     assert torch.equal(new.state_dict()["0.weight"], old.state_dict()["0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "said", "rows"),
+    [
+        ("red green blue", "", [0, 1, 2]),
+        ("blue green red", "has the rows of 3 of 3 classes by name", [2, 1, 0]),
+        ("blue red", "has the rows of 2 of 2 classes by name", [2, 0]),
+        ("blue gray red", "has the rows of 2 of 3 classes by name; afresh: gray", [2, None, 0]),
+        ("cat dog emu", "had other classes (red, green, blue) and starts afresh", [None] * 3),
+    ],
+)
+def test_rows_of_the_last_layer_follow_their_classes(
+    tmp_path: Path, classes: str, said: str, rows: list[int | None]
+) -> None:
+    """By name, whatever their order and number; a row of another class is never kept."""
+    names = classes.split()
+    old, new = net(3), net(len(names))
+    content = {"model": old.state_dict(), "classes": ["red", "green", "blue"]}
+    checkpoint.write(tmp_path / "final.pt", content)
+    fresh = new.state_dict()["2.weight"].clone()
+    line = load_weights(new, tmp_path / "final.pt", names)
+    expected = f"; the last layer (2.weight, 2.bias) {said}" if said else ""
+    assert line == f"weights from {tmp_path / 'final.pt'}{expected}"
+    for number, row in enumerate(rows):
+        source = fresh[number] if row is None else old.state_dict()["2.weight"][row]
+        assert torch.equal(new.state_dict()["2.weight"][number], source)
+
+
+def test_another_normalization_of_weights_is_said(tmp_path: Path) -> None:
+    """Those of a run know theirs: a model that is fed otherwise answers wrongly."""
+    content = {
+        "model": net(2).state_dict(),
+        "classes": ["cat", "dog"],
+        "preparation": {"mean": (0.5, 0.5, 0.5), "deviation": (0.5, 0.5, 0.5)},
+    }
+    checkpoint.write(tmp_path / "final.pt", content)
+    line = load_weights(net(2), tmp_path / "final.pt", ("cat", "dog"), Transforms(32))
+    assert line.endswith("another normalization: type --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5")
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -132,7 +174,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
         (b"GGUF\3\0\0\0" + bytes(200), "GGUF; files of torch.save and safetensors are read"),
         ((80).to_bytes(8, "little") + b'{"a":{}}' + bytes(90), "not whole, as safetensors: "),
         (b"PK\3\4" + bytes(50), "it is damaged, or holds more than that"),
-        (b"\x80\x02cos\nsystem\n", "could be code and is not run"),
+        (b"\x80\x02cos\nsystem\n)R.", "it holds os.system, which could be code and is not run"),
         (b"\x80\x02}q\x00.", "it is damaged, or holds more"),
         (
             (57).to_bytes(8, "little")

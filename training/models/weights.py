@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import safetensors.torch
 import torch
@@ -13,10 +13,11 @@ from torch.nn.functional import interpolate
 
 from rackrun.errors import SaveError
 from rackrun.terminal import one_line
-from rackrun.units import plural
+from rackrun.units import first_few, plural
 from training import checkpoint
-from training.differences import table_differences
-from training.layers import grown_tensors, heads_of
+from training.data.transforms import Transforms
+from training.differences import short, table_differences
+from training.layers import heads_of
 
 Tensors = dict[str, torch.Tensor]
 Step = Callable[[Tensors, Tensors], tuple[Tensors, str]]
@@ -40,27 +41,30 @@ PROBES = 8  # names of the model that are looked for below a prefix
 INTERPOLATED = "interpolated from {0} x {0} to {1} x {1}"
 
 
-def load_weights(model: nn.Module, path: Path, classes: Sequence[str]) -> str:
+def load_weights(
+    model: nn.Module, path: Path, classes: Sequence[str], transforms: Transforms | None = None
+) -> str:
     """Load the weights in a file; return a line about what was loaded, adapted and left as it is.
 
-    The last layer may be missing or have other than these classes, and then starts afresh. If the
-    file's classes are the first ones of these, it keeps them and gets the others. SaveError for
-    anything else that does not fit.
+    The rows of the last layer follow their classes by name; a class that the file lacks starts
+    afresh, and so does a last layer of another size. `transforms`: how images reach the model, for
+    a remark where those of the file reached it otherwise. SaveError for anything else that does not
+    fit.
     """
     model_tensors = model.state_dict()
-    saved, saved_classes = _content_of(path)
-    state, notes = adapted(saved, model_tensors)
-    heads = heads_of(model, len(classes))[-1:]
-    head = tuple(f"{name}." for name in heads)
-    if 0 < len(saved_classes) < len(classes) and saved_classes == [*classes[: len(saved_classes)]]:
-        state = grown_tensors(state, model_tensors, heads)
-        more = plural(len(classes) - len(saved_classes), "class", "classes")
-        notes = [*notes, f"the last layer keeps its {len(saved_classes):,} and gets {more} more"]
+    file = _content_of(path)
+    state, notes = adapted(file.tensors, model_tensors)
+    head = tuple(f"{name}." for name in heads_of(model, len(classes))[-1:])
+    head_names = [name for name in model_tensors if name.startswith(head)]
+    rows_note = ""
+    if all(state.get(name) is not model_tensors[name] for name in head_names):
+        state, rows_note = _with_rows_by_class(state, model_tensors, head_names, file, classes)
+    else:  # the file has what the model wraps, without this layer
+        rows_note = "is not there and starts afresh"
     fresh = [
         name
-        for name in model_tensors
-        if name.startswith(head)
-        and (name not in state or state[name].shape != model_tensors[name].shape)
+        for name in head_names
+        if name not in state or state[name].shape != model_tensors[name].shape
     ]
     model_shapes, loaded_shapes = (
         {name: tuple(tensor.shape) for name, tensor in table.items() if name not in fresh}
@@ -72,41 +76,126 @@ def load_weights(model: nn.Module, path: Path, classes: Sequence[str]) -> str:
             f"--weights {path}: not of this model: {'; '.join(differences)}; type --model with the"
             " model that was saved there"
         )
-    line = f"weights from {path}" + "".join(f"; {note}" for note in notes)
-    if fresh:
+    if fresh and not rows_note:
         saved_head, ours = state.get(fresh[0]), model_tensors[fresh[0]]
-        why = "is not there"
+        rows_note = "is not there and starts afresh"
         if saved_head is not None:
-            why = f"has {len(ours)} classes instead of {len(saved_head)}"
-        line += f"; the last layer ({', '.join(fresh)}) {why} and starts afresh"
+            rows_note = f"has {len(ours)} classes instead of {len(saved_head)} and starts afresh"
+    if rows_note:
+        notes.append(f"the last layer ({', '.join(head_names)}) {rows_note}")
+    if transforms and (seen := file.seen_otherwise(transforms)):
+        notes.append(seen)
     try:
         model.load_state_dict({**state, **{name: model_tensors[name] for name in fresh}})
     except RuntimeError:  # of the right shapes, but of a kind that cannot be copied
         raise SaveError(f"--weights {path}: tensors of another kind than this model's") from None
-    return line
+    return one_line("; ".join([f"weights from {path}", *notes]))
 
 
-def _content_of(path: Path) -> tuple[Tensors, list[str]]:
-    # The weights, and the class names if the file has any: a checkpoint, torch.save's or
-    # safetensors', wrapped or not.
+def _with_rows_by_class(
+    state: Tensors,
+    model_tensors: Tensors,
+    head_names: Sequence[str],
+    file: "WeightsFile",
+    classes: Sequence[str],
+) -> tuple[Tensors, str]:
+    # The tensors with the rows of the last layer where the classes of the same name are.
+    fits = [name for name in head_names if _has_rows_of(state, model_tensors, name)]
+    rows = len(state[fits[0]]) if fits else 0
+    if len(fits) < len(head_names) or not rows:
+        return state, ""
+    if len(file.classes) != rows:
+        if rows != len(classes):
+            return state, ""
+        return state, f"keeps its {rows:,} rows: the file does not say of which classes"
+    if file.classes == list(classes):
+        return state, ""
+    old_rows = {name: row for row, name in enumerate(file.classes)}
+    found = [number for number, name in enumerate(classes) if name in old_rows]
+    if not found:
+        others = {name: tensor for name, tensor in state.items() if name not in head_names}
+        theirs = first_few([short(name) for name in file.classes], 3)
+        return others, f"had other classes ({theirs}) and starts afresh"
+    moved = {}
+    for name in head_names:
+        moved[name] = model_tensors[name].detach().clone()
+        source = [old_rows[classes[number]] for number in found]
+        moved[name][found] = state[name][source].to(moved[name])
+    note = f"has the rows of {len(found):,} of {plural(len(classes), 'class', 'classes')} by name"
+    if new := [short(name) for name in classes if name not in old_rows]:
+        note += f"; afresh: {first_few(new, 3)}"
+    return state | moved, note
+
+
+def _has_rows_of(state: Tensors, model_tensors: Tensors, name: str) -> bool:
+    saved, ours = state.get(name), model_tensors[name]
+    return saved is not None and 0 < saved.ndim == ours.ndim and saved.shape[1:] == ours.shape[1:]
+
+
+class WeightsFile(NamedTuple):
+    """What a file of weights holds."""
+
+    tensors: Tensors
+    classes: list[str]
+    """Empty where the file does not name them."""
+    mean: object
+    deviation: object
+    """Of the images that the weights were trained on; None where the file does not say."""
+
+    def seen_otherwise(self, transforms: Transforms) -> str:
+        """Return what to type if the weights were trained with another normalization, or ""."""
+        try:
+            seen = [
+                tuple(float(each) for each in values)
+                for values in (self.mean, self.deviation)
+                if isinstance(values, list | tuple) and 0 < len(values) <= 3
+            ]
+        except (TypeError, ValueError):
+            return ""
+        if len(seen) < 2 or seen == [transforms.mean, transforms.deviation]:
+            return ""
+        mean, std = (",".join(f"{each:g}" for each in values) for values in seen)
+        return f"they were trained with another normalization: type --mean {mean} --std {std}"
+
+
+def _content_of(path: Path) -> WeightsFile:
+    # A checkpoint, torch.save's or safetensors', wrapped or not.
     try:
         data = path.read_bytes()
     except OSError as error:
         raise SaveError(f"--weights {path}: cannot be read: {error.strerror}") from None
     content = _safetensors(data, path) if data[8:9] == b"{" else checkpoint.parse(data, path)
-    classes = content.get("classes") if isinstance(content, dict) else None
-    for _ in WRAPPERS:  # a table may hold itself
-        if are_weights(content) or not isinstance(content, dict):
-            break
-        content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), 0)
-    if not are_weights(content):
-        raise SaveError(f"--weights {path}: holds no named weights")
-    weights = {}
-    for name, tensor in content.items():
+    tensors = {}
+    for name, tensor in _named_weights(content, path).items():
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
-        weights[name] = tensor
-    return weights, classes if isinstance(classes, list) else []
+        tensors[name] = tensor
+    classes = content.get("classes")
+    if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
+        classes = []
+    preparation = content.get("preparation")
+    seen = preparation if isinstance(preparation, dict) else {}
+    return WeightsFile(tensors, classes, seen.get("mean"), seen.get("deviation"))
+
+
+def _named_weights(content: dict[str, Any], path: Path) -> Tensors:
+    table: Any = content
+    for _ in WRAPPERS:  # a table may hold itself
+        if are_weights(table):
+            return table
+        if not isinstance(table, dict):
+            break
+        tables = [key for key in WRAPPERS if isinstance(table.get(key), dict) and table[key]]
+        if not tables:
+            tables = [key for key, value in table.items() if are_weights(value)]
+            if len(tables) != 1:
+                break
+        table = table[tables[0]]
+    keys = first_few([short(key) for key in content], 8) or "none"
+    raise SaveError(
+        f"--weights {path}: holds no named weights, or several tables of them; its keys: {keys};"
+        " save the state_dict() alone"
+    )
 
 
 def _safetensors(data: bytes, path: Path) -> Any:
@@ -146,33 +235,62 @@ def adapted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, lis
     return file_tensors, notes
 
 
-def _without_prefix(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
-    # What a wrapper put before all names goes, and so do the tensors that are not below it. Of the
-    # prefixes before any of the model's first names, the one counts below which most names fit.
-    probes = list(model_tensors)[:PROBES]
-    prefixes = {
+def _in_place(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    # What a wrapper put before all names of the file goes, and what the model itself puts before
+    # its names comes. Of all such pairs the one counts by which most names fit.
+    def fitting(pair: tuple[str, str]) -> int:
+        of_file, of_model = pair
+        below = (name[len(of_file) :] for name in file_tensors if name.startswith(of_file))
+        return sum(of_model + name in model_tensors for name in below)
+
+    pairs = [
+        (of_file, of_model)
+        for of_model in _prefixes(model_tensors)
+        for of_file in _file_prefixes(file_tensors, model_tensors, of_model)
+    ]
+    of_file, of_model = pair = max(pairs, key=fitting)
+    kept = {
+        of_model + name.removeprefix(of_file): tensor
+        for name, tensor in file_tensors.items()
+        if name.startswith(of_file) and name != "n_averaged"  # that torch's AveragedModel counts
+    }
+    notes = []
+    if of_file:
+        rest = len(file_tensors) - len(kept)
+        left_out = f" ({rest} others left out)" if rest else ""
+        notes.append(f"found below {of_file}{left_out}")
+    if of_model:
+        others = {
+            name: tensor
+            for name, tensor in model_tensors.items()
+            if not name.startswith(of_model) and name not in kept
+        }
+        made = f" ({first_few([short(name) for name in others], 3)} as the model makes them)"
+        notes.append(f"put below {of_model}{made if others else ''}")
+        if len(others) < fitting(pair):  # else the model is no wrapper of what the file has
+            kept |= others
+    return kept, "; ".join(notes)
+
+
+def _prefixes(model_tensors: Tensors) -> list[str]:
+    # Those of the model's first names, the shortest first: "", "net.", "net.body.".
+    prefixes = {""}
+    for name in list(model_tensors)[:PROBES]:
+        parts = name.split(".")[:-1]
+        prefixes.update(".".join(parts[: count + 1]) + "." for count in range(len(parts)))
+    return sorted(prefixes, key=lambda prefix: (prefix.count("."), prefix))
+
+
+def _file_prefixes(file_tensors: Tensors, model_tensors: Tensors, of_model: str) -> list[str]:
+    # Those before any of the model's first names below a prefix of its own, the shortest first.
+    probes = [name[len(of_model) :] for name in model_tensors if name.startswith(of_model)]
+    found = {
         name.removesuffix(probe)
         for name in file_tensors
-        for probe in probes
+        for probe in probes[:PROBES]
         if name.endswith(probe)
     }
-
-    def fitting(prefix: str) -> int:
-        below = (name[len(prefix) :] for name in file_tensors if name.startswith(prefix))
-        return sum(name in model_tensors for name in below)
-
-    prefix = max(["", *sorted(prefixes)], key=fitting)
-    kept = {
-        name.removeprefix(prefix): file_tensors[name]
-        for name in file_tensors
-        if name.startswith(prefix)
-    }
-    kept.pop("n_averaged", None)  # a count that torch's AveragedModel keeps
-    if not prefix:
-        return kept, ""
-    others = len(file_tensors) - len(kept)
-    left_out = f" ({others} others left out)" if others else ""
-    return kept, f"found below {prefix}{left_out}"
+    return ["", *sorted(prefix for prefix in found if prefix.endswith("."))]
 
 
 def _renamed(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
@@ -259,7 +377,7 @@ def _counted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, st
 
 
 STEPS: tuple[Step, ...] = (
-    _without_prefix,
+    _in_place,
     _renamed,
     _without_extra_heads,
     _blurred,

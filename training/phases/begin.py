@@ -103,7 +103,8 @@ def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> s
     log.progress.phase(phases.DOWNLOAD)
     path = downloaded_weights(config.weights, config.model, run.ranks)
     log.progress.phase(phases.START)
-    line = load_weights(state.model, path, run.data.classes)
+    transforms = run.task.transformed(config, config.epochs - 1)
+    line = load_weights(state.model, path, run.data.classes, transforms)
     state.start_average()
     return line
 
