@@ -83,7 +83,9 @@ def environment(order: dict[str, Any]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES)
     }
-    return {**dict(order["defaults"]), **mine, **dict(order["environment"])}
+    # Below sshd, the bash of some systems reads ~/.bashrc again at SHLVL 0, even for `bash -c`.
+    ours = {"SHLVL": "1", **dict(order["environment"])}
+    return {**dict(order["defaults"]), **mine, **ours}
 
 
 def is_connected(pid: int, port: int) -> bool:

@@ -609,6 +609,16 @@ def test_a_run_goes_through_a_proxy_command(start_lab: Labs) -> None:
     assert code == 0, out + err
 
 
+def test_a_shell_of_a_rank_does_not_read_bashrc_again(start_lab: Labs) -> None:
+    """--env holds for `bash -c` too: below sshd, Debian's bash reads ~/.bashrc at SHLVL 0."""
+    lab = start_lab(1)
+    (lab.hosts[0].folder / ".bashrc").write_text("export LR=0.5 MASTER_PORT=1\n")
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}"))
+    args = ("--env", "LR=0.1", hosts, "--", "bash", "-c", "echo LR=$LR, $MASTER_PORT.")
+    code, out, err = lab.result_of(*args)
+    assert code == 0 and "LR=0.1," in out and ", 1." not in out, out + err
+
+
 def test_a_proxy_command_that_fails_is_named_with_its_words(start_lab: Labs, network) -> None:
     """Who reads the message can type the command."""
     lab = start_lab(1)
