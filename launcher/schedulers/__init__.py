@@ -20,6 +20,8 @@ PLATFORMS: tuple[Callable[[Variables], Placement | None], ...] = (
     platforms.ngc,
     platforms.pmi,
     platforms.train_job,
+    platforms.dstack,
+    platforms.skypilot,
     platforms.pytorch_job,
     platforms.by_hand,
 )
@@ -34,4 +36,7 @@ def find_placement(environment: Mapping[str, str]) -> Placement:
             started = f"{name} is set: this is a rank already"
             raise UsageError(f"{started}; start node outside of torchrun, or the task itself in it")
     placements = (platform(variables) for platform in PLATFORMS)
-    return next(filter(None, placements), None) or platforms.alone(variables)
+    placement = next(filter(None, placements), None)
+    if placement is None:
+        raise platforms.unknown(variables)
+    return placement

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.units import first_few
 
 BY_HAND = ("NNODES", "NODE_RANK", "MASTER_ADDR")
+UNKNOWN = re.compile(r"\w+_(NODE_?RANK|RANK|NODEID|NODE_ID|NODE_INDEX)|(FLUX|JSM|PMIX)_\w+")
+"""Variables of launchers that number nodes or processes."""
 
 
 def open_mpi(variables: Variables) -> Placement | None:
@@ -89,6 +95,38 @@ def pytorch_job(variables: Variables) -> Placement | None:
     return _placement(variables, "PyTorchJob", "RANK", "WORLD_SIZE", counts=counts)
 
 
+def dstack(variables: Variables) -> Placement | None:
+    """Return the placement of a node of a task of dstack; None elsewhere."""
+    if "DSTACK_NODE_RANK" not in variables:
+        return None
+    return _placement(
+        variables,
+        "dstack",
+        "DSTACK_NODE_RANK",
+        "DSTACK_NODES_NUM",
+        masters=("MASTER_ADDR", "DSTACK_MASTER_NODE_IP"),
+        counts=("DSTACK_GPUS_PER_NODE",),
+    )
+
+
+def skypilot(variables: Variables) -> Placement | None:
+    """Return the placement of a node of a task of SkyPilot; None elsewhere."""
+    if "SKYPILOT_NODE_RANK" not in variables:
+        return None
+    addresses = variables.text("SKYPILOT_NODE_IPS")  # a line for each node
+    placement = _placement(
+        variables,
+        "SkyPilot",
+        "SKYPILOT_NODE_RANK",
+        "SKYPILOT_NUM_NODES",
+        counts=("SKYPILOT_NUM_GPUS_PER_NODE",),
+    )
+    if "MASTER_ADDR" in variables:
+        return placement
+    first = next(iter(addresses.value.split()), "")
+    return replace(placement, master=Sourced(first, addresses.origin))
+
+
 def by_hand(variables: Variables) -> Placement | None:
     """Return the placement given by MASTER_ADDR, NNODES and NODE_RANK; None if none is set."""
     missing = [name for name in BY_HAND if name not in variables]
@@ -103,9 +141,14 @@ def by_hand(variables: Variables) -> Placement | None:
     return _alone(variables, "environment", nodes, port)
 
 
-def alone(variables: Variables) -> Placement:
-    """Return the placement of a single node."""
-    return _alone(variables, "none", Sourced(1, "no scheduler found"), variables.port())
+def unknown(variables: Variables) -> UsageError:
+    """Return why no placement is found: each of several nodes would run alone, without a word."""
+    seen = sorted(name for name in variables.set if UNKNOWN.fullmatch(name))
+    found = f" (it may be the one of {first_few(seen, 5)})" if seen else ""
+    return UsageError(
+        f"node: no scheduler that is known{found}; set NNODES, NODE_RANK and MASTER_ADDR on every"
+        f" node; for this machine alone, type: {called('local')} ..."
+    )
 
 
 def _alone(

@@ -19,6 +19,7 @@ from tests import warm
 
 RECORDED = Path(__file__).parent / "recorded"
 GOLDEN = json.loads((RECORDED / "golden.json").read_text())
+ALONE = {"NNODES": "1"}
 WORK = Command(("python", "train.py"))
 
 
@@ -91,16 +92,25 @@ def test_an_option_says_more_than_the_platform() -> None:
 
 def test_a_single_node_shows_the_port_that_it_would_take() -> None:
     """A free one, whatever the scheduler's would be, unless --port names another."""
-    single = with_free_port(placement_here(NodeOptions(), recorded("none")))
+    single = with_free_port(placement_here(NodeOptions(), ALONE))
     assert single.port.origin == "free here"
     _, plan = detected_in(single, WORK, NodeOptions())
     assert f"--master-port={single.port.value}" in plan.hosts[0].torchrun
     for name, options, origin in (
-        ("none", NodeOptions(port=4000), "--port"),
+        ("by-hand", NodeOptions(port=4000), "--port"),
         ("slurm-step-2", NodeOptions(), "SLURM_JOB_ID, SLURM_STEP_ID"),
     ):
         given = placement_here(options, recorded(name))
         assert with_free_port(given) == given and given.port.origin == origin
+
+
+def test_an_unknown_scheduler_is_no_single_node() -> None:
+    """Each node of Flux or jsrun would run alone: what was seen is named, and what to set."""
+    seen = {"FLUX_TASK_RANK": "1", "JSM_NAMESPACE_RANK": "1", "TERM_PROGRAM": "x"}
+    with pytest.raises(UsageError) as error:
+        find_placement(seen)
+    assert "may be the one of FLUX_TASK_RANK, JSM_NAMESPACE_RANK);" in str(error.value)
+    assert "set NNODES, NODE_RANK and MASTER_ADDR on every node" in str(error.value)
 
 
 def test_steps_of_one_job_do_not_meet() -> None:
@@ -118,9 +128,9 @@ def test_steps_of_one_job_do_not_meet() -> None:
         (NodeOptions(slots="2,1"), "by-hand", "--slots 2,1: 2 nodes, but the run has 3 (NNODES)"),
         (NodeOptions(slots="2,x,1"), "by-hand", "--slots 2,x,1: type numbers of processes"),
         (NodeOptions(slots="9" * 23 + ",1,1"), "by-hand", "none above 1024"),
-        (NodeOptions(nproc=10**23), "none", "more than 1024 processes"),
-        (NodeOptions(nproc=-1), "none", "--nproc -1: cannot start fewer than one process"),
-        (NodeOptions(port=70000), "none", "--port=70000: not a port"),
+        (NodeOptions(nproc=10**23), "by-hand", "more than 1024 processes"),
+        (NodeOptions(nproc=-1), "by-hand", "--nproc -1: cannot start fewer than one process"),
+        (NodeOptions(port=70000), "by-hand", "--port=70000: not a port"),
     ],
 )
 def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, line: str) -> None:
