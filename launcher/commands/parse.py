@@ -22,6 +22,7 @@ from launcher.run.job import (
     values_of,
     without_option,
 )
+from launcher.run.nested import nested_launcher
 from launcher.run.settings import Options
 from launcher.run.url import check_url
 from launcher.settings_file import (
@@ -320,6 +321,8 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
     if rest[0] == "--":
         if not rest[1:]:
             raise UsageError("-- needs a command; for example: -- python train.py")
+        if why := nested_launcher(rest[1:]):
+            raise UsageError(why)
         return command_of(rest[1:])
     if not find_task(rest[0]):
         raise UsageError(_no_task(rest, before))

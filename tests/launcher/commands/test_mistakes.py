@@ -167,6 +167,17 @@ USAGE = [
     ("./run-local --nproc 2 python a.py", "./run-local --nproc 2 -- python a.py"),
     ("./run-local hosts.txt catdog", "for the hosts of a file: ./run-ssh hosts.txt catdog"),
     ("./run-ssh hosts.txt train.py", "your own: ./run-ssh hosts.txt -- python train.py"),
+    (
+        "./run-local -- torchrun --nproc-per-node 2 train.py --lr 1",
+        "torchrun: every rank would start a launcher, and train alone; rackrun starts torchrun"
+        " itself, so type: -- python train.py --lr 1;",
+    ),
+    (
+        "./run-ssh hosts.txt -- python3 -m torch.distributed.run train.py",
+        "torch.distributed.run: every rank would start a launcher",
+    ),
+    ("./run-local -- accelerate launch train.py", "type: -- python train.py; ranks per host are"),
+    ("./run-local -- env A=1 mpirun -n 2 train.py", "mpirun: every rank would start a launcher"),
     ("./run-local --", "-- needs a command; for example: -- python train.py"),
     # options of the launcher behind the task
     ("./run-local catdog --nproc 2", "--nproc goes before catdog: ./run-local --nproc 2 catdog"),
