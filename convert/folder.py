@@ -7,6 +7,7 @@ SRC/train/<class>/… and SRC/test/… test/ is kept apart, a part of train/ is 
 In an archive all of that may be below one more folder.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -29,14 +30,18 @@ from convert.readers.records import (
     as_text,
     images,
     reading,
+    system_folder,
 )
 from convert.readers.tars import Tar
 from convert.readers.zips import Zip
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
-from rackrun.terminal import say
+from rackrun.terminal import clean, say
 from rackrun.units import plural
 
+LETTERS = re.compile(r"[a-z]+")
+SPLIT_WORD = re.compile(rf"({'|'.join(SPLITS)})(?:set|data|images?)?[ab]?")
+NO_SPLITS = "if all folders are classes, add --allow split-names"
 EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…, SRC/test/…"
 
 
@@ -59,16 +64,26 @@ class FolderOfClasses:
 
     def run(self) -> None:
         """Convert it."""
-        images_in_folders = listing(self.source, self.name, self.packing.follow_links)
+        may_be_splits = "split-names" in self.packing.allow
+        images_in_folders = listing(
+            self.source, self.name, self.packing.follow_links, may_be_splits=may_be_splits
+        )
         pack(images_in_folders, self.packing, self.out)
 
 
 def listing(
-    source: Path, name: str = "", follow_links: bool = False, fewest: int = 2
+    source: Path,
+    name: str = "",
+    follow_links: bool = False,
+    fewest: int = 2,
+    may_be_splits: bool = False,
 ) -> RecordListing:
-    """List the images below a folder of `fewest` class folders or more."""
+    """List the images below a folder of `fewest` class folders or more.
+
+    `may_be_splits`: classes may be called like splits, and no folder is a split.
+    """
     tree = _tree(source, follow_links)
-    parts = _parts(tree)
+    parts = {} if may_be_splits else _parts(tree)
     train = [top for top, split in parts.items() if split == TRAIN]
     classes = tree.folders(*train[:1])
     if len(classes) < fewest:
@@ -76,6 +91,8 @@ def listing(
             f"{source}: {plural(len(classes), 'class folder')} in it,"
             f" at least {fewest} {'are' if fewest > 1 else 'is'} needed; {EXAMPLE}"
         )
+    if not may_be_splits:
+        _refuse_splits(tree, [*train[:1]], classes)
     for part in [top for top, split in parts.items() if split == TEST]:
         if not set(tree.folders(part)) & set(classes):
             del parts[part]  # a test set without labels
@@ -116,7 +133,9 @@ class _Tree:
         else:
             above = PurePosixPath(self.prefix, *below)
             folders = [path.name for path in self.names if path.parent == above]
-        return sorted(name for name in folders if not HIDDEN.search(name))
+        return sorted(
+            name for name in folders if not HIDDEN.search(name) and not system_folder(name)
+        )
 
 
 def _tree(source: Path, follow_links: bool) -> _Tree:
@@ -150,11 +169,56 @@ def _parts(tree: _Tree) -> dict[str, str]:
     return {}  # the class folders are right below
 
 
+def _refuse_splits(tree: _Tree, above: list[str], classes: list[str]) -> None:
+    """Raise DataError for classes that look like splits, or that have splits in them."""
+    folders = [tree.folders(*above, name) for name in classes]
+    kinds = [{_split_in(name) for name in each} - {""} for each in folders]
+    named = [name for name in classes if _split_in(name)]
+    if len({*map(_split_in, named)}) > 1 and 2 * len(named) >= len(classes):
+        raise DataError(
+            clean(
+                f"{tree.source}: {', '.join(classes[:5])} look like splits, not classes: give a "
+                "folder with train/ and val/ of class folders; links will do, as after mkdir SET "
+                f"&& ln -s {_innermost(tree, *above, named[-1])} SET/train, with --follow-links; "
+            )
+            + NO_SPLITS
+        )
+    if classes and all(len(kind) > 1 for kind in kinds):
+        raise DataError(
+            clean(
+                f"{tree.source / classes[0]}: {', '.join(folders[0][:5])} in it look like splits: "
+                "splits belong above the classes, as in train/cat and val/cat; "
+            )
+            + NO_SPLITS
+        )
+    if len(classes) > 1 and len(folders[0]) > 1 and all(each == folders[0] for each in folders):
+        say(
+            clean(
+                f"{tree.source}: each class has the same folders, {', '.join(folders[0][:5])}: if "
+                f"these are the classes, and {', '.join(classes[:5])} are not, convert each by "
+                "itself"
+            )
+        )
+
+
+def _innermost(tree: _Tree, *below: str) -> Path:
+    """Return the first folder on the way down that holds more than one folder."""
+    while len(inner := tree.folders(*below)) == 1:
+        below += (inner[0],)
+    return tree.source.absolute().joinpath(*below)
+
+
+def _split_in(name: str) -> str:
+    """Return the split that a word in the name of a folder stands for; empty if there is none."""
+    words = map(SPLIT_WORD.fullmatch, LETTERS.findall(name.lower()))
+    return next((SPLITS[word[1]] for word in words if word), "")
+
+
 def _records(
     tree: _Tree, classes: list[str], parts: dict[str, str], findings: list[ImageDefect]
 ) -> Iterator[Record]:
     labels = {name: label for label, name in enumerate(classes)}
-    counts: Counter[str] = Counter()
+    counts, strays = Counter[str](), Counter[str]()
     taken: set[str] = set()
     for record in images(tree.records, findings):
         path = PurePosixPath(record.name.removeprefix(tree.prefix))
@@ -163,6 +227,7 @@ def _records(
             top, inner = "", list(path.parts)
         label = labels.get(inner[0]) if len(inner) > 1 and (not parts or top in parts) else None
         if label is None:
+            strays[top] += len(inner) > 0 and top not in parts and top.lower() not in SPLITS
             findings.append(ImageDefect(record.name, "unlabelled"))
             continue
         # A key begins with the class, which is not put before a name that already begins with it.
@@ -175,6 +240,15 @@ def _records(
         counts[name] += 1
         yield record._replace(key=key, label=label, split=parts.get(top, HELD_OUT))
     findings += tree.container.findings
+    if len(parts) == 1 and (others := [top for top in strays if top and strays[top]]):
+        raise DataError(
+            clean(
+                f"{tree.source}: {next(iter(parts))}/ is the training split, so the "
+                f"{plural(strays.total(), 'image')} in {', '.join(others[:5])} have no class: move "
+                f"them away; "
+            )
+            + NO_SPLITS
+        )
     empty = [name for name in classes if not counts[name]]
     if empty:
         suffixes = ", ".join(IMAGE_SUFFIXES)

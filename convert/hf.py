@@ -16,7 +16,7 @@ from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import SPLITS, TRAIN, VAL
 from convert.readers.directories import ListedFiles
-from convert.readers.names import class_table, dataset_name, is_class_name, safe_key
+from convert.readers.names import class_names, class_table, dataset_name, is_class_name, safe_key
 from convert.readers.records import (
     HELD_OUT,
     IMAGE_SUFFIXES,
@@ -83,14 +83,14 @@ class HuggingFace:
             if all(row.label in (None, NO_LABEL) for row in table.rows()):
                 say(f"{self.source}: split {name} has no labels: left out")
                 del tables[name]
-        names = getattr(features[columns[1]], "names", None)
-        classes = {str(number): number for number in range(len(names))} if names else None
-        classes = classes or _classes(tables)
+        if names := getattr(features[columns[1]], "names", None):
+            classes, numbers = tuple(names), {str(number): number for number in range(len(names))}
+        else:
+            classes, numbers = _classes(tables)
         findings = list[ImageDefect]()
-        records = _records(tables, splits, classes, findings)
+        records = _records(tables, splits, numbers, findings)
         dataset = dataset_name(self.name or Path(self.source).name)
-        shown = tuple(names or classes)
-        return RecordListing(dataset, shown, tuple(tables.values()), records, findings)
+        return RecordListing(dataset, classes, tuple(tables.values()), records, findings)
 
     def _columns(self, features: Mapping[str, Any]) -> tuple[str, str]:
         from datasets import ClassLabel, Image, Value
@@ -209,23 +209,31 @@ def _splits(loaded: Mapping[str, Any], source: str) -> dict[str, str]:
     return {name: HELD_OUT if split == TRAIN else split for name, split in splits.items()}
 
 
-def _classes(tables: Mapping[str, "ArrowImages"]) -> dict[str, int]:
-    labels = {str(row.label) for table in tables.values() for row in table.rows()}
+def _classes(tables: Mapping[str, "ArrowImages"]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the classes of a column without names, and the number of each label."""
+    labels = {
+        str(row.label)
+        for table in tables.values()
+        for row in table.rows()
+        if row.label not in (None, NO_LABEL)
+    }
     strange = [label for label in labels if not is_class_name(label)]
     if strange:
         raise DataError(clean(f"{strange[0][:60]!r} is no class: names or whole numbers are"))
-    return class_table(labels - {str(None), str(NO_LABEL)})
+    names = class_names(labels)
+    table = class_table(set(names.values()))
+    return tuple(table), {label: table[name] for label, name in names.items()}
 
 
 def _records(
     tables: Mapping[str, "ArrowImages"],
     splits: Mapping[str, str],
-    classes: Mapping[str, int],
+    numbers: Mapping[str, int],
     findings: list[ImageDefect],
 ) -> Iterator[Record]:
     for number, (name, table) in enumerate(tables.items()):
         for row in table.rows():
-            record, label = table.record(row, number), classes.get(str(row.label))
+            record, label = table.record(row, number), numbers.get(str(row.label))
             where = f"{table.name}/{row.number}"
             if record is None:
                 findings.append(ImageDefect(where, "no image"))

@@ -32,9 +32,10 @@ class Packing:
     """Extension of images in the shards: jpg for all, or true: that of each image's format."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
-    allow: tuple[Literal["leaks", "similar-classes"], ...] = ()
+    allow: tuple[Literal["leaks", "similar-classes", "split-names", "unique-labels"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
-    case, Unicode form or leading zeros. May be given twice."""
+    case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
+    unique-labels: most classes have one image. Repeatable."""
     sidecars: bool = False
     """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     follow_links: bool = False

@@ -14,7 +14,14 @@ from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import SPLITS, TRAIN, VAL
 from convert.readers.directories import ListedFiles
-from convert.readers.names import MAX_NAME, class_table, dataset_name, free_key, is_class_name
+from convert.readers.names import (
+    MAX_NAME,
+    class_names,
+    class_table,
+    dataset_name,
+    free_key,
+    is_class_name,
+)
 from convert.readers.records import (
     HELD_OUT,
     ImageDefect,
@@ -67,6 +74,8 @@ class ImageTable:
     def listing(self) -> RecordListing:
         """List the images of the table."""
         rows = _rows(self.source, self.columns)
+        names = class_names({row.label for row in rows})
+        rows = [row._replace(label=names[row.label]) for row in rows]
         classes = class_table({row.label for row in rows})
         container = TableImages(self.source, self.columns.root)
         findings = list[ImageDefect]()

@@ -30,9 +30,11 @@ from convert.indexing.tar_listing import TarListing, list_tars
 from convert.packing.copies import leaks_refused
 from convert.packing.finalize import may_be_lost, print_use, write_split
 from convert.packing.output_folder import REPORT_NAME
+from convert.packing.plan import say_missing_classes
 from convert.packing.quality_report import print_report, save_report
 from convert.packing.sidecar_formats import remove_sidecars
 from convert.packing.sidecars import write_sidecars
+from convert.readers.names import refuse_unique_labels
 from convert.readers.records import ImageDefect
 from convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.atomic import translated_os_errors, write_whole
@@ -68,9 +70,9 @@ class Index:
     """Damaged samples that may be left out; default: 1 %, or 10 % of a small set."""
     workers: int = 0
     """Processes; 0: one per core."""
-    allow: tuple[Literal["leaks", "similar-classes"], ...] = ()
+    allow: tuple[Literal["leaks", "similar-classes", "unique-labels"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
-    case or Unicode form. May be given twice."""
+    case or Unicode form. unique-labels: most classes have one image. Repeatable."""
     sidecars: bool = False
     """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     force: bool = False
@@ -90,6 +92,9 @@ class Index:
         if self.val_percent:
             listing = hold_out(listing, indexed, self.val_percent)
         classes, numbers = classes_of(indexed, class_names, "similar-classes" in self.allow)
+        counts = sum((each.counts() for each in indexed), Counter[int | str]())
+        if "unique-labels" not in self.allow:
+            refuse_unique_labels({str(label): count for label, count in counts.items()})
         refuse_duplicates(listing, indexed)
         findings = sorted(chain.from_iterable(each.findings for each in indexed))
         stored = sum(each.samples for each in indexed)
@@ -97,6 +102,13 @@ class Index:
         self._check_losses(findings, stored, folder)
         splits = by_split(listing, indexed, folder)
         rows = {split: rows_of(tars, numbers) for split, tars in splits.items()}
+        say_missing_classes(
+            {
+                split: {numbers[label] for tar in tars for label in tar.contents.labels}
+                for split, tars in splits.items()
+            },
+            classes,
+        )
         findings += copies_in(splits, rows, classes, listing.url)
         save_report(folder / REPORT_NAME, findings, stored, "structure")
         if "leaks" not in self.allow and (leaks := leaks_refused(findings)):

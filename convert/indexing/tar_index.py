@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
@@ -38,6 +39,11 @@ class TarIndex:
     keys: dict[bytes, str] = field(default_factory=dict)
     """The hash of each sample's key, and the key."""
     findings: list[ImageDefect] = field(default_factory=list)
+
+    def counts(self) -> Counter[Label]:
+        """Return the number of samples of each label."""
+        rows = map(Row._make, PACKED_ROW.iter_unpack(self.rows))
+        return Counter(self.labels[row.label] for row in rows)
 
 
 def index_tars(

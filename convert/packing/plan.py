@@ -8,8 +8,8 @@ plan is a text file, its head and one line per image, from which every worker re
 
 import heapq
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
@@ -20,11 +20,12 @@ from typing import NamedTuple
 from convert.images.resize import Preset
 from convert.images.treatment import Treatment
 from convert.options import Packing
-from convert.readers.names import refuse_similar
+from convert.readers.names import refuse_similar, refuse_unique_labels
 from convert.readers.records import ImageDefect, Record, RecordListing
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import DataError, UsageError
-from rackrun.units import plural
+from rackrun.terminal import clean, say
+from rackrun.units import first_few, plural
 from shards.index import Origin, index_name, shard_name
 
 TRAIN, VAL, TEST = "train", "val", "test"
@@ -36,6 +37,7 @@ SPLITS = {  # as they are called in names of folders, tars and tables
 HASH_BYTES = 8  # two of 1.3 million keys share them once in 20 million plans: keys decide then
 SHARD_BYTES = 64 << 20
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
+NAMED = 5  # classes that a line names
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
 
 Parts = dict[str, list[bytes]]
@@ -224,10 +226,18 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
         raise DataError(f"{listing.containers[0].origin().name}: no images in it")
     if packing.test_percent and any(split == TEST for split, _ in groups):
         raise UsageError("--test-percent: the source has a test split; leave the option out")
+    is_new = not (may_be_empty or listing.copied or listing.as_published)
+    if is_new and "unique-labels" not in packing.allow:
+        images = Counter[str]()
+        for (_, label), entries in groups.items():
+            images[listing.classes[label]] += len(entries)
+        refuse_unique_labels(images)
     parts: Parts = defaultdict(list)
-    for (split, _), entries in groups.items():
+    labels = defaultdict[str, set[int]](set)
+    for (split, label), entries in groups.items():
         if split:
             parts[split] += entries
+            labels[split].add(label)
         else:
             # By a hash of the key alone: the same images are held out with another seed, so that
             # accuracies can be compared.
@@ -237,10 +247,25 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
             parts[VAL] += entries[:val]
             parts[TEST] += entries[val:test]
             parts[TRAIN] += entries[test:]
+            labels[TRAIN].add(label)
+            labels[VAL] |= {label} if val else set()
+            labels[TEST] |= {label} if test > val else set()
     for entries in parts.values():
         entries.sort()
+    if is_new:
+        present = {split: labels[split] for split in parts if parts[split]}
+        say_missing_classes(present, listing.classes)
     mean = total / max(sum(len(entries) for entries in parts.values()), 1)
     return {split: entries for split, entries in parts.items() if entries}, mean
+
+
+def say_missing_classes(labels: Mapping[str, set[int]], classes: Sequence[str]) -> None:
+    """Say of each split which classes it has no image of."""
+    for split, present in sorted(labels.items()):
+        missing = [name for number, name in enumerate(classes) if number not in present]
+        if missing:
+            count = f"{len(missing):,} of {plural(len(classes), 'class', 'classes')}"
+            say(clean(f"{split} has no image of {count}: {first_few(missing, NAMED)}"))
 
 
 def _held_out(images: int, percent: float) -> int:

@@ -20,6 +20,7 @@ from convert.readers.records import (
     as_text,
     opened,
     reading,
+    system_folder,
 )
 from rackrun.errors import DataError
 from shards.index import Origin
@@ -52,7 +53,11 @@ class Folder:
             if name.endswith("/") or not name:
                 real = self._elsewhere.get(name, self._real_root / name)
                 with reading(self.root / name), os.scandir(real) as entries:
-                    names = sorted(self._named(name, entry) for entry in entries)
+                    names = sorted(
+                        self._named(name, entry)
+                        for entry in entries
+                        if not self._is_of_system(f"{name}{entry.name}")
+                    )
                 pending += reversed(names)  # the last one is popped first
                 continue
             with reading(self.root / name):
@@ -85,6 +90,13 @@ class Folder:
         folder, slash, file = name.rpartition("/")
         above = self._elsewhere.get(folder + slash)
         return self._elsewhere.get(name) or (above / file if above else self.root / name)
+
+    def _is_of_system(self, name: str) -> bool:
+        # Not entered: lost+found is root's, and its content is nobody's image.
+        is_of_system = bool(system_folder(name))
+        if is_of_system:
+            self.findings.append(ImageDefect(name, "system"))
+        return is_of_system
 
     def _named(self, folder: str, entry: "os.DirEntry[str]") -> str:
         # That of a folder, or of a link to one, ends with a slash.

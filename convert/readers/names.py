@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 
 from rackrun.errors import DataError
@@ -10,6 +10,8 @@ from rackrun.terminal import clean
 from shards.writer import MAX_KEY_BYTES
 
 MAX_NAME = 200  # characters of a class name: what is longer is a caption
+FEWEST_UNIQUE = 10  # labels: fewer may be a trial
+WHOLE_NUMBER = re.compile(r"[0-9]+(?:\.0*)?")
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -29,6 +31,16 @@ def class_table(labels: set[str]) -> dict[str, int]:
     if all(map(_is_number, labels)):
         ordered.sort(key=int)
     return {label: number for number, label in enumerate(ordered)}
+
+
+def class_names(labels: set[str]) -> dict[str, str]:
+    """Return the name of the class of each label: 1 for 1.0 where all labels are whole numbers.
+
+    Tables have such numbers where a cell of the column is empty, or was.
+    """
+    if all(map(WHOLE_NUMBER.fullmatch, labels)):
+        return {label: label.partition(".")[0] for label in labels}
+    return {label: label for label in labels}
 
 
 def refuse_similar(classes: Iterable[str]) -> None:
@@ -53,6 +65,21 @@ def similar(classes: Iterable[str]) -> Iterator[tuple[str, str]]:
         other = names.setdefault(folded, name)
         if other != name:
             yield other, name
+
+
+def refuse_unique_labels(images: Mapping[str, int]) -> None:
+    """Raise DataError for labels of which most have one image: captions, ids, names of files."""
+    unique = [label for label, count in images.items() if count == 1]
+    if len(images) < FEWEST_UNIQUE or 2 * len(unique) <= len(images):
+        return
+    raise DataError(
+        clean(
+            f"{len(unique):,} of {len(images):,} classes have one image, such as "
+            f"{unique[0][:60]!r}: captions or ids, which no model can learn as classes; name what "
+            "holds the class, as by --label-column or --label-field; if these are the classes, add "
+        )
+        + "--allow unique-labels"
+    )
 
 
 def _is_number(label: str) -> bool:

@@ -29,6 +29,12 @@ READS_HEIC = find_spec("pillow_heif") is not None
 HEIC_SUFFIXES = (".heic", ".heif")
 REENCODED_SUFFIXES = (".tif", ".tiff", ".avif", *HEIC_SUFFIXES * READS_HEIC)  # become JPEGs
 HIDDEN = re.compile(r"(?:^|/)(?:__MACOSX(?:/|$)|\.(?!\.?/))")  # . and .. are not
+SYSTEM_FOLDERS = (  # which a NAS (Synology, QNAP), a file system, Windows or macOS makes unasked
+    *("@eaDir", "@tmp", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "@__thumb"),
+    *("lost+found", "FOUND.000", "$RECYCLE.BIN", "RECYCLER", "System Volume Information"),
+    *("Network Trash Folder", "Temporary Items"),
+)
+SYSTEM = re.compile(rf"(?:^|/)(?:{'|'.join(map(re.escape, SYSTEM_FOLDERS))})(?=/|$)", re.IGNORECASE)
 LOSSES = {  # kind of defect -> its description in the report
     "empty": "empty",
     "checksum": "not the bytes that the archive's CRC-32 promises",
@@ -126,8 +132,17 @@ def is_image(name: str) -> bool:
 
 
 def images(records: Iterator[Record], findings: list[ImageDefect]) -> Iterator[Record]:
-    """Yield those that are images by name and have content; note the others in `findings`."""
+    """Yield those that are images by name and have content; note the others in `findings`.
+
+    Folders of the system are noted once each, whatever is in them.
+    """
+    systems = set[str]()
     for record in records:
+        if system := system_folder(record.name):
+            if system not in systems:
+                findings.append(ImageDefect(system, "system"))
+            systems.add(system)
+            continue
         if record.name.lower().endswith(HEIC_SUFFIXES) and not READS_HEIC:
             findings.append(ImageDefect(record.name, "heic"))
         elif not is_image(record.name):
@@ -136,6 +151,12 @@ def images(records: Iterator[Record], findings: list[ImageDefect]) -> Iterator[R
             findings.append(ImageDefect(record.name, "empty"))
         else:
             yield record
+
+
+def system_folder(name: str) -> str:
+    """Return the folder of the system that a path leads to or through; empty if it does not."""
+    match = SYSTEM.search(name)
+    return name[: match.end()] if match else ""
 
 
 def as_text(name: str) -> str:

@@ -78,9 +78,10 @@ class Append:
     """decode: also decode every image, at some milliseconds of CPU each."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
-    allow: tuple[Literal["leaks", "similar-classes", "dropped"], ...] = ()
+    allow: tuple[Literal["leaks", "similar-classes", "split-names", "dropped"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
-    case, Unicode form or leading zeros. dropped: images that were dropped before. Repeatable."""
+    case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
+    dropped: images that were dropped before. Repeatable."""
     follow_links: bool = False
     """Also follow symbolic links that lead out of SOURCE."""
     workers: int = 0
@@ -145,7 +146,10 @@ class Append:
 
     def _listing(self) -> RecordListing:
         if self.source.suffix.lower() not in TABLES or self.source.is_dir():
-            return listing_of_folder(self.source, "", self.follow_links, fewest=1)
+            may_be_splits = "split-names" in self.allow
+            return listing_of_folder(
+                self.source, "", self.follow_links, fewest=1, may_be_splits=may_be_splits
+            )
         return ImageTable(self.source, self.data, self.columns).listing()
 
 

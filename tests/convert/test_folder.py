@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import tarfile
 import warnings
@@ -170,7 +171,11 @@ HELD_OUT = [("train", 18), ("val", 2)]
         (TRAIN | {"Val/a/0v.jpg": drawn("v")}, (), [("train", 20), ("val", 1)]),
         ({n.replace("train", "Training"): d for n, d in TRAIN.items()}, (), HELD_OUT),
         (classes(2, "a", "b"), (), [("train", 2), ("val", 2)]),
-        (classes(9, "train", "test", "car"), (), [("train", 24), ("val", 3)]),
+        (
+            classes(9, "train", "test", "car"),
+            ("--allow", "split-names"),
+            [("train", 24), ("val", 3)],
+        ),
     ],
 )
 def test_there_is_a_validation_part_unless_it_is_unwanted(
@@ -449,3 +454,75 @@ def test_links_in_a_tar_are_refused_with_what_to_type(tmp_path: Path, convert: C
         archive.addfile(link)
     with pytest.raises(DataError, match=r"1.jpg is a hard link; .* tar --hard-dereference"):
         convert("folder", tmp_path / "set.tar")
+
+
+def test_folders_of_systems_are_left_out_and_counted(tmp_path: Path, convert: Convert) -> None:
+    """The thumbnails of a NAS and the system's own folders are no images and no classes."""
+    files = classes(4, "a", "b") | {
+        "a/@eaDir/0.jpg/SYNOFILE_THUMB_M.jpg": drawn("thumbnail"),
+        "@eaDir/a/SYNOFILE_THUMB_M.jpg": drawn("other thumbnail"),
+        "#recycle/a/0.jpg": drawn("deleted"),
+        "$RECYCLE.BIN/S-1-5/x.jpg": drawn("bin"),
+    }
+    folder = write_files(tmp_path / "set", files)
+    (folder / "lost+found").mkdir(mode=0)
+    names = ["#recycle", "$RECYCLE.BIN", "@eaDir", "a/@eaDir"]
+    archive = write_zip(tmp_path / "set.zip", files)
+    for source, found in ((folder, [*names, "lost+found"]), (archive, names)):
+        out = convert("folder", source, out=f"{source.suffix}-out")
+        assert manifest_of(out).classes == ("a", "b") and len(everything(out)) == 8
+        report = json.loads((out / "report.json").read_text())["findings"]
+        assert sorted(each["file"] for each in report if each["found"] == "system") == sorted(found)
+
+
+def nested(*names: str) -> dict[str, bytes]:
+    return {
+        f"{name}/{file}": drawn(name + file)
+        for name in names
+        for file in ("cats/0.jpg", "cats/1.jpg", "dogs/0.jpg")
+    }
+
+
+def below(names: str, *classes: str) -> dict[str, bytes]:
+    return {f"{top}/{name}": data for top in names for name, data in nested(*classes).items()}
+
+
+LOOKS_LIKE_SPLITS = [
+    (nested("training_set/training_set", "test_set/test_set"), "test_set, training_set look like"),
+    (nested("seg_train/seg_train", "seg_test/seg_test", "seg_pred"), "seg_.* look like splits"),
+    (classes(3, "trainA", "testA"), "testA, trainA look like splits"),
+    (below("ab", "train", "val"), "set/a: train, val in it look like splits"),
+    (
+        classes(3, "bus", "car", "train/steam", "train/electric"),
+        "train/ is the training split, so the 6 images in bus, car have no class",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "says"), LOOKS_LIKE_SPLITS)
+def test_splits_are_not_taken_for_classes(
+    files: dict[str, bytes], says: str, tmp_path: Path, convert: Convert
+) -> None:
+    """Nor a class for a split, until it is said that all folders are classes."""
+    folder = write_files(tmp_path / "set", files)
+    with pytest.raises(DataError, match=rf"{says}.*add --allow split-names"):
+        convert("folder", folder)
+    tops = sorted({name.partition("/")[0] for name in files})
+    allowed = "--allow", "split-names", "--allow", "leaks"
+    assert manifest_of(convert("folder", folder, *allowed)).classes == tuple(tops)
+
+
+def test_a_class_that_is_called_like_a_split_among_others(tmp_path: Path, convert: Convert) -> None:
+    """A train station and a test tube are classes among others, with no word about it."""
+    names = ("bridge", "test_tube", "train_station", "river", "street")
+    folder = write_files(tmp_path / "set", classes(2, *names))
+    assert len(manifest_of(convert("folder", folder)).classes) == 5
+
+
+def test_classes_that_a_split_lacks_are_said(
+    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here two classes have no validation image."""
+    files = {f"train/{name}": data for name, data in classes(3, "a", "b", "c").items()}
+    convert("folder", write_files(tmp_path / "set", files | {"val/a/v.jpg": drawn("v")}))
+    assert "val has no image of 2 of 3 classes: b, c" in capsys.readouterr().err

@@ -59,6 +59,25 @@ def test_numbers_are_classes_in_their_order(tmp_path: Path, convert: Convert) ->
     assert [(each.name, each.samples) for each in manifest.splits] == [("train", 10), ("val", 2)]
 
 
+@pytest.mark.parametrize("write", [as_csv, as_parquet], ids=["CSV", "Parquet"])
+def test_whole_floats_are_whole_numbers(tmp_path: Path, convert: Convert, write: Write) -> None:
+    """What pandas makes of a column of numbers with a gap: 2.0 comes before 10.0."""
+    rows = [(f"img/{n}.jpg", ("2.0", "10.0")[n % 2], "") for n in range(12)]
+    out = convert("csv", write(write_files(tmp_path, FILES), rows))
+    assert Manifest.parse((out / "dataset.json").read_bytes(), "").classes == ("2", "10")
+
+
+def test_labels_that_no_two_images_share_are_refused(tmp_path: Path, convert: Convert) -> None:
+    """Captions and ids are no classes, until it is said that they are."""
+    rows = [(f"img/{n}.jpg", f"a tree number {n}", "") for n in range(12)]
+    table = as_csv(write_files(tmp_path, FILES), rows)
+    with pytest.raises(DataError, match="12 of 12 classes have one image, such as 'a tree number"):
+        convert("csv", table)
+    options = "--allow", "unique-labels", "--val-percent", 0
+    out = convert("csv", table, *options)
+    assert len(Manifest.parse((out / "dataset.json").read_bytes(), "").classes) == 12
+
+
 GOOD = [("img/0.jpg", "a", ""), ("img/1.jpg", "b", "")]
 
 
