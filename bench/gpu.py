@@ -13,7 +13,6 @@ copies      steps on batches that come from pinned memory as training copies the
             steps on one batch that stays; meanwhile torch raises if anything waits for the GPU
 shards      the same steps on batches that loader workers decode from shards of 110 KB images, and
             the workers alone: what they deliver, and what the steps wait
-decode      what the GPU decodes of the same JPEGs, against the loader workers of a rank
 accuracy    the demo: cats and dogs are drawn, and a small network learns to tell them apart
 
 Parts that have not begun after --minutes are left out, and named. With --device cpu all but copies
@@ -50,8 +49,6 @@ from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.tables import table
 from rackrun.user_code.sources import nearest
-from shards.open import open_source
-from training.data.gpu_decode import MEASURED, gpu_decoder
 from training.data.loader import on_device
 from training.data.open import Synthetic, open_data
 from training.data.samples import Batch
@@ -288,18 +285,6 @@ def shards(settings: Settings) -> None:
             )
 
 
-def decode(settings: Settings) -> None:
-    """Print images/s of decoding on the GPU, and by loader workers."""
-    with tempfile.TemporaryDirectory() as folder:
-        with contextlib.redirect_stdout(io.StringIO()):
-            shards = write_shards(Path(folder), MEASURED, shards=1)
-        config = replace(settings.config, synthetic=False, data=str(shards))
-        source = open_source(config.data)
-        with joined(config) as ranks:
-            auto = replace(config, gpu_decode="auto")
-            print(gpu_decoder(auto, ranks, TASK.transforms(auto, 0), source)[1])
-
-
 def batches(config: ImageNet, ranks: Ranks) -> Iterator[Batch]:
     """Yield the batches of training, on the device."""
     data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 0)
@@ -331,7 +316,7 @@ def accuracy(settings: Settings) -> None:
 
 
 PARTS: dict[str, Callable[[Settings], None]] = {
-    part.__name__: part for part in (rates, parts, operations, copies, shards, decode, accuracy)
+    part.__name__: part for part in (rates, parts, operations, copies, shards, accuracy)
 }
 
 

@@ -218,7 +218,6 @@ ONE_DOOR = {  # a foreign library -> the only places that may know it
         "catdog/demo.py",
     },
     "torch": {"training", *TASKS},
-    "torchcodec": {"training/data/gpu_decode.py"},
     "torchvision": {"training", *TASKS},
     "webdataset": {"training"},
 }

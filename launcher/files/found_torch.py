@@ -32,7 +32,6 @@ FLOORS = {
     "simplejpeg": "1.9",
     "tensorboard": "2.18",
     "torch": "2.10",
-    "torchcodec": "0.16",
     "torchvision": "0.25",
     "webdataset": "1.0.2",
 }

@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {
+        "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
+        " with --short-side 256",
         "--no-tiles": "leave it out: images keep their bytes",
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",

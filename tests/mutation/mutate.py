@@ -62,8 +62,8 @@ PARTS = {
         *("training/test_order.py", "training/test_exact.py", "training/test_slots.py"),
         *("training/test_data.py", "training/test_decode.py", "training/test_transforms.py"),
         *("training/test_augment.py", "training/test_camera_files.py"),
-        *("training/test_gpu_decode.py", "training/test_node_cache.py"),
-        *("training/test_cache_peers.py", "training/test_class_weights.py"),
+        *("training/test_node_cache.py", "training/test_cache_peers.py"),
+        "training/test_class_weights.py",
         "training/test_elastic.py",
     ),
     "training/sync": (

@@ -9,10 +9,11 @@ from rackrun.errors import UsageError
 from training.entry import run_command
 
 OPTIONS: tuple[str, ...] = (
+    "catdog --gpu-decode",
     "convert folder photos shards --no-tiles",
-    "convert folder photos shards --tiles",
-    "convert verify shards --source",
     "ssh --scaling",
+    "convert verify shards --source",
+    "convert folder photos shards --tiles",
 )
 """Command lines, each with one removed option as its last word.
 

@@ -29,11 +29,10 @@ def test_all_holds_on_the_torch_for_old_gpus(tmp_path: Path) -> None:
     archs = "import torch; print(torch.__version__, torch._C._cuda_getArchFlags())"
     text = subprocess.run([python, "-c", archs], capture_output=True, text=True, check=True).stdout
     assert text.startswith("2.10.") and "sm_70" in text
-    without = "--ignore=tests/training/test_gpu_decode.py"  # TorchCodec needs PyTorch 2.11
     folder = ("-p", "no:cacheprovider", "--basetemp", tmp_path / "tests")
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [python, "-m", "pytest", "tests/training", "-q", "-m", "not long", without, *folder],
+        [python, "-m", "pytest", "tests/training", "-q", "-m", "not long", *folder],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -32,7 +32,6 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from rackrun.errors import Problem
-from training.data.gpu_decode import preparing
 from training.data.loader import loaded, with_problems
 from training.data.mixture import Mixture
 from training.data.order.cut import MOST_SHARE, Cut
@@ -40,14 +39,7 @@ from training.data.order.epoch import EpochOrder, Positions, resampled, shuffled
 from training.data.order.reading import Reader, ReaderPart, Reading
 from training.data.order.shared import SharedOrder
 from training.data.pool import SamplePool
-from training.data.samples import (
-    Batch,
-    LeftToGpu,
-    Quarantine,
-    StoredSample,
-    filled,
-    left_to_gpu,
-)
+from training.data.samples import Batch, Quarantine, StoredSample, filled
 from training.data.slots import Slots, slots_for
 from training.data.transforms import Shape, TransformsOfEpoch
 from training.settings.data import DataSettings
@@ -69,7 +61,6 @@ class StepPlan:
     mixture: Mixture
     transforms: TransformsOfEpoch
     batch: int  # samples per step, over all ranks
-    on_gpu: bool  # whether JPEGs are left to the GPU
     orders: SharedOrder = field(default_factory=SharedOrder)
 
     @property
@@ -137,7 +128,6 @@ class Share(NamedTuple):
     batch_indices: Positions  # (n,): which image of the slot each sample is
     rows: Positions  # (n,): in the index
     skipped: int
-    left: list[LeftToGpu]
 
 
 class Feed:
@@ -252,10 +242,10 @@ def _share(
     transforms, seed = plan.transforms(step.epoch), (plan.config.seed, step.epoch)
     shape, largest = transforms.training_shape, plan.largest_part(assignment.cut.world)
     images = assignment.slots.images(number, largest, shape)
-    prepare = preparing(transforms, plan.on_gpu)
     samples = zip(step.positions.tolist(), step.stored, strict=True)
     # Straight into the slot of the rank's batch, of which other workers fill the other images.
-    kept = filled(images, samples, prepare, seed, quarantine, step.batch_indices.tolist())
+    prepare, batch_indices = transforms.prepared_for_training, step.batch_indices.tolist()
+    kept = filled(images, samples, prepare, seed, quarantine, batch_indices)
     is_kept = np.isin(step.batch_indices, [sample.batch_index for sample in kept])
     return Share(
         assignment.number,
@@ -265,7 +255,6 @@ def _share(
         step.batch_indices[is_kept],
         step.rows[is_kept],
         quarantine.news(),
-        left_to_gpu(kept),
     )
 
 
@@ -319,5 +308,4 @@ def in_order(shares: list[Share], slots: Slots) -> Batch:
         slots.labels(number, np.concatenate([share.labels for share in shares])[order]),
         sum(share.skipped for share in shares),
         torch.from_numpy(np.concatenate([share.rows for share in shares])[order]),
-        left=[jpeg for share in shares for jpeg in share.left],
     )

@@ -13,7 +13,6 @@ import atexit
 import multiprocessing
 import signal
 import socket
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -21,7 +20,6 @@ from contextlib import contextmanager, nullcontext
 from itertools import repeat
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from queue import Queue
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -37,11 +35,7 @@ from training.ranks import Ranks, usual_workers
 from training.settings.data import DataSettings
 
 Item = TypeVar("Item")
-Decoder = Callable[[Batch, torch.Tensor], None]
-"""Decodes the JPEGs of a batch into their places among its images on the device."""
 NOTICED_SECONDS = 2.0  # until the end of a process is known
-ENDING_SECONDS = 5.0  # for a batch that is being decoded
-DECODING = "decoding"  # the thread's name
 REPORTED_SECONDS = 5.0  # of waiting for a batch
 
 atexit.register(end_workers)
@@ -115,66 +109,25 @@ def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
     return None
 
 
-def on_device(
-    batches: Iterator[Batch], device: torch.device, decoder: Decoder | None = None
-) -> Iterator[Batch]:
+def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield batches on the device, each copied while the one before it is in use.
 
     On a GPU all of that happens in a stream of its own, from pinned memory, beside the work of the
     steps; their stream waits for a batch by an event, the host for nothing but a copy that has
-    still to be read when its memory is needed again. Elsewhere there is nothing to copy. A decoder,
-    which the host does wait for, has a thread of its own as well.
+    still to be read when its memory is needed again. Elsewhere there is nothing to copy.
     """
     side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    copies = _copies(batches, device, side, decoder)
-    if decoder:
-        for copied in made_in_thread(copies):
-            yield _handed_over(*copied)
-        return
+    copies = _copies(batches, device, side)
     ahead = next(copies, None)
     while ahead:
         copied, ahead = ahead, next(copies, None)
         yield _handed_over(*copied)
 
 
-def made_in_thread(items: Iterator[Item]) -> Generator[Item]:
-    """Yield items that a thread makes, two ahead at most; raise its error after those before it.
-
-    Where no more items are wanted, the thread ends with the one that it is making. It is not waited
-    for any longer than ENDING_SECONDS: a server may keep it.
-    """
-    queue = Queue[Item | BaseException | None](1)
-    ending = threading.Event()
-
-    def make() -> None:
-        try:
-            for item in items:
-                queue.put(item)
-                if ending.is_set():
-                    return
-            queue.put(None)
-        except BaseException as error:
-            queue.put(error)
-
-    thread = threading.Thread(target=make, name=DECODING, daemon=True)
-    thread.start()
-    try:
-        while (item := queue.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        ending.set()
-        while not queue.empty():  # the thread may wait for room
-            queue.get()
-        thread.join(ENDING_SECONDS)
-
-
 def _copies(
     batches: Iterator[Batch],
     device: torch.device,
     side: torch.cuda.Stream | None,
-    decoder: Decoder | None,
 ) -> Iterator[tuple[Batch, torch.Event | None]]:  # the event is the end of a copy
     under_way = deque[torch.Event]()
     while True:
@@ -185,10 +138,6 @@ def _copies(
             return
         with torch.cuda.stream(side) if side else nullcontext():
             images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
-            if decoder and batch.left:
-                if under_way:  # the decoder's own stream must not overwrite what is still resized
-                    under_way[-1].synchronize()
-                decoder(batch, images)
             done = side.record_event() if side else None
         if done:
             under_way.append(done)

@@ -19,7 +19,6 @@ import torch
 
 from rackrun.errors import UsageError
 from training.data.exact import Feed, StepPlan
-from training.data.gpu_decode import gpu_decoder
 from training.data.loader import loaded, on_device, worker_count
 from training.data.node_cache import NodeCache
 from training.data.order.cut import Cut
@@ -54,8 +53,6 @@ class Data(ABC):
     """True if there are validation samples."""
     cache: NodeCache
     """What is kept of the data on this node."""
-    remark: str = ""
-    """A line for users about how images are decoded; empty if there is nothing to say."""
     lanes: int = 0
     """Streams of a rank on which the order of its samples depends; 0: it follows from the seed."""
 
@@ -139,7 +136,6 @@ class StoredData(Data):
         # From here on ranks exchange: all of them come through these lines in this order.
         for source in pool.sources:
             share_index(source, TRAIN, ranks)
-        self._decoder, self.remark = gpu_decoder(config, ranks, transforms(0), pool.sources[0])
         self._validation = Validation(config, ranks, transforms, pool.sources[0])
         self.cache = NodeCache(pool.sources, (TRAIN, config.eval_split))
         self.cache.meet(ranks)
@@ -175,7 +171,6 @@ class Resampled(StoredData):
             world=ranks.world,
             epoch_steps=self.epoch_steps,
             lanes=self.lanes,
-            on_gpu=self._decoder is not None,
         )
 
     def training(self, start: int) -> Iterator[Batch]:
@@ -184,7 +179,7 @@ class Resampled(StoredData):
         slots = self._plan.slots(AHEAD * self._workers, self._ranks.device)
         filled_slots = loaded(ResampledStream(self._plan, slots, start), self._workers)
         batches = (batch_in_slot(slots, filled_slot) for filled_slot in filled_slots)
-        return on_device(batches, self._ranks.device, self._decoder)
+        return on_device(batches, self._ranks.device)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the training set."""
@@ -202,8 +197,7 @@ class Planned(StoredData):
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
         mixture = training_mixture(config, self._pool)
-        on_gpu = self._decoder is not None
-        self._plan = StepPlan(config, self._pool, mixture, transforms, self.batch, on_gpu)
+        self._plan = StepPlan(config, self._pool, mixture, transforms, self.batch)
         self.epoch_steps = self._plan.epoch_steps
         self._feed = Feed(self._plan, self._workers)
 
@@ -215,7 +209,7 @@ class Planned(StoredData):
         ranks, in_flight = self._ranks, AHEAD if self._workers else 0
         slots = self._plan.slots(ranks.world, in_flight, ranks.device)
         batches = self._feed.batches(ranks.rank, self.cut(start), start, slots)
-        return on_device(batches, ranks.device, self._decoder)
+        return on_device(batches, ranks.device)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class that the first epoch draws."""

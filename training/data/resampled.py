@@ -27,17 +27,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem
 from shards.source import Source
-from training.data.gpu_decode import preparing
 from training.data.loader import with_problems
 from training.data.pool import TRAIN
 from training.data.samples import (
     Batch,
-    LeftToGpu,
     Quarantine,
     Seed,
     StoredSample,
     filled,
-    left_to_gpu,
     rows_of,
 )
 from training.data.slots import Slots, slots_for
@@ -59,8 +56,6 @@ class LanePlan:
     world: int
     epoch_steps: int
     lanes: int
-    on_gpu: bool = False
-    """Whether JPEGs are left to the GPU."""
 
     def slots(self, in_flight: int, device: torch.device) -> Slots:
         """Return memory for the rank's batches, of which workers have `in_flight` under way."""
@@ -97,14 +92,13 @@ class FilledSlot(NamedTuple):
     shape: Shape
     labels: list[int]
     skipped: int
-    left: list[LeftToGpu]
 
 
 def batch_in_slot(slots: Slots, filled_slot: FilledSlot) -> Batch:
     """Return the batch whose images lie in a slot."""
-    number, shape, labels, skipped, left = filled_slot
+    number, shape, labels, skipped = filled_slot
     images = slots.images(number, len(labels), shape).permute(0, 3, 1, 2)
-    return Batch(images, slots.labels(number, np.array(labels, np.int64)), skipped, left=left)
+    return Batch(images, slots.labels(number, np.array(labels, np.int64)), skipped)
 
 
 class ResampledStream(IterableDataset[FilledSlot | Problem]):
@@ -135,12 +129,12 @@ class ResampledStream(IterableDataset[FilledSlot | Problem]):
             first, last = epoch * plan.epoch_steps, (epoch + 1) * plan.epoch_steps
             samples = plan.samples(epoch, lane, done=plan.share(first, step, lane))
             transforms, seed = plan.transforms(epoch), (plan.config.seed, epoch, plan.rank, lane)
-            shape, prepare = transforms.training_shape, preparing(transforms, plan.on_gpu)
+            shape, prepare = transforms.training_shape, transforms.prepared_for_training
             for number in islice(numbers, plan.share(step, last, lane)):
                 images = self.slots.images(number, plan.config.batch_size, shape)
                 kept = filled(images, samples, prepare, seed, quarantine)
-                labels, left = [each.label for each in kept], left_to_gpu(kept)
-                yield FilledSlot(number, shape, labels, quarantine.news(), left)
+                labels = [each.label for each in kept]
+                yield FilledSlot(number, shape, labels, quarantine.news())
             step = last
 
 

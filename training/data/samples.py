@@ -4,8 +4,6 @@
     filled    KeptSample: its image is in its place in a batch; bad samples are counted
 
 `filled` takes samples in groups: it draws the crops of all, then decodes all, then resizes all.
-
-With --gpu-decode, an image's memory may hold a JPEG instead (training.data.gpu_decode).
 """
 
 import sys
@@ -21,7 +19,7 @@ from rackrun.terminal import clean
 from shards.samples import Sample, portions
 from shards.source import Source
 from training.data.decode import Pixels
-from training.data.transforms import Fill, JpegCrop, Prepared
+from training.data.transforms import Fill, Prepared
 from training.settings.data import DataSettings
 
 READ_BYTES = 2 << 20  # at once
@@ -47,15 +45,6 @@ class KeptSample(NamedTuple):
     shard: str
     key: str
     label: int
-    crop: JpegCrop | None
-
-
-class LeftToGpu(NamedTuple):
-    """An image of a batch whose memory holds a JPEG that the GPU decodes."""
-
-    batch_index: int
-    name: str  # of the sample, for messages
-    crop: JpegCrop
 
 
 class Batch(NamedTuple):
@@ -70,7 +59,6 @@ class Batch(NamedTuple):
     skipped: int = 0  # bad samples left out of it
     rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
     keys: Sequence[tuple[str, str]] = ()  # shard and key of each, in an evaluation
-    left: Sequence[LeftToGpu] = ()  # images that still are JPEGs
 
 
 class Quarantine:
@@ -151,10 +139,8 @@ class DecodedSample(NamedTuple):
     def into(self, batch_index: int, out: Pixels) -> KeptSample:
         """Write the image into its place `out`, uint8 (size, size, channels)."""
         sample = self.stored.sample
-        crop = self.fill(out)
-        return KeptSample(
-            batch_index, self.number, self.stored.shard, sample.key, sample.label, crop
-        )
+        self.fill(out)
+        return KeptSample(batch_index, self.number, self.stored.shard, sample.key, sample.label)
 
 
 class PreparedSample(NamedTuple):
@@ -198,12 +184,3 @@ def _next_group(
         if held_bytes >= GROUP_BYTES:
             break
     return [sample and sample.decoded(quarantine) for sample in group]
-
-
-def left_to_gpu(kept: Iterable[KeptSample]) -> list[LeftToGpu]:
-    """Return which of these samples still are JPEGs."""
-    return [
-        LeftToGpu(sample.batch_index, f"{sample.shard}: {sample.key}", sample.crop)
-        for sample in kept
-        if sample.crop
-    ]

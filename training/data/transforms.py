@@ -18,7 +18,6 @@ from rackrun.errors import UsageError
 from rackrun.shapes import AtMost, Between, Misshapen
 from rackrun.units import plural
 from training.data.decode import (
-    Box,
     Interpolation,
     Pixels,
     PreparedCrop,
@@ -39,16 +38,8 @@ Shape = tuple[int, int, int]  # of an image: size, size, channels
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
 
 
-class JpegCrop(NamedTuple):
-    """A JPEG that lies in the place of its pixels, and the part of it that the GPU is to decode."""
-
-    length: int  # bytes
-    box: Box
-    mirror: bool
-
-
-Fill = Callable[[Pixels], JpegCrop | None]
-"""Fills uint8 (side, side, channels) with an image as the model sees it, or with a JPEG."""
+Fill = Callable[[Pixels], None]
+"""Fills uint8 (side, side, channels) with an image as the model sees it."""
 
 
 class Prepared(NamedTuple):

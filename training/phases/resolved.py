@@ -182,7 +182,8 @@ def remarks(run: TrainingRun) -> list[str]:
             f"{config.data} has no split {config.eval_split!r}: trains without evaluation"
             f"{adapted and f', with {adapted}'}; {called('convert')} can hold one out"
         )
-    texts += filter(None, (run.compute.remark(config), run.data.remark))
+    if remark := run.compute.remark(config):
+        texts.append(remark)
     if config.scale_lr:
         texts.append(
             f"lr {config.lr:g} for {plural(config.batch_size, 'image')}, {run.schedule.peak:g}"

@@ -10,7 +10,7 @@ from rackrun.commandline.ranges import Count, Positive
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.shapes import Between
-from training.settings import Slice, Switch, option
+from training.settings import Slice, option
 
 EXACT_ONLY = ("global_batch", "ledger")
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
@@ -75,10 +75,6 @@ class DataSettings(Slice):
     """Images in the shuffle buffer of each worker."""
     workers: Annotated[int, Between(-1, 256)] = -1
     """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
-    gpu_decode: Switch = "off"
-    """Decode the JPEGs of training on the GPU, where training crops at random and changes nothing
-    else but the mirror; auto: if a short measurement at the start finds it faster than the
-    workers."""
     first_batch_seconds: Patience = 300.0
     """Time limit for a rank to read its first batch; no rank takes a step before all have one."""
     seed: Annotated[int, Between(0, 2**63 - 1, "between 0 and 2^63 - 1")] = 0
@@ -128,11 +124,6 @@ class DataSettings(Slice):
                 if getattr(self, name)
                 and not (name == "global_batch" and (self.elastic or self.balance == "auto"))
             ]
-        if self.gpu_decode != "off" and self.bad_samples != "fail":
-            problems.append(
-                f"--gpu-decode {self.gpu_decode} and --bad-samples {self.bad_samples} exclude each"
-                " other: only loader workers leave images out; type --gpu-decode off"
-            )
         return problems
 
     def require_data(self, task: str) -> None:
