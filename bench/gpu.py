@@ -1,12 +1,10 @@
-"""Measure training on one GPU: rates, parts of a step, operations, copies, loading, accuracy.
+"""Measure training on one GPU: rates, operations, copies, loading, accuracy.
 
     python -m bench.gpu [--batch-size 256] [--steps 30] [--rounds 2] [--only rates --only parts ...]
 
 rates       `imagenet --synthetic` with all it does between two steps, against forward, backward and
             update of the same model on the same batch, already normalised, in bfloat16 and float16,
-            as it is and compiled; in turn, medians. Shares of the peaks that the maker gives: of
-            arithmetic, and of bandwidth if every operation read and wrote in full
-parts       milliseconds of forward, backward and update, with arithmetic and memory traffic
+            as it is and compiled; in turn, medians
 operations  the operations that take most of a step, by torch's profiler, and the share of the step
             in which the GPU computes
 copies      steps on batches that come from pinned memory as training copies them, against the same
@@ -54,10 +52,8 @@ from training.data.open import Synthetic, open_data
 from training.data.samples import Batch
 from training.device import set_up
 from training.loop import run as train
-from training.phases.measure import forward_flops, measure, memory_traffic, peak
 from training.ranks import Ranks
 from training.state import TrainingState
-from training.sync.gradient_sync import GradientSync
 from training.world import joined
 
 PRECISIONS = ("bf16", "fp16")
@@ -169,30 +165,16 @@ def main(args: list[str]) -> None:
 
 
 def rates(settings: Settings) -> None:
-    """Print images/s of the loop and of bare steps, and shares of the peaks."""
+    """Print images/s of the loop and of bare steps."""
     config = settings.config
-    with joined(config) as ranks:
-        top = peak(ranks.device)
-        flops, traffic = per_image(Bench(config, ranks, settings.steps))
     for precision in PRECISIONS:
         for name, variant in (("eager", config), ("compiled", replace(config, compile=True))):
             loop, simple = medians(replace(variant, precision=precision), settings)
-            shares = f"{loop * flops / 1e12:.1f} TFLOP/s"
-            if top.flops:
-                shares += f", {loop * flops / top.flops:.1%} of the peak"
-            if top.memory_bytes and name == "eager":
-                shares += f"; {loop * traffic / top.memory_bytes:.0%} of the bandwidth"
             print(
                 f"{precision} {name:9}{loop:9,.0f} images/s in the loop, {simple:9,.0f} bare:"
-                f" {loop / simple:.3f}; {shares}",
+                f" {loop / simple:.3f}",
                 flush=True,
             )
-
-
-def per_image(bench: Bench) -> tuple[float, float]:
-    """Return the operations and the memory traffic of training on an image, uncompiled."""
-    step_parts = (bench.state.model, bench.transforms, bench.compute, bench.batch)
-    return 3 * forward_flops(*step_parts), memory_traffic(*step_parts)
 
 
 def medians(config: ImageNet, settings: Settings) -> tuple[float, float]:
@@ -204,17 +186,6 @@ def medians(config: ImageNet, settings: Settings) -> tuple[float, float]:
         statistics.median(images / cost.seconds for cost in loop),
         statistics.median(images / cost.seconds for cost in simple),
     )
-
-
-def parts(settings: Settings) -> None:
-    """Print the table of a run with --synthetic."""
-    config = settings.config
-    with joined(config) as ranks:
-        bench = Bench(config, ranks, settings.steps)
-        sync = GradientSync(config, ranks, bench.state, settings.steps)
-        batches = repeat(bench.batch)
-        profile = measure(bench.state, sync, bench.transforms, bench.compute, ranks, batches)
-        print(profile.table())
 
 
 def operations(settings: Settings) -> None:
@@ -316,7 +287,7 @@ def accuracy(settings: Settings) -> None:
 
 
 PARTS: dict[str, Callable[[Settings], None]] = {
-    part.__name__: part for part in (rates, parts, operations, copies, shards, accuracy)
+    part.__name__: part for part in (rates, operations, copies, shards, accuracy)
 }
 
 

@@ -110,7 +110,7 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
                 return request
         trace.close()
         log.remark(trace.remark())
-        finish(run, state, log, batches)
+        finish(run, state, log)
     return 0
 
 

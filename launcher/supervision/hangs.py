@@ -31,7 +31,6 @@ PHASE_HANG_FACTORS = {
     phases.DATA: 3.0,  # a reader gives up on its server after 120 s
     phases.EVALUATE: 5.0,
     phases.SAVE: 15.0,
-    phases.MEASURE: 15.0,  # a few dozen steps without a report
     phases.DONE: 5.0,
 }
 """The number of hang limits that a rank may spend in a phase without progress."""

@@ -22,7 +22,7 @@ from rackrun.commands import called
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)
-_REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report", "speed")
+_REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report")
 
 
 def result_of(

@@ -59,19 +59,6 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and _is_number(value) and 0 <= value < _LARGEST
 
 
-def _is_speed(value: object) -> bool:
-    """Return whether it is a table of measured parts of a step."""
-    return (
-        isinstance(value, dict)
-        and len(value) <= 32
-        and all(
-            _is_number(item)
-            or (isinstance(item, list) and len(item) <= 8 and all(map(_is_number, item)))
-            for item in value.values()
-        )
-    )
-
-
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("phase", "slow_why", "slow", "final", "report", "dataset"), _is_text),
     **dict.fromkeys(("epoch", "epochs", "step", "steps", "epoch_step", "epoch_steps"), _is_count),
@@ -83,6 +70,5 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
     ),
     "share": lambda value: isinstance(value, int | float) and 0 <= value <= 1,
     **dict.fromkeys(("data_seconds", "compute_seconds"), _is_seconds),
-    "speed": _is_speed,
 }
 """The fields that the dashboard, the hang detector and the result use, and the test of each."""

@@ -50,7 +50,6 @@ REPORT = {
         "slow_why": "data",
         "slow": "z",
         "share": 0.5,
-        "speed": {"step": 0.1},
     },
     **{"checkpoint": 4, "best": 0.5, "dataset": "x", "data_seconds": 0.1, "compute_seconds": 0.2},
     **{"cache_bytes": 1, "peer_bytes": 2, "origin_bytes": 3, "liars": [1]},

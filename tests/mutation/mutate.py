@@ -72,7 +72,7 @@ PARTS = {
         *("training/test_streams.py", "training/test_exact.py"),
     ),
     "training/phases": (
-        *("training/test_loss.py", "training/test_resolved.py", "training/test_profile.py"),
+        *("training/test_loss.py", "training/test_resolved.py"),
         *("training/test_class_weights.py", "training/test_loop.py", "training/test_streams.py"),
         *("training/test_reference.py", "training/test_elastic.py", "training/test_balance.py"),
     ),
@@ -89,7 +89,6 @@ PARTS = {
     ),
     "training/monitor": (
         *("training/test_slow_links.py", "training/test_stragglers.py"),
-        "training/test_profile.py",
     ),
     "training/settings": ("training/test_config.py", "training/test_schedule.py"),
     "training/tasks": ("training/test_config.py", "training/test_own_task.py"),

@@ -310,7 +310,7 @@ class RunRecorder:
             parts.append(f"{plural(skipped, 'image')} skipped")
         self.say("  ".join(parts))
 
-    def finish(self, accuracy: float, report: str, speed: Content | None = None) -> None:
+    def finish(self, accuracy: float, report: str) -> None:
         """Report that the run is done, with its accuracy, and print where its results are."""
         if not self._ranks.first:
             self.progress.phase(phases.DONE)
@@ -332,7 +332,6 @@ class RunRecorder:
             **measured,
             final=str(self.folder.final),
             **({"report": report} if report else {}),
-            **({"speed": speed} if speed else {}),
         )
         self.say("  ".join(parts))
         if not self.progress.launched:  # a launcher prints it at its own end

@@ -89,31 +89,14 @@ class GradientSync:
         """
         every = self._config.local_sgd_steps
         if every and (before_save or due(self._state.step, every, epoch_end)):
-            self.average_now()
-
-    def average_now(self) -> None:
-        """Give all ranks the average of what they have learned."""
-        average_parameters(self._ranks, self._state)
-
-    @property
-    def gradient_buffer(self) -> torch.Tensor | None:
-        """A tensor of the size and type of what a step sends; None where it is no plain sum."""
-        config = self._config
-        if self._ranks.world == 1 or config.grad_compression == "powersgd":
-            return None
-        if config.local_sgd_steps:
-            return None
-        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        kind = torch.bfloat16 if config.grad_compression == "bfloat16" else torch.float32
-        count = sum(weight.numel() for weight in weights)
-        return torch.zeros(count, dtype=kind, device=weights[0].device)
+            average_parameters(self._ranks, self._state)
 
 
 def register_comm_hook(model: nn.Module, config: SyncSettings, steps: int, done: int) -> None:
     """Have a model's gradients exchanged in fewer bytes if the settings ask for it.
 
-    bfloat16   Half the bytes of float32; sums lose about two digits. Pays when the table that
-               --synthetic prints shows an exchange beyond backward.
+    bfloat16   Half the bytes of float32; sums lose about two digits. Pays where the
+               network takes much of a step.
     powersgd   Matrices of rank 2 in place of the gradients of large layers (Vogels et al., 2019,
                arXiv:1905.13727), after a tenth of the run's `steps`, of which some may be `done`.
                Tens of times fewer bytes and more arithmetic: pays on 1 GbE and 10 GbE with large
