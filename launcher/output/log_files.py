@@ -131,12 +131,10 @@ def write_run_page(folder: Path, task: str) -> str:
         return ""
     try:
         from rackrun.run_report.page import write
-        from rackrun.run_report.tensorboard import write_usage
     except ImportError:  # the controller of a detached run: the page is drawn where one attaches
         return ""
     try:
         write(folder)
-        write_usage(folder)
     except Exception as error:  # whatever it is, the run is over
         return f"no report.html: {one_line(str(error))[:300]}"
     return ""

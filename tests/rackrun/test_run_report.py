@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from markupsafe import escape
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launcher.output.log_files import write_run_page
 from rackrun.commands import called
@@ -23,7 +22,6 @@ from rackrun.run_report import __main__ as report
 from rackrun.run_report.chart import Series, chart, ticks
 from rackrun.run_report.folder import read, read_predictions, smoothed
 from rackrun.run_report.page import charts, write, write_comparison
-from rackrun.run_report.tensorboard import write_usage
 from tests.waiting import until
 
 EVIL = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m'
@@ -460,17 +458,6 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
         write(tmp_path)
     with pytest.raises(UsageError, match=r"no such run; \./run-ssh ps lists the runs"):
         write(tmp_path / "latest")
-
-
-def test_tensorboard_has_the_use_of_hosts(run: Path) -> None:
-    """A curve per host and resource, which TensorBoard's own reader finds; drawn twice, once."""
-    (run / "tensorboard").mkdir()
-    for _ in range(2):
-        write_usage(run)
-    events = EventAccumulator(str(run / "tensorboard" / "host-gpu02")).Reload()
-    curve = events.Scalars("usage/gpu")
-    assert [(point.step, point.value) for point in curve] == [(60 * n, 0.5) for n in range(5)]
-    assert events.Scalars("usage/gpu_least")[0].value == 0
 
 
 def test_losses_and_joins_are_a_table(run: Path) -> None:
