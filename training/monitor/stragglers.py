@@ -12,15 +12,8 @@ the one that came last; what even that one spends there is the network's, and wh
 beyond it is waiting for that rank. It is late by data or by compute, whichever took it longer than
 the others.
 
-Gradients being complete everywhere at once, step times do not show whose link is slow. Where the
-network takes much, one rank of every host therefore sends a block to its neighbour in the circle of
-hosts, and then one to the neighbour on the other side:
-
-    A -> B -> C -> A        A <- B <- C <- A
-
-Of a host that sends slowly both blocks arrive late; a host that receives slowly gets both late. Two
-hosts have one link, of which neither end can be blamed. The blocks go over the network of gloo:
-where a host has InfiniBand, which gradients may take, nothing is measured.
+Gradients being complete everywhere at once, step times do not show whose link is slow:
+training.deep_check does.
 
 A step costs four readings of a clock: on a GPU, events in its own stream, which no host code waits
 for until the line of the log. After the first few steps and then every few hundred the ranks
@@ -34,13 +27,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -59,12 +50,6 @@ UNREAD_STEPS = 8  # that a GPU may be behind
 WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step worth a line
 WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
 
-MOST_BYTES = 1 << 20  # of a block, which is no larger than a step's gradients
-TRIES = 2  # of which the best counts
-LEAST_HOSTS = 3
-WORTH_NAMING = 2.0  # times slower than the others
-FAST_NETWORKS = Path("/sys/class/infiniband")
-
 
 @dataclass(frozen=True)
 class Waiting:
@@ -79,9 +64,6 @@ class Waiting:
     others_seconds: float  # the median of the others' there
     network: float
     host: str = ""  # of that rank
-    link: str = ""  # the host whose link is the slowest, if one stands out
-    link_rank: int = -1  # its first rank
-    link_times: float = 0.0  # slower than the others' median
     remedy: str = ""  # what is done, or could be done, about a rank that is late by its compute
 
     @property
@@ -98,9 +80,9 @@ class Waiting:
     @property
     def blamed(self) -> tuple[int, str]:
         """Return the rank that delays the others most, and by which part; -1 if none does."""
-        if self.late and not (self.link and self.network > self.waited):
+        if self.late:
             return self.rank, self.why
-        return self.link_rank, "network" if self.networked else ""
+        return -1, "network" if self.networked else ""
 
     def text(self) -> str:
         """Return the report in words; empty when there is none."""
@@ -118,9 +100,6 @@ class Waiting:
                 f"network-bound: {self.network / self.step:.0%} of each step"
                 f" ({_share(self.network, self.step)}) is spent waiting for gradients"
             )
-            if self.link:
-                slower = f"{self.link_times:.1f}x slower in communication than the others"
-                remarks[-1] += f"; {self.link} is {slower}"
         return f"last {plural(self.steps, 'step')}: {'; '.join(remarks)}" if remarks else ""
 
 
@@ -144,9 +123,6 @@ class StragglerMonitor:
         self._is_timing = ranks.world > 1 and (every > 0 or times_each_step)
         self._newest = deque[list[Mark]](maxlen=UNREAD_STEPS if times_each_step else 0)
         self._ranks = ranks
-        self._sent_bytes = sum(
-            weight.nbytes for weight in model.parameters() if weight.requires_grad
-        )
         self._marks: list[Mark] = []  # of the current step
         self._steps: list[list[Mark]] = []
         self._beginning = True
@@ -208,16 +184,7 @@ class StragglerMonitor:
         if not whole.any():
             return None
         waiting = straggler_in(times[:, whole])
-        waiting = replace(waiting, host=self._hosts[waiting.rank])
-        return self._linked(waiting) if self._ranks.all_reduce_max(waiting.networked) else waiting
-
-    def _linked(self, waiting: Waiting) -> Waiting:
-        slow = slowest_link(self._ranks, self._sent_bytes)
-        if slow is None:
-            return waiting
-        return replace(
-            waiting, link=self._hosts[slow.rank], link_rank=slow.rank, link_times=slow.times
-        )
+        return replace(waiting, host=self._hosts[waiting.rank])
 
     @cached_property
     def _hosts(self) -> list[str]:
@@ -280,48 +247,3 @@ def straggler_in(times: Times) -> Waiting:
         others_seconds=float(others[:, part].mean()),
         network=float(network.mean()),
     )
-
-
-class SlowLink(NamedTuple):
-    """The host with the slowest link, by its first rank."""
-
-    rank: int
-    times: float  # slower than the others' median
-
-
-def slowest_link(ranks: Ranks, sent_bytes: int) -> SlowLink | None:
-    """Return the slowest link in an exchange of that many bytes, if any; all ranks call it."""
-    about = np.array([ranks.local_rank, FAST_NETWORKS.exists() and any(FAST_NETWORKS.iterdir())])
-    ranks_about = ranks.all_gather(about.astype(np.int64))
-    firsts = [rank for rank, (local, _) in enumerate(ranks_about) if local == 0]
-    if len(firsts) < LEAST_HOSTS or any(fast for _, fast in ranks_about):
-        return None
-    block = torch.zeros(min(MOST_BYTES, sent_bytes), dtype=torch.uint8)
-    ways = [min(_received(ranks, firsts, block, way) for _ in range(TRIES)) for way in (1, -1)]
-    times_by_rank = ranks.all_gather(np.rint(np.array(ways) * 1e9).astype(np.int64))
-    slowest = slowest_host(np.stack([times_by_rank[rank] for rank in firsts]) / 1e9)
-    return SlowLink(firsts[slowest.rank], slowest.times) if slowest.times >= WORTH_NAMING else None
-
-
-def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) -> float:
-    ranks.all_reduce_max(0)  # all begin together
-    if ranks.rank not in firsts:
-        return 0.0
-    position, began = firsts.index(ranks.rank), time.perf_counter()
-    sending = dist.isend(block, firsts[(position + way) % len(firsts)])
-    dist.recv(torch.empty_like(block), firsts[(position - way) % len(firsts)])
-    seconds = time.perf_counter() - began
-    if sending is not None:
-        sending.wait()
-    return seconds
-
-
-def slowest_host(times: Times) -> SlowLink:
-    """Find the slowest host by its place, from (hosts, 2): seconds from the left, from the right.
-
-    A host is as slow as the faster of the two blocks it sent, or of the two that it got.
-    """
-    sent = np.minimum(np.roll(times[:, 0], -1), np.roll(times[:, 1], 1))
-    slow = np.maximum(sent, times.min(axis=1))
-    index = int(slow.argmax())
-    return SlowLink(index, float(slow[index] / np.median(np.delete(slow, index))))

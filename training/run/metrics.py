@@ -106,7 +106,6 @@ class MetricsWriter:
             why=waiting.why,
             waited=round(waiting.waited / waiting.step, 4),
             network=round(waiting.network / waiting.step, 4),
-            link_rank=waiting.link_rank,
         )
 
     def shares(self, step: int, epoch: float, images: dict[int, int]) -> None:

@@ -23,7 +23,7 @@ from rackrun.terminal import one_line
 Line = dict[str, Any]
 
 NOT_MEASURED = frozenset({"kind", "step", "epoch", "split", "samples", "images", "time"})
-OF_STRAGGLERS = frozenset({"rank", "why", "link_rank"})
+OF_STRAGGLERS = frozenset({"rank", "why"})
 MOST_BYTES = 1 << 16
 END_SECONDS = 30  # for a tracker to send the rest of a run that has ended
 
