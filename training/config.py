@@ -68,27 +68,11 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
                 f"--grad-accum-steps {self.grad_accum_steps} does not divide --batch-size"
                 f" {self.batch_size}"
             )
-        if self.local_sgd_steps and self.exact_epochs:
-            problems.append(
-                "--local-sgd-steps and --exact-epochs exclude each other: with local SGD every"
-                " rank takes each step, and an epoch's last one may have fewer samples than ranks"
-            )
-        if self.precision == "fp16" and (obstacle := self.unscalable):
-            problems.append(
-                f"--precision fp16 and {obstacle} exclude each other: ranks would skip different"
-                " steps; type --precision bf16 or fp32"
-            )
         return problems + self._inelastic() + self._unbalanced()
 
     def _inelastic(self) -> list[str]:  # what cannot go on in another group
         obstacles = (
-            (self.local_sgd_steps, "--local-sgd-steps", "ranks have weights of their own"),
             (self.aug_repeats > 1, "--aug-repeats", "copies of an image are on certain ranks"),
-            (
-                self.grad_compression == "powersgd",
-                "--grad-compression powersgd",
-                "what a step leaves out is on one rank only",
-            ),
         )
         return [
             f"--elastic and {option} exclude each other: {why}; leave one of them out"
@@ -101,7 +85,6 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
         """The options that need steps that are cut evenly, and why."""
         obstacles = (
             (self.synthetic, "--synthetic", "the images of each rank are fixed"),
-            (self.local_sgd_steps, "--local-sgd-steps", "each rank takes steps of its own"),
             (self.aug_repeats > 1, "--aug-repeats", "copies of an image are on certain ranks"),
         )
         return {option: why for obstacle, option, why in obstacles if obstacle}

@@ -82,8 +82,7 @@ class Compute:
         lacks = "not every GPU here has bfloat16 of its own"
         if self.precision == "fp16":
             return f"computes in float16 with a scaled loss: {lacks} (--precision auto)"
-        also = f", and {config.unscalable} rules out float16" if config.unscalable else ""
-        return f"computes in float32: {lacks}{also} (--precision auto)"
+        return f"computes in float32: {lacks} (--precision auto)"
 
     def logits(
         self, model: nn.Module, normalise: Normalise, images: torch.Tensor, flip: bool = False
@@ -238,7 +237,7 @@ def _precision(config: Config, ranks: Ranks) -> Precision:
     supported: Precision = "fp32"
     if native:
         supported = "bf16"
-    elif ranks.device.type == "cuda" and not config.unscalable:
+    elif ranks.device.type == "cuda":
         major, _ = torch.cuda.get_device_capability(ranks.device)
         supported = "fp16" if major >= FLOAT16 else "fp32"
     # All ranks compute in the same one: what the oldest of their GPUs has.

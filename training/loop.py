@@ -51,9 +51,7 @@ def train(run: TrainingRun) -> int:
         except (RuntimeError, OSError, Problem) as error:
             is_fenced = run.membership is not None and run.membership.is_fenced
             is_left_alone = is_fenced or is_of_exchange(error)
-            # Under local SGD each rank has weights of its own until the next average: one rank's
-            # are not the run's.
-            if is_left_alone and log.is_in_run and not run.config.local_sgd_steps:
+            if is_left_alone and log.is_in_run:
                 state.drop_step()
                 # Another rank has failed, or the launcher is gone: a restart goes on from here.
                 log.checkpoints.keep_step(state, others_go_on=is_fenced)
@@ -129,7 +127,7 @@ def train_stage(
     # a step, so they agree on the strongest request during the steps.
     exchange = StepExchange(run.ranks, run.pending, balance.sent if balance else list)
     # One for each stage: DDP waits for the gradients of all weights that trained when it was made.
-    sync = GradientSync(config, run.ranks, state, schedule.steps)
+    sync = GradientSync(config, run.ranks, state)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
 
     while state.epoch < stage.last and not state.exhausted:
@@ -158,8 +156,6 @@ def train_stage(
                 log_interval(run, state, log, stragglers, balance)
             request = exchange.request
             saves = request >= SAVE or due(state.step, config.save_steps, 0)  # and in end_epoch
-            # Before a save: its file has the weights of one rank.
-            sync.average_weights(epoch_end, before_save=saves)
             if request := save_or_stop(run, state, log, request, saves):
                 return request
         if log.logged < state.step:  # the group before was lost when it was about to do that

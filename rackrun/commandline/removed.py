@@ -10,6 +10,8 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
         " with --short-side 256",
+        "--local-sgd-steps": "to send fewer bytes, type --grad-compression bfloat16 or a larger"
+        " --batch-size",
         "--no-tiles": "leave it out: images keep their bytes",
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",

@@ -68,8 +68,8 @@ PARTS = {
     ),
     "training/sync": (
         *("training/test_uneven_inputs.py", "training/test_comm_hooks.py"),
-        *("training/test_step_exchange.py", "training/test_local_sgd.py"),
-        *("training/test_streams.py", "training/test_exact.py"),
+        *("training/test_step_exchange.py", "training/test_streams.py"),
+        "training/test_exact.py",
     ),
     "training/phases": (
         *("training/test_loss.py", "training/test_resolved.py"),

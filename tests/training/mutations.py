@@ -79,14 +79,6 @@ def _unflipped(right: Function) -> Function:
     )
 
 
-def _weights_only(right: Function) -> Function:
-    return lambda state: list(state.model.parameters())
-
-
-def _alone_at_once(right: Function) -> Function:
-    return lambda config, steps, step: config.local_sgd_steps > 0
-
-
 def _own_momenta(right: Function) -> Function:
     def hand_over(state: Any, ranks: Any, source: int) -> None:
         ours = deepcopy(state.optimizer.state_dict())
@@ -113,7 +105,6 @@ def _coupled(right: Function) -> Function:
 
 
 STEP = "training.phases.step"
-LOCAL = "training.sync.gradient_sync"
 MUTATIONS = (
     Mutation(
         "squared weights of classes", "training.phases.start", "TrainingRun.class_weights", _squared
@@ -188,24 +179,5 @@ MUTATIONS = (
         _own_momenta,
         ranks=2,
         recipe="adamw, tails",
-    ),
-    Mutation(
-        "momenta that never meet", LOCAL, "learned_by", _weights_only, ranks=2, recipe="local"
-    ),
-    Mutation(
-        "moments that never meet",
-        LOCAL,
-        "learned_by",
-        _weights_only,
-        ranks=2,
-        recipe="adamw, local",
-    ),
-    Mutation(
-        "alone from the first step",
-        LOCAL,
-        "is_local_step",
-        _alone_at_once,
-        ranks=2,
-        recipe="local",
     ),
 )

@@ -50,8 +50,6 @@ class Recipe:
     threshold: float = 0.0
     weights: tuple[float, ...] = (2.0, 0.5, 1.0, 0.25, 1.5, 0.75, 1.0, 3.0, 0.1, 1.0)
     """Of the classes in the loss."""
-    local_steps: int = 0
-    """Steps between two averages of the weights of ranks that step alone; 0: they never do."""
     skipped: tuple[int, ...] = ()
     """Steps whose gradients are of no use: nothing moves but the average."""
 
@@ -76,7 +74,7 @@ class Trained:
 
 @dataclass
 class Learner:
-    """Weights, and what an optimizer keeps for them: those of all ranks, or of one alone."""
+    """Weights, and what an optimizer keeps for them."""
 
     weights: Weights
     average: Weights
@@ -90,40 +88,17 @@ def trained(model: nn.Module, parts: Parts, recipe: Recipe) -> Trained:
     """Train the model, which computes in float64, on the batches of all ranks."""
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    learners = [Learner(weights, *(deepcopy(tensors) for tensors in (weights, zeros, zeros)))]
+    learner = Learner(weights, *(deepcopy(tensors) for tensors in (weights, zeros, zeros)))
     losses = []
     for step in range(recipe.steps):
         by_rank = [mixed(each, rank, step, recipe) for rank, each in enumerate(parts(step))]
-        if recipe.local_steps and step == round(recipe.steps / 10):
-            learners = [deepcopy(learners[0]) for _ in by_rank]
-        together = len(by_rank) // len(learners)
-        total = 0.0
-        for number, learner in enumerate(learners):
-            options = [part for rank in by_rank[number * together :][:together] for part in rank]
-            loss, gradient = loss_and_gradient(model, learner.weights, options, recipe)
-            total += loss
-            share = len(learners) / recipe.batch  # a step with fewer samples is a smaller one
-            learn(
-                learner, {name: tensor * share for name, tensor in gradient.items()}, step, recipe
-            )
-        losses.append(total / recipe.samples_in(step))
-        if recipe.local_steps and meet(step + 1, recipe):
-            agree(learners)
-    return Trained(learners[0].weights, learners[0].average, losses)
-
-
-def meet(step: int, recipe: Recipe) -> bool:
-    """Return whether ranks that step alone average their weights after this many steps."""
-    return step % recipe.local_steps == 0 or step % recipe.epoch_steps == 0
-
-
-def agree(learners: list[Learner]) -> None:
-    """Give each learner the mean of all that they have learned."""
-    for kind in ("weights", "average", "momenta", "squares"):
-        for name in getattr(learners[0], kind):
-            mean = sum(getattr(learner, kind)[name] for learner in learners) / len(learners)
-            for learner in learners:
-                getattr(learner, kind)[name] = mean.clone()
+        all_parts = [part for of_rank in by_rank for part in of_rank]
+        loss, gradient = loss_and_gradient(model, learner.weights, all_parts, recipe)
+        # Divided by the same number in each step: one with fewer samples is a smaller one.
+        mean = {name: tensor / recipe.batch for name, tensor in gradient.items()}
+        learn(learner, mean, step, recipe)
+        losses.append(loss / recipe.samples_in(step))
+    return Trained(learner.weights, learner.average, losses)
 
 
 def learn(learner: Learner, gradient: Weights, step: int, recipe: Recipe) -> None:

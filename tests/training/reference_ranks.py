@@ -50,17 +50,12 @@ RECIPES = {
     "lamb": Recipe(optimizer="lamb", lr=0.05, mixup=0.0, cutmix=1.0),
     "tails": Recipe(tails=(2, 7, 1, 5), clip=1.0, lr=0.1),
     "adamw, tails": Recipe(optimizer="adamw", lr=0.01, tails=(1, 2, 8, 1), cutmix=1.0),
-    "local": Recipe(local_steps=4, lr=0.1),
-    "adamw, local": Recipe(optimizer="adamw", lr=0.01, local_steps=2, cutmix=1.0, ema_steps=2),
 }
 """fp16 has a loss that is scaled, and steps that are skipped. Tails are the last steps of exact
 epochs: with two ranks or three, some of them have no sample for one or two of these."""
 PLAIN = RECIPES["sgd"]
-OF_ONE_RANK = [name for name, recipe in RECIPES.items() if not recipe.local_steps]
 OF_RANKS = [
-    name
-    for name, recipe in RECIPES.items()
-    if recipe is PLAIN or recipe.skipped or recipe.tails or recipe.local_steps
+    name for name, recipe in RECIPES.items() if recipe is PLAIN or recipe.skipped or recipe.tails
 ]
 
 
@@ -113,7 +108,6 @@ class InMemory:
     dataset = digest = "in memory"
     has_evaluation = True
     lanes = 0
-    remark = ""
     versions: Mapping[str, str] = {}
     cache = NodeCache((), ())
 
@@ -161,7 +155,7 @@ def settings(recipe: Recipe, world: int, folder: Path) -> ImageNet:
         optimizer=recipe.optimizer, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
         clip_grad=recipe.clip, label_smoothing=recipe.smoothing, loss=recipe.loss,
         bce_threshold=recipe.threshold, ema_decay=recipe.ema, ema_steps=recipe.ema_steps,
-        mixup=recipe.mixup, cutmix=recipe.cutmix, local_sgd_steps=recipe.local_steps, device="cpu",
+        mixup=recipe.mixup, cutmix=recipe.cutmix, device="cpu",
         precision="fp16" if recipe.skipped else "auto", batch_size=recipe.batch // world,
         grad_accum_steps=PARTS, log_every_steps=1, tensorboard=False, eval_flip=True,
         scale_lr=False,
@@ -253,7 +247,7 @@ def all_end_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> No
     """Each number is the reference's, also where several ranks compute it.
 
     A scaled loss is summed over parts and ranks, unscaled and clipped, and no rank skips alone;
-    ranks without a sample in a step miss nothing of it; ranks that step alone agree.
+    ranks without a sample in a step miss nothing of it.
     """
     by_file = {name: distance(ranks, folder / name, name) for name in OF_RANKS}
     assert max(by_file.values()) < EQUAL, by_file

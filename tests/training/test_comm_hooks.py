@@ -25,18 +25,11 @@ def test_bfloat16_gradients_train_nearly_the_same_weights(
     """The sums lose digits, not the way."""
     assert 0 < results["bfloat16"][1] < 0.05
     assert results["bfloat16"][0] == pytest.approx(results["float32"][0], rel=0.1)
-
-
-def test_powersgd_learns_from_matrices_of_low_rank(
-    results: dict[str, tuple[float, float]],
-) -> None:
-    """Far fewer bytes lead to other weights, and to a loss that falls as well."""
-    assert results["powersgd"][1] > results["bfloat16"][1]
-    assert results["powersgd"][0] < 1.5 * results["float32"][0] < 0.8  # it begins at 1.6
+    assert results["float32"][0] < 0.6  # it begins at 1.6
 
 
 def test_one_process_exchanges_nothing() -> None:
     """Without other ranks the setting changes nothing."""
     model = nn.Linear(2, 2)
-    register_comm_hook(model, Config(grad_compression="powersgd"), 10, 0)
+    register_comm_hook(model, Config(grad_compression="bfloat16"))
     assert not hasattr(model, "_comm_hooks")

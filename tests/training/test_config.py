@@ -52,7 +52,6 @@ def test_the_reference_recipe_is_the_published_one() -> None:
         (["--ema-decay", "1"], "--ema-decay 1 is not between 0 and"),
         (["--epochs", "many"], "--epochs"),
         (["--epocs", "3"], "did you mean --epochs?"),
-        (["--local-sgd-steps", "8", "--grad-compression", "powersgd"], "exclude each other"),
         (["--gradient-checkpointing", "--compile"], "exclude each other"),
         (["--track", "wanb"], "no such tracker; did you mean wandb?"),
         (["--profile-steps", "50"], "type FIRST,LAST"),
@@ -70,8 +69,7 @@ def test_an_impossible_option_is_refused_in_a_sentence(args: list[str], sentence
 @pytest.mark.parametrize(
     "line",
     [
-        "--local-sgd-steps 8",
-        "--grad-compression powersgd",
+        "--grad-compression bfloat16",
         "--gradient-checkpointing",
         "--compile",
         "--track wandb,mlflow --profile-steps 50,60",

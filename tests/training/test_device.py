@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
 
 import pytest
 import torch
@@ -111,25 +110,21 @@ def test_a_folder_for_compiled_code_that_others_can_write_to_is_refused(
 LACKS = "not every GPU here has bfloat16 of its own"
 IN_FLOAT16 = f"computes in float16 with a scaled loss: {LACKS} (--precision auto)"
 IN_FLOAT32 = f"computes in float32: {LACKS} (--precision auto)"
-POWERSGD = f"{LACKS}, and --grad-compression powersgd rules out float16 (--precision auto)"
 
 
 @pytest.mark.parametrize(
-    ("major", "others", "compression", "precision", "message"),
+    ("major", "others", "precision", "message"),
     [
-        (9, 0, "float32", "bf16", ""),
-        (8, 0, "powersgd", "bf16", ""),
-        (8, 1, "float32", "fp16", IN_FLOAT16),  # beside a rank on a Turing
-        (8, 2, "float32", "fp32", IN_FLOAT32),
-        (7, 0, "float32", "fp16", IN_FLOAT16),
-        (7, 0, "powersgd", "fp32", f"computes in float32: {POWERSGD}"),
-        (6, 0, "float32", "fp32", IN_FLOAT32),
+        (9, 0, "bf16", ""),
+        (8, 1, "fp16", IN_FLOAT16),  # beside a rank on a Turing
+        (8, 2, "fp32", IN_FLOAT32),
+        (7, 0, "fp16", IN_FLOAT16),
+        (6, 0, "fp32", IN_FLOAT32),
     ],
 )
 def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
     major: int,
     others: int,
-    compression: Literal["float32", "powersgd"],
     precision: str,
     message: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,7 +136,7 @@ def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
     monkeypatch.setattr(Ranks, "all_reduce_max", lambda self, number: max(number, others))
-    config = CatDog(synthetic=True, grad_compression=compression)
+    config = CatDog(synthetic=True)
     ranks = replace(ALONE, device=torch.device("cuda", 0))
     compute = set_up(config, ranks)
     assert (compute.precision, compute.remark(config)) == (precision, message)

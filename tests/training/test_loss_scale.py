@@ -1,14 +1,11 @@
 """The loss scale: overflowing steps are skipped, counted and reported; nothing else changes."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 
-from rackrun.errors import UsageError
 from training.checkpoint import pack, unpack
 from training.config import Config
 from training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
@@ -68,13 +65,3 @@ def test_gradients_that_overflow_for_ever_end_the_run() -> None:
         check_finite(7, Counts(1.0, samples=2), Scaling(SMALLEST_SCALE / 2, 20))
     with pytest.raises(Diverged, match="the loss is nan at step 7: .*--clip-grad 1$"):
         check_finite(7, Counts(float("nan"), samples=2), None)
-
-
-@pytest.mark.parametrize(
-    "options", [{"grad_compression": "powersgd"}, {"local_sgd_steps": 4}], ids=str
-)
-def test_exchanges_that_skip_apart_are_refused(options: dict[str, Any]) -> None:
-    """A remainder holds scaled gradients, and ranks that step alone would skip alone."""
-    with pytest.raises(UsageError, match="--precision fp16 and --.* exclude each other"):
-        Config(precision="fp16", **options)
-    Config(precision="auto", **options)

@@ -8,7 +8,7 @@ import torch
 from imagenet.model import mixed
 from imagenet.recipes import ImageNet
 from tests.training.mutations import MUTATIONS, Mutation
-from tests.training.reference_ranks import DIFFERENT, EQUAL, OF_ONE_RANK, distance
+from tests.training.reference_ranks import DIFFERENT, EQUAL, RECIPES, distance
 from tests.training.torchrun import output_of
 from training.device import seed_step
 from training.ranks import Ranks
@@ -17,7 +17,7 @@ MISTAKES = [mutation for mutation in MUTATIONS if mutation.ranks == 1]
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", OF_ONE_RANK)
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_run_ends_like_the_reference(name: str, tmp_path: Path) -> None:
     """Weights, their average, losses and evaluation of one rank, in parts, to a millionth.
 

@@ -89,7 +89,7 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
         TASK, config, ranks, StopRequests(0), compute, data, make_schedule(config, 5, 1), None
     )
     counter = Counter(NUMBERLESS)
-    sync = GradientSync(config, ranks, state, 5)
+    sync = GradientSync(config, ranks, state)
     exchange = StepExchange(ranks, run.pending)
     for _ in range(2):
         state.set_lr(0.1)

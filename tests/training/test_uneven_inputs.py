@@ -45,7 +45,7 @@ def test_a_norm_with_one_value_per_channel_uses_its_running_statistics() -> None
             model(torch.rand(1, 3, 8, 8))
     for images, changed in ((0, []), (2, [wide, narrow]), (1, [wide])):
         before = {norm: statistics(norm) for norm in (wide, narrow)}
-        sync = GradientSync(Config(), ALONE, TrainingState(model.train(), Config()), 1)
+        sync = GradientSync(Config(), ALONE, TrainingState(model.train(), Config()))
         with sync.part(images, is_last=True):
             model(torch.rand(images, 3, 8, 8)).sum().backward()
         assert wide.training and narrow.training
@@ -64,7 +64,7 @@ def test_statistics_are_shared_before_a_rank_has_a_single_image(
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     for other in (nn.Linear(2, 2), nn.Sequential(nn.SyncBatchNorm(2)), model):
         for fewest in (0, 1, 2):
-            sync = GradientSync(Config(), TWO, TrainingState(other, Config()), 1)
+            sync = GradientSync(Config(), TWO, TrainingState(other, Config()))
             with sync.step(samples=2, fewest=fewest):
                 pass
     assert shared == [model] * 2

@@ -61,7 +61,6 @@ class Halves:
     rows = 6 * GLOBAL_BATCH
     has_evaluation = True
     lanes = 0
-    remark = ""
     versions: Mapping[str, str] = {}
     cache = NodeCache((), ())
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rackrun.commandline.ranges import Count, Positive
+from rackrun.commandline.ranges import Positive
 from rackrun.shapes import Between
 from training.settings import Slice, Switch
 
@@ -16,28 +16,8 @@ class SyncSettings(Slice):
 
     grad_accum_steps: Positive = 1
     """Number of parts in which each batch is computed: the same step in less memory."""
-    grad_compression: Literal["float32", "bfloat16", "powersgd"] = "float32"
+    grad_compression: Literal["float32", "bfloat16"] = "float32"
     """Compression of the gradients that ranks exchange, for slow networks."""
-    local_sgd_steps: Count = 0
-    """Local SGD: after a tenth of the run, ranks train separately and average their weights every
-    so many steps, for networks that are too slow to exchange gradients; 0: off."""
-
-    @property
-    def unscalable(self) -> str:
-        """The option whose exchange a scaled loss does not survive; empty without one."""
-        if self.grad_compression == "powersgd":
-            return "--grad-compression powersgd"
-        return f"--local-sgd-steps {self.local_sgd_steps}" if self.local_sgd_steps else ""
-
-    def problems(self) -> list[str]:
-        """Refuse two ways to send less at once."""
-        problems = super().problems()
-        if self.local_sgd_steps and self.grad_compression != "float32":
-            problems.append(
-                f"--local-sgd-steps and --grad-compression {self.grad_compression} exclude each"
-                " other: gradients hardly travel"
-            )
-        return problems
 
 
 @dataclass(frozen=True)

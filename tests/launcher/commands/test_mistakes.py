@@ -198,7 +198,7 @@ USAGE = [
     ("catdog --epochs 0", "--epochs 0 is not 1 or more"),
     ("catdog --recipe demoo", "no recipe 'demoo'; did you mean demo?"),
     ("catdog --ledger", "--ledger needs --exact-epochs"),
-    ("catdog --exact-epochs --local-sgd-steps 4", "exclude each other"),
+    ("catdog --exact-epochs --aug-repeats 4", "type --aug-repeats 1"),
     ("catdog", "no data: type --data FOLDER|URL (make it with `./run-local convert catdog"),
     ("catdog --model resnet51 --data x", "--model resnet51: no such model; did you mean resnet"),
     ("catdog --model timm:resnet51 --data x", "no such model; did you mean timm:resnet"),
