@@ -36,12 +36,6 @@ def _only_with(name: str, value: str, *options: str) -> Condition:
 
 CONDITIONS = (
     Condition(
-        ("newer_data",),
-        lambda config: config.resume != "",
-        "a run that is not resumed begins with the version that --data names",
-        "--resume RUN",
-    ),
-    Condition(
         ("lr",),
         lambda config: config.epochs > config.head_epochs,
         "--head-epochs {config.head_epochs} of --epochs {config.epochs} leave no epoch in which all"

@@ -1,8 +1,8 @@
 """The layers of any model by name: the last one, with an output for each class; frozen; blocks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from rackrun.errors import UsageError
 from rackrun.user_code.sources import nearest
@@ -66,32 +66,6 @@ def resting_modules(model: nn.Module, frozen: set[str]) -> list[nn.Module]:
         if module_weights and module_weights <= frozen:
             resting.append(module)
     return resting
-
-
-def grown_tensors(
-    saved: Mapping[str, Tensor], model: Mapping[str, Tensor], heads: Sequence[str]
-) -> dict[str, Tensor]:
-    """Return saved weights in which the last layer has the new classes of the model, too."""
-    prefixes = tuple(f"{head}." for head in heads)
-    return {
-        name: grown(tensor, model[name])
-        if name.startswith(prefixes) and name in model and may_grow(tensor, model[name])
-        else tensor
-        for name, tensor in saved.items()
-    }
-
-
-def may_grow(saved: Tensor, model: Tensor) -> bool:
-    """Return whether the model's tensor is like the saved one, but has more rows."""
-    is_longer = 0 < saved.ndim == model.ndim and saved.shape[0] < model.shape[0]
-    return is_longer and saved.shape[1:] == model.shape[1:]
-
-
-def grown(saved: Tensor, model: Tensor) -> Tensor:
-    """Return a saved tensor, followed by the model's rows that it lacks."""
-    longer = model.detach().to(saved.device, saved.dtype, copy=True)
-    longer[: saved.shape[0]] = saved
-    return longer
 
 
 def blocks_of(model: nn.Module) -> list[str]:

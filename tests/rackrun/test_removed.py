@@ -11,6 +11,7 @@ from training.entry import run_command
 OPTIONS: tuple[str, ...] = (
     "catdog --gpu-decode",
     "catdog --local-sgd-steps",
+    "catdog --newer-data",
     "convert folder photos shards --no-tiles",
     "ssh --scaling",
     "convert verify shards --source",

@@ -1,4 +1,4 @@
-"""A run stays on the version of its data, or moves to a later one where that is asked."""
+"""A run stays on the version of its data."""
 
 import json
 import shutil
@@ -11,13 +11,12 @@ from torch import nn
 
 from catdog.model import TASK
 from convert.__main__ import main as convert
-from rackrun.errors import DataError, SaveError, UsageError
+from rackrun.errors import UsageError
 from shards.open import open_source
 from tests.training.conftest import draw
 from tests.training.test_loop import settings
-from training import checkpoint, loop
+from training import loop
 from training.data.open import open_data
-from training.layers import grown_tensors
 from training.models.weights import load_weights
 from training.run.data_version import chosen
 from training.run.ledger import read
@@ -58,7 +57,7 @@ def test_a_resumed_run_stays_on_its_version(
     capsys.readouterr()
     again = run(data, tmp_path / "again", epochs=3, resume=str(tmp_path / "first"))
     output = capsys.readouterr().out
-    assert f"stays on version 1 of {data}; to go on with version 2, add --newer-data" in output
+    assert f"stays on version 1 of {data}; to train on version 2, start a run" in output
     digest = open_source(f"{data}@1").manifest.digest
     assert again["data_sha256"] == first["data_sha256"] == digest
     assert again["data_versions"] == {f"{data}@1": digest}
@@ -67,60 +66,19 @@ def test_a_resumed_run_stays_on_its_version(
     assert "epoch 3: 200 samples on 1 rank; each as often as planned" in capsys.readouterr().out
 
 
-def test_a_run_moves_to_a_newer_version_where_asked(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The next epoch is one of the new version, exactly; the last layer has the new class, too."""
-    run(data, tmp_path / "first", epochs=2)
-    append(data, tmp_path)
-    convert(["drop", str(data), "train_00003", "--workers", "1"])
-    capsys.readouterr()
-    options = {"resume": str(tmp_path / "first"), "epochs": 4}
-    moved = run(data, tmp_path / "moved", newer_data=True, **options)
-    output = capsys.readouterr().out
-    newest = open_source(str(data)).manifest
-    assert f"goes on with version 3 of {data} instead of 1" in output
-    assert moved["data_versions"] == {f"{data}@3": newest.digest}
-    final = checkpoint.read(tmp_path / "moved" / "final.pt")
-    assert final["classes"] == list(newest.classes)
-    assert final["classes"][-1] == "zigzag"
-    assert final["data_versions"] == moved["data_versions"]
-    pages = read(tmp_path / "moved" / "ledger")
-    assert {page.data for page in pages} == {newest.digest}
-    ledger([str(tmp_path / "moved")])
-    lines = capsys.readouterr().out.splitlines()
-    samples = newest.split("train").samples
-    assert lines[0].startswith(f"{data}@3: SHA-256 {newest.digest[:16]}")
-    exact = f"{samples} samples on 1 rank; each as often as planned"
-    assert lines[1:] == [f"epoch 3: {exact}", f"epoch 4: {exact}"]
-    options["resume"] = str(tmp_path / "moved")
-    on = run(data, tmp_path / "on", **{**options, "epochs": 5})
-    assert on["data_versions"] == moved["data_versions"]
-
-
-def test_another_version_is_refused_unless_asked(data: Path, tmp_path: Path) -> None:
+def test_another_version_is_refused(data: Path, tmp_path: Path) -> None:
     """A typed version that is not the run's is no slip that goes unnoticed."""
     recorded = open_source(str(data)).manifest.digest
     append(data, tmp_path)
-    assert chosen(str(data), recorded, newer=False).location == f"{data}@1"
-    assert chosen(f"{data}@1", recorded, newer=True).location == f"{data}@1"
-    with pytest.raises(UsageError, match="is on version 1; to go on, add --newer-data"):
-        chosen(f"{data}@2", recorded, newer=False)
+    assert chosen(str(data), recorded).location == f"{data}@1"
+    assert chosen(f"{data}@1", recorded).location == f"{data}@1"
+    with pytest.raises(UsageError, match=f"is on version 1; .* type --data {data}@1, or .*weights"):
+        chosen(f"{data}@2", recorded)
     second = open_source(str(data)).manifest.digest
     with pytest.raises(UsageError, match=rf"is on version 2; to go on, type --data {data}@2"):
-        chosen(f"{data}@1", second, newer=True)
+        chosen(f"{data}@1", second)
     with pytest.raises(UsageError, match="no version 3; the newest is 2"):
-        chosen(f"{data}@3", recorded, newer=True)
-
-
-def test_other_data_are_no_newer_version(data: Path, shapes: Path, tmp_path: Path) -> None:
-    """--newer-data does not make a run go on with another data set."""
-    run(data, tmp_path / "first", epochs=1)
-    append(data, tmp_path)
-    convert(["squash", str(data), str(tmp_path / "other"), "--workers", "1"])
-    with pytest.raises(SaveError, match="not a checkpoint of this run: data: "):
-        resume = str(tmp_path / "first")
-        run(tmp_path / "other", tmp_path / "second", epochs=2, resume=resume, newer_data=True)
+        chosen(f"{data}@3", recorded)
 
 
 def test_a_new_run_is_on_the_version_that_is_named(data: Path, tmp_path: Path) -> None:
@@ -162,15 +120,6 @@ class Net(nn.Module):
         return self.head(self.body(images))  # type: ignore[no-any-return]
 
 
-def test_a_grown_model_says_the_same_of_the_classes_it_had() -> None:
-    """The outputs for the old classes are the same, bit for bit."""
-    torch.manual_seed(0)
-    old, new = Net(2), Net(3)
-    new.load_state_dict(grown_tensors(old.state_dict(), new.state_dict(), ["head"]))
-    images = torch.randn(7, 5)
-    assert torch.equal(new(images)[:, :2], old(images))
-
-
 def test_fine_tuning_keeps_the_classes_of_the_weights(tmp_path: Path) -> None:
     """Their rows go where classes of the same name are."""
     old, new = Net(2), Net(3)
@@ -182,19 +131,3 @@ def test_fine_tuning_keeps_the_classes_of_the_weights(tmp_path: Path) -> None:
     line = load_weights(new, tmp_path / "w.pt", ("ant", "cat", "dog"))
     assert line.endswith("has the rows of 2 of 3 classes by name; afresh: ant")
     assert torch.equal(new.head.weight[1:], old.head.weight)
-
-
-def test_a_checkpoint_whose_classes_have_other_numbers_does_not_move(
-    data: Path, tmp_path: Path
-) -> None:
-    """A class table that is no beginning of the new one would mix up the last layer's rows."""
-    run(data, tmp_path / "first", epochs=1)
-    append(data, tmp_path)
-    path = next((tmp_path / "first" / "checkpoints").glob("step-*.pt"))
-    content = checkpoint.read(path)
-    content["classes"] = content["classes"][::-1]
-    for each in (tmp_path / "first" / "checkpoints").glob("*.pt"):
-        each.unlink()
-    checkpoint.write(path, content)
-    with pytest.raises((SaveError, DataError), match="the classes of the checkpoint have other"):
-        run(data, tmp_path / "moved", epochs=2, resume=str(path), newer_data=True)

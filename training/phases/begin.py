@@ -6,14 +6,12 @@ from dataclasses import asdict
 
 from rackrun.contract import phases
 from training.data.order.cut import Cut
-from training.layers import heads_of
 from training.models.extended import with_dropout, with_recomputed_blocks, with_stochastic_depth
 from training.models.published import downloaded_weights
 from training.models.weights import load_weights
 from training.phases import resolved
 from training.phases.start import TrainingRun
 from training.run import compatibility
-from training.run.data_version import move
 from training.run.folder import own_folder, writes_to
 from training.run.metrics import check_trackers
 from training.run.progress import compilation_reported
@@ -78,9 +76,6 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
         described, state.model, data.digest, data.batch, data.epoch_steps
     )
     if run.earlier:
-        if run.earlier.moves:
-            heads = heads_of(state.model, len(data.classes))
-            move(run.earlier.content, identity, state, data.classes, heads)
         compatibility.check(identity, described, run.earlier.content, run.earlier.path)
     folder = own_folder(run.task.name, config.run_folder, run.ranks)
     return RunRecorder(folder, config, run.schedule, run.ranks, data, described, identity)

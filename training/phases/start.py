@@ -136,8 +136,6 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
             config = replace(config, global_batch=config.batch_size * planned_world())
         # Before the data are opened: ranks must read one version, though an append ends meanwhile.
         version = pinned(config, earlier, ranks)
-        if earlier:
-            earlier.moves = version.moves
         transforms = _for_workers(task, config)
         with closing(
             open_data(version.config, ranks, transforms, task.name, task.synthetic_classes)

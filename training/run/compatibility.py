@@ -180,8 +180,8 @@ def check_settings(source: TaskSource, config: Config, is_here: bool) -> int:
     )
     if not problems and is_local_folder(config.data) and not config.chooses:
         digest = str(recorded_settings.get("data_sha256"))
-        location = chosen(config.data, digest, config.newer_data)
-        if not location.moves and open_source(location.location).manifest.digest != digest:
+        location = chosen(config.data, digest).location
+        if open_source(location).manifest.digest != digest:
             problems.append(
                 f"--data {config.data} here, {short(recorded_settings.get('data'))} {IN_CHECKPOINT}"
             )

@@ -3,22 +3,20 @@
 A location such as data/shards is the newest version when a run begins, which the first rank names:
 data/shards@1 also where there is no other one, for others may open the folder after an append. A
 checkpoint has the digest of the version that it was trained on. A run that resumes finds it again
-by that digest, whatever has been appended meanwhile. With --newer-data it goes on with a later
-version, from the beginning of the epoch that the checkpoint is in; the last layer grows with the
-class table.
+by that digest, whatever has been appended meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.errors import Problem, UsageError
 from rackrun.shard_folder import folder_and_version
 from shards.open import open_source
 from training.config import Config
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
     from training.ranks import Ranks
     from training.run.resume import Earlier
-    from training.state import TrainingState
 
 EXTRA = "--extra-data"
 
@@ -41,16 +38,13 @@ class FolderVersion:
 
     location: str
     remark: str = ""
-    moves: bool = False
-    """Whether it is a later one than that of the checkpoint."""
 
 
-def chosen(location: str, recorded: str, newer: bool) -> FolderVersion:
+def chosen(location: str, recorded: str) -> FolderVersion:
     """Return which version a location means to a run whose checkpoint has the digest `recorded`.
 
-    That is empty for a new run. UsageError for another version than the checkpoint's unless it is a
-    later one and `newer` is true. A folder without that digest is left as it is, to be refused with
-    the checkpoint.
+    That is empty for a new run. UsageError for another version than the checkpoint's. A folder
+    without that digest is left as it is, to be refused with the checkpoint.
     """
     folder, typed = folder_and_version(location)
     named = open_source(location).manifest
@@ -63,16 +57,15 @@ def chosen(location: str, recorded: str, newer: bool) -> FolderVersion:
     if recorded not in digests:
         return FolderVersion(at(named.number))
     number = digests.index(recorded) + 1
-    if newer and number < named.number:
-        remark = f"goes on with version {named.number} of {folder} instead of {number}"
-        return FolderVersion(at(named.number), remark, moves=True)
     if typed and number != typed:
-        hint = "add --newer-data" if number < typed else f"type --data {folder}@{number}"
         raise UsageError(
-            f"--data {location}: the checkpoint's run is on version {number}; to go on, {hint}"
+            f"--data {location}: the checkpoint's run is on version {number}; to go on, type --data"
+            f" {at(number)}, or start a run on version {typed} with --weights"
         )
-    remark = f"stays on version {number} of {folder}; to go on with version {newest.number}, add"
-    return FolderVersion(at(number), f"{remark} --newer-data" if number < newest.number else "")
+    if number == newest.number:
+        return FolderVersion(at(number))
+    remark = f"stays on version {number} of {folder}; to train on version {newest.number}, start a"
+    return FolderVersion(at(number), f"{remark} run with --weights")
 
 
 def is_local_folder(location: str) -> bool:
@@ -93,13 +86,12 @@ class PinnedData:
 
     config: Config
     remarks: tuple[str, ...] = ()
-    moves: bool = False
 
 
 def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
     """Return the settings with the versions that all ranks read, as the first rank sees them.
 
-    UsageError on all ranks if there is no such version. Attempts after a failure stay on theirs.
+    UsageError on all ranks if there is no such version.
     """
     if config.synthetic or not config.data:
         return PinnedData(config)
@@ -109,18 +101,15 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
     if choice["problem"]:
         raise UsageError(choice["problem"])
     located = with_locations(config, choice["locations"])
-    return PinnedData(located, tuple(choice["remarks"]), choice["moves"])
+    return PinnedData(located, tuple(choice["remarks"]))
 
 
 def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
     # Plain data, which the first rank sends to the others.
     recorded = chain(recorded_digests(earlier.content) if earlier else [], repeat(""))
-    attempts = config.earlier_attempts.split(",")
-    is_attempt = earlier is not None and str(earlier.path.parents[1]) in attempts
-    newer = config.newer_data and not is_attempt
     try:
         choices = [
-            chosen(location, digest, newer)
+            chosen(location, digest)
             for location, digest in zip(locations(config), recorded, strict=False)
         ]
     except UsageError as problem:
@@ -131,7 +120,6 @@ def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
         "problem": "",
         "locations": [choice.location for choice in choices],
         "remarks": [choice.remark for choice in choices if choice.remark],
-        "moves": any(choice.moves for choice in choices),
     }
 
 
@@ -153,38 +141,7 @@ def at_recorded(config: Config, content: Mapping[str, Any]) -> Config:
     """Return the settings with the versions that a run has recorded, where they are there."""
     digests = chain(recorded_digests(content), repeat(""))
     pairs = zip(locations(config), digests, strict=False)
-    return with_locations(config, [chosen(each, digest, False).location for each, digest in pairs])
-
-
-def move(
-    content: dict[str, Any],
-    identity: Mapping[str, Any],
-    state: TrainingState,
-    classes: Sequence[str],
-    heads: Sequence[str],
-) -> None:
-    """Make a checkpoint of an earlier version one of this run, at the beginning of its epoch.
-
-    `heads` are the layers with an output for each class. SaveError if the class tables differ in
-    more than that this one is longer.
-    """
-    from training.layers import grown_tensors  # the check of a task reads names here, without torch
-
-    before = content.get("classes")
-    if not isinstance(before, list) or list(classes[: len(before)]) != before:
-        raise SaveError("--newer-data: the classes of the checkpoint have other numbers here")
-    saved, tensors = content["state"], state.model.state_dict()
-    saved["model"] = grown_tensors(saved["model"], tensors, heads)
-    if saved["average"]:
-        saved["average"] = grown_tensors(saved["average"], tensors, heads)
-    _grow_moments(saved["optimizer"]["state"], state)
-    saved["step"] = saved["epoch"] * identity["steps per epoch"]
-    lr_factor = saved["improvement"]["lr_factor"]
-    saved["improvement"] = asdict(type(state.improvement)(lr_factor=lr_factor))
-    names = ("data", "steps per epoch")
-    content["identity"] |= {name: identity[name] for name in names}
-    content["identity"]["tensors"] = described_tensors(saved["model"])
-    content["classes"] = list(classes)
+    return with_locations(config, [chosen(each, digest).location for each, digest in pairs])
 
 
 def described_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -193,16 +150,3 @@ def described_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
         for name, tensor in tensors.items()
     }
-
-
-def _grow_moments(saved: dict[int, dict[str, Any]], state: TrainingState) -> None:
-    # The optimizer's averages get rows for new classes, which begin at zero.
-    import torch
-
-    from training.layers import grown, may_grow
-
-    weights = [weight for group in state.optimizer.param_groups for weight in group["params"]]
-    for number, weight in enumerate(weights):
-        for name, value in saved.get(number, {}).items():
-            if isinstance(value, torch.Tensor) and may_grow(value, weight):
-                saved[number][name] = grown(value, torch.zeros_like(weight))

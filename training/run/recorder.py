@@ -90,7 +90,7 @@ class RunRecorder:
         self._earlier = earlier
         # Any rank of an elastic run may become the first one, and then has to know all lines.
         if self._ranks.first or self._config.elastic:
-            before = earlier.folder.metrics if earlier and not earlier.moves else None
+            before = earlier.folder.metrics if earlier else None
             lines = lines_until(step, before) if before else ()
             self._metrics = MetricsWriter(self.folder.metrics, lines)
             self._metrics.start(step, self._schedule.epoch(step))
@@ -137,17 +137,13 @@ class RunRecorder:
         write_whole(self.folder.config, settings.encode())
         earlier = self._earlier
         if self._metrics:
-            before = earlier.folder.path if earlier and not earlier.moves else None
+            before = earlier.folder.path if earlier else None
             self._metrics.open(self._config, before, self.say)
         if earlier:
             self.say(f"resumed after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
         # So that this node could resume alone, it gets what others have.
-        if earlier.moves:  # what belongs to another version of the data stays where it is
-            self._ledger.begin(step)
-            earlier.release()
-            return
         if self.checkpoints.writes:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:

@@ -31,7 +31,6 @@ class Earlier:
     content: Content
     source: int  # a rank whose node has it
     data: bytes  # the whole file
-    moves: bool = False  # whether it goes on with another version of the data
 
     @property
     def folder(self) -> RunFolder:

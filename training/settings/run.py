@@ -30,9 +30,6 @@ class RunSettings(Slice):
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
     """Resume from this checkpoint or run folder; `latest` is this task's newest run."""
-    newer_data: bool = False
-    """With --resume: go on with the version that --data names, which is the newest where it names
-    none, instead of the run's own."""
     earlier_attempts: Annotated[str, Hidden] = ""
     """Run folders, newest first, comma-separated: continue from the newest checkpoint in them on
     any node, if there is one. The launcher sets this after a failure."""
