@@ -63,7 +63,7 @@ class Row(NamedTuple):
 ROWS = {
     "default": Row("default"),
     "default, AdamW": Row("default", {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05}),
-    **{name: Row(name) for name in ("torchvision-v2", "timm-a3", "timm-a2", "timm-a1")},
+    **{name: Row(name) for name in ("torchvision-v2", "timm-a3")},
     f"default, {LARGE} images per step": Row("default", {}, LARGE),
     f"LAMB, {LARGE} images per step": Row(
         "default",

@@ -43,7 +43,7 @@ def build(config: ImageNet, classes: int) -> nn.Module:
     model = named_model(config.model, classes, config.judged_size)
     if config.zero_init_residual:
         begin_as_identity(model)
-    if config.blur_pool:
+    if config.blurs:
         blur_halvings(model)
     return model
 

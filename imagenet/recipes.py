@@ -30,7 +30,7 @@ class ImageNet(Config):
 
     recipe: str = "default"
     """Set of defaults to start from: default; as published: torchvision-v1, torchvision-v2, ffcv16,
-    ffcv32, ffcv88, timm-a1, timm-a2, timm-a3."""
+    timm-a3."""
     start_image_size: Size = 0
     """Side in the first epochs in pixels, growing linearly to --image-size; 0: --image-size."""
     grow_from_epoch: Count = 0
@@ -45,8 +45,6 @@ class ImageNet(Config):
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of resizing, always antialiased."""
-    blur_pool: bool = False
-    """Blur before each strided convolution, so that outputs change less if an image shifts."""
     zero_init_residual: bool = False
     """Initialize the last norm of each residual block to 0, so that each block of a ResNet begins
     as the identity."""
@@ -71,6 +69,11 @@ class ImageNet(Config):
     step_epochs: int = 30
     warmup_epochs: float = 5.0
     weight_decay: float = 1e-4
+
+    @property
+    def blurs(self) -> bool:
+        """Whether the model blurs before each strided convolution, as FFCV's does."""
+        return self.recipe == "ffcv16"
 
     @property
     def judged_size(self) -> int:
@@ -172,44 +175,13 @@ class TimmA3(ImageNet):
 
 
 @dataclass(frozen=True)
-class TimmA2(TimmA3):
-    """Train ResNet-50 with the constants of timm's procedure A2, for which 79.8 % is published.
-
-    As timm-a3, but 300 epochs at 224, stochastic depth, strength 7 of 10, each image three times
-    per draw. Here: not measured.
-    """
-
-    recipe: str = "timm-a2"
-    epochs: int = 300
-    image_size: int = 224
-    lr: float = 0.000625
-    rand_augment: int = 21
-    aug_repeats: int = 3
-    stochastic_depth: float = 0.05
-
-
-@dataclass(frozen=True)
-class TimmA1(TimmA2):
-    """Train ResNet-50 with the constants of timm's procedure A1, for which 80.4 % is published.
-
-    As timm-a2, but 600 epochs, half the weight decay, stronger mixup, label smoothing. Here: not
-    measured.
-    """
-
-    recipe: str = "timm-a1"
-    epochs: int = 600
-    weight_decay: float = 0.01
-    mixup: float = 0.2
-    label_smoothing: float = 0.1
-
-
-@dataclass(frozen=True)
 class Ffcv16(ImageNet):
     """Train ResNet-50 with the constants of FFCV's 16 epochs, for which it published 73.8 %.
 
     Plain momentum, a rate of 1.7 for 4,096 images that rises for 2 epochs and falls in a line,
-    images of 160 that grow to 192 from epoch 11 to 13, evaluated at 256 with their mirror images:
-    https://github.com/libffcv/ffcv-imagenet, rn50_configs. Published: 14.9 minutes on 8 A100. The
+    images of 160 that grow to 192 from epoch 11 to 13, evaluated at 256 with their mirror images, a
+    blur before each strided convolution: https://github.com/libffcv/ffcv-imagenet, rn50_configs.
+    Published: 14.9 minutes on 8 A100. The
     norms of its shortcuts and the last bias are decayed there, and not here; it stored images of at
     most 500 pixels, half of them as JPEG. Here: not measured.
     """
@@ -224,7 +196,6 @@ class Ffcv16(ImageNet):
     grow_until_epoch: int = 13
     evaluation_size: int = 256
     eval_flip: bool = True
-    blur_pool: bool = True
     lr: float = 0.2125
     lr_schedule: Shape = "linear"
     warmup_epochs: float = 2.0
@@ -232,42 +203,10 @@ class Ffcv16(ImageNet):
     label_smoothing: float = 0.1
 
 
-@dataclass(frozen=True)
-class Ffcv32(Ffcv16):
-    """Train ResNet-50 with the constants of FFCV's 32 epochs, for which it published 76.6 %.
-
-    As ffcv16, but images grow from epoch 23 to 27. Published: 28.7 minutes on 8 A100. Here: not
-    measured.
-    """
-
-    recipe: str = "ffcv32"
-    epochs: int = 32
-    grow_from_epoch: int = 23
-    grow_until_epoch: int = 27
-
-
-@dataclass(frozen=True)
-class Ffcv88(Ffcv16):
-    """Train ResNet-50 with the constants of FFCV's 88 epochs, for which it published 78.4 %.
-
-    As ffcv16, but images grow from epoch 65 to 76. Published: 77.2 minutes on 8 A100. Here: not
-    measured.
-    """
-
-    recipe: str = "ffcv88"
-    epochs: int = 88
-    grow_from_epoch: int = 65
-    grow_until_epoch: int = 76
-
-
 RECIPES: dict[str, type[ImageNet]] = {
     "default": ImageNet,
     "torchvision-v1": TorchvisionV1,
     "torchvision-v2": TorchvisionV2,
     "ffcv16": Ffcv16,
-    "ffcv32": Ffcv32,
-    "ffcv88": Ffcv88,
-    "timm-a1": TimmA1,
-    "timm-a2": TimmA2,
     "timm-a3": TimmA3,
 }

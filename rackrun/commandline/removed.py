@@ -8,12 +8,14 @@ from types import MappingProxyType
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {
+        "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
         " with --short-side 256",
         "--local-sgd-steps": "to send fewer bytes, type --grad-compression bfloat16 or a larger"
         " --batch-size",
         "--newer-data": "a run stays on its version of the data; to train on a newer one, start a"
         " run with --weights runs/latest/final.pt",
+        "--no-blur-pool": "only --recipe ffcv16 blurs before strided convolutions",
         "--no-tiles": "leave it out: images keep their bytes",
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",

@@ -9,9 +9,11 @@ from rackrun.errors import UsageError
 from training.entry import run_command
 
 OPTIONS: tuple[str, ...] = (
+    "imagenet --blur-pool",
     "catdog --gpu-decode",
     "catdog --local-sgd-steps",
     "catdog --newer-data",
+    "imagenet --no-blur-pool",
     "convert folder photos shards --no-tiles",
     "ssh --scaling",
     "convert verify shards --source",

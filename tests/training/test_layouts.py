@@ -171,7 +171,7 @@ def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:
 
 
 def test_plain_weights_serve_a_blurred_model(tmp_path: Path) -> None:
-    """--blur-pool only puts a fixed blur before convolutions."""
+    """The recipe ffcv16 only puts a fixed blur before convolutions."""
     plain = models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1])
     model = models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1])
     blur_halvings(model)

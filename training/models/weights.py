@@ -36,7 +36,7 @@ EXTRA_HEADS = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception, fo
 POSITIONS = ("pos_embedding", "pos_embed")
 BIAS_TABLE = "relative_position_bias_table"
 COMPUTED = ("relative_position_index", "relative_coords_table")  # from the model's sizes
-BLURRED = ".convolution."  # a convolution in --blur-pool
+BLURRED = ".convolution."  # a convolution with a blur before it (imagenet.model.BlurredConv)
 PROBES = 8  # names of the model that are looked for below a prefix
 INTERPOLATED = "interpolated from {0} x {0} to {1} x {1}"
 
