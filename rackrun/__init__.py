@@ -10,7 +10,6 @@ PUBLIC = {
     "report": "rackrun.reports",
     "open_source": "shards.open",
     "samples": "shards.samples",
-    "shuffled": "training.data.order.epoch",
 }
 """Name -> module that has it, imported when it is first asked for; after `:` its name there.
 

@@ -2,7 +2,6 @@ from launcher import launch as launch
 from rackrun.reports import report as report
 from shards.open import open_source as open_source
 from shards.samples import samples as samples
-from training.data.order.epoch import shuffled as shuffled
 from training.trained import load_of_any_task as load_of_any_task
 
 load_model = load_of_any_task

@@ -234,11 +234,8 @@ LAUNCHERS: dict[str, tuple[type[Options], int]] = {
 """Way to launch -> its options, and how many plain words stand before the task."""
 
 NOTEBOOKS = ROOT / "notebooks"
-SHOWN = {
-    "ssh-demo": ("done {0: 0, 1: 0} {'gpu01': 'clean', 'gpu02': 'clean'}", "image/png"),
-    "exploring": ("train: 18 samples", "random   neighbours", "right"),
-}
-"""Notebook -> what its outputs hold when it has done its work."""
+SHOWN = ("done {0: 0, 1: 0} {'gpu01': 'clean', 'gpu02': 'clean'}", "image/png")
+"""What the outputs of ssh-demo.ipynb hold when it has done its work."""
 
 
 def read(line: str) -> None:
@@ -404,25 +401,21 @@ def test_the_launches_of_a_long_page_are_read(
             read(re.sub(r" +# .*", "", line))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("ssh-demo", marks=pytest.mark.long), "exploring"],  # README's lines do the same
-)
-def test_a_notebook(clone: Clone, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long  # README's lines do the same
+def test_a_notebook(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each cell runs, on the data and the hosts of the clone; committed outputs are none."""
     import nbclient
     import nbformat
 
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4)
+    notebook = nbformat.read(NOTEBOOKS / "ssh-demo.ipynb", 4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
-    if name == "ssh-demo":
-        shutil.rmtree(clone.folder / "data" / "shards")
+    shutil.rmtree(clone.folder / "data" / "shards")
     for variable, value in clone.environment.items():
         monkeypatch.setenv(variable, value)
     resources = {"metadata": {"path": str(clone.folder)}}
     nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
     written = json.dumps(notebook)
-    assert all(text in written for text in SHOWN[name])
+    assert all(text in written for text in SHOWN)
 
 
 def test_the_python_of_the_first_page(clone: Clone) -> None:

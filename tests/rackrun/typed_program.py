@@ -7,7 +7,7 @@ occur is an error itself; test_installed.py has it read against the installed wh
 from collections.abc import Iterator
 from pathlib import Path
 
-from rackrun import launch, load_model, open_source, report, samples, shuffled
+from rackrun import launch, load_model, open_source, report, samples
 
 
 def train(rate: float) -> float:
@@ -32,4 +32,4 @@ def answers(folder: Path) -> Iterator[dict[str, float]]:
     yield from model.predict([sample.image for sample in samples(source, "val", 0)])
     model.predict(folder)  # type: ignore[arg-type]
     model.guess()  # type: ignore[attr-defined]
-    shuffled(source)  # type: ignore[call-arg, arg-type]
+    samples(folder)  # type: ignore[call-arg, arg-type]
