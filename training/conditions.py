@@ -49,7 +49,7 @@ CONDITIONS = (
         "--head-epochs 2, or --lr",
     ),
     Condition(
-        ("patience", "plateau_epochs", "plateau_factor"),
+        ("patience", "plateau_epochs"),
         lambda config: config.epochs > config.head_epochs,
         "evaluations count after --head-epochs {config.head_epochs}, which are all",
         "more --epochs",
@@ -60,8 +60,7 @@ CONDITIONS = (
         "only the last layer trains",
         "no --freeze body, and more --epochs than --head-epochs",
     ),
-    _only_with("lr_schedule", "plateau", "plateau_epochs", "plateau_factor"),
-    _only_with("lr_schedule", "polynomial", "lr_power"),
+    _only_with("lr_schedule", "plateau", "plateau_epochs"),
     _only_with("lr_schedule", "step", "step_epochs"),
     _only_with("optimizer", "sgd", "momentum", "nesterov"),
     Condition(
@@ -91,7 +90,7 @@ CONDITIONS = (
     _only_with("bad_samples", "quarantine", "bad_samples_limit"),
 )
 
-EVALUATED = ("patience", "plateau_epochs", "plateau_factor", "eval_flip", "eval_every_epochs")
+EVALUATED = ("patience", "plateau_epochs", "eval_flip", "eval_every_epochs")
 """Options without effect where there is no split to evaluate."""
 WITHOUT_EVALUATION: Mapping[str, Any] = {"patience": 0, "lr_schedule": "cosine", "final": "last"}
 """What takes the place of defaults that need a split to evaluate."""

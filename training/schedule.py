@@ -50,7 +50,6 @@ class Schedule:
     warmup: int
     decay: int
     shape: str
-    power: float
     stages: tuple[Stage, ...]
     logged_first: tuple[int, ...] = ()
     user_schedule: Callable[..., object] | None = None
@@ -90,8 +89,10 @@ class Schedule:
             return 0.1 ** (step // self.decay)
         if self.shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * done))
-        if self.shape in ("linear", "polynomial"):
-            return (1 - done) ** (1 if self.shape == "linear" else self.power)
+        if self.shape == "linear":
+            return 1 - done
+        if self.shape == "polynomial":
+            return (1 - done) ** 2
         return 1.0  # constant; on a plateau evaluations decide, see training/state.py
 
     def logs(self, step: int, epoch_end: int) -> bool:
@@ -114,7 +115,6 @@ def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
         warmup=round(min(config.warmup_epochs, config.epochs / 2) * epoch_steps),
         decay=config.step_epochs * epoch_steps,
         shape=config.lr_schedule,
-        power=config.lr_power,
         stages=_stages(config, world if config.scale_lr else 1),
         logged_first=FIRST_LOGGED if config.log_every_steps == Config.log_every_steps else (),
         user_schedule=imported("--lr-schedule", config.lr_schedule, "triangle", "step", "steps")

@@ -16,6 +16,8 @@ from training.layers import frozen_weights, resting_modules
 from training.optimizer import LossScale, make_optimizer, regrouped
 from training.settings.optim import TuningSettings
 
+PLATEAU_FACTOR = 0.1  # of the learning rate, with --lr-schedule plateau
+
 
 class TrainingState:
     """Model, optimizer, loss scale, average of weights, position, latest and best accuracy.
@@ -228,7 +230,7 @@ class Improvement:
             self.stale += 1
             self.waited += 1
         if self.waited >= config.plateau_epochs and config.lr_schedule == "plateau":
-            self.lr_factor *= config.plateau_factor
+            self.lr_factor *= PLATEAU_FACTOR
             self.waited = 0
         return score >= best_score
 

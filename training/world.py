@@ -30,6 +30,7 @@ from training.ranks import Numbers, Ranks
 from training.settings.ranks import DeviceSettings
 
 ROOT = Path(__file__).parents[1]
+COLLECTIVE_TIMEOUT = timedelta(minutes=20)  # a launcher notices hangs earlier
 OF_A_HOST = {"cache", "cache_size", "data", "resume", "run_folder", "weights", "workers"}
 """Settings that name a place or a number on a host, and may differ between hosts."""
 
@@ -65,19 +66,19 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
     if ranks.world == 1:
         yield ranks
         return
-    dist.init_process_group(**_backend(config, ranks))
+    dist.init_process_group(**_backend(ranks))
     # The first exchange: what is not equal now shows in no later one.
     _check_fingerprints(ranks.all_gather(_fingerprint(config)))
     yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
     dist.destroy_process_group()
 
 
-def _backend(config: DeviceSettings, ranks: Ranks) -> dict[str, Any]:
+def _backend(ranks: Ranks) -> dict[str, Any]:
     on_gpu = ranks.device.type == "cuda"
     return {
         # What lies on the CPU travels by gloo: no exchange of counts waits for a stream of the GPU.
         "backend": "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        "timeout": timedelta(seconds=config.collective_timeout_seconds),
+        "timeout": COLLECTIVE_TIMEOUT,
         "device_id": ranks.device if on_gpu else None,
     }
 
@@ -116,7 +117,7 @@ def in_group(
         first_local_rank=min(n for n in local_ranks if 0 <= n < ranks.local_world),
     )
     if among.world > 1:
-        backend = _backend(config, ranks)
+        backend = _backend(ranks)
         store = _store(order, membership)
         dist.init_process_group(**backend, store=store, rank=among.rank, world_size=among.world)
         if ranks.device.type == "cuda":  # NCCL waits on the device: to end sockets does not wake it

@@ -8,15 +8,21 @@ from types import MappingProxyType
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {
+        "--augmix": "type --trivial-augment or --rand-augment 9",
         "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
+        "--collective-timeout-seconds": "it is 20 minutes; a launcher notices hangs earlier, by"
+        " --hang-seconds",
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
         " with --short-side 256",
         "--local-sgd-steps": "to send fewer bytes, type --grad-compression bfloat16 or a larger"
         " --batch-size",
+        "--lr-power": "--lr-schedule polynomial falls with the square; for another power, type"
+        " --lr-schedule MODULE:NAME",
         "--newer-data": "a run stays on its version of the data; to train on a newer one, start a"
         " run with --weights runs/latest/final.pt",
         "--no-blur-pool": "only --recipe ffcv16 blurs before strided convolutions",
         "--no-tiles": "leave it out: images keep their bytes",
+        "--plateau-factor": "--lr-schedule plateau divides the learning rate by ten",
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",
         "--tiles": "add --short-side 256, which makes reading twice as fast",

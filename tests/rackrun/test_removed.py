@@ -9,12 +9,16 @@ from rackrun.errors import UsageError
 from training.entry import run_command
 
 OPTIONS: tuple[str, ...] = (
+    "catdog --augmix",
     "imagenet --blur-pool",
+    "catdog --collective-timeout-seconds",
     "catdog --gpu-decode",
     "catdog --local-sgd-steps",
+    "catdog --lr-power",
     "catdog --newer-data",
     "imagenet --no-blur-pool",
     "convert folder photos shards --no-tiles",
+    "catdog --plateau-factor",
     "ssh --scaling",
     "convert verify shards --source",
     "convert folder photos shards --tiles",

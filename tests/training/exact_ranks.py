@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -31,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from rackrun.run_folder import RunFolder
-from training import checkpoint, loop, optimizer
+from training import checkpoint, loop, optimizer, world
 from training import state as states
 from training.config import Config
 from training.counts import Counts
@@ -499,10 +500,10 @@ CASES: tuple[Callable[[Ranks], None], ...] = (
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     timeout = 20 if "a_stray_collective_does_not_pass" in names else 300
-    config = Config(device="cpu", collective_timeout_seconds=timeout)
     with (
         patch.object(begin, "TrainingState", Kept),
-        joined(config) as ranks,
+        patch.object(world, "COLLECTIVE_TIMEOUT", timedelta(seconds=timeout)),
+        joined(Config(device="cpu")) as ranks,
     ):
         for case in CASES:
             if case.__name__ in names:

@@ -141,7 +141,6 @@ def check(task: str, *args: str) -> None:
         ("classify", "--recipe probe --layer-decay 0.7", "only the last layer trains"),
         ("classify", "--momentum 0.5", "--momentum 0.5 has no effect: --optimizer is adamw; leave"),
         ("catdog", "--plateau-epochs 1", "has no effect: --lr-schedule is cosine"),
-        ("catdog", "--lr-power 3", "type --lr-schedule polynomial"),
         ("catdog", "--step-epochs 3", "--step-epochs 3 has no effect: --lr-schedule is cosine"),
         ("imagenet", "--momentum 0 --nesterov", "--nesterov has no effect: --momentum is 0"),
         ("imagenet", "--weight-decay 0 --decay-all", "--weight-decay is 0"),
@@ -154,7 +153,7 @@ def check(task: str, *args: str) -> None:
         ("catdog", "--model resnet18 --width 8", "--width 8 has no effect: --model is resnet18"),
         # what is switched off, or applies
         ("classify", "--epochs 3 --lr 0.1 --head-lr 0.1 --momentum 0 --no-nesterov", ""),
-        ("classify", "--weights= --epochs 1 --lr 0.1 --patience 3 --plateau-factor 0.5", ""),
+        ("classify", "--weights= --epochs 1 --lr 0.1 --patience 3 --plateau-epochs 3", ""),
         ("classify", "--recipe probe --epochs 1 --lr 0.1", ""),
         ("imagenet", "--recipe timm-a3 --bce-threshold 0.3 --ema-steps 0x", "not a number"),
         ("imagenet", "--recipe torchvision-v2 --ema-steps 8 --mixup 0 --cutmix 0", ""),

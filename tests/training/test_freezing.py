@@ -111,8 +111,7 @@ def outcomes(
 
 
 PATIENT: dict[str, Any] = {
-    "lr_schedule": "plateau", "patience": 3, "plateau_epochs": 2, "plateau_factor": 0.5,
-    "head_epochs": 1,
+    "lr_schedule": "plateau", "patience": 3, "plateau_epochs": 2, "head_epochs": 1,
 }  # fmt: skip
 
 
@@ -122,8 +121,8 @@ def test_evaluations_decide_when_the_rate_falls_and_when_the_run_ends() -> None:
     assert outcomes(state, (6, 1.0), (5, 1.0), (6, 0.9), (6, 0.9)) == [
         (True, False, 1), (False, False, 1), (True, False, 1), (True, False, 1),
     ]  # fmt: skip
-    assert outcomes(state, (5, 0.1), (5, 0.1)) == [(False, False, 0.5), (False, True, 0.5)]
-    assert state.set_lr(0.2) == pytest.approx(0.1)
+    assert outcomes(state, (5, 0.1), (5, 0.1)) == [(False, False, 0.1), (False, True, 0.1)]
+    assert state.set_lr(0.2) == pytest.approx(0.02)
 
 
 def test_what_evaluations_came_to_survives_a_restart() -> None:

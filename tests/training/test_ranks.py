@@ -20,7 +20,7 @@ from tests.training.torchrun import output_of
 from tests.waiting import until
 from training.config import Config
 from training.data.loader import first_batch
-from training.world import WorldError, joined
+from training.world import COLLECTIVE_TIMEOUT, WorldError, joined
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,10 +86,12 @@ def test_a_signal_to_one_rank_stops_both_at_one_step(held: str) -> None:
 
 AGREE = """
 import os, sys
+from datetime import timedelta
 from pathlib import Path
+from training import world
 from training.config import Config
-from training.world import joined
-with joined(Config(device="cpu", collective_timeout_seconds=2)) as ranks:
+world.COLLECTIVE_TIMEOUT = timedelta(seconds=2)
+with world.joined(Config(device="cpu")) as ranks:
     ready = Path(sys.argv[1]) / f"ready-{ranks.rank}"
     while True:
         ranks.all_reduce_max(0)
@@ -158,7 +160,7 @@ def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path: Pat
 def test_a_collective_may_take_longer_than_a_launcher_lets_a_rank_save() -> None:
     """One that saves slowly is the launcher's business, not a failure of those who wait for it."""
     limit = hangs.PHASE_HANG_FACTORS["save"] * Limits().hang_seconds
-    assert Config().collective_timeout_seconds > limit
+    assert COLLECTIVE_TIMEOUT.total_seconds() > limit
 
 
 def test_one_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

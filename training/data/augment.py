@@ -1,8 +1,7 @@
 """Augment images after crop and flip, as the long public recipes do.
 
 changed   by torchvision's transforms: TrivialAugment in its wide form (Müller and Hutter, 2021,
-          arXiv:2103.10158), RandAugment (Cubuk et al., 2019, arXiv:1909.13719), AugMix (Hendrycks
-          et al., 2019, arXiv:1912.02781), or colour jitter.
+          arXiv:2103.10158), RandAugment (Cubuk et al., 2019, arXiv:1909.13719), or colour jitter.
 erased    a rectangle of the mean colour in some of the images (Zhong et al., 2017,
           arXiv:1708.04896), with the published bounds of area and shape. Not torchvision's: that
           needs a tensor and torch's generator, seeded per image, and took 0.16 ms of CPU an image
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import AugMix, ColorJitter, RandAugment, TrivialAugmentWide
+from torchvision.transforms.v2 import ColorJitter, RandAugment, TrivialAugmentWide
 
 from training.data.decode import Pixels
 
@@ -30,10 +29,10 @@ Change = Callable[[Image.Image], Image.Image]
 
 
 @functools.cache
-def changes(jitter: float, trivial: bool, strength: int, severity: int) -> tuple[Change, ...]:
+def changes(jitter: float, trivial: bool, strength: int) -> tuple[Change, ...]:
     """Return the chosen transforms, in the order in which they change an image.
 
-    `strength` is RandAugment's, `severity` AugMix's; 0 leaves each of them out.
+    `strength` is RandAugment's; 0 leaves it out.
     """
     smooth = InterpolationMode.BILINEAR
     transforms: list[Change] = []
@@ -43,8 +42,6 @@ def changes(jitter: float, trivial: bool, strength: int, severity: int) -> tuple
         transforms.append(TrivialAugmentWide(interpolation=smooth))
     if strength:
         transforms.append(RandAugment(magnitude=strength, interpolation=smooth))
-    if severity:
-        transforms.append(AugMix(severity=severity, interpolation=smooth))
     return tuple(transforms)
 
 

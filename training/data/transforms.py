@@ -80,8 +80,6 @@ class Transforms:
     """Change each training image by one operation of random strength."""
     rand_augment: Annotated[int, Between(0, 30)] = 0
     """Strength of two random operations on each training image; 0: none."""
-    augmix: Annotated[int, Between(0, 10)] = 0
-    """Severity of the changed copies that each training image is blended with; 0: none."""
     erase: Annotated[float, Between(0, 1)] = 0.0
     """Share of training images in which a rectangle is covered by the mean colour."""
     mean: Annotated[tuple[float, ...], AtMost(3)] = (0.485, 0.456, 0.406)
@@ -190,7 +188,7 @@ class Transforms:
         pixels = out
         if self.vertical_flip and random.random() < 0.5:
             pixels = np.ascontiguousarray(pixels[::-1])
-        changes = (self.color_jitter, self.trivial_augment, self.rand_augment, self.augmix)
+        changes = (self.color_jitter, self.trivial_augment, self.rand_augment)
         if any(changes) or self.erase:
             from training.data import augment  # torchvision's transforms take a second to import
 
@@ -231,7 +229,6 @@ def augmented(transforms: Transforms, config: ImageSettings) -> Transforms:
         color_jitter=config.color_jitter,
         trivial_augment=config.trivial_augment,
         rand_augment=config.rand_augment,
-        augmix=config.augmix,
         erase=config.random_erasing,
     )
 

@@ -16,7 +16,7 @@ EXACT_ONLY = ("global_batch", "ledger")
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
 """Tasks whose raw data `rackrun convert` knows by the same name."""
 Patience = Annotated[float, Between(0.001, 1e6, "more than 0, and at most 1,000,000")]
-POLICIES = ("trivial_augment", "rand_augment", "augmix")
+POLICIES = ("trivial_augment", "rand_augment")
 SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
 """Settings that choose samples, or have some come more often than others."""
 
@@ -158,8 +158,6 @@ class ImageSettings(Slice):
     rand_augment: Annotated[int, Between(0, 30)] = 0
     """Apply two operations of this strength, 1 to 30, to each training image (RandAugment); 0:
     none."""
-    augmix: Annotated[int, Between(0, 10)] = 0
-    """Blend each training image with changed copies of this severity, 1 to 10 (AugMix); 0: none."""
     random_erasing: Annotated[float, Between(0, 1)] = 0.0
     """Share of training images in which a rectangle is covered with the mean color."""
 
@@ -185,7 +183,7 @@ class ImageSettings(Slice):
         problems = [*super().problems(), *self._normalization_problems()]
         policies = [option(name) for name in POLICIES if getattr(self, name)]
         if len(policies) > 1:
-            problems.append(f"{' and '.join(policies)} exclude each other: leave out all but one")
+            problems.append(f"{' and '.join(policies)} exclude each other: leave one of them out")
         return problems
 
 

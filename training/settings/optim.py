@@ -36,12 +36,11 @@ class TuningSettings(Slice):
     """Share of images for which training skips the last residual block, and earlier blocks for
     linearly fewer; 0: as the model has it."""
     lr_schedule: Shape = "cosine"
-    """How the learning rate falls after the warm-up; `plateau`: when evaluations stop improving;
-    your own as `my_schedules:triangle`, called with step and steps."""
+    """How the learning rate falls after the warm-up; `polynomial`: with the square of the share of
+    remaining steps; `plateau`: to a tenth when evaluations stop improving; your own as
+    `my_schedules:triangle`, called with step and steps."""
     plateau_epochs: Positive = 2
     """Schedule `plateau`: evaluations without improvement before the learning rate falls."""
-    plateau_factor: Annotated[float, Between(0.001, 0.999)] = 0.1
-    """Schedule `plateau`: factor by which the learning rate falls."""
     patience: Count = 0
     """End the run after this many evaluations in a row without improvement (early stopping); 0:
     never."""
@@ -61,8 +60,6 @@ class OptimSettings(Slice):
     """Peak learning rate."""
     scale_lr: bool = False
     """Multiply --lr by the number of ranks."""
-    lr_power: Annotated[float, Between(0.01, 100)] = 2.0
-    """Schedule `polynomial`: power of the share of remaining steps."""
     warmup_epochs: Annotated[float, Between(0)] = 0.0
     """Epochs of linear warm-up of the learning rate; at most half of the run."""
     step_epochs: Positive = 30

@@ -1,10 +1,9 @@
 """What ranks compute on, in which precision, and how they exchange gradients."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from rackrun.commandline.ranges import Positive
-from rackrun.shapes import Between
 from training.settings import Slice, Switch
 
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
@@ -42,9 +41,6 @@ class DeviceSettings(Slice):
     slower steps."""
     deterministic: bool = False
     """Use only deterministic algorithms: slower on a GPU."""
-    collective_timeout_seconds: Annotated[int, Between(1, 1e6, "between 1 and 1,000,000")] = 1200
-    """Time that a rank waits for the others before it fails. Matters only without a launcher, which
-    detects hangs earlier."""
 
     def problems(self) -> list[str]:
         """Refuse two ways to compute less often or again."""
