@@ -77,7 +77,7 @@ def write_shards(folder: Path, count: int) -> Path:
         with write_shard(folder / shard_name("bench", "train", number)) as writer:
             for image_number in range(500):
                 image = dice.randbytes(dice.randrange(60_000, 160_000))
-                offset, length, start = writer.add(f"p{number}_{image_number}", 0, image, "jpg")
+                offset, length, start = writer.add(f"p{number}_{image_number}", 0, image)
                 size = len(image)
                 rows.append(Row(number, offset, length, start, size, 0, 1, 1, crc32(image), b"jpg"))
             shards.append(writer.close())

@@ -55,7 +55,7 @@ class Copies(FolderSource):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "one.tar")
             with write_shard(path) as writer:
-                self.stored_at = writer.add("image", 0, bytes(IMAGE_BYTES), "jpg")
+                self.stored_at = writer.add("image", 0, bytes(IMAGE_BYTES))
                 writer.close()
             self._sample = path.read_bytes()[: self.stored_at.length]
 

@@ -77,9 +77,6 @@ COMMANDS = {
         "convert.packing.pack",
         "Finish",
     ),
-    "sidecars": Subcommand(
-        SHARDS, "Write index files for other programs.", "convert.packing.sidecars", "Sidecars"
-    ),
     "summary": Subcommand(SHARDS, "Print counts, bytes and classes.", "convert.summary", "Summary"),
     "verify": Subcommand(
         SHARDS, "Read everything again and check every byte.", "convert.verify", "Verify"

@@ -11,9 +11,7 @@ published model uses. The devkit counts in another order; its numbers become wni
 and go no further. Names are not unique ("crane" is a bird and a machine): a class is its wnid.
 """
 
-import hashlib
 import heapq
-import os
 import re
 import zlib
 from collections import Counter
@@ -21,11 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
 from convert.images.info import LEFT_OUT
-from convert.images.resize import Preset
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.readers.directories import Folder
@@ -37,7 +34,6 @@ from convert.readers.records import (
     RecordListing,
     as_text,
     is_image,
-    open_archive,
     reading,
 )
 from convert.readers.tars import Tar
@@ -50,11 +46,6 @@ from rackrun.units import whole_number
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DECOY = "ILSVRC2012_img_train_t3"
 
-MD5 = {
-    TRAIN_TAR: "1d675b47d978889d74fa0da5fadfb00e",
-    VAL_TAR: "29b22e2961454d5413ddabcf34fc5622",
-    f"{DEVKIT}.tar.gz": "fa75699e90414af021442c21a62c3abf",
-}
 OFFICIAL = {"train": 1_281_167, "val": 50_000}
 OFFICIAL_CLASSES = 1000
 OFFICIAL_PER_CLASS = {"train": range(732, 1301), "val": range(50, 51)}
@@ -62,12 +53,7 @@ OFFICIAL_PER_CLASS = {"train": range(732, 1301), "val": range(50, 51)}
 TREES = ("", "CLS-LOC", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")  # where train/ and val/ may lie
 IMAGE_PATH = re.compile(r"(?:.*/)?(?P<split>train|val)/(?:(?P<wnid>n\d{8})/)?(?P<file>[^/]+)")
 
-PRESETS = {
-    "": Preset(),
-    "max500-q90": Preset(long_side=500, quality=90),
-    "short256-q90": Preset(short_side=256, quality=90),
-}
-SHARDS, VAL_SHARDS = 1024, 64  # of the full set
+SHARDS = 1024  # of the full training set
 
 
 @dataclass(frozen=True)
@@ -80,8 +66,6 @@ class Choice:
     """Maximum number of images per class and split; 0: all."""
     subset: bool = False
     """SRC holds only a part of ImageNet: do not compare its counts with the official ones."""
-    md5: bool = False
-    """First compare the archives with the published MD5 sums."""
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -108,27 +92,14 @@ class Imagenet:
     """Folder with the archives or the images, or Kaggle's zip."""
     out: Positional[Path]
     """Folder for the shards; made if it is missing."""
-    preset: Literal["", "max500-q90", "short256-q90"] = ""
-    """Shrink the longer side to 500 or the shorter to 256 pixels, as JPEGs of quality 90."""
     choice: Choice = field(default_factory=Choice)
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
-        """Convert it; the full set into 1,024 + 64 shards, unless others are asked for."""
+        """Convert it; the full set into 1,024 training shards, unless others are asked for."""
         packing = self.packing
-        if self.preset:
-            if not packing.preset.passes_through:
-                raise UsageError(
-                    f"--preset {self.preset} sets size and quality: leave out the other options of "
-                    "size and quality"
-                )
-            packing = replace(packing, preset=PRESETS[self.preset])
         if not self.choice.partial:
-            packing = replace(
-                packing,
-                shards=packing.shards or SHARDS,
-                val_shards=packing.val_shards or VAL_SHARDS,
-            )
+            packing = replace(packing, shards=packing.shards or SHARDS)
         pack(listing(self.source, self.choice, packing.follow_links), packing, self.out)
 
 
@@ -143,8 +114,6 @@ def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordL
     counts are known, and compared, once the records are exhausted.
     """
     _refuse_decoy(source)
-    if choice.md5:
-        _compare_md5(source)
     store = _open(source, follow_links)
     truth = Truth(store.text)
     wnids = _chosen(sorted(store.wnids()), choice, source)
@@ -299,14 +268,6 @@ def _refuse_decoy(source: Path) -> None:
             f"{source}: {DECOY}.tar is the training set of another task (dogs in detail); "
             f"ImageNet-1k is {TRAIN_TAR}"
         )
-
-
-def _compare_md5(source: Path) -> None:
-    for name, expected in MD5.items():
-        with reading(source / name), os.fdopen(open_archive(source / name), "rb") as file:
-            actual = hashlib.file_digest(file, "md5").hexdigest()
-        if actual != expected:
-            raise DataError(f"{source / name}: MD5 {actual}, published is {expected}")
 
 
 def _key(name: str) -> str:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from convert.images.resize import Preset
-from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.machine import core_count
 
@@ -15,9 +14,8 @@ class Packing:
 
     preset: Preset = field(default_factory=Preset)
     shards: int = 0
-    """Number of training shards; 0: about 64 MiB each, at least 16 if there are enough images."""
-    val_shards: int = 0
-    """Number of validation shards, and of test shards; 0: about 64 MiB each, at least 4."""
+    """Number of training shards; 0: about 64 MiB each, as those of other splits always are, and at
+    least 16 if there are enough images."""
     val_percent: float = 10.0
     """Percent of each class held out, unless the set has a validation split; 0: none."""
     test_percent: float = 0.0
@@ -28,16 +26,12 @@ class Packing:
     """Seed of the order in which images are packed; the validation split does not depend on it."""
     check: Literal["structure", "decode"] = "structure"
     """decode: also decode every image, at some milliseconds of CPU each."""
-    extension: Literal["jpg", "true"] = "jpg"
-    """Extension of images in the shards: jpg for all, or true: that of each image's format."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
     allow: tuple[Literal["leaks", "similar-classes", "split-names", "unique-labels"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
     unique-labels: most classes have one image. Repeatable."""
-    sidecars: bool = False
-    """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     follow_links: bool = False
     """Also follow symbolic links that lead out of SOURCE."""
     workers: int = 0
@@ -50,10 +44,8 @@ class Packing:
     """Replace the output of an earlier conversion in OUT."""
 
     def __post_init__(self) -> None:
-        if min(self.shards, self.val_shards, self.workers, self.allow_left_out or 0) < 0:
-            raise UsageError(
-                "--shards, --val-shards, --workers and --allow-left-out cannot be negative"
-            )
+        if min(self.shards, self.workers, self.allow_left_out or 0) < 0:
+            raise UsageError("--shards, --workers and --allow-left-out cannot be negative")
         if abs(self.seed) > 2**53:
             raise UsageError(f"--seed {self.seed}: -2^53 to 2^53 is possible")
         if not 0 <= self.val_percent <= 90:
@@ -68,10 +60,6 @@ class Packing:
             raise UsageError(
                 f"--task-index {self.task_index}: with --task-count {self.task_count} it is "
                 f"0 to {self.task_count - 1}"
-            )
-        if self.task_index is not None and self.sidecars:
-            raise UsageError(
-                f"--sidecars: after the array job, type: {called('convert')} sidecars OUT"
             )
         if self.task_index is not None and self.force:
             raise UsageError("--force in an array job would remove what other tasks have made")

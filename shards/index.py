@@ -127,8 +127,6 @@ class Manifest:
     """True for tars that another program has written."""
     tars: str = ""
     """URL of the folder with the tars, if they are not next to the manifest."""
-    sidecars: bool = False
-    """True if there are index files for other programs; not a part of the data's identity."""
     parents: Annotated[tuple[Sha256, ...], AtMost(MOST_VERSIONS)] = ()
     """The digests of all versions before this one, the first one first: the last is its parent."""
     change: dict[str, Count] = field(default_factory=dict)
@@ -155,7 +153,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Return the identity of the data set: any byte of a shard or the manifest changes it."""
-        return hashlib.sha256(_as_text(asdict(self) | {"sidecars": False})).hexdigest()
+        return hashlib.sha256(_as_text(asdict(self))).hexdigest()
 
     def serialise(self) -> bytes:
         """Return the manifest as the text of `dataset.json`, its own digest at the end."""

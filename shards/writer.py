@@ -12,9 +12,9 @@ from rackrun.atomic import atomic_write, translated_os_errors
 from shards.index import Shard
 
 BLOCK = 512
+EXTENSION = "jpg"  # of every image: stock readers ask for one, and their decoders go by the bytes
 END = bytes(2 * BLOCK)
 MTIME = 1_000_000_000  # a whole number: a fraction would cost a 1,024-byte header per member
-MAX_IMAGE_BYTES = (1 << 32) - (1 << 16)  # the index holds a sample's length in 32 bits
 SENT_BYTES = 4 << 20  # write-back to the disk begins in pieces of this size
 MAX_KEY_BYTES = 90  # the name field has 100
 KEY = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_KEY_BYTES}}}")
@@ -44,8 +44,8 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         self._sent = 0
 
-    def add(self, key: str, label: int, image: bytes, extension: str) -> SamplePosition:
-        """Append `<key>.cls` and `<key>.<extension>`; return their position."""
+    def add(self, key: str, label: int, image: bytes) -> SamplePosition:
+        """Append `<key>.cls` and `<key>.jpg`; return their position."""
         if not KEY.fullmatch(key):
             raise ValueError(
                 f"{key!r} is not a key: letters, digits, _ and -, {MAX_KEY_BYTES} at most"
@@ -56,7 +56,7 @@ class ShardWriter:
             (
                 tar_header(f"{key}.cls", len(digits)),
                 digits.ljust(BLOCK, b"\0"),
-                tar_header(f"{key}.{extension}", len(image)),
+                tar_header(f"{key}.{EXTENSION}", len(image)),
             )
         )
         self._write(head, image, bytes(-len(image) % BLOCK))

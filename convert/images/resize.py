@@ -32,22 +32,14 @@ class Preset:
     """Width and height in pixels; the aspect ratio is not kept."""
     short_side: int | None = None
     """Length of the shorter side in pixels; smaller images are not changed."""
-    long_side: int | None = None
-    """Length of the longer side in pixels; smaller images are not changed."""
     quality: int | None = None
     """JPEG quality, 1 to 95; 90 if images are resized or made gray."""
 
     def __post_init__(self) -> None:
-        sides = {
-            "--size": self.size,
-            "--short-side": self.short_side,
-            "--long-side": self.long_side,
-        }
-        asked = {name: side for name, side in sides.items() if side is not None}
-        if len(asked) > 1:
-            raise UsageError(f"{' and '.join(asked)} exclude each other")
-        for name, side in asked.items():
-            if not 1 <= side <= 4096:
+        if self.size is not None and self.short_side is not None:
+            raise UsageError("--size and --short-side exclude each other")
+        for name, side in (("--size", self.size), ("--short-side", self.short_side)):
+            if side is not None and not 1 <= side <= 4096:
                 raise UsageError(f"{name} {side}: 1 to 4096 pixels are possible")
         if self.quality is not None and not 1 <= self.quality <= 95:
             raise UsageError(f"--quality {self.quality}: 1 to 95 is possible")
@@ -102,11 +94,7 @@ class Preset:
     def _target(self, width: int, height: int) -> tuple[int, int]:
         if self.size is not None:
             return self.size, self.size
-        scale = min(
-            1.0,
-            self.short_side / min(width, height) if self.short_side else 1.0,
-            self.long_side / max(width, height) if self.long_side else 1.0,
-        )
+        scale = min(1.0, self.short_side / min(width, height)) if self.short_side else 1.0
         return max(1, round(width * scale)), max(1, round(height * scale))
 
 

@@ -6,7 +6,6 @@
 No byte of the tars is changed. They may lie on a server that is only read.
 """
 
-import contextlib
 import os
 import shlex
 from collections import Counter
@@ -32,8 +31,6 @@ from convert.packing.finalize import may_be_lost, print_use, write_split
 from convert.packing.output_folder import REPORT_NAME
 from convert.packing.plan import say_missing_classes
 from convert.packing.quality_report import print_report, save_report
-from convert.packing.sidecar_formats import remove_sidecars
-from convert.packing.sidecars import write_sidecars
 from convert.readers.names import refuse_unique_labels
 from convert.readers.records import ImageDefect
 from convert.readers.webdataset_tars import LABEL_FIELD
@@ -73,8 +70,6 @@ class Index:
     allow: tuple[Literal["leaks", "similar-classes", "unique-labels"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case or Unicode form. unique-labels: most classes have one image. Repeatable."""
-    sidecars: bool = False
-    """Also write index files for other programs: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     force: bool = False
     """Replace an existing index."""
 
@@ -131,7 +126,7 @@ class Index:
         rows: Mapping[str, bytes],
         findings: Sequence[ImageDefect],
     ) -> None:
-        """Write indexes and manifest, and the sidecars that were asked for."""
+        """Write indexes and manifest."""
         parts = []
         for name, tars in splits.items():
             shards = tuple(tar.shard for tar in tars)
@@ -140,13 +135,7 @@ class Index:
         manifest = Manifest(
             listing.dataset, classes, tuple(parts), report=report, adopted=True, tars=listing.url
         )
-        path = folder / MANIFEST_NAME
-        if path.exists():  # of the index that this one replaces: its sidecars list other tars
-            with contextlib.suppress(DataError):
-                remove_sidecars(folder, Manifest.parse(path.read_bytes(), str(path)))
-        write_whole(path, manifest.serialise())
-        if self.sidecars:
-            write_sidecars(folder, self.workers or core_count())
+        write_whole(folder / MANIFEST_NAME, manifest.serialise())
 
     def _folder(self, beside: Path | None) -> Path:
         folder = self.out or beside

@@ -109,7 +109,6 @@ def _manifest(
         report=dict(sorted(counts.items())),
         plan_sha256=plan.digest,
         adopted=plan.adopted,
-        sidecars=before.sidecars if before else False,
         parents=(*before.parents, before.digest) if before else (),
         change=plan.change or ({"added": stored} if before else {}),
     )

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from convert.packing.plan import PlannedShard, ShardPlan, head_of, load_plan
-from convert.packing.sidecar_formats import remove_sidecars
 from convert.readers.records import ImageDefect
 from rackrun.atomic import partials, translated_os_errors, write_whole, written_for
 from rackrun.contract.files import MANIFEST_NAME
@@ -233,9 +232,6 @@ class Target:
 
     def clear(self) -> None:
         """Remove what the manifests or the plan list, the manifest first; the rest stays."""
-        if self.manifest.exists():
-            for manifest in self.versions():
-                remove_sidecars(self.folder, manifest)
         names = self._listed()
         # Without its manifest the folder is no data set, so that none ever lacks shards.
         for name in sorted(names, key=lambda name: name != MANIFEST_NAME):

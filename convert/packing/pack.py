@@ -17,7 +17,6 @@ from convert.packing.finalize import close_folder, objection, print_use
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
 from convert.packing.shard_job import write_one
-from convert.packing.sidecars import write_sidecars
 from convert.packing.workers import ReportProgress, in_parallel
 from convert.progress import metered
 from convert.readers.directories import Folder
@@ -64,8 +63,6 @@ def pack(
             say(f"{out}: holds this data set already")
             print_use(out, plan.dataset)
             is_share = False
-        if packing.sidecars:
-            write_sidecars(out, packing.processes)
     if is_share:
         close = f"{called('convert')} finish {shlex.quote(str(out))}"
         say(f"{out}: when all {packing.task_count} tasks have ended, type: {close}")
@@ -134,8 +131,6 @@ def write_version(
         save_plan(target.plan, plan, lines)
     write()
     close_folder(target, plan, packing.allow_left_out, packing.allow, parent)
-    if parent.manifest.sidecars:
-        write_sidecars(target.folder, packing.processes, only_missing=True)
 
 
 def write_shards(

@@ -65,7 +65,6 @@ class ShardPlan:
     seed: int
     preset: Preset
     check: str
-    extension: str
     needs_all: bool
     usual: tuple[str, ...]
     upright: bool
@@ -172,7 +171,6 @@ def make_plan(
         seed=packing.seed,
         preset=packing.preset,
         check=packing.check,
-        extension=packing.extension,
         needs_all=listing.needs_all,
         usual=listing.usual,
         upright=packing.exif == "apply" and not listing.as_published,
@@ -321,7 +319,7 @@ def _shards(
 
 
 def _shard_count(split: str, images: int, mean_bytes: float, packing: Packing) -> int:
-    asked = packing.shards if split == TRAIN else packing.val_shards
+    asked = packing.shards if split == TRAIN else 0
     if asked > images:
         raise UsageError(
             f"{plural(asked, 'shard')} for the {plural(images, 'image')} of {split} are too many"

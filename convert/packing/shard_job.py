@@ -13,8 +13,6 @@ from rackrun.errors import DataError
 from shards.index import PACKED_ROW, Row
 from shards.writer import ShardWriter, write_shard
 
-EXTENSION = "jpg"  # of every image: stock readers ask for one, and their decoders go by the bytes
-
 
 def write_one(
     target: Target,
@@ -67,8 +65,7 @@ class _ShardFiller:
             return
         unusual = (kind for kind in image.source.oddities if kind not in self.plan.usual)
         self.findings += findings(record.name, replace(image.source, oddities=tuple(unusual)))
-        extension = image.info.extension if self.plan.extension == "true" else EXTENSION
-        position = self.writer.add(record.key, record.label, image.data, extension)
+        position = self.writer.add(record.key, record.label, image.data)
         row = Row(
             shard=self.shard.number,
             offset=position.offset,

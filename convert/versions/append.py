@@ -21,7 +21,6 @@ from convert.options import Packing
 from convert.packing.copies import image_marks
 from convert.packing.pack import refuse_inside, write_shards, write_version
 from convert.packing.plan import VAL, make_plan
-from convert.packing.sidecars import write_sidecars
 from convert.packing.stored_samples import StoredSamples, keys_of
 from convert.packing.workers import ReportProgress, in_parallel, working_on
 from convert.progress import Progress, metered
@@ -37,7 +36,7 @@ from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
 from rackrun.terminal import say
 from rackrun.units import plural
-from shards.writer import BLOCK, MAX_KEY_BYTES
+from shards.writer import MAX_KEY_BYTES
 
 TABLES = (".csv", ".parquet", ".pq")
 DEFAULT_VAL_PERCENT = 10.0
@@ -133,7 +132,6 @@ class Append:
         return Packing(
             preset=parent.preset,
             seed=manifest.seed,
-            extension=_extension(parent),
             val_percent=default if self.val_percent is None else self.val_percent,
             test_percent=self.test_percent,
             exif=self.exif,
@@ -151,19 +149,6 @@ class Append:
                 self.source, "", self.follow_links, fewest=1, may_be_splits=may_be_splits
             )
         return ImageTable(self.source, self.data, self.columns).listing()
-
-
-def _extension(parent: Parent) -> Literal["jpg", "true"]:
-    # No manifest records --extension, but the stored name of any image that is no JPEG shows it.
-    for split in parent.manifest.splits:
-        rows = parent.source.index(split.name)
-        others = rows[rows["format"] != b"jpg"]
-        if len(others):
-            shard = split.shards[int(others[0]["shard"])]
-            header = int(others[0]["image_offset"]) - BLOCK
-            name = bytes(parent.source.read(shard, header, 100)).rstrip(b"\0")
-            return "jpg" if name.lower().endswith((b".jpg", b".jpeg")) else "true"
-    return "jpg"
 
 
 def append_images(
@@ -184,8 +169,6 @@ def append_images(
             say(f"{folder}: {plural(count, 'image')}: {status.value}")
     if not kept:
         say(f"{folder}: nothing to add; the newest version is {manifest.number}")
-        if manifest.sidecars:  # which an append that was killed may have left out
-            write_sidecars(folder, packing.processes, only_missing=True)
         return
     merged = _with_classes_of(manifest.classes, listing, kept)
     plan, lines = make_plan(replace(merged, dataset=manifest.dataset), packing, parent.starts())

@@ -112,11 +112,4 @@ def _files(parent: Parent, kept: list[Manifest], unneeded: list[Manifest]) -> li
     else:  # also what a prune that was killed has left, which no version lists any more
         listed = shard_files(parent.target.folder, newest.dataset)
     spare = sorted(listed - used)
-    sidecars = [
-        f"{name.removesuffix(ending)}.idx"
-        for name in spare
-        if newest.sidecars
-        for ending in (".tar", "")
-        if name.endswith(".tar")
-    ]
-    return [*heads, *spare, *sidecars]
+    return [*heads, *spare]

@@ -30,9 +30,8 @@ class Squash:
     out: Positional[Path]
     """Folder for the new shards; made if it is missing."""
     shards: int = 0
-    """Number of training shards; 0: about 64 MiB each, at least 16 if there are enough images."""
-    val_shards: int = 0
-    """Number of validation shards, and of test shards; 0: about 64 MiB each, at least 4."""
+    """Number of training shards; 0: about 64 MiB each, as those of other splits always are, and at
+    least 16 if there are enough images."""
     workers: int = 0
     """Number of processes; 0: one per core."""
     force: bool = False
@@ -48,11 +47,9 @@ class Squash:
         packing = Packing(
             preset=Preset.of(manifest),
             shards=self.shards,
-            val_shards=self.val_shards,
             val_percent=0.0,
             seed=manifest.seed,
             allow=("similar-classes",),
-            sidecars=manifest.sidecars,
             workers=self.workers,
             force=self.force,
         )

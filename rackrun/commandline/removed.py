@@ -12,20 +12,26 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
         "--collective-timeout-seconds": "it is 20 minutes; a launcher notices hangs earlier, by"
         " --hang-seconds",
+        "--extension": "leave it out: every image is called .jpg, and the index has its format",
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
         " with --short-side 256",
         "--local-sgd-steps": "to send fewer bytes, type --grad-compression bfloat16 or a larger"
         " --batch-size",
+        "--long-side": "add --short-side N",
         "--lr-power": "--lr-schedule polynomial falls with the square; for another power, type"
         " --lr-schedule MODULE:NAME",
+        "--md5": "type: md5sum ILSVRC2012_*.tar, and compare it with the published sums",
         "--newer-data": "a run stays on its version of the data; to train on a newer one, start a"
         " run with --weights runs/latest/final.pt",
         "--no-blur-pool": "only --recipe ffcv16 blurs before strided convolutions",
         "--no-tiles": "leave it out: images keep their bytes",
         "--plateau-factor": "--lr-schedule plateau divides the learning rate by ten",
+        "--preset": "add --short-side 256 --quality 90",
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
+        "--sidecars": "convert, then type: wds2idx, widsindex or energon prepare",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",
         "--tiles": "add --short-side 256, which makes reading twice as fast",
+        "--val-shards": "leave it out: shards that are not of train have about 64 MiB",
     }
 )
 """Option as typed -> what to do instead, a sentence without its full stop."""
@@ -33,6 +39,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "board": "type attach, or report --watch for a page that is drawn again and again",
+        "convert sidecars": "type wds2idx, widsindex or energon prepare, on the finished shards",
     }
 )
 """Command as typed, such as `board` or `convert diff` -> what to do instead."""

@@ -37,7 +37,6 @@ print(*sys.modules, file=sys.stderr)
         "finish . --allow-left-out -1",
         "index . --allow-left-out -1",
         "index . --workers -1",
-        "sidecars . --workers -1",
         "verify . --workers -1",
         "imagenet in out --shards -1",
     ],

@@ -144,7 +144,7 @@ def test_a_collision_of_checksums_accuses_nobody(tmp_path: Path) -> None:
                 b"jpg",
             )
             for key, data in images.items()
-            for position in [writer.add(key, 0, data, "jpg")]
+            for position in [writer.add(key, 0, data)]
         ]
         shard = writer.close()
     packed = np.frombuffer(b"".join(PACKED_ROW.pack(*row) for row in rows), INDEX_FIELDS)

@@ -63,7 +63,7 @@ def slow_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def slow(slow_zip: Path, tmp_path: Path) -> tuple[object, ...]:
     """Return arguments of a conversion that takes some seconds, in small shards."""
-    options = ("--shards", SHARDS, "--val-shards", 1, "--size", 64, "--workers", 2)
+    options = ("--shards", SHARDS, "--size", 64, "--workers", 2)
     return ("catdog", slow_zip, tmp_path / "out", *options)
 
 
@@ -114,7 +114,7 @@ def test_kill_9_and_the_same_command_again(
 def test_kill_9_at_any_write(moment: int, tmp_path: Path, convert: Convert) -> None:
     """Killed before the n-th file is opened or named, the same command still makes every byte."""
     source = write_zip(tmp_path / "train.zip", kaggle(8))
-    out, options = tmp_path / "out", ("--shards", 3, "--val-shards", 1, "--workers", 2)
+    out, options = tmp_path / "out", ("--shards", 3, "--workers", 2)
     killed = subprocess.run(
         [sys.executable, "-c", KILLED_AT, str(moment), "catdog", source, out, *map(str, options)],
         start_new_session=True,
@@ -183,7 +183,6 @@ CRASHED = (
         ("convert", *CRASHED),
         ("index", *KILLED),
         ("verify", *KILLED),
-        ("sidecars", *KILLED),
     ],
 )
 def test_the_image_that_a_worker_died_of_is_named(
@@ -195,10 +194,7 @@ def test_the_image_that_a_worker_died_of_is_named(
     convert: Convert,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A decoder that crashes, or eats all memory, at one image: that image and its file are named.
-
-    Of headers, which `sidecars` reads, the file.
-    """
+    """A decoder crashes, or eats all memory, at one image: that image and its file are named."""
 
     def die(*args: object, **options: object) -> None:
         faulthandler.disable()
@@ -208,7 +204,6 @@ def test_the_image_that_a_worker_died_of_is_named(
         "convert": ("convert.images.treatment.inspect", r"-000000\.tar: train/(cat|dog)\.\d\.jpg"),
         "index": ("convert.indexing.tar_index.inspect", r"/train\.tar: a/1"),
         "verify": ("convert.verify.sample_of", r"-train-000000\.tar: the sample at byte 0"),
-        "sidecars": ("convert.packing.sidecars.samples_of", r"/out/catdog-train-000000\.tar"),
     }[reader]
     source = write_zip(tmp_path / "train.zip", kaggle(4))
     if reader == "index":
@@ -290,7 +285,7 @@ def test_a_full_disk(command: Start, train_zip: Path, tmp_path: Path) -> None:
     )
     rights = () if os.geteuid() == 0 else ("-r",)
     running = command(
-        *("catdog", train_zip, mount / "out", "--shards", 3, "--val-shards", 1, "--workers", 1),
+        *("catdog", train_zip, mount / "out", "--shards", 3, "--workers", 1),
         prefix=("unshare", *rights, "-m", "sh", "-c", script, "sh"),
     )
     output, errors = running.process.communicate(timeout=60)

@@ -69,7 +69,7 @@ def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(
     """65, the number to allow, and no manifest; that number closes the folder, no redo."""
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     spoilt(source, 4)
-    options = ("--shards", 3, "--val-shards", 1)
+    options = ("--shards", 3)
     for _ in range(2):
         with pytest.raises(DataError, match=r"45 of 60 images cannot .*--allow-left-out 45"):
             convert("catdog", source, *options)
@@ -88,7 +88,7 @@ def test_what_was_spoilt_is_read_again_once_the_source_is_whole(
     tmp_path: Path, convert: Convert
 ) -> None:
     """The same command makes the short shards again, without --force."""
-    options = ("--shards", 3, "--val-shards", 1)
+    options = ("--shards", 3)
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     whole = source.read_bytes()
     spoilt(source, 4)
@@ -104,7 +104,7 @@ def test_the_tasks_of_an_array_job_lose_no_more(tmp_path: Path, convert: Convert
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     spoilt(source, 4)
     for task in range(2):
-        args = ("--shards", 3, "--val-shards", 1, "--task-count", 2, "--task-index", task)
+        args = ("--shards", 3, "--task-count", 2, "--task-index", task)
         out = convert("catdog", source, *args)
     with pytest.raises(DataError, match="--allow-left-out 45"):
         main(["finish", str(out)])

@@ -28,11 +28,11 @@ def manifest_of(folder: Path) -> Manifest:
 
 def test_bytes_do_not_depend_on_the_number_of_workers(train_zip: Path, convert: Convert) -> None:
     """One worker or five: shards, indexes, report and manifest are the same to the last byte."""
-    options = ("--shards", 7, "--val-shards", 2)
+    options = ("--shards", 7)
     by_one = convert("catdog", train_zip, *options, "--workers", 1, out="one")
     by_five = convert("catdog", train_zip, *options, "--workers", 5, out="five")
     assert shown(by_one) == shown(by_five)
-    assert len(shown(by_one)) == 7 + 2 + 2 + 2
+    assert len(shown(by_one)) == 7 + 1 + 2 + 2
 
 
 def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path: Path, convert: Convert) -> None:
@@ -57,7 +57,7 @@ def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip: Path, convert: 
 
 def test_finish_refuses_while_a_share_is_missing(train_zip: Path, convert: Convert) -> None:
     """The shards that are missing are named, and there is no manifest until they are there."""
-    share = ("--shards", 5, "--val-shards", 1, "--task-count", 2, "--task-index")
+    share = ("--shards", 5, "--task-count", 2, "--task-index")
     out = convert("catdog", train_zip, *share, 0)
     with pytest.raises(DataError, match=r"3 of 6 shards are missing: catdog-train-000001.tar, "):
         main(["finish", str(out)])
@@ -78,14 +78,14 @@ def test_finish_needs_something_to_close(tmp_path: Path) -> None:
 
 def test_shards_are_shuffled_and_near_equal(train_zip: Path, convert: Convert) -> None:
     """Every shard has both classes in about equal parts, and sizes differ by one at most."""
-    out = convert("catdog", train_zip, "--shards", 4, "--val-shards", 2)
+    out = convert("catdog", train_zip, "--shards", 4)
     sizes: dict[str, list[int]] = {}
     for split in manifest_of(out).splits:
         sizes[split.name] = [shard.samples for shard in split.shards]
         rows = np.load(out / split.index, mmap_mode="r")
         labels = [rows["label"][rows["shard"] == n].mean() for n in range(len(split.shards))]
         assert min(labels) > 0.2 and max(labels) < 0.8
-    assert sizes == {"train": [67, 68, 67, 68], "val": [15, 15]}
+    assert sizes == {"train": [67, 68, 67, 68], "val": [30]}
 
 
 def test_a_tenth_of_each_class_is_held_out_whatever_the_seed(

@@ -51,7 +51,7 @@ def folder(tmp_path: Path, convert: Convert) -> Path:
     photos = {f"train/dog.{90 + number}.jpg": textured(number) for number in range(3)}
     files = kaggle(20) | others | photos
     source = write_zip(tmp_path / "train.zip", files)
-    return convert("catdog", source, "--shards", 3, "--val-shards", 1)
+    return convert("catdog", source, "--shards", 3)
 
 
 def expected(folder: Path) -> Expected:
@@ -121,14 +121,3 @@ def test_the_index_gives_every_image_without_the_tar(folder: Path) -> None:
             image = Image.open(io.BytesIO(tar[start : start + row["image_length"]]))
             assert image.size == (row["width"], row["height"])
             assert row["format"].decode() == FORMATS[str(image.format)]
-
-
-def test_true_extensions_are_kept_on_request(folder: Path, convert: Convert) -> None:
-    """--extension true names each image by its own format; the bytes are the same."""
-    options = ("--shards", 3, "--val-shards", 1, "--extension", "true")
-    true = convert("catdog", folder.parent / "train.zip", *options, out="true")
-    kept = {sample.key: (sample.extension, sample.image) for sample in everything(true)}
-    assert {kept[f"cat_0009{number}"][0] for number in range(4)} == {"png", "gif", "bmp", "webp"}
-    assert {key: image for key, (_, image) in kept.items()} == {
-        sample.key: sample.image for sample in everything(folder)
-    }

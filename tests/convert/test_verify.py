@@ -25,7 +25,7 @@ FIRST = "catdog-train-000000.tar"
 def folder(tmp_path: Path, convert: Convert) -> Path:
     """Return three training shards and one of validation."""
     source = write_zip(tmp_path / "train.zip", kaggle(20))
-    return convert("catdog", source, "--shards", 3, "--val-shards", 1)
+    return convert("catdog", source, "--shards", 3)
 
 
 def flip(path: Path, at: int) -> None:

@@ -27,12 +27,12 @@ from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Manifest, brace_name
 from shards.open import open_source, sources_of
 from shards.samples import samples
-from tests.convert.conftest import Convert, everything, shown
-from tests.convert.drawn import drawn, textured, write_files, write_zip
+from tests.convert.conftest import everything, shown
+from tests.convert.drawn import drawn, write_files, write_zip
 from tests.convert.test_index import as_hugging_face, by_webdataset
 
 CLASSES = ("cat", "dog")
-FEW = ("--shards", 4, "--val-shards", 2, "--workers", 1)
+FEW = ("--shards", 4, "--workers", 1)
 
 
 def photos(folder: Path, numbers: range, classes: tuple[str, ...] = CLASSES) -> Path:
@@ -364,34 +364,6 @@ def test_tables_and_archives_are_sources_too(tmp_path: Path, data: Path) -> None
     assert len(labels(data)) == 48 + 4 + 2 + 2
 
 
-def test_sidecars_go_on_in_later_versions(tmp_path: Path, convert: Convert) -> None:
-    """New tars get their index files; old index files stay."""
-    files = {
-        f"{kind}/{n}.jpg": textured(n + 100 * CLASSES.index(kind))
-        for kind in CLASSES
-        for n in range(12)
-    }
-    source = write_files(tmp_path / "photos", files)
-    folder = convert("folder", source, "--sidecars", *FEW, out="indexed")
-    before = {path.name: path.read_bytes() for path in folder.glob("*.idx")}
-    new = {
-        f"{kind}/{n}.jpg": textured(n + 500 + 100 * CLASSES.index(kind))
-        for kind in CLASSES
-        for n in (1, 2)
-    }
-    write_files(tmp_path / "photos", {name.replace("/", "/n"): data for name, data in new.items()})
-    run("append", source, folder)
-    newest = manifest_of(folder)
-    assert newest.sidecars
-    after = {path.name: path.read_bytes() for path in folder.glob("*.idx")}
-    assert before.items() <= after.items()
-    shards = [shard.name for split in newest.splits for shard in split.shards]
-    assert {f"{name}.idx" for name in shards} <= after.keys()
-    listed = json.loads((folder / f"{newest.dataset}-train.wids.json").read_text())["shardlist"]
-    assert [each["url"] for each in listed] == [each.name for each in newest.split("train").shards]
-    main(["verify", str(folder)])
-
-
 def test_own_splits_stay_apart(tmp_path: Path, data: Path) -> None:
     """Images from train/, val/ and test/ go where their folders say; test is a new split."""
     parts = {"train": 100, "val": 200, "test": 300}
@@ -526,9 +498,9 @@ def test_squash_writes_a_plain_folder(tmp_path: Path, data: Path) -> None:
     assert names == [f"photos-train-{number:06d}.tar" for number in range(len(names))]
     run("squash", data, tmp_path / "plain")
     main(["verify", str(tmp_path / "plain")])
-    run("squash", data, tmp_path / "cut", "--shards", 3, "--val-shards", 2)
+    run("squash", data, tmp_path / "cut", "--shards", 3)
     counts = {each.name: len(each.shards) for each in manifest_of(tmp_path / "cut").splits}
-    assert counts == {"train": 3, "val": 2}
+    assert counts == {"train": 3, "val": 1}
 
 
 def test_prune_keeps_what_a_run_names(tmp_path: Path, data: Path) -> None:

@@ -33,7 +33,7 @@ PARTS = {
     ),
     "convert/packing": (
         *("convert/test_pack.py", "convert/test_copies.py", "convert/test_losses.py"),
-        *("convert/test_sidecars.py", "convert/test_quality.py", "convert/test_interrupts.py"),
+        *("convert/test_quality.py", "convert/test_interrupts.py"),
         *("convert/test_version_tars.py", "convert/test_folder.py"),
     ),
     "convert/versions": (

@@ -10,18 +10,24 @@ from training.entry import run_command
 
 OPTIONS: tuple[str, ...] = (
     "catdog --augmix",
-    "imagenet --blur-pool",
     "catdog --collective-timeout-seconds",
     "catdog --gpu-decode",
     "catdog --local-sgd-steps",
     "catdog --lr-power",
     "catdog --newer-data",
-    "imagenet --no-blur-pool",
-    "convert folder photos shards --no-tiles",
     "catdog --plateau-factor",
-    "ssh --scaling",
-    "convert verify shards --source",
+    "convert folder photos shards --extension",
+    "convert folder photos shards --long-side",
+    "convert folder photos shards --no-tiles",
+    "convert folder photos shards --sidecars",
     "convert folder photos shards --tiles",
+    "convert folder photos shards --val-shards",
+    "convert imagenet ILSVRC shards --md5",
+    "convert imagenet ILSVRC shards --preset",
+    "convert verify shards --source",
+    "imagenet --blur-pool",
+    "imagenet --no-blur-pool",
+    "ssh --scaling",
 )
 """Command lines, each with one removed option as its last word.
 

@@ -38,7 +38,7 @@ def test_samples_come_back_through_tarfile(
     """Any bytes of any length; the places that the writer reports are those in the file."""
     path = tmp_path_factory.getbasetemp() / "a-train-000000.tar"
     with write_shard(path) as writer:
-        positions = [writer.add(key, label, image, "jpg") for key, label, image in samples]
+        positions = [writer.add(key, label, image) for key, label, image in samples]
         shard = writer.close()
     data = path.read_bytes()
     assert (shard.samples, shard.bytes) == (len(samples), len(data))
@@ -55,7 +55,7 @@ def test_an_error_inside_leaves_nothing(tmp_path: Path) -> None:
     """Whatever ends the writing, there is no file, neither half nor hidden."""
     for error in (ValueError, KeyboardInterrupt, SystemExit):
         with pytest.raises(error), write_shard(tmp_path / "a.tar") as writer:
-            writer.add("a", 0, b"x" * 5_000_000, "jpg")
+            writer.add("a", 0, b"x" * 5_000_000)
             raise error
     assert not list(tmp_path.iterdir())
 
@@ -65,7 +65,7 @@ def test_the_name_appears_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(b"old")
     with write_shard(path) as writer:
-        writer.add("a", 0, b"x" * 5_000_000, "jpg")
+        writer.add("a", 0, b"x" * 5_000_000)
         assert path.read_bytes() == b"old"
         assert len(partials(tmp_path)) == 1
         writer.close()
@@ -88,7 +88,7 @@ def _write_limited(path: Path, size: int) -> int:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     try:
         with write_shard(path) as writer:
-            writer.add("a", 0, bytes(size), "jpg")
+            writer.add("a", 0, bytes(size))
             writer.close()
     except SaveError as error:
         return error.exit_code if str(path) in str(error) else 1
@@ -108,4 +108,4 @@ def test_keys_that_are_no_keys_are_not_written(tmp_path: Path) -> None:
     """A dot, a slash or an umlaut in a key would merge or split samples in every reader."""
     for key in ("a.b", "a/b", "ä", "", "a" * 91):
         with pytest.raises(ValueError, match="key"), write_shard(tmp_path / "a.tar") as writer:
-            writer.add(key, 0, b"", "jpg")
+            writer.add(key, 0, b"")

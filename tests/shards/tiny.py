@@ -44,7 +44,7 @@ def write_tiny(
         inside = [_sample(dice, f"s{number}_{location}", size) for location in range(samples)]
         with write_shard(folder / name) as writer:
             for sample in inside:
-                position = writer.add(sample.key, sample.label, sample.image, sample.extension)
+                position = writer.add(sample.key, sample.label, sample.image)
                 rows.append(_row(number, position, sample))
             entries.append(writer.close())
         made.append(inside)

@@ -97,7 +97,7 @@ def pack(
             for _ in range(size):
                 key, label = f"{split}_{number:05d}", turns[number % len(turns)]
                 image = broken.get(key) or draw(label, seed=number + 10_000 * (split == "val"))
-                position = writer.add(key, label, image, "jpg")
+                position = writer.add(key, label, image)
                 crc = zlib.crc32(image)
                 rows.append(Row(shard, *position, len(image), label, SIDE, SIDE, crc, b"jpg"))
                 number += 1
