@@ -7,6 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
+from rackrun.contract.cores import cores
+
 DEVICES = Path("/sys/bus/pci/devices")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -14,9 +16,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 @functools.cache
 def core_count() -> int:
     """Return the number of CPU cores that this process may use, even if it is bound to some."""
-    if hasattr(os, "sched_getaffinity"):  # macOS has no affinity
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return cores()
 
 
 def why_no_compiler() -> str:

@@ -171,7 +171,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "contract": "",
         "cuda": "",
         "errors": "",
-        "machine": "",
+        "machine": "contract",
         "npy": "",
         "shapes": "",
         "signals": "",

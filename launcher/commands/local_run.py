@@ -92,10 +92,10 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
     # A dry run refuses what a launch would. Which packages and files a container has is checked
     # inside it, like those of a host.
     is_here, python = not options.image, interpreter(options.python)
-    ranks = as_host(options.nproc).slots or 1
+    ranks = as_host(options.nproc, options.environment).slots or 1
     with check_task_options(work, "local", local_jobs=options.jobs if is_here else None) as refuse:
         refuse_more_than_fit(work, ranks)
-        check_gpus(work, ranks, NAME, python, options.image)
+        check_gpus(work, ranks, NAME, python, options.image, options.environment)
         if is_here and not any(name == "PATH" for name, _ in options.environment):
             refuse_absent_program(work)
         if data_exist and is_here:
@@ -119,5 +119,5 @@ def _contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> LaunchSp
     visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
     host_options = HostOptions(**{**same, "env": (*visible, *options.env)})
     settings = resolved(host_options, replace(jobs, environment=host_options.environment))
-    hosts, transports = [as_host(options.nproc)], [LocalTransport(NAME)]
+    hosts, transports = [as_host(options.nproc, options.environment)], [LocalTransport(NAME)]
     return LaunchSpec(hosts, transports, work, settings, code_here(jobs.runs))

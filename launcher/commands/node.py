@@ -35,7 +35,7 @@ from launcher.run.result import Result
 from launcher.run.settings import check_nproc
 from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
-from launcher.transport.local import LocalTransport, free_port
+from launcher.transport.local import LocalTransport, free_port, gpu_count
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder, folder_name
@@ -118,7 +118,7 @@ def detected_in(
     slots = (
         slots_of(options.slots, placement.nodes)
         if options.slots
-        else (processes(placement).value,) * placement.nodes.value
+        else (processes(placement, options).value,) * placement.nodes.value
     )
     folder = RunFolder((options.runs / folder_name(options.name or work.name)).resolve())
     names = tuple(f"node-{node}" for node in range(placement.nodes.value))
@@ -126,7 +126,7 @@ def detected_in(
     address = placement.master.value if placement.nodes.value > 1 else LOOPBACK
     plan = plan_for(placement, work, Rendezvous(agreement, address, address, {}), options)
     plan = plan.part(placement.node.value)
-    return {**asdict(placement), "processes": asdict(processes(placement))}, plan
+    return {**asdict(placement), "processes": asdict(processes(placement, options))}, plan
 
 
 def _detected_text(detected: Mapping[str, object]) -> str:
@@ -162,7 +162,8 @@ def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: Nod
     """Return the plan of the whole run; for other nodes, only what all nodes agreed on."""
     agreement = meeting.agreement
     folder = str((options.runs / agreement.folder).resolve())
-    common = planned("", meeting.address, 0, folder, signalled_together=True)
+    has_gpus = gpu_count(options.environment) > 0
+    common = planned("", meeting.address, 0, folder, signalled_together=True, has_gpus=has_gpus)
     facts = [
         replace(common, name=name, processes=slots)
         for name, slots in zip(agreement.names, agreement.slots, strict=True)

@@ -47,7 +47,7 @@ def meet(
     node_info = NodeInfo(
         node=placement.node.value,
         nodes=placement.nodes.value,
-        processes=processes(placement).value,
+        processes=processes(placement, options).value,
         # the name of the node in Slurm, where several nodes may share a machine
         name=file_name(os.environ.get("SLURMD_NODENAME") or socket.gethostname()),
         job=file_name(placement.job) if placement.job else "",
@@ -109,11 +109,11 @@ def slots_of(text: str, nodes: Sourced[int]) -> tuple[int, ...]:
     return slots
 
 
-def processes(placement: Placement) -> Sourced[int]:
+def processes(placement: Placement, options: NodeOptions) -> Sourced[int]:
     """Return the number of ranks to start here."""
     if placement.processes:
         return placement.processes
-    gpus = gpu_count()
+    gpus = gpu_count(options.environment)
     return Sourced(gpus, "one per GPU") if gpus else Sourced(1, "no GPU")
 
 

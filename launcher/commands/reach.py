@@ -19,13 +19,14 @@ from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, examine, lines_of
 from launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from launcher.remote import probe
+from launcher.remote.gpus import VISIBLE, visible_gpus
 from launcher.run.hosts import Host, hosts_named, select
 from launcher.run.job import Command, Work
 from launcher.schedulers.slurm import allocated
 from launcher.supervision.agent_protocol import PROGRAM
 from launcher.transport.bundle import pack_ahead
 from launcher.transport.parallel import all_or_raise
-from rackrun.errors import Problem
+from rackrun.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from launcher.transport.ssh import Machine, Network
@@ -35,7 +36,22 @@ def listed(options: SshOptions) -> tuple[Host, ...]:
     """Return the hosts that the options name."""
     named = Path(options.hosts), options.host_list
     hosts = allocated(os.environ) if options.slurm else hosts_named(*named)
-    return select(hosts, options.include, options.exclude)
+    hosts = select(hosts, options.include, options.exclude)
+    return tuple(_with_visible_gpus(host, options.environment) for host in hosts)
+
+
+def _with_visible_gpus(host: Host, environment: tuple[tuple[str, str], ...]) -> Host:
+    """Return a host with the GPUs that --env or env= leave to its ranks: these are locked."""
+    visible = dict((*environment, *host.env)).get(VISIBLE[0])
+    if visible is None:
+        return host
+    if host.devices is not None:
+        both = f"--include or --exclude chooses GPUs of {host.label}"
+        raise UsageError(f"{both}, and so does {VISIBLE[0]}; leave one of them out")
+    named = visible_gpus({VISIBLE[0]: visible}) or []
+    if not named or not all(one.isdecimal() and len(one) < 4 for one in named):
+        return host  # UUIDs are counted there, and the whole host is locked
+    return replace(host, devices=tuple(dict.fromkeys(map(int, named))))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -231,23 +231,31 @@ def refuse_more_than_fit(work: Work, ranks: int) -> None:
         )
 
 
-def check_gpus(work: Work, ranks: int, name: str, python: str, image: str) -> None:
+def check_gpus(
+    work: Work,
+    ranks: int,
+    name: str,
+    python: str,
+    image: str,
+    environment: Iterable[tuple[str, str]] = (),
+) -> None:
     """Refuse to count ranks by GPUs of this machine that their torch cannot use.
 
     Likewise --device cuda without a GPU, and more ranks of a task than GPUs. What an image holds is
     looked at where it is started.
     """
-    if option_of(work, "--device") == "cuda" and not gpu_count():
+    gpus = gpu_count(environment)
+    if option_of(work, "--device") == "cuda" and not gpus:
         raise UsageError(
             "--device cuda: this machine has no GPU, or CUDA_VISIBLE_DEVICES hides it; type"
             " --device cpu, or leave it out"
         )
-    if isinstance(work, TaskWork) and not is_on_cpu(work) and 0 < gpu_count() < ranks:
+    if isinstance(work, TaskWork) and not is_on_cpu(work) and 0 < gpus < ranks:
         raise UsageError(
-            f"--nproc {ranks}: a rank needs its own GPU, and this machine has {gpu_count()}; {CPU},"
+            f"--nproc {ranks}: a rank needs its own GPU, and this machine has {gpus}; {CPU},"
             " or start fewer"
         )
-    if gpu_count() and not is_on_cpu(work) and not image:
+    if gpus and not is_on_cpu(work) and not image:
         from launcher.remote.probe import describe
         from rackrun.cuda import driver_here, gpu_problem
 

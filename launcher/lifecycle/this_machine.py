@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,7 +35,11 @@ def run_alone(jobs: JobTemplate, work: Work, processes: int, python: str, plain:
 def plan_alone(job: Job, processes: int, python: str) -> Plan:
     """Return the plan for this machine alone."""
     folder = str(job.folder.path)
-    host = planned(NAME, ADDRESS, _rank_count(processes), folder, interpreter(python))
+    environment = job.template.environment
+    ranks = as_host(processes, environment).processes(0)
+    host = planned(
+        NAME, ADDRESS, ranks, folder, interpreter(python), has_gpus=gpu_count(environment) > 0
+    )
     return make_plan(job, [host], free_port())
 
 
@@ -45,6 +50,7 @@ def planned(
     folder: str,
     python: str = sys.executable,
     signalled_together: bool = False,
+    has_gpus: bool = False,
 ) -> PlannedHost:
     """Return what a plan needs to know of this machine."""
     return PlannedHost(
@@ -55,7 +61,7 @@ def planned(
         workdir=str(Path.cwd()),
         folder=folder,
         cores=core_count(),
-        gpus=gpu_count() > 0,
+        gpus=has_gpus,
         gpu_model=gpu_model(),
         interface=interface_of(address),
         agent_python=sys.executable,
@@ -63,13 +69,9 @@ def planned(
     )
 
 
-def as_host(processes: int) -> Host:
-    """Return this machine as a host file would name it, with its ranks."""
-    return Host(NAME, slots=_rank_count(processes))
-
-
-def _rank_count(count: int) -> int:
-    return count or gpu_count() or 1
+def as_host(processes: int, environment: Iterable[tuple[str, str]]) -> Host:
+    """Return this machine as a host file would name it; ranks have this environment."""
+    return Host(NAME, slots=processes or gpu_count(environment) or 1)
 
 
 def interpreter(python: str) -> str:

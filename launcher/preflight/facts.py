@@ -24,6 +24,7 @@ from launcher.files.working_tree import WorkingTree
 from launcher.preflight.replies import believed
 from launcher.remote import history as remote_history
 from launcher.remote import network, probe
+from launcher.remote.gpus import VISIBLE
 from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
 from launcher.run.incidents import History, Incident, history
@@ -322,6 +323,10 @@ class HostProbe:
         uncertainty, offset = min(rounds)
         self.replies["clock"] = {"offset": offset, "uncertainty": uncertainty}
 
+    def _visible(self) -> dict[str, str]:
+        environment = (*self.requirements.environment, *self.host.env)
+        return {name: value for name, value in environment if name in VISIBLE}
+
     def _first_look(self) -> Reply:
         requirements, host = self.requirements, self.host
         python = host.python or requirements.python
@@ -337,6 +342,7 @@ class HostProbe:
             cache=requirements.task.cache,
             name=host.label,
             chooses=requirements.chooses,
+            visible=None if host.devices or requirements.chooses else self._visible(),
         )
         reply: Reply | None = None
         if self.client is not None:

@@ -44,6 +44,8 @@ def wrong_count(host: HostFacts, cluster: ClusterFacts) -> str:
         named = f"--include names GPU {max(devices)}"
         return f"{named}, and there are {count}" if max(devices) >= count else ""
     if ranks is not None:
+        if devices and ranks > len(devices):
+            return f"slots ask for {ranks} GPUs, and {plural(len(devices), 'GPU')} may be used"
         highest = max((ranks, *(device + 1 for device in devices)))
         return f"slots ask for {highest} GPUs" if 0 < count < highest else ""
     first = first_responding(cluster)

@@ -7,9 +7,11 @@ missing, or N/A: it counts as nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.remote.processes import names_in
@@ -23,9 +25,21 @@ KFD = "/dev/kfd"  # the driver of AMD's GPUs
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 XID = r"\[ *(\d+)\.\d+\].*NVRM: Xid \((?:PCI:)?([0-9a-fA-F:]+)[.0-9]*\): (\d+)"
 """A line of the kernel's log; not compiled here, since every launch imports this module."""
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+NONE_VISIBLE = ("", "-1", "NoDevFiles")
 CSV = "--format=csv,noheader,nounits"
 REPAIRS_PENDING = ("remapped_row_pending", "pending_retirement")
 MOST_XIDS = 16  # of a GPU, the newest
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs that these variables leave to ranks, by number or UUID; None: all."""
+    for name in VISIBLE:
+        if name in environment:
+            named = [one.strip() for one in environment[name].split(",")]
+            # CUDA reads up to the first one that is none, such as -1 and NoDevFiles
+            return list(itertools.takewhile(lambda one: one not in NONE_VISIBLE, named))
+    return None
 
 
 def gpu_count() -> int:

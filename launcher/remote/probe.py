@@ -23,6 +23,7 @@ from launcher.remote.gpus import gpu_count
 from launcher.remote.holders import holder_of, in_the_way, taken_gpus, user_name, uses, waiting
 from launcher.remote.locks import HELD, TICKET, queue, release, remove_lock
 from launcher.remote.waiting import find_program, lines_of, output_of, within
+from rackrun.contract.cores import cores
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0
@@ -119,6 +120,7 @@ def basics(
     cache: str = "",
     name: str = "",
     chooses: bool = False,
+    visible: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
@@ -126,6 +128,7 @@ def basics(
     interpreter is that of a container image, which `image` describes. `turn`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
+    `visible`: variables of the ranks that choose GPUs, over this account's; None: by number.
     `cache`: a folder to be written. `name`: what hosts.txt calls the host. `chooses`: return which
     GPUs are taken.
     """
@@ -144,10 +147,14 @@ def basics(
     # A launch that waits for hosts to choose from asks again and again.
     if not contained and not (chooses and described in DESCRIBED):
         DESCRIBED[described] = describe([interpreter], packages, workdir)
+    gpus_of_ranks = None
+    if visible is not None and shared["gpus"]:
+        gpus_of_ranks = gpus.visible_gpus({**os.environ, **visible})
     address = (own_endpoint() or [""])[0]
     return {
         **facts,
         **shared,
+        "gpus": shared["gpus"] if gpus_of_ranks is None else len(gpus_of_ranks),
         "machine": machine(),
         "address": address if "." in address or ":" in address else "",  # sshd may write UNKNOWN
         "lock": lock,
@@ -198,7 +205,7 @@ def facts_of_host(lock: str, planted: str, name: str) -> dict[str, Any]:
         remembered = str(within(HOME_SECONDS, lambda: history.read(name)))
     return {
         **clock(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "gpus": gpu_count(),
         "lock_problem": _lock_problem(planted),
         "history": remembered,

@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -127,11 +127,14 @@ class LocalChannel(SocketChannel):
             self.errors = file.read().decode("utf-8", "replace").strip()
 
 
-def gpu_count() -> int:
-    """Return the number of GPUs, NVIDIA's or AMD's, that ranks may use on this machine."""
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if (visible := os.environ.get(name)) is not None:
-            return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+def gpu_count(environment: Iterable[tuple[str, str]] = ()) -> int:
+    """Return the number of GPUs, NVIDIA's or AMD's, that ranks may use on this machine.
+
+    `environment` is set for the ranks over what is set here.
+    """
+    visible = gpus.visible_gpus({**os.environ, **dict(environment)})
+    if visible is not None:
+        return len(visible)
     return gpus.gpu_count() if Path("/dev").is_dir() else 0
 
 

@@ -349,7 +349,7 @@ def test_a_host_with_another_driver_is_the_odd_one_out() -> None:
 
 def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """When torch cannot use the GPUs here, a script is not advised --device cpu."""
-    monkeypatch.setattr(task_check, "gpu_count", lambda: 2)
+    monkeypatch.setattr(task_check, "gpu_count", lambda environment: 2)
     monkeypatch.setattr(probe, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
     for work, says in ((TaskWork("catdog"), "--device cpu"), (Command(("x",)), "VISIBLE_DEVICES=")):
         with pytest.raises(PreflightRefused, match=says) as refused:
@@ -359,7 +359,7 @@ def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each needs its own, unless they train on the CPU; a command may share them."""
-    monkeypatch.setattr(task_check, "gpu_count", lambda: 2)
+    monkeypatch.setattr(task_check, "gpu_count", lambda environment: 2)
     monkeypatch.setattr(probe, "describe", lambda pythons: {})
     with pytest.raises(
         UsageError, match="--nproc 3: a rank needs its own GPU, and this machine has 2"
@@ -393,6 +393,8 @@ def test_gpus_of_amd_count_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert gpu_count() == 4
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
     assert gpu_count() == 2
+    assert gpu_count([("CUDA_VISIBLE_DEVICES", "GPU-8a1c,GPU-77,-1,GPU-3")]) == 2
+    assert gpu_count([("CUDA_VISIBLE_DEVICES", "NoDevFiles")]) == 0
 
 
 def test_the_driver_names_the_gpus_of_this_machine(tmp_path: Path) -> None:

@@ -72,6 +72,26 @@ def test_free_gpus_are_found_around_runs_and_sick_ones(rack: PlantedRack) -> Non
     run.communicate(timeout=120)
 
 
+def test_variables_that_choose_gpus_count(rack: PlantedRack) -> None:
+    """--env, env= and the account's start files: ranks, and locks, are of those GPUs."""
+    one = ("--include", "gpu01", "--env")
+    assert plan_of(rack, *one, "CUDA_VISIBLE_DEVICES=1") == [("gpu01", 1, "1")]
+    assert plan_of(rack, *one, "CUDA_VISIBLE_DEVICES=GPU-7c") == [("gpu01", 1, "GPU-7c")]
+    assert plan_of(rack, *one, "CUDA_VISIBLE_DEVICES=") == [("gpu01", 1, "")]
+    (rack.home_of("gpu02") / ".bashrc").write_text("export CUDA_VISIBLE_DEVICES=1\n")
+    assert plan_of(rack, "--include", "gpu02") == [("gpu02", 1, "")]
+    (rack.home_of("gpu02") / ".bashrc").unlink()
+    code, _, err = rack.result_of(
+        *("--include", "gpu01:0", "--env", "CUDA_VISIBLE_DEVICES=1"), str(rack.hosts), *RANKS
+    )
+    assert (code, "and so does CUDA_VISIBLE_DEVICES" in err) == (64, True), err
+    run = started(rack, "night", *one, "CUDA_VISIBLE_DEVICES=1")
+    assert plan_of(rack, "--gpus-needed", "2", "--exclude", "gpu03") == [("gpu02", 2, "")]
+    assert plan_of(rack, "--gpus-needed", "3", "--exclude", "gpu03")[0] == ("gpu01", 1, "0")
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=120)
+
+
 def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack) -> None:
     """A later launch takes none that an earlier one waits for, whether it names hosts or not."""
     run = started(rack, "night", "--gpus-needed", "5")
