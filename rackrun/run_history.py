@@ -1,7 +1,7 @@
-"""What a run was over time: what its hosts used, and which ranks trained together.
+"""What the hosts of a run used over time.
 
-The launcher writes it to usage.jsonl and result.json; report.html and TensorBoard read it. Standard
-library only: controllers of detached runs write these files on hosts without packages.
+The launcher writes it to usage.jsonl; report.html and TensorBoard read it. Standard
+library only: controllers of detached runs write the file on hosts without packages.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from rackrun.shapes import AtMost, Between, parsed
 
 MOST_USAGE_BYTES = 1 << 26  # of usage.jsonl
 LINE_BYTES = 1 << 16
-MOST_GENERATIONS = 1 << 16  # of a run that are kept
 
 Count: TypeAlias = Annotated[int, Between(0, 2**53)]
-Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
-Texts: TypeAlias = Annotated[tuple[Annotated[str, AtMost(4096)], ...], AtMost(1 << 12)]
 GpuUsage: TypeAlias = tuple[Annotated[int, Between(0, 100)], Count, Count]
 """Percent busy, memory in use and memory in all, in MiB."""
 
@@ -53,22 +50,3 @@ def usage_line(text: bytes | str) -> HostUsage:
 def as_text(line: HostUsage) -> str:
     """Return a line for the file."""
     return json.dumps(vars(line), separators=(",", ":")) + "\n"
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A group of ranks that trained together, and why it was formed."""
-
-    number: Count
-    ranks: Count
-    hosts: Count
-    seconds: Seconds
-    """Since the start of the run, when it was announced."""
-    lost: Texts = ()
-    """Who was lost before it, at which step, and why."""
-    joined: Texts = ()
-    """The ranks that joined, host by host."""
-    step: Count | None = None
-    """The last step of the state that it began with; None: it was not formed."""
-    regroup_seconds: Seconds | None = None
-    """From its announcement until the last member was in."""

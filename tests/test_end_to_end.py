@@ -2,9 +2,7 @@
 
 import io
 import json
-import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +15,7 @@ from PIL import Image
 
 from catdog.drawing import draw, jpeg
 from tests import warm
-from tests.launcher.lab import children, command_line
 from tests.training.conftest import draw as shape
-from tests.waiting import until
 from training import checkpoint
 
 PROJECT = Path(__file__).parents[1]
@@ -139,36 +135,3 @@ def test_a_resumed_run_ends_in_the_same_weights(run: Path, shards: Path, tmp_pat
     assert first["model"].keys() == second["model"].keys()
     for name, weights in first["model"].items():
         assert torch.equal(weights, second["model"][name]), name
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_an_elastic_run_loses_a_rank_and_takes_it_in_again(
-    shards: Path, tmp_path: Path, lost: int
-) -> None:
-    """The other rank goes on in its process; every sample counts once; result and page say so."""
-    task = ["catdog", *RECIPE, *DEVICE, "--data", shards, "--exact-epochs", "--global-batch", "6"]
-    task += ["--ledger", "--log-every-steps", "1", "--workers", "0"]
-    launch = ("--elastic", "--plain", "--nproc", "2", "--runs", tmp_path / "runs")
-    words = ("-m", "launcher", "local", *launch, *task)
-    with warm.Launcher(*words, cwd=PROJECT, stdin=subprocess.DEVNULL) as process:
-        until(lambda: [*(tmp_path / "runs").glob("2*/metrics.jsonl")], "the run trains")
-        (folder,) = (tmp_path / "runs").glob("2*")
-        metrics = folder / "metrics.jsonl"
-        until(lambda: metrics.read_text().count('"train"') > 5, "the run makes steps")
-        logs = {Path(f"/proc/{pid}/fd/1").readlink().name: pid for pid in ranks_of(process.pid)}
-        os.kill(logs[f"{lost}.out"], signal.SIGKILL)
-        assert process.wait() == 0
-    result = json.loads((folder / "result.json").read_text())
-    groups = result["generations"]
-    assert [group["ranks"] for group in groups][:2] == [2, 1]
-    assert "killed by SIGKILL" in groups[1]["lost"][0]
-    steps = [line for line in map(json.loads, metrics.read_text().splitlines())]
-    made = [line["step"] for line in steps if line["kind"] == "train"]
-    assert made == sorted(set(made))
-    command("training", "ledger", folder, "--data", shards)
-    assert "Losses and joins" in (folder / "report.html").read_text()
-
-
-def ranks_of(launcher: int) -> list[int]:
-    """Return the processes of a launcher that train."""
-    return [pid for pid in children(launcher) if "training\0catdog" in command_line(pid)]

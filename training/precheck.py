@@ -63,11 +63,11 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
         cache=config.cache,
         splits=needed,
         batch_size=config.batch_size,
-        global_batch=config.global_batch,
         resume=config.resume,
         step_images=step_images,
         most_ranks=most,
         why_not_more=why_not_more,
+        keeps_ranks=not (config.exact_epochs or config.global_batch),
     )
 
 

@@ -29,7 +29,7 @@ from launcher.lifecycle.this_machine import (
     plan_alone,
     run_alone,
 )
-from launcher.run.job import JobTemplate, Work, elastic
+from launcher.run.job import JobTemplate, Work
 from launcher.run.plan import shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, LocalOptions, RankOptions
@@ -48,8 +48,6 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     """
     demo = work is None
     work = work or DEMO
-    if options.elastic:
-        elastic(work)  # raises UsageError for a command
     jobs = options.jobs
     planned = jobs.job(work, jobs.planned_folder(work))
     plan_alone(planned, options.nproc, options.python)  # raises UsageError, before images are drawn
@@ -63,7 +61,6 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
 
 def show(work: Work, options: LocalOptions) -> int:
     """Print what would run here; return 0."""
-    work = elastic(work) if options.elastic else work
     jobs = options.jobs
     with served(work, options.serving, [ADDRESS]) as served_work:
         if options.image:
@@ -78,7 +75,6 @@ def show(work: Work, options: LocalOptions) -> int:
 def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
     """Launch on this machine, and return the result; `again` is the typed command."""
     jobs = job_template("local", options, work, again)
-    work = elastic(work) if options.elastic else work
     needs = _refuse_invalid(work, options)
     with served(work, options.serving, [ADDRESS]) as served_work:
         if options.image:

@@ -41,18 +41,11 @@ from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder, folder_name
 
 OPTIONS = NodeOptions
-ELASTIC = "--elastic"
 
 
 @takes_settings_file(NodeOptions)
 def main(args: Sequence[str]) -> int:
     """Run what the command line asks for, and return the exit code."""
-    if ELASTIC in args and "--" not in args[: args.index(ELASTIC)]:
-        raise UsageError(
-            "--elastic needs one launcher for all nodes, and here each has its own; in an"
-            f" allocation of Slurm type {called('ssh')} --slurm --elastic TASK; on one machine"
-            f" {called('local')} --elastic TASK"
-        )
     launcher_args, rest = split(args, NodeOptions)
     options = parse(NodeOptions, "node", launcher_args, NODE_HEAD)
     work = read_work("node", NodeOptions, launcher_args, rest)

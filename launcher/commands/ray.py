@@ -25,7 +25,7 @@ from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec, resolved
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options
-from launcher.run.job import TaskWork, Work, elastic
+from launcher.run.job import TaskWork, Work
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
@@ -83,13 +83,12 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
 @contextmanager
 def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Iterator[LaunchSpec]:
     """Reserve the nodes, check the options of a task, and serve its data; yield the launch."""
-    work = elastic(work) if options.elastic else work
     with (
         cluster(options.address) as (hosts, transports),
         check_task_options(work, "ray") as refuse,
     ):
-        settings = settings.with_needs(refuse())
+        needs = refuse()
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as served_work:
             code = code_here(settings.jobs.runs)
-            yield LaunchSpec(hosts, transports, served_work, settings, code)
+            yield LaunchSpec(hosts, transports, served_work, settings, code).with_needs(needs)

@@ -41,7 +41,7 @@ def check(spec: LaunchSpec, as_json: bool) -> int:
 def deep_check(spec: LaunchSpec, options: SshOptions) -> Launch:
     """Return the run that measures the hosts, after they have passed all checks."""
     settings = spec.settings
-    jobs = replace(settings.jobs, name="deep-check", settings="", elastic=False)
+    jobs = replace(settings.jobs, name="deep-check", settings="")
     needs = TaskNeeds(packages=("training",))  # which an interpreter of python= may not have
     names = ",".join(host.label for host in spec.hosts)
     program = ["python", "-u", "-m", "training", "deep-check", "--hosts", names]
@@ -58,11 +58,10 @@ def deep_check(spec: LaunchSpec, options: SshOptions) -> Launch:
 def show_plan(spec: LaunchSpec, as_json: bool) -> int:
     """Inspect the hosts and print what would run there; return 0."""
     state, jobs = spec.restart_state, spec.settings.jobs
-    active = state.active()
-    spares = len(state.reserve()) if jobs.elastic else 0
-    with preflight(spec) as cluster:
-        refuse_ranks(cluster.first(len(active)))
+    with preflight(spec) as all_hosts:
+        cluster = all_hosts.first(len(state.active()))
+        refuse_ranks(cluster)
         job = jobs.job(spec.work, jobs.planned_folder(spec.work))
-        plan = plan_for(job, cluster.first(len(active) + spares), spec.settings, spares)
+        plan = plan_for(job, cluster, spec.settings)
     sys.stdout.write(shown(plan, as_json))
     return 0

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.commands.parse import job_template
-from launcher.commands.reach import addresses, chosen, connected, listed
+from launcher.commands.reach import addresses, chosen, connected
 from launcher.commands.settings import SshOptions
 from launcher.commands.show import check, deep_check, show_plan
-from launcher.commands.upload import bring_code, pending, planned_code, with_code
+from launcher.commands.upload import pending, planned_code, with_code
 from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Attempt, Launch
-from launcher.lifecycle.launch_spec import HostFile, LaunchSpec, resolved
+from launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import folder_to_serve, served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
-from launcher.run.job import Command, Work, elastic
+from launcher.run.job import Command, Work
 from launcher.run.result import Result
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
@@ -28,8 +26,7 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.runs import SHORT_ID
 
 if TYPE_CHECKING:
-    from launcher.run.hosts import Host
-    from launcher.transport.ssh import Network
+    pass
 
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
@@ -90,7 +87,6 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
     Only with --check, some of them may not be reached.
     """
     settings = resolved(options, job_template("ssh", options, work, typed), options.sync)
-    work = elastic(work) if options.elastic else work
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
@@ -101,21 +97,7 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
             spec = LaunchSpec(hosts, outcomes, work, settings, addresses=reachable)
         else:
             spec = chosen(hosts, network, work, settings, options)
-        spec = replace(spec, host_file=_growing_file(options, hosts, network))
         yield spec.with_needs(refuse())
-
-
-def _growing_file(options: SshOptions, hosts: Sequence[Host], network: Network) -> HostFile | None:
-    is_choice = options.host_list or options.slurm or options.hosts_needed or options.gpus_needed
-    if is_choice or not options.elastic:
-        return None
-    return HostFile(
-        Path(options.hosts),
-        hosts,
-        read=partial(listed, options),
-        connect=network.try_each,
-        bring_code=partial(bring_code, options=options),
-    )
 
 
 def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions) -> int:
@@ -135,14 +117,8 @@ def attached(launch: Launch, options: SshOptions) -> Result:
         run, names = attempt.plan.run_id, {host.name for host in attempt.plan.hosts}
         planned = [host for host in launch.spec.hosts if host.label in names]
 
-        def remember_hosts() -> str:
-            hosts = [*planned, *(added.host for added in attempt.added)]
-            name = spec.settings.jobs.name
-            return remember(run, hosts, options.runs, options.ssh_config, name, spec.work.name)
-
-        forgotten = remember_hosts()
-        if attempt.watch:
-            attempt.watch.on_added = remember_hosts
+        name = spec.settings.jobs.name
+        forgotten = remember(run, planned, options.runs, options.ssh_config, name, spec.work.name)
         result = attempt.session.supervise()
         attempt.session.note(attempt.fetch_results())
         attempt.session.note(advice(options, run, result, forgotten))

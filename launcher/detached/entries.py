@@ -8,7 +8,7 @@ belongs to a host of the plan, and to a rank of that host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -21,7 +21,6 @@ from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
 from launcher.supervision.reports import fitting_fields
 from rackrun.run_folder import RUN_NAME
-from rackrun.run_history import MOST_GENERATIONS, Generation
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
 
@@ -107,8 +106,6 @@ class Ending:
     incidents: dict[Name, Incidents] = field(default_factory=dict)
     resume: str = ""
     """Never used: the machine that started the run knows the command itself."""
-    leader: Name | Literal[""] = ""
-    generations: Annotated[tuple[Generation, ...], AtMost(MOST_GENERATIONS)] = ()
     read: dict[Name, dict[Literal["cache", "peers", "origin"], events.Count]] = field(
         default_factory=dict
     )
@@ -166,7 +163,7 @@ KINDS: dict[str, Any] = {
 EVENTS: dict[str, Any] = {
     kind.__name__: kind
     for kind in get_args(Event)
-    if kind not in (events.Output, events.Added, *get_args(events.PeerEvent))
+    if kind not in (events.Output, *get_args(events.PeerEvent))
 }
 """The events that a record may have; of outputs it has the sizes.
 
@@ -223,10 +220,7 @@ def _check_plan(plan: Plan) -> None:
         if not 0 < host.processes <= MOST_SLOTS:
             raise Misshapen(f"the plan's hosts have 1 to {MOST_SLOTS} ranks each")
         first += host.processes
-    if not 0 <= plan.spares < len(plan.hosts):
-        raise Misshapen("the plan's spares are not some of its hosts")
-    spare = sum(host.processes for host in plan.hosts[len(plan.hosts) - plan.spares :])
-    if not 0 < first - spare == plan.world_size <= MOST_RANKS:
+    if not 0 < first == plan.world_size <= MOST_RANKS:
         raise Misshapen("the plan's ranks do not add up")
 
 
@@ -248,13 +242,5 @@ def result_of(ending: Ending, folder: Path) -> Result:
         },
         "folder": folder,
         "resume": "",
-        "generations": tuple(
-            replace(
-                generation,
-                lost=tuple(map(one_line, generation.lost)),
-                joined=tuple(map(one_line, generation.joined)),
-            )
-            for generation in ending.generations
-        ),
     }
     return Result(**values)

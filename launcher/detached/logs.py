@@ -109,7 +109,7 @@ class LogScreen(PlainOutput):
 
 def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
     """Feed the logs of a run folder to a replay, rank by rank; `follow`: until the run ends."""
-    plan_version, plan = _version_of(folder.plan), plan_in(folder)
+    plan = plan_in(folder)
     name, now = name_of(folder.path.name), time.time()
     attempt = AttemptRecord(name, str(folder.path), (), now, plan)
     replay.begin(attempt, age_seconds=0.0)
@@ -117,11 +117,6 @@ def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
     while not replay.closed:
         # asked before the logs are read: what is written in between is read in the next round
         is_over = folder.result.exists() or not is_supervised(folder.plan)
-        if (version := _version_of(folder.plan)) != plan_version:
-            # an elastic run has gained a host
-            plan, plan_version = plan_in(folder), version
-            if isinstance(replay.screen, LogScreen):
-                replay.screen.plan = plan
         for host in plan.hosts:
             for rank in range(host.first_rank, host.first_rank + host.processes):
                 for stream in ("out", "err"):
@@ -132,12 +127,6 @@ def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
         if is_over or not follow:
             return
         time.sleep(LOOK_SECONDS)
-
-
-def _version_of(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_mtime_ns
-    return 0
 
 
 def _pieces(path: Path, read: dict[Path, int]) -> Iterator[bytes]:

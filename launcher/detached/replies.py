@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from launcher.detached.entries import Code, Ending, Name, Seconds
 from launcher.remote.run_manager import MOST_LISTED
 from launcher.run.events import Count, Node
-from launcher.run.state import RESERVE
 from rackrun.shapes import AtMost, Between, Matches
 
 RUN = "[0-9a-f]{8}"
@@ -74,8 +73,7 @@ class RunFacts:
     def step(self) -> int | None:
         """The step of the slowest host; once it has ended, that of the first rank."""
         if self.finish is None:
-            steps = (host.step for host in self.live.hosts if host.state != RESERVE)
-            return min(steps, default=None)
+            return min((host.step for host in self.live.hosts), default=None)
         step = self.finish.report.get("step")
         return step if isinstance(step, int) else None
 

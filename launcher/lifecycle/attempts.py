@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results, fetch_returned
-from launcher.lifecycle.host_file_watch import HostFileWatch
 from launcher.lifecycle.host_incidents import remember
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
@@ -26,7 +25,6 @@ from launcher.preflight.facts import NO_FACTS
 from launcher.run.job import FunctionCall, JobTemplate
 from launcher.run.plan import Plan
 from launcher.run.result import Result
-from launcher.supervision.agents import AddedHost
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
 from rackrun.signals import ended_by_a_signal
@@ -84,7 +82,7 @@ class Launch:
                         raise
                     state = self._without(state, error)
                 else:
-                    state = self._following(self._with_added(state, attempt), attempt)
+                    state = self._following(state, attempt)
         finally:
             if self.result is not None:
                 report_end(self._alerts, self.result, self.observer.say)
@@ -110,9 +108,8 @@ class Launch:
         """Look at the hosts and open a session on the active ones, when all are fit for it."""
         active = state.active()
         settings, jobs = self.spec.settings, self.spec.settings.jobs
-        reserve = state.reserve() if jobs.elastic else ()
         is_first = not self._runs  # an unfit spare is reported at once, not when it is needed
-        hosts = state.hosts if is_first else (*active, *reserve)
+        hosts = state.hosts if is_first else active
         transport_of = {
             host.label: transport
             for host, transport in zip(self.spec.hosts, self.spec.reached, strict=True)
@@ -126,27 +123,15 @@ class Launch:
             if is_first:
                 refuse_ranks(cluster)
             job = self._timed(jobs).job(work, jobs.new_folder(work), self.observer.id_prefix)
-            plan = plan_for(job, all_hosts if reserve else cluster, settings, len(reserve))
+            plan = plan_for(job, cluster, settings)
             # The probes of active hosts become their agents: that saves a login to each.
-            containers = [host.container for host in plan.hosts[: len(active)]]
-            successors = cluster.successors(transports[: len(active)], containers)
-            agents = [*successors, *transports[len(active) : len(plan.hosts)]]
+            containers = [host.container for host in plan.hosts]
+            agents = cluster.successors(transports[: len(active)], containers)
             screen = self.observer.screens(job, plan, settings.plain)
-            file = self.spec.host_file if jobs.elastic else None
-            watch = HostFileWatch(file, self.spec, job, plan) if file else None
-            with (
-                watch or nullcontext(),
-                Session(
-                    job,
-                    plan,
-                    agents,
-                    screen,
-                    versions=cluster.versions,
-                    alerts=self._alerts,
-                    added_hosts=watch.take if watch else tuple,
-                ) as session,
-            ):
-                yield Attempt(session, transports, watch, doubtful=cluster.doubtful)
+            with Session(
+                job, plan, agents, screen, versions=cluster.versions, alerts=self._alerts
+            ) as session:
+                yield Attempt(session, transports, doubtful=cluster.doubtful)
 
     def _timed(self, jobs: JobTemplate) -> JobTemplate:
         self._began = self._began or time.monotonic()
@@ -156,17 +141,6 @@ class Launch:
         return replace(jobs, time_limit_seconds=left)
 
     # -- between attempts; a state of None ends the launch
-
-    def _with_added(self, state: RestartState, attempt: Attempt) -> RestartState:
-        """Return the state with the hosts that have become part of the run."""
-        hosts = [added.host for added in attempt.added]
-        transports = [added.transport for added in attempt.added]
-        self.spec = replace(
-            self.spec,
-            hosts=(*self.spec.hosts, *hosts),
-            transports=(*self.spec.transports, *transports),
-        )
-        return replace(state, hosts=(*state.hosts, *hosts))
 
     def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
         settings = self.spec.settings
@@ -201,10 +175,8 @@ class Attempt:
     """One run on hosts that are fit for it."""
 
     session: Session
-    planned_transports: Sequence[Transport]
-    """The ways to the hosts of the plan, in its order, but for those that were added."""
-    watch: HostFileWatch | None = None
-    """Adds hosts to an elastic run."""
+    transports: Sequence[Transport]
+    """The ways to the hosts of the plan, in its order, and behind them those to spares."""
     hurried: bool = False
     """The user did not wait for the results: no further attempt is to follow."""
     doubtful: frozenset[str] = frozenset()
@@ -218,18 +190,8 @@ class Attempt:
 
     @property
     def plan(self) -> Plan:
-        """The plan; once the attempt has been supervised, with the hosts that were added."""
+        """The plan of the hosts that take part."""
         return self.session.plan
-
-    @property
-    def transports(self) -> list[Transport]:
-        """The ways to the hosts of the plan, in its order."""
-        return [*self.planned_transports, *(added.transport for added in self.added)]
-
-    @property
-    def added(self) -> Sequence[AddedHost]:
-        """The hosts that were added."""
-        return self.watch.taken if self.watch else ()
 
     def complete(self) -> None:
         """Run until the end, and fetch the results."""
@@ -240,7 +202,7 @@ class Attempt:
         """Fetch what the first rank's host has in its run folder; return that, or why nothing."""
         # Spares of a run that restarts have a transport, and are not in the plan.
         pairs = list(zip(self.transports, self.plan.hosts, strict=False))
-        transport, first = next(pair for pair in pairs if pair[1].name == self.result.leader)
+        transport, first = pairs[0]
         left = f"the results are still on {first.name}, in {first.folder}"
         if self.result.hosts[first.name] != "clean":
             return left

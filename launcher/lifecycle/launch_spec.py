@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from launcher.run.settings import HostOptions
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise
 from rackrun.contract.task_needs import TaskNeeds
-from rackrun.errors import Problem
+from rackrun.errors import Problem, UsageError
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,6 @@ class LaunchSpec:
     """By which this machine reaches hosts; empty text for one behind a gateway."""
     probed: ClusterFacts = NO_FACTS
     """With probes that hold the hosts, where there was a choice of hosts."""
-    host_file: HostFile | None = None
-    """Where an elastic run gets more hosts from while it goes on."""
 
     @property
     def reached(self) -> list[Transport]:
@@ -55,7 +53,16 @@ class LaunchSpec:
         return RestartState(self.settings.restarts, tuple(self.hosts))
 
     def with_needs(self, task: TaskNeeds) -> LaunchSpec:
-        """Return the same launch of a task that needs this of the hosts."""
+        """Return the same launch of a task that needs this of the hosts.
+
+        Raise UsageError if a restart on as few of them as --min-hosts says could not continue it.
+        """
+        least = self.settings.restarts.min_hosts
+        if task.keeps_ranks and 0 < least < len(self.restart_state.active()):
+            raise UsageError(
+                f"--min-hosts {least}: each rank adds --batch-size images to a step, so fewer ranks"
+                " cannot continue the run; type --exact-epochs behind the task, or leave it out"
+            )
         return replace(self, settings=self.settings.with_needs(task))
 
     def requirements(self, full: bool = False) -> Requirements:
@@ -101,21 +108,6 @@ class LaunchSettings:
         return replace(self, needs=replace(self.needs, task=task))
 
 
-@dataclass(frozen=True)
-class HostFile:
-    """A host file that may get more lines, and what the launch does with their hosts."""
-
-    path: Path
-    listed: Sequence[Host]
-    """The hosts that it named at the start, also those that the launch has left out."""
-    read: Callable[[], Sequence[Host]]
-    """Returns the hosts that it names now; raises UsageError that names all bad lines."""
-    connect: Callable[[Sequence[Host]], Sequence[Transport | Problem]]
-    """Logs in to hosts; returns for each the transport, or why it cannot be reached."""
-    bring_code: Callable[[LaunchSpec, Callable[[str], object]], object]
-    """Copies to the hosts of a launch what --sync copies, if that is asked for, and says so."""
-
-
 def resolved(
     options: HostOptions, jobs: JobTemplate | None = None, synced: bool = False
 ) -> LaunchSettings:
@@ -131,8 +123,7 @@ def resolved(
         image=container_of(options.image, options.volume),
         synced=synced,
     )
-    min_hosts = options.min_hosts or int(options.elastic)
-    restarts = RestartPolicy(options.max_restarts, options.spares, min_hosts)
+    restarts = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
     return LaunchSettings(
         jobs,
         needs,

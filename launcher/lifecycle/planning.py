@@ -77,14 +77,14 @@ def code_here(
     return working_tree(Path.cwd(), warn, excluded, runs)
 
 
-def plan_for(job: Job, cluster: ClusterFacts, settings: LaunchSettings, spares: int = 0) -> Plan:
-    """Return the plan for the hosts as they were found; `spares` of them only wait at first."""
+def plan_for(job: Job, cluster: ClusterFacts, settings: LaunchSettings) -> Plan:
+    """Return the plan for the hosts as they were found."""
     run_folder = settings.jobs.runs / job.folder.path.name
     planned = [
         planned_host(facts, cluster, run_folder, settings, scratch_folder(job.run_id, node))
         for node, facts in enumerate(cluster.hosts)
     ]
-    return make_plan(job, planned, cluster.port, spares)
+    return make_plan(job, planned, cluster.port)
 
 
 def planned_host(

@@ -53,10 +53,6 @@ class RestartState:
         fit = self._fit()
         return fit[:count] if len(fit) >= (self.policy.min_hosts or count) else ()
 
-    def reserve(self) -> tuple[Host, ...]:
-        """Return the spares of the next attempt, in file order."""
-        return self._fit()[len(self.hosts) - self.policy.spares :]
-
     def after(self, result: Result) -> RestartState | None:
         """Return the state after one more failure; None when there is to be no other attempt."""
         if result.verdict != "failed" or result.exit_code in HOPELESS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,7 +15,7 @@ from launcher.output.on_event import EventCommand
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result, with_incident
-from launcher.supervision.agents import AddedHost, AgentGroup
+from launcher.supervision.agents import AgentGroup
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Transport
@@ -65,25 +65,21 @@ class Session:
         peers: Peers | None = None,
         versions: str = "",
         alerts: EventCommand | None = None,
-        added_hosts: Callable[[], Iterable[AddedHost | str]] = tuple,
     ) -> None:
         """Take the transports in the order of the plan's hosts.
 
         `peers` look after the other hosts of a run of which this plan is a part; `versions` are
-        those of the hosts' torch and driver, for the first line; `alerts` gets what happens;
-        `added_hosts` returns the hosts that an elastic run has gained since the last call.
+        those of the hosts' torch and driver, for the first line; `alerts` gets what happens.
         """
         self.job = job
         self.result: Result | None = None
         self.plan = plan
-        """The plan; after the end, with the hosts that were added."""
         self._transports = transports
         self._screen_context = screen
         self._screen: Display | None = None  # none before the start, nothing to show without one
         self._peers = peers
         self._versions = versions
         self._alerts = alerts or EventCommand(())
-        self._added_hosts = added_hosts
 
     def __enter__(self) -> Session:
         return self
@@ -110,19 +106,9 @@ class Session:
                     self.note(start_line(self.plan, self._versions, job.folder.path))
                 journal = JournaledDisplay(job, self.plan, self._screen)
                 agents = AgentGroup(self.plan, self._transports)
-                supervisor = Supervisor(
-                    job,
-                    agents,
-                    logs,
-                    journal,
-                    self._peers,
-                    self._alerts,
-                    signals,
-                    self._added_hosts,
-                )
-                self.result = supervisor.supervise()
-                self.plan = supervisor.run.plan
-                self._transports = [client.transport for client in agents.clients]
+                self.result = Supervisor(
+                    job, agents, logs, journal, self._peers, self._alerts, signals
+                ).supervise()
                 journal.close()
             self.note(logs.close(self.result))  # a signal that comes now does not cost the result
         if self.result.verdict == "failed":

@@ -14,7 +14,7 @@ from typing import Protocol
 from launcher.output.merge import Line, LogMerger, LogSource, Shown
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
 from launcher.output.run_view import BUSY, machines
-from launcher.run.events import Added, Event, Output, RankEnded
+from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
@@ -75,8 +75,6 @@ class MergedOutput:
             self.merger.feed(event)
         elif isinstance(event, RankEnded) and event.exit_code:
             self.merger.forget(event.rank)
-        elif isinstance(event, Added):
-            self.plan = self.plan.with_host(event.host)
 
 
 class PlainOutput(MergedOutput, AbstractContextManager["PlainOutput"]):
@@ -209,12 +207,6 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
         if isinstance(path, str):
             yield name, short_path(result.folder / one_line(path))
     yield "run", short_path(result.folder)
-    if len(result.generations) > 1:
-        losses = sum(len(group.lost) for group in result.generations)
-        joins = sum(bool(group.joined) for group in result.generations)
-        ranks = plural(result.generations[-1].ranks, "rank")
-        lost = plural(losses, "loss", "losses")
-        yield "group", f"{lost}, {plural(joins, 'join')}; {ranks} at the end"
     clean = sum(state == "clean" for state in result.hosts.values())
     if result.verdict != "done" and len(result.hosts) > 1:
         nothing_left = ": nothing left running" if clean == len(result.hosts) else ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.output.console import Display
 from launcher.output.run_view import view
-from launcher.run.events import Added, Event, Usage
+from launcher.run.events import Event, Usage
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -52,9 +52,7 @@ class JournaledDisplay:
 
     def show(self, event: Event) -> None:
         """Keep what is kept, and show it."""
-        if isinstance(event, Added):
-            self.usage.hosts[event.node] = event.host.name
-        elif isinstance(event, Usage):
+        if isinstance(event, Usage):
             self.usage.add(event, time.time())
         self.shown.show(event)
 

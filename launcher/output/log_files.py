@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from launcher.run.events import Output
-from launcher.run.plan import HostPlan, Plan
+from launcher.run.plan import Plan
 from launcher.run.result import Result, as_plain
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
@@ -53,14 +53,6 @@ class LogFiles:
             fcntl.flock(file, fcntl.LOCK_EX)
         partial.replace(self.folder.plan)
         return file
-
-    def add(self, host: HostPlan, plan: Plan) -> None:
-        """Take in a host that the run has got, and write the plan that it is part of."""
-        self.hosts[host.node] = host.name
-        with suppress(OSError, SaveError):  # as soon as there is output, `write` has the reason
-            self.folder.log(host.name, None, "out").parent.mkdir(parents=True, exist_ok=True)
-            before, self.plan = self.plan, self._written_and_locked(plan)
-            before.close()
 
     def record(self, event: Output) -> None:
         """Take bytes for the log of their rank and stream."""

@@ -25,7 +25,7 @@ from launcher.run.result import Result, as_plain
 from rackrun.contract import variables
 from rackrun.terminal import one_line
 
-EventName: TypeAlias = Literal["stall", "lost", "joined", "restart", "end"]
+EventName: TypeAlias = Literal["stall", "lost", "restart", "end"]
 
 LIMIT_SECONDS = 60.0  # for one event
 _MOST_WAITING = 8

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from launcher.run.events import Usage
 from launcher.run.plan import Plan
-from launcher.run.state import RESERVE, HostState, RankState, RunState
+from launcher.run.state import HostState, RankState, RunState
 from rackrun.contract import phases
-from rackrun.run_history import Generation
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
@@ -32,7 +31,7 @@ BROKEN, WAITED_FOR, HEALTHY, ENDED = range(4)
 URGENCY = {
     **dict.fromkeys(("lost", "failed", "not clean", "not verified", "stopped", "hanging"), BROKEN),
     **dict.fromkeys(("slow", "lacks data", "connecting", "starting", "stopping"), WAITED_FOR),
-    **dict.fromkeys(("done", "clean", RESERVE), ENDED),
+    **dict.fromkeys(("done", "clean"), ENDED),
 }
 
 
@@ -87,8 +86,6 @@ class RunView:
     """The step of the last checkpoint; 0: none yet."""
     hosts: tuple[HostView, ...]
     """The failed ones first."""
-    generations: tuple[Generation, ...] = ()
-    """The groups of an elastic run so far."""
 
 
 def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
@@ -96,13 +93,11 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
     first = run.lead
     total = _whole(first, "epoch_steps")
     hosts = [_host_view(run, host, now) for host in run.hosts]
-    planned = machines(run.plan)
-    rank_count = run.generations[-1].ranks if run.generations else run.plan.world_size
     return RunView(
         name=name,
         run_id=run.plan.run_id,
         folder=str(folder),
-        machines=planned if rank_count == run.plan.world_size else f"{rank_count} of {planned}",
+        machines=machines(run.plan),
         dataset=one_line(str(first.fields.get("dataset", ""))),
         seconds=max(0.0, now - run.started_at),
         phase=first.phase,
@@ -119,7 +114,6 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
         best=_measure(first, "best"),
         checkpoint=_whole(first, "checkpoint"),
         hosts=tuple(sorted(hosts, key=lambda host: host.urgency)),
-        generations=tuple(run.generations),
     )
 
 
@@ -177,7 +171,7 @@ def _slowed_by(run: RunState, host: HostState) -> str:
 
 def machines(plan: Plan) -> str:
     """Return ranks and hosts, how many ranks each host has, and the models of the GPUs."""
-    where = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.hosts) - plan.spares, 'host')}"
+    where = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.hosts), 'host')}"
     counts = [host.processes for host in plan.hosts]
     least, most = min(counts), max(counts)
     each = f"{least} each" if least == most else f"{least} to {most} each"

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.errors import HostLost
-from launcher.run.plan import HostPlan
-from rackrun.run_history import Generation
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between
 
 Stream: TypeAlias = Literal["out", "err"]
@@ -114,67 +112,6 @@ class Computing:
 
     node: Node
     rank: Number
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A rank of an elastic run listens on a port, and can be in the next group."""
-
-    node: Node
-    rank: Number
-    port: Annotated[int, Between(1, 65535)]
-
-
-@dataclass(frozen=True)
-class Formed:
-    """A rank is in the group of a generation, with the state of a step, the same on all."""
-
-    node: Node
-    rank: Number
-    generation: Count
-    step: Count
-    digest: Annotated[str, AtMost(128)]
-
-
-@dataclass(frozen=True)
-class Broken:
-    """An exchange of a generation's group failed on a rank, which waits for the next one."""
-
-    node: Node
-    rank: Number
-    generation: Count
-    error: ShortText
-
-
-@dataclass(frozen=True)
-class Left:
-    """A rank has finished its training; its end is no loss."""
-
-    node: Node
-    rank: Number
-    generation: Count
-
-
-@dataclass(frozen=True)
-class Regrouped:
-    """The launcher has announced a generation, or all of its members are in now."""
-
-    node: Node
-    rank: Number
-    """The first rank of the group, which reports for all."""
-    generation: Generation
-
-
-@dataclass(frozen=True)
-class Added:
-    """An elastic run has one host more than it was planned for, behind all others."""
-
-    node: Node
-    host: HostPlan
-
-
-GroupEvent: TypeAlias = Ready | Formed | Broken | Left
-"""What ranks of an elastic run say about their group."""
 
 
 @dataclass(frozen=True)
@@ -306,9 +243,6 @@ PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerHangLimit
 
 Event: TypeAlias = (
     PeerEvent
-    | GroupEvent
-    | Regrouped
-    | Added
     | Opened
     | Output
     | RankStarted

@@ -165,10 +165,6 @@ class JobTemplate:
     """The content of the settings file."""
     commit: str = ""
     """The git commit of the launcher's code, for ranks where git does not know it."""
-    elastic: bool = False
-    """A lost rank ends no other: those that are left form a smaller group."""
-    min_hosts: int = 1
-    """The least number of hosts with which an elastic run goes on."""
 
     def new_folder(self, work: Work) -> RunFolder:
         """Make a run folder for this work."""
@@ -206,16 +202,6 @@ class Job:
     def resume(self) -> tuple[str, ...]:
         """Return the command that continues it from its newest checkpoint, if one was typed."""
         return self.template.resume_command(self.folder.path.name)
-
-
-def elastic(work: Work) -> TaskWork:
-    """Return the task as ranks of an elastic run train it; raise UsageError for a command."""
-    if not isinstance(work, TaskWork):
-        raise UsageError(
-            "--elastic is for tasks, whose ranks can train on without the others; your own command"
-            " can start again after a loss: type --max-restarts 3 in place of --elastic"
-        )
-    return replace(work, options=(*work.options, "--elastic"))
 
 
 def is_on_cpu(work: Work) -> bool:

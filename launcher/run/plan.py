@@ -29,9 +29,6 @@ SERVED_TORCHRUN = (
 )
 """The same; after the import that both need, it forks the server off that forks the ranks."""
 
-ALONE = (1, 0, "127.0.0.1", 0)
-"""The rendezvous of a host of an elastic run with itself: no torchrun ends with another."""
-
 PASSIVE: Environment = (("OMP_WAIT_POLICY", "PASSIVE"),)
 """As training.entry sets it, before the server imports torch."""
 
@@ -96,8 +93,6 @@ class HostPlan(PlannedHost):
     """Other accounts may read the run folder."""
     preload: tuple[str, ...] = ()
     """Modules that one process imports, which then forks the ranks; none: they start afresh."""
-    elastic: bool = False
-    """Its torchrun stands alone, and its ranks form groups as the launcher says."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +101,13 @@ class Plan:
 
     run_id: str
     world_size: int
-    """The number of ranks that start at first."""
     hosts: tuple[HostPlan, ...]
     """All of them; or, for a launcher of one node, those that it looks after."""
-    spares: int = 0
-    """This many hosts, the last ones, start when an elastic run has lost others."""
 
     @property
     def task(self) -> str:
         """The task that the ranks train; empty for a command of the user."""
         return next(iter(self._task_words), "")
-
-    @property
-    def elastic(self) -> bool:
-        """Whether the run goes on when it loses ranks."""
-        return any(host.elastic for host in self.hosts)
 
     @property
     def uses_gpus(self) -> bool:
@@ -147,35 +134,21 @@ class Plan:
         """Return the host with this node rank."""
         return self.hosts[node - self.hosts[0].node]
 
-    def with_host(self, host: HostPlan) -> Plan:
-        """Return the plan of an elastic run with one more host, which is a spare at first."""
-        return replace(self, hosts=(*self.hosts, host), spares=self.spares + 1)
-
     def part(self, node: int) -> Plan:
         """Return the part of the plan that the launcher of one node needs."""
         return replace(self, hosts=(self.host(node),))
 
 
-def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int, spares: int = 0) -> Plan:
-    """Lay the ranks out over the hosts in their order; `port` is free on the first of them.
-
-    `spares`: the number of an elastic run's hosts, the last ones, that start nothing at first.
-    """
+def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
+    """Lay the ranks out over the hosts in their order; `port` is free on the first of them."""
     _check_environment(job.template.environment)
-    world_size = sum(host.processes for host in hosts[: len(hosts) - spares])
+    world_size = sum(host.processes for host in hosts)
     plans: list[HostPlan] = []
     first_rank = 0
     for node, host in enumerate(hosts):
         plans.append(_host_plan(job, hosts, node, first_rank, port, world_size))
         first_rank += host.processes
-    return Plan(job.run_id, world_size, tuple(plans), spares)
-
-
-def plan_of_added(job: Job, plan: Plan, host: PlannedHost) -> HostPlan:
-    """Return what happens on a host that an elastic run gets beside those of its plan."""
-    node, last = len(plan.hosts), plan.hosts[-1]
-    first_rank = last.first_rank + last.processes
-    return _host_plan(job, (*plan.hosts, host), node, first_rank, 0, plan.world_size)
+    return Plan(job.run_id, world_size, tuple(plans))
 
 
 def _host_plan(
@@ -198,12 +171,11 @@ def _host_plan(
         first_rank=first_rank,
         torchrun=torchrun(job, hosts, node, port, scratch, forks=bool(preload)),
         command=job.work.argv(host.python),
-        environment=environment(job, host, world_size, scratch, first_rank),
+        environment=environment(job, host, world_size, scratch),
         defaults=(*defaults(host), *(PASSIVE if preload else ())),
         scratch=scratch,
         share=template.share,
         preload=preload,
-        elastic=template.elastic,
     )
 
 
@@ -217,8 +189,6 @@ def torchrun(
 ) -> tuple[str, ...]:
     """Return the command line of torchrun on a host; `forks`: it forks off the ranks' server."""
     host, limits = hosts[node], job.template.limits
-    together = len(hosts), node, hosts[0].address, port
-    nodes, node_rank, master, master_port = ALONE if job.template.elastic else together
     shim = f"{scratch}/agent.py"
     # Unbuffered, as the ranks that are forked from it have to be.
     start = ("-uc", SERVED_TORCHRUN.format(script=shim)) if forks else ("-c", TORCHRUN)
@@ -227,11 +197,11 @@ def torchrun(
     return (
         host.python,
         *start,
-        f"--nnodes={nodes}",
-        f"--node-rank={node_rank}",
+        f"--nnodes={len(hosts)}",
+        f"--node-rank={node}",
         f"--nproc-per-node={host.processes}",
-        f"--master-addr={master}",
-        f"--master-port={master_port}",
+        f"--master-addr={hosts[0].address}",
+        f"--master-port={port}",
         f"--rdzv-id={job.run_id}",
         "--rdzv-backend=static",  # c10d compares hosts' clocks, and can start a world of one
         f"--rdzv-conf=timeout={timeout_seconds:.0f}",
@@ -243,9 +213,7 @@ def torchrun(
     )
 
 
-def environment(
-    job: Job, host: PlannedHost, world_size: int, scratch: str, first_rank: int
-) -> Environment:
+def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> Environment:
     """Return the environment of ranks; the host's overrides the user's, the launcher's both."""
     template = job.template
     ours: Environment = (
@@ -255,12 +223,6 @@ def environment(
         (variables.RUN_NAME, job.name),
         (variables.REPORTS, f"{scratch}/reports"),
     )
-    if template.elastic:
-        ours += (
-            (variables.MEMBERSHIP, f"{scratch}/membership"),
-            (variables.FIRST_RANK, str(first_rank)),
-            (variables.ADDRESS, host.address),
-        )
     ours += ((variables.GPUS, "1"),) if host.gpus else ()
     ours += ((variables.COMMIT, template.commit),) if template.commit else ()
     return tuple(dict((*template.environment, *host.env, *ours)).items())
@@ -301,12 +263,11 @@ def shown(plan: Plan, as_json: bool) -> str:
 def describe(plan: Plan) -> str:
     """Return the plan for people: what is started where, as a shell would take it."""
     lines = [f"run {plan.run_id}, {plural(plan.world_size, 'rank')}"]
-    for index, host in enumerate(plan.hosts):
-        waits = ", in reserve" if index >= len(plan.hosts) - plan.spares else ""
+    for host in plan.hosts:
         last = host.first_rank + host.processes - 1
         ranks = f"rank {last}" if host.processes == 1 else f"ranks {host.first_rank}-{last}"
         lines += [
-            f"\nhost {host.node}: {host.name} ({host.address}), {ranks}{waits}",
+            f"\nhost {host.node}: {host.name} ({host.address}), {ranks}",
             f"  in {host.workdir}, run folder {host.folder}",
             *((f"  container: {shlex.join(host.container)}",) if host.container else ()),
             f"  torchrun: {shlex.join(host.torchrun)}",

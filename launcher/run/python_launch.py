@@ -51,7 +51,6 @@ class LaunchOptions(TypedDict, total=False):
     max_restarts: int
     spares: int
     min_hosts: int
-    elastic: bool
     slurm: bool
     include: str
     exclude: str

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.run.incidents import LETTERS, Incident, Kind
-from rackrun.run_history import Generation
 
 GAVE_WAY = "gave way to a launch that waits (--polite)"
 
@@ -41,10 +40,6 @@ class Result:
     """The command that continues from it; empty when there is no checkpoint, or it is done."""
     incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
     """What happened to hosts, by their names."""
-    leader: str = ""
-    """The host with the results: that of the first rank of the last group."""
-    generations: tuple[Generation, ...] = ()
-    """The groups of an elastic run."""
     read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """With --cache, by host: bytes of data from its own cache, from peers, and from the origin."""
 

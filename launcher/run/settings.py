@@ -137,8 +137,6 @@ class Options:
             time_limit_seconds=self.time_limit_seconds,
             on_event=self.on_event_args,
             commit=git_commit(Path.cwd()),
-            elastic=getattr(self, "elastic", False),
-            min_hosts=getattr(self, "min_hosts", 0) or 1,
         )
 
     @property
@@ -186,8 +184,6 @@ class RankOptions(Options):
     """Run the ranks in containers of this image, which contains Python and torch."""
     volume: tuple[str, ...] = ()
     """Folder to mount into containers: /data, /data:/there or /data:/there:ro; repeatable."""
-    elastic: bool = False
-    """Continue a task without lost ranks and hosts, which join again once they are back."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,13 +221,13 @@ class HostOptions(RankOptions):
     spares: int = 0
     """Number of hosts, the last in the file, kept in reserve to replace lost ones."""
     min_hosts: int = 0
-    """Minimum number of hosts to continue with after losses; 0: all (--elastic: one)."""
+    """Minimum number of hosts to continue with after losses; 0: all."""
 
     conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(
             ("spares", "min_hosts"),
-            lambda options: options.max_restarts > 0 or options.elastic,
-            "a run continues after a loss by a restart, and --max-restarts is 0; or with --elastic",
+            lambda options: options.max_restarts > 0,
+            "a run continues after a loss by a restart, and --max-restarts is 0",
             "--max-restarts 3",
         ),
     )

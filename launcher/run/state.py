@@ -12,7 +12,6 @@ from launcher.run.events import (
     Closed,
     Computing,
     Event,
-    Formed,
     Frozen,
     Joined,
     Lost,
@@ -20,7 +19,6 @@ from launcher.run.events import (
     Output,
     RankEnded,
     RankStarted,
-    Regrouped,
     Report,
     Stopping,
     Swept,
@@ -38,13 +36,10 @@ from launcher.run.stragglers import (
     straggler,
 )
 from rackrun.contract import phases
-from rackrun.run_history import MOST_GENERATIONS, Generation
 
 STEPS_REMEMBERED = 64
 READ_FIELDS = {"cache": "cache_bytes", "peers": "peer_bytes", "origin": "origin_bytes"}
 """Where a rank's data came from, and the field of its reports with the bytes."""
-RESERVE = "in reserve"
-"""The state of a host of an elastic run that waits until others are lost."""
 
 
 @dataclass
@@ -55,8 +50,6 @@ class RankState:
     node: int
     pid: int = 0
     ended: RankEnded | None = None
-    lost: bool = False
-    """Its host is lost, so it is not known how it ended."""
     phase: str = ""
     """The phase that it reported, `train` if it names none; empty when it never reported."""
     step: int = 0
@@ -105,7 +98,7 @@ class RankState:
     @property
     def running(self) -> bool:
         """Return True while its command runs."""
-        return bool(self.pid) and self.ended is None and not self.lost
+        return bool(self.pid) and self.ended is None
 
 
 @dataclass
@@ -117,8 +110,6 @@ class HostState:
     """When its agent was started."""
     state: str = "connecting"
     """connecting, starting, running, stopping, done; at the end clean, not clean, lost, ..."""
-    in_reserve: bool = False
-    """A host of an elastic run where nothing was started yet."""
     opened_at: float | None = None
     usage: Usage | None = None
     joined: bool = False
@@ -162,8 +153,8 @@ class HostState:
 
     @property
     def over(self) -> bool:
-        """Return True when nothing more will come from its agent, or it has none yet."""
-        return self.in_reserve or self.closed is not None or self.lost is not None
+        """Return True when nothing more will come from its agent."""
+        return self.closed is not None or self.lost is not None
 
     @property
     def end_state(self) -> str:
@@ -173,7 +164,7 @@ class HostState:
                 return f"still running: {', '.join(event.survivors)}"
         if self.swept is not None and self.swept.reason:
             return f"not verified: {self.swept.reason}"
-        if self.swept or self.closed or self.in_reserve:
+        if self.swept or self.closed:
             return "clean"
         return f"not verified: {self.lost.reason}" if self.lost else "not verified"
 
@@ -186,24 +177,18 @@ class RunState:
         self.started_at = now
         self.gathering_at = now
         """When a host got further on its way to start ranks."""
-        spares = plan.hosts[len(plan.hosts) - plan.spares :]
-        self.hosts = [HostState(host, now) for host in plan.hosts[: len(plan.hosts) - plan.spares]]
-        self.hosts += [HostState(host, now, RESERVE, in_reserve=True) for host in spares]
-        self.leader = plan.hosts[0].first_rank
-        """The rank that reports for all."""
-        self.generations: list[Generation] = []
-        """The groups of an elastic run so far."""
-        self.has_finished = False
-        """Whether the ranks of the last of these have ended with 0."""
-        self.ranks = [rank for host in plan.hosts for rank in _ranks_on(host)]
+        self.hosts = [HostState(host, now) for host in plan.hosts]
+        self.ranks = [
+            RankState(number, host.node)
+            for host in plan.hosts
+            for number in range(host.first_rank, host.first_rank + host.processes)
+        ]
         self.incidents = IncidentLog()
         self._late: SlowRank | None = None
         """The straggler by what ranks reported of their own part of steps."""
 
     def take(self, event: Event, now: float) -> None:
         """Apply an event to the state of its host and rank."""
-        if isinstance(event, Opened) and self.host(event.node).over:
-            self.renew(event.node, now)
         host = self.host(event.node)
         if isinstance(event, Opened | Joined):
             self.gathering_at = now
@@ -213,22 +198,8 @@ class RunState:
                 pass  # first, as most events are output
             case Report() | RankStarted() | Computing() | RankEnded():
                 self._take_rank_event(event, now)
-            case Formed():
-                self.rank(event.rank).moved_at = now
-            case Regrouped():
-                self.leader = event.rank
-                if self.generations and self.generations[-1].number == event.generation.number:
-                    self.generations.pop()  # as it was announced: now its group is whole
-                self.generations.append(event.generation)
-                del self.generations[:-MOST_GENERATIONS]
             case _:
                 host.take(event, now)
-
-    def add(self, host: HostPlan, now: float) -> None:
-        """Add a host to an elastic run; it waits like a spare."""
-        self.plan = self.plan.with_host(host)
-        self.hosts.append(HostState(host, now, RESERVE, in_reserve=True))
-        self.ranks += _ranks_on(host)
 
     def _take_rank_event(
         self, event: Report | RankStarted | Computing | RankEnded, now: float
@@ -245,9 +216,6 @@ class RunState:
                 if rank is self.lead:
                     self._compare_parts()
             case RankStarted():
-                if rank.ended and self.generations:  # else a host could take back a failure
-                    self.renew_rank(event.rank)
-                    rank = self.rank(event.rank)
                 rank.pid = rank.pid or event.pid
                 rank.moved_at = rank.moved_at or now
                 host.state = "running"
@@ -257,18 +225,6 @@ class RunState:
                 rank.ended = rank.ended or event  # a rank ends once
                 if all(rank.ended for rank in self.ranks_of(event.node)):
                     host.state = "done" if host.state == "running" else host.state
-
-    def renew(self, node: int, now: float) -> None:
-        """Begin again with a host of an elastic run, on which a new agent starts."""
-        plan = self.plan.host(node)
-        self.hosts[node - self.plan.hosts[0].node] = HostState(plan, now)
-        for local in range(plan.processes):
-            self.renew_rank(plan.first_rank + local)
-
-    def renew_rank(self, number: int) -> None:
-        """Begin again with a rank, whose command starts again."""
-        index = number - self.plan.hosts[0].first_rank
-        self.ranks[index] = RankState(number, self.ranks[index].node)
 
     def ranks_of(self, node: int) -> list[RankState]:
         """Return the ranks of one host."""
@@ -304,7 +260,7 @@ class RunState:
     @property
     def lead(self) -> RankState:
         """Return the rank that reports for all."""
-        return self.rank(self.leader)
+        return self.ranks[0]
 
     @property
     def slow(self) -> SlowRank | None:
@@ -312,11 +268,11 @@ class RunState:
         return reported(self.lead.fields) or self._late
 
     def _compare_parts(self) -> None:
-        ranks = [*self.running] if self.plan.elastic else self.ranks
-        if all(len(rank.parts) == STEPS_JUDGED for rank in ranks):  # of the same stretch of time
-            hosts = {rank.rank: self.host(rank.node).plan.name for rank in ranks}
-            self._late = straggler({rank.rank: rank.parts for rank in ranks}, hosts)
-            for rank in ranks:
+        # Of the same stretch of time.
+        if all(len(rank.parts) == STEPS_JUDGED for rank in self.ranks):
+            hosts = {rank.rank: self.host(rank.node).plan.name for rank in self.ranks}
+            self._late = straggler({rank.rank: rank.parts for rank in self.ranks}, hosts)
+            for rank in self.ranks:
                 rank.parts.clear()
 
     @property
@@ -331,10 +287,8 @@ class RunState:
 
     @property
     def succeeded(self) -> bool:
-        """Return True when every rank of every host has ended with 0, or an elastic run is done."""
-        return self.has_finished or all(
-            rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks
-        )
+        """Return True when every rank of every host has ended with 0."""
+        return all(rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks)
 
     def forgive(self, seconds: float) -> None:
         """Restart all clocks: a pause of the launcher is no host's fault."""
@@ -344,8 +298,3 @@ class RunState:
             rank.computed_at += seconds
         for host in self.hosts:
             host.frozen_since += seconds
-
-
-def _ranks_on(host: HostPlan) -> list[RankState]:
-    numbers = range(host.first_rank, host.first_rank + host.processes)
-    return [RankState(number, host.node) for number in numbers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.errors import HostLost, PreflightRefused
@@ -12,20 +12,16 @@ from launcher.remote.agent import agent, frames, rank_server, shim
 from launcher.run.events import (
     AskedToStop,
     Awaited,
-    Broken,
     Closed,
     Computing,
     Event,
-    Formed,
     Frozen,
     Joined,
-    Left,
     Lost,
     Opened,
     Output,
     RankEnded,
     RankStarted,
-    Ready,
     Report,
     Stopping,
     TorchrunEnded,
@@ -55,19 +51,13 @@ def program() -> bytes:
     return packed(*PROGRAM)
 
 
-def run_order(
-    plan: HostPlan, limits: Limits, secrets: Environment = (), is_first: bool = True
-) -> bytes:
-    """Order the start of a host's ranks; `secrets` are variables that are in no plan on disk.
-
-    The first agent of a run had its turn in the queue; the next one of a polite run comes last.
-    """
+def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:
+    """Order the start of a host's ranks; `secrets` are variables that are in no plan on disk."""
     fields = dataclasses.asdict(plan)
     return order(
         do="run",
         lease_seconds=limits.lease_seconds,
         grace_seconds=limits.grace_seconds,
-        comes_last=plan.polite and not is_first,
         **{**fields, "environment": (*plan.environment, *secrets)},
     )
 
@@ -80,21 +70,6 @@ def sweep_order(plan: HostPlan) -> bytes:
 def stop_order(signum: int, grace_seconds: float) -> bytes:
     """Order a signal to every rank and, after the grace period, SIGKILL."""
     return order(do="stop", signal=int(signum), grace_seconds=grace_seconds)
-
-
-def regroup_order(generation: Mapping[str, object]) -> bytes:
-    """Order the members of a generation on this host into its group; others ignore it."""
-    return order(do="regroup", generation=dict(generation))
-
-
-def again_order(local: int) -> bytes:
-    """Order the start of the command of a local rank that has ended."""
-    return order(do="again", local=local)
-
-
-def kill_order(local: int) -> bytes:
-    """Order SIGKILL for a local rank."""
-    return order(do="kill", local=local)
 
 
 def reach_order(ports: Sequence[tuple[str, int]], seconds: float) -> bytes:
@@ -111,10 +86,6 @@ RANK_EVENTS: dict[str, type[Event]] = {
     "ended": RankEnded,
     "asked-to-stop": AskedToStop,
     "computing": Computing,
-    "ready": Ready,
-    "formed": Formed,
-    "broken": Broken,
-    "left": Left,
 }
 HOST_EVENTS: dict[str, type[Event]] = {
     "opened": Opened,

@@ -11,11 +11,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from launcher.errors import HostLost
 from launcher.run.events import Closed, Event, Lost, Swept
-from launcher.run.hosts import Host
 from launcher.run.job import Limits
 from launcher.run.plan import Environment, HostPlan, Plan
 from launcher.run.state import HostState, RunState
@@ -44,15 +42,9 @@ class EventQueue(queue.Queue[Event]):
 class AgentClient:
     """The launcher's side of the agent of one host: a reader thread, and a channel for orders."""
 
-    def __init__(
-        self, transport: Transport, plan: HostPlan, events: EventQueue, is_first: bool = True
-    ) -> None:
-        """Start nothing yet; `is_first`: the transport starts the agent in its container, if any.
-
-        It does that once, for the program that takes over from the preflight's.
-        """
+    def __init__(self, transport: Transport, plan: HostPlan, events: EventQueue) -> None:
+        """Start nothing yet; the transport starts the agent in its container, if any."""
         self.transport = transport
-        self._is_first = is_first
         self._threads: list[threading.Thread] = []
         self.plan = plan
         self.events = events
@@ -68,7 +60,7 @@ class AgentClient:
 
     def start(self, limits: Limits, secrets: Environment = ()) -> None:
         """Start the agent on a separate thread; everything else arrives as an event."""
-        order = agent_protocol.run_order(self.plan, limits, secrets, self._is_first)
+        order = agent_protocol.run_order(self.plan, limits, secrets)
         self._begin(self._relay, order)
 
     def clean_up(self) -> None:
@@ -85,11 +77,6 @@ class AgentClient:
     def join(self, seconds: float) -> None:
         """Wait for the agent's exit after its last event."""
         self._threads[0].join(seconds)
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether nothing more comes from the agent, nor from a clean-up after it."""
-        return not any(thread.is_alive() for thread in self._threads)
 
     def stop(self, order: bytes) -> None:
         """Send the order to stop, now or as soon as the agent has started."""
@@ -114,7 +101,7 @@ class AgentClient:
             if self.last_order:
                 raise HostLost("stopped before it was started")
             self.opening = True
-            channel = self._open(order, () if self._is_first else self.plan.container)
+            channel = self._open(order)
         except Problem as error:
             self.opening = False
             self.events.put(Lost(self.plan.node, str(error), error.exit_code))
@@ -148,8 +135,8 @@ class AgentClient:
                     outcome = Swept(self.plan.node, event.survivors)
         self.events.put(outcome)
 
-    def _open(self, order: bytes, container: Sequence[str] = ()) -> Channel:
-        channel = self.transport.open((*container, *bootstrap.bootstrap(self.plan.agent_python)))
+    def _open(self, order: bytes) -> Channel:
+        channel = self.transport.open(bootstrap.bootstrap(self.plan.agent_python))
         try:
             channel.send(agent_protocol.opening(order))
         except HostLost as error:
@@ -177,15 +164,6 @@ def drain(channel: Channel) -> None:
         pass
 
 
-@dataclass(frozen=True)
-class AddedHost:
-    """A host that has passed the checks, for an elastic run that is under way."""
-
-    host: Host
-    plan: HostPlan
-    transport: Transport
-
-
 class AgentGroup:
     """The clients of all agents of a run, in the order of its hosts, and their queue of events."""
 
@@ -198,31 +176,15 @@ class AgentGroup:
             for transport, host in zip(transports, plan.hosts, strict=True)
         ]
 
-    def add(self, host: AddedHost) -> None:
-        """Append a host that the run has gained, and start nothing there yet."""
-        self.clients.append(AgentClient(host.transport, host.plan, self.events))
-
     def of(self, node: int) -> AgentClient:
         """Return the client of the host with this node rank."""
         return self.clients[node - self.plan.hosts[0].node]
 
     def start(self, limits: Limits, secrets: Environment) -> None:
-        """Start every agent but those of spares, each on a separate thread."""
+        """Start every agent, each on a separate thread."""
         agent_protocol.program()  # cached: else the first threads would each pack their own
-        self._limits, self._secrets = limits, secrets
-        for client in self.clients[: len(self.clients) - self.plan.spares]:
+        for client in self.clients:
             client.start(limits, secrets)
-
-    def start_again(self, node: int) -> None:
-        """Start an agent on a host of an elastic run, the first one or another one."""
-        client = self.of(node)
-        client = AgentClient(client.transport, client.plan, self.events, is_first=False)
-        self.clients[node - self.plan.hosts[0].node] = client
-        client.start(self._limits, self._secrets)
-
-    def has_ended(self, node: int) -> bool:
-        """Return whether all events of the agent on a host, or of its clean-up, were taken."""
-        return self.of(node).has_ended and self.events.empty()
 
     @contextlib.contextmanager
     def heartbeat(self, limits: Limits) -> Iterator[None]:

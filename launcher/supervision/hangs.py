@@ -212,12 +212,10 @@ def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
     The time starts again whenever a torchrun joins.
     """
     age = now - run.gathering_at
-    if age <= limits.rendezvous_seconds or run.generations:
+    if age <= limits.rendezvous_seconds:
         return None
     late = [
-        host
-        for host in run.hosts
-        if not host.in_reserve and not all(rank.pid for rank in run.ranks_of(host.plan.node))
+        host for host in run.hosts if not all(rank.pid for rank in run.ranks_of(host.plan.node))
     ]
     if not late or any(host.opened_at is None for host in late):
         return None

@@ -52,8 +52,6 @@ def result_of(
             if name in first
         },
         folder=job.folder.path,
-        leader=host.name,
-        generations=tuple(run.generations),
         saved=saved,
         resume=shlex.join(job.resume) if saved and verdict != "done" else "",
         incidents=_incidents(run, cause, verdict, job.folder.path.name),

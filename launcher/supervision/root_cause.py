@@ -16,7 +16,6 @@ from typing import TypeAlias
 from launcher.errors import HostLost, PreflightRefused
 from launcher.run.events import (
     AskedToStop,
-    Broken,
     Closed,
     Event,
     Lost,
@@ -29,9 +28,7 @@ from launcher.run.state import RankState, RunState
 from launcher.supervision.hangs import Hang
 from rackrun.contract import phases
 
-Failure: TypeAlias = (
-    RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang | Broken
-)
+Failure: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang
 Tail: TypeAlias = Callable[[int, int | None, str], str]
 """Returns the end of the log of (node, rank or torchrun, stream)."""
 
@@ -211,8 +208,6 @@ def cause_of(failure: Failure, tail: Tail) -> Cause:
             return _cause_of_rank(failure, tail(failure.node, failure.rank, "err"))
         case TorchrunEnded():
             return _cause_of_torchrun(failure, tail(failure.node, None, "err"))
-        case Broken():
-            return Cause(failure.error, LOST, failure.node, failure.rank, advice=_RETRY)
         case AskedToStop():
             name = signal_name(failure.signal)
             return Cause(f"torchrun passed on a {name}", LOST, failure.node, advice=_RETRY)

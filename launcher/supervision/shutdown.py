@@ -50,10 +50,7 @@ class Shutdown:
     def is_complete(self, now: float) -> bool:
         """Return whether every host has ended, or cannot be verified."""
         return all(
-            host.in_reserve
-            or host.closed is not None
-            or host.swept is not None
-            or self._is_unverifiable(host, now)
+            host.closed is not None or host.swept is not None or self._is_unverifiable(host, now)
             for host in self._run.hosts
         )
 

@@ -1,7 +1,5 @@
 """Supervise a run: watch all hosts at once, and stop all of them at the first failure.
 
-An elastic run goes on after losses, see `regrouping`.
-
 Threads only put what they receive on a queue. The main thread alone takes it from there, decides,
 writes and draws. Every host ends in one of three ways: its agent reports that nothing is left, a
 second agent cleans up after a lost one, or the host is listed as not verified.
@@ -12,7 +10,6 @@ from __future__ import annotations
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -20,7 +17,6 @@ from launcher.output.console import Display, ranges
 from launcher.output.log_files import LogFiles
 from launcher.output.on_event import EventCommand, EventName
 from launcher.run.events import (
-    Added,
     Awaited,
     Event,
     Lost,
@@ -29,12 +25,11 @@ from launcher.run.events import (
     PeerFailed,
     PeerHangLimit,
     PeerStops,
-    Regrouped,
 )
 from launcher.run.job import Job
 from launcher.run.result import Result
 from launcher.run.state import RunState
-from launcher.supervision.agents import AddedHost, AgentGroup, SilenceDetector
+from launcher.supervision.agents import AgentGroup, SilenceDetector
 from launcher.supervision.hangs import Hang, HangDetector, find_unprotected, longest_hang_limit
 from launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
 from launcher.supervision.root_cause import Cause, FailureLog
@@ -44,7 +39,6 @@ from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
     from launcher.supervision.peers import Peers
-    from launcher.supervision.regrouping import Regrouping
 
 _TURN_SECONDS = 0.1
 EVENTS_PER_TURN = 128  # or two per host: ranks report once a second, and a turn looks at all
@@ -67,13 +61,11 @@ class Supervisor:
         peers: Peers | None,
         alerts: EventCommand,
         signals: SignalQueue,
-        added_hosts: Callable[[], Iterable[AddedHost | str]] = tuple,
     ) -> None:
         """Start nothing yet.
 
         `peers` supervise the other hosts, if the run has hosts elsewhere. `signals` has those of
-        this process, as long as it is installed. `added_hosts` returns the hosts that an elastic
-        run has gained since the last call, and lines about those that it could not take.
+        this process, as long as it is installed.
         """
         self.alerts = alerts
         self.job = job
@@ -88,13 +80,7 @@ class Supervisor:
         self.shutdown = Shutdown(self.run, agents, self.limits)
         self.silence = SilenceDetector(self.run, agents, self.limits)
         self.hangs = HangDetector(self.run, agents, self.limits)
-        self.regrouping: Regrouping | None = None
-        if job.template.elastic:
-            from launcher.supervision.regrouping import Regrouping  # most runs are not elastic
-
-            self.regrouping = Regrouping(job, self.run, agents, self.failures, log_files.tail)
         self.signals = signals
-        self.added_hosts = added_hosts
         self.interrupted = 0
         """The first signal that asked for the end."""
         self.interrupted_at = 0.0
@@ -136,9 +122,6 @@ class Supervisor:
         self._handle_signals()
         for lost in self.silence.lost(self.now, self.shutdown.deadline):
             self._take(lost)
-        if self.regrouping and not self.shutdown.ordered:
-            self._take_in_hosts(self.regrouping)
-            self._regroup(self.regrouping)
         self._report_straggler()
         self._report_unprotected()
         if not self.shutdown.ordered:
@@ -174,29 +157,16 @@ class Supervisor:
             case Output():
                 self.log_files.record(event)
         self.run.take(event, self.now)
-        # A host that a polite run has left is tried again and again: its refusals are no news.
-        is_news = self.regrouping is None or not self.regrouping.is_still_left(event)
-        if is_news:
-            self.display.show(event)
-        goes_on = (
-            self.regrouping is not None
-            and not self.shutdown.ordered
-            and self.regrouping.take(event, self.now)
-        )
-        if not goes_on:
-            self.failures.take(event, self.shutdown.ordered)
+        self.display.show(event)
+        self.failures.take(event, self.shutdown.ordered)
         if isinstance(event, Lost):
-            if is_news:
-                self._alert("lost", event.reason, event.node)
+            self._alert("lost", event.reason, event.node)
             self._clean_up(event.node)
 
     def _clean_up(self, node: int) -> None:
-        # An agent that had started nothing needs no second one to clean up after it. One that was
-        # just being started may still come to life, so an elastic run looks after it again.
+        # An agent that had started nothing needs no second one to clean up after it.
         if swept := self.agents.clean_up(node):
             self.run.take(swept, self.now)
-            if self.regrouping:
-                self.regrouping.take(swept, self.now)
 
     def _take_from_peer(self, event: PeerEvent) -> None:
         match event:
@@ -209,9 +179,7 @@ class Supervisor:
                 self.peers.take_hang_limit(event)
 
     def _give_way(self, event: Awaited) -> None:
-        """Leave the host, if the run is elastic; else stop it, and have its launch queue again."""
-        if self.regrouping and self.regrouping.give_way(event.node, event.user, self.now):
-            return
+        """Stop the run, and have its launch queue again."""
         host = self.run.plan.host(event.node).name
         self.display.note(f"{host}: {one_line(event.user)} waits for it")
         self.signals.add(GIVE_WAY)
@@ -278,29 +246,6 @@ class Supervisor:
             self.display.note(f"{describe(cause, self.run.plan)}; stopping all ranks")
         if self.peers:
             self.peers.send_failure(self.failures, self.now)
-
-    # -- elastic runs
-
-    def _take_in_hosts(self, regrouping: Regrouping) -> None:
-        for added in self.added_hosts():
-            if isinstance(added, str):
-                self.display.note(added)
-                continue
-            self.agents.add(added)
-            self.run.add(added.plan, self.now)
-            self.log_files.add(added.plan, self.run.plan)
-            self.display.show(Added(added.plan.node, added.plan))
-            regrouping.add(added.plan.node)
-
-    def _regroup(self, regrouping: Regrouping) -> None:
-        """Replace the group where that is due, and show why."""
-        for news in regrouping.advance(self.now):
-            if isinstance(news, Regrouped):
-                self.display.show(news)
-            else:
-                self.display.note(news.text)
-                if news.event:
-                    self._alert(news.event, news.text, news.node, news.rank)
 
     # -- reports for the user
 

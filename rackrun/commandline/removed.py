@@ -12,6 +12,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
         "--collective-timeout-seconds": "it is 20 minutes; a launcher notices hangs earlier, by"
         " --hang-seconds",
+        "--elastic": "type --max-restarts 3 --min-hosts 1, and --exact-epochs behind the task",
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
         " with --short-side 256",

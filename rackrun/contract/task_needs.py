@@ -22,8 +22,6 @@ class TaskNeeds:
     splits: tuple[str, ...] = ()
     """Splits in which the data must have samples."""
     batch_size: int = 1
-    global_batch: int = 0
-    """The images of each step, if --global-batch names them; 0: --batch-size for each rank."""
     resume: str = ""
     """The run to be continued, as typed."""
     step_images: int = 0
@@ -31,17 +29,13 @@ class TaskNeeds:
     most_ranks: int = 0
     """0: any number of ranks will do."""
     why_not_more: str = ""
+    keeps_ranks: bool = False
+    """It cannot be continued on fewer ranks: each adds its images to a step."""
 
     @property
     def imports(self) -> tuple[str, ...]:
         """Return what the interpreter of a host is asked for."""
         return (*self.packages, *self.trackers, *self.modules)
-
-    def growth_problem(self, planned: int, ranks: int) -> str:
-        """Return why an elastic run that was planned for some ranks cannot have this many now."""
-        images = self.global_batch or planned * self.batch_size
-        text = f"{ranks} ranks for steps of {images} images; write fewer slots= in its line"
-        return text if ranks > images else ""
 
     def rank_problem(self, ranks: int) -> str:
         """Return why a number of ranks cannot run the task, and what to type; empty if it can."""

@@ -25,9 +25,7 @@ from rackrun.errors import DataError, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.run_history import (
     LINE_BYTES,
-    MOST_GENERATIONS,
     MOST_USAGE_BYTES,
-    Generation,
     HostUsage,
     usage_line,
 )
@@ -139,8 +137,6 @@ class RunEnd:
     """With --cache, by host: bytes by where they came from."""
     report: dict[str, Any] = field(default_factory=dict)
     """What ranks have reported last, by name."""
-    generations: Annotated[tuple[Generation, ...], AtMost(MOST_GENERATIONS)] = ()
-    """The groups of an elastic run."""
 
     def number(self, name: str) -> float | None:
         """Return a number that ranks have reported; None if they have not."""

@@ -95,8 +95,7 @@ def run_page(story: Story, folder: Path) -> dict[str, Any]:
         "classes": by_class(story.predictions) if story.predictions else None,
         "matrix": matrix(story.predictions) if story.predictions else "",
         "confusions": confusions(story.predictions) if story.predictions else [],
-        "time_line": list(time_line(story)),
-        "ranks_over_time": ranks_over_time(story),
+        "share_rows": list(share_rows(story)),
         "shares_over_time": shares_over_time(story),
         "hosts": list(hosts(story)),
         "usage": list(_usage_charts(story.usage)),
@@ -292,26 +291,15 @@ def _story_curves(
         yield Series(f"{name}{story.judged_by}", x, y, number if several else 1, dots=True)
 
 
-def time_line(story: Story) -> Iterator[tuple[str, ...]]:
-    """Yield what changed about the ranks and their shares of a step as rows, by time.
+def share_rows(story: Story) -> Iterator[tuple[str, str, str]]:
+    """Yield the changes of the ranks' shares of a step: time, step, images by rank.
 
-    None where no rank was lost and all shares are even.
+    None where all shares are even.
     """
-    rows: list[tuple[float, *tuple[str, ...]]] = []
-    for group in story.end.generations if len(story.end.generations) > 1 else ():
-        step = "not formed" if group.step is None else f"{group.step:,}"
-        took = "" if group.regroup_seconds is None else f"{group.regroup_seconds:.2f} s"
-        happened = [*group.lost, *(f"joined: {who}" for who in group.joined)] or ["start"]
-        why = one_line("; ".join(happened))
-        rows.append((group.seconds, step, str(group.ranks), str(group.hosts), took, why))
     for line in _uneven_shares(story):
         counts = list(line["images"].values())
         shown = ", ".join(map(str, counts[:MOST_NAMED])) + ("…" if len(counts) > MOST_NAMED else "")
-        shares = f"images of a step by rank: {shown}"
-        seconds = line["time"] - story.begun
-        rows.append((seconds, f"{line['step']:,}", str(len(counts)), "", "", shares))
-    for seconds, *cells in sorted(rows):
-        yield duration(seconds), *cells
+        yield duration(line["time"] - story.begun), f"{line['step']:,}", shown
 
 
 def _uneven_shares(story: Story) -> list[Line]:
@@ -345,20 +333,6 @@ def shares_over_time(story: Story) -> tuple[Markup, list[str]] | None:
     highest = max(float(curve.y.max()) for curve in curves)
     drawing = chart(curves, lambda count: f"{count:g}", "minutes", (0.0, 1.05 * highest))
     return drawing, labels if len(labels) <= COLOURS else []
-
-
-def ranks_over_time(story: Story) -> Markup | None:
-    """Return a drawing of the number of ranks over time; None where it did not change."""
-    groups = story.end.generations
-    if len(groups) < 2:
-        return None
-    ends = [*(group.seconds for group in groups[1:]), max(story.end.seconds, groups[-1].seconds)]
-    minutes = [
-        at / 60 for group, end in zip(groups, ends, strict=True) for at in (group.seconds, end)
-    ]
-    ranks = [float(group.ranks) for group in groups for _ in range(2)]
-    curve = Series("ranks", np.array(minutes), np.array(ranks))
-    return chart([curve], lambda count: f"{count:g}", "minutes", (0.0, max(ranks) + 1))
 
 
 def _usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:

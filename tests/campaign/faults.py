@@ -467,12 +467,8 @@ def _peers(
     name: str,
     hurt: Callable[[Scene], None],
     heal: Callable[[Scene], None] = lambda scene: None,
-    options: tuple[str, ...] = (),
 ) -> Fault:
-    return Fault(
-        *(f"peers-{name}", (0,), 90.0, hurt, heal),
-        **{"kind": "peers", "rank_seconds": 30.0, "options": options},
-    )
+    return Fault(f"peers-{name}", (0,), 90.0, hurt, heal, kind="peers", rank_seconds=30.0)
 
 
 PEERS = [
@@ -482,12 +478,6 @@ PEERS = [
     _peers("wrong-bytes", spoil_blocks),
     _peers("disk-full", fill_tmp, empty_tmp),
     _peers("link-flaps", flap),
-    _peers(
-        "power-off",
-        lambda s: s.hosts.cut_power(s.number),
-        lambda s: s.hosts.boot(s.number),
-        options=("--elastic",),
-    ),
 ]
 
 

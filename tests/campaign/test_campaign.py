@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.campaign.campaign import burning, campaign, chosen, played
-from tests.campaign.elastic import rounds
 from tests.campaign.outcome import Outcome, table
 
 ROUNDS = 25
@@ -65,14 +64,3 @@ def test_a_loaded_machine_makes_no_false_alarm(seed: int) -> None:
     """Both cores burn: no false hang, no false loss, and every fault is still named."""
     with burning(2):
         assert not broken(list(campaign(seed, range(ROUNDS), 4.0)))
-
-
-@pytest.mark.parametrize(
-    "block", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 30))]
-)
-@pytest.mark.timeout(3600)
-def test_elastic_rounds_break_no_promise(block: int) -> None:
-    """Whatever an elastic run loses, survivors go on; `python -m tests.campaign.elastic` too."""
-    numbers = range(1) if block == 0 else range(10 * block, 10 * (block + 1))
-    broken_rounds = [one for one in rounds(7, numbers) if one.violations]
-    assert not broken_rounds, broken_rounds

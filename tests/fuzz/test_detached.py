@@ -17,21 +17,16 @@ from launcher.detached.replies import RunFacts, RunListing
 from launcher.run.events import (
     AskedToStop,
     Awaited,
-    Broken,
     Closed,
     Computing,
     Event,
-    Formed,
     Frozen,
     Gpu,
     Joined,
-    Left,
     Lost,
     Opened,
     RankEnded,
     RankStarted,
-    Ready,
-    Regrouped,
     Report,
     Stopping,
     Swept,
@@ -44,7 +39,6 @@ from launcher.run.job import Command, Job
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from rackrun.run_folder import RunFolder
-from rackrun.run_history import Generation
 from rackrun.shapes import Misshapen, shaped
 from tests.fuzz import targets_detached as targets
 
@@ -66,11 +60,6 @@ HAPPENED: tuple[Event, ...] = (
     Stopping(1, "lease"),
     Lost(1, "gone"),
     Swept(1, ("5 (python)",)),
-    Ready(0, 1, 40001),
-    Formed(0, 1, 2, 7, "0a1b"),
-    Broken(1, 2, 2, "Connection reset"),
-    Regrouped(0, 0, Generation(3, 2, 1, 9.5, ("lost node2",), (), 7, 0.25)),
-    Left(0, 1, 3),
     Closed(0, ()),
 )
 

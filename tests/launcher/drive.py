@@ -19,7 +19,7 @@ import sys
 import termios
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import pyte
 from launcher.lifecycle.session import run
 from launcher.run.job import Command, Job, JobTemplate, Limits
 from launcher.run.plan import PlannedHost, make_plan
-from launcher.transport.local import LocalChannel, LocalTransport
+from launcher.transport.local import LocalTransport
 from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.lab import processes_with
@@ -61,11 +61,6 @@ def main(
     agents: list[str] | None = None,
     preload: list[str] | None = None,
     on_event: list[str] | None = None,
-    elastic: bool = False,
-    spares: int = 0,
-    min_hosts: int = 1,
-    locks: str = "",
-    blocks: str = "",
 ) -> int:
     Path(folder).mkdir()
     if log_bytes:  # a file that grows beyond it gets EFBIG, as it would ENOSPC
@@ -78,8 +73,6 @@ def main(
             environment=tuple((name, value) for name, value in environment or ()),
             limits=Limits(**{**SHORT, **(limits or {})}),
             on_event=tuple(on_event or ()),
-            elastic=elastic,
-            min_hosts=min_hosts,
         ),
     )
     slots = slots or [1]
@@ -88,12 +81,10 @@ def main(
         PlannedHost(
             *(address, address, count, python, workdir or folder, folder, 2, "lo"),
             agent_python=agent,
-            locks=((f"{locks}/{address}.lock", False),) if locks else (),
-            polite=bool(locks),
         )
         for address, count, agent in zip(addresses, slots, agents or ["python3"] * 9, strict=False)
     ]
-    plan = make_plan(job, facts, port_of_no_connection(), spares)
+    plan = make_plan(job, facts, port_of_no_connection())
     if not real:
         cheap = [
             dataclasses.replace(
@@ -105,24 +96,11 @@ def main(
             for host in plan.hosts
         ]
         plan = dataclasses.replace(plan, hosts=tuple(cheap))
-    transports = [SlowTransport(name, Path(blocks, name)) for name in addresses]
+    transports = [LocalTransport(name) for name in addresses]
     code = run(job, plan, transports, plain).exit_code
     (Path(folder) / "peak").write_text(str(peak_mib(os.getpid())))
     (Path(folder) / "processor").write_text(str(time.process_time()))
     return code
-
-
-class SlowTransport(LocalTransport):
-    """This machine; while a file exists, it lets no program start, as an sshd that hangs."""
-
-    def __init__(self, name: str, block: Path) -> None:
-        super().__init__(name)
-        self.block = block
-
-    def open(self, argv: Sequence[str]) -> LocalChannel:
-        while self.block.is_file():
-            time.sleep(0.02)
-        return super().open(argv)
 
 
 def port_of_no_connection() -> int:

@@ -27,6 +27,9 @@ OPTIONS: tuple[str, ...] = (
     "convert verify shards --source",
     "imagenet --blur-pool",
     "imagenet --no-blur-pool",
+    "local --nproc 2 --elastic",
+    "node --elastic",
+    "ssh --elastic",
     "ssh --scaling",
 )
 """Command lines, each with one removed option as its last word.

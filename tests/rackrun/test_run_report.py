@@ -460,25 +460,9 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "latest")
 
 
-def test_losses_and_joins_are_a_table(run: Path) -> None:
-    """An elastic run's groups stand with time, step and cause; texts of hosts are only text."""
-    first = {"number": 1, "ranks": 4, "hosts": 3, "seconds": 1.0, "step": 0}
-    smaller = {**first, "number": 2, "ranks": 3, "seconds": 9.0, "step": 1200, "lost": [EVIL]}
-    smaller["regroup_seconds"] = 0.05
-    whole = {**first, "number": 3, "seconds": 21.0, "step": None, "joined": ["rank 2 on gpu02"]}
-    end = {"verdict": "done", "exit_code": 0, "cause": "done", "seconds": 75.0}
-    (run / "result.json").write_text(json.dumps({**end, "generations": [first]}))
-    assert "Losses and joins" not in page_of(run)
-    (run / "result.json").write_text(json.dumps({**end, "generations": [first, smaller, whole]}))
-    page = page_of(run)
-    assert "Losses and joins" in page and EVIL not in page
-    assert "<td>0:09</td><td>1,200</td><td>3</td><td>3</td><td>0.05 s</td>" in page
-    assert "<td>not formed</td>" in page and "joined: rank 2 on gpu02" in page
-
-
-def test_shares_by_speed_are_a_drawing_and_rows_among_losses_and_joins(run: Path) -> None:
-    """Each change of the images by rank stands in one time line with the groups of an elastic run;
-    a run whose shares are even has no such section, and what cannot be shares is refused."""
+def test_shares_by_speed_are_a_drawing_and_rows(run: Path) -> None:
+    """Each change of the images by rank is a row; a run whose shares are even has no such section,
+    and what cannot be shares is refused."""
     metrics = run / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     begun = read(run).begun
@@ -493,16 +477,10 @@ def test_shares_by_speed_are_a_drawing_and_rows_among_losses_and_joins(run: Path
     assert "Shares of a step" not in page_of(run)
     write_lines(metrics, [*lines, *changes])
     page = page_of(run)
-    assert "<h2>Shares of a step</h2>" in page and "images of a step by rank: 4, 8, 17" in page
+    assert "<h2>Shares of a step</h2>" in page
     assert page.count("<title>rank ") == 3
-    first = {"number": 1, "ranks": 4, "hosts": 3, "seconds": 1.0, "step": 0}
-    smaller = {**first, "number": 2, "ranks": 3, "seconds": 9.0, "step": 12, "lost": [EVIL]}
-    end = {"verdict": "done", "exit_code": 0, "cause": "done", "seconds": 75.0}
-    (run / "result.json").write_text(json.dumps({**end, "generations": [first, smaller]}))
-    page = page_of(run)
-    assert "<h2>Losses and joins, shares of a step</h2>" in page
-    times = re.findall(r"<tr><td>(\d+:\d\d)</td>", page[page.index("Losses and joins") :])
-    assert times[:4] == ["0:01", "0:03", "0:09", "0:20"]
+    assert "<td>0:03</td><td>0</td><td>10, 10, 9</td>" in page
+    assert "<td>0:20</td><td>33</td><td>4, 8, 17</td>" in page
     for wrong in ([4, 8], {"a": 4}, {"0": -1}, {}, {"0": "<b>"}):
         write_lines(metrics, [*lines, {**changes[1], "images": wrong}])
         with pytest.raises(DataError, match="not a line of metrics"):

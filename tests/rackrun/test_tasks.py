@@ -11,7 +11,6 @@ from launcher.run.job import TaskWork
 from launcher.run.settings import LocalOptions
 from launcher.settings_file import read_settings, settings_text, work_words
 from rackrun.cli import completion, dispatch
-from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 from rackrun.user_code import tasks
 from rackrun.user_code.tasks import find_task, known_tasks, why_no_task
@@ -119,11 +118,3 @@ def test_a_settings_file_starts_ones_own_task_again(folder: Path) -> None:
     Path("run.toml").write_text(text.replace("my_task.py", "my_taks.py"))
     with pytest.raises(UsageError, match="run.toml: my_taks.py: no such key"):
         read_settings(Path("run.toml"))
-
-
-def test_an_elastic_run_grows_until_each_rank_has_an_image_of_a_step() -> None:
-    """The images of a step stay those of the ranks that were planned, or of --global-batch."""
-    assert not TaskNeeds(batch_size=2).growth_problem(planned=2, ranks=4)
-    assert "5 ranks for steps of 4 images" in TaskNeeds(batch_size=2).growth_problem(2, 5)
-    assert not TaskNeeds(batch_size=2, global_batch=6).growth_problem(2, 6)
-    assert TaskNeeds(batch_size=2, global_batch=6).growth_problem(2, 7)

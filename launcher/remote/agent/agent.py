@@ -27,7 +27,6 @@ from typing import Any
 
 from launcher.remote.agent.frames import Launcher
 from launcher.remote.agent.host_watch import HostWatch
-from launcher.remote.agent.membership import RankSockets
 from launcher.remote.agent.output import RankOutput
 from launcher.remote.agent.ranks import LocalRanks
 from launcher.remote.agent.reachability import Reachability
@@ -37,7 +36,6 @@ from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.files import explained, identities_in, remove_folder, write_new
 from launcher.remote.locks import (
     HELD,
-    impatient_ticket,
     lock,
     release,
     remove_free_locks,
@@ -120,8 +118,7 @@ class Agent:
         first, processes = order["first_rank"], order["processes"]
         self.output = RankOutput(self.selector, launcher)
         self.reports = Reports(launcher, first, processes)
-        self.membership = RankSockets(launcher, first, processes) if order["elastic"] else None
-        self.ranks = LocalRanks(launcher, first, order["signalled_together"], self.membership)
+        self.ranks = LocalRanks(launcher, first, order["signalled_together"])
         self.torchrun = Torchrun(order, launcher)
         self.host = HostWatch(launcher, self.torchrun, self.ranks, self.reports, order)
         self.reachability = Reachability(self.selector, launcher)
@@ -160,7 +157,7 @@ class Agent:
             key.data(key.fd)
         now = time.monotonic()
         if problem := self._why_unsupervised(now):
-            self._abandon(problem)
+            self.shutdown.abandon(problem)
         if self.host.due(now):
             self.host.report(now)
             self._show_heartbeat(now)
@@ -172,9 +169,6 @@ class Agent:
     # -- the beginning
 
     def _prepare(self, bundle: Any) -> None:
-        if self.order["comes_last"] and impatient_ticket(self.order["locks"]):
-            # A run that gives way to others, and starts again, does not overtake them.
-            raise BlockingIOError("others wait for this host")
         run, name = self.scratch.split("-")[1], os.path.basename(self.order["folder"])
         for path, shared in self.order["locks"]:
             self.locks[path] = lock(path, shared)
@@ -218,8 +212,6 @@ class Agent:
         processes = self.order["processes"]
         self.ranks.socket.open(self.selector, f"{self.scratch}/control", processes)
         self.reports.open(self.selector, f"{self.scratch}/reports")
-        if self.membership:
-            self.membership.socket.open(self.selector, f"{self.scratch}/membership", processes)
         port = self.reachability.open()
         for local in range(processes):
             self.output.open_rank(self.scratch, local)
@@ -259,12 +251,6 @@ class Agent:
                 # The launcher looks for the cause of a hang: it must not wait for the next report.
                 self.host.look_for_stopped()
                 self.reachability.begin(order["ports"], order["seconds"])
-            elif order["do"] == "regroup" and self.membership:
-                self.membership.announce(order["generation"])
-            elif order["do"] == "again":
-                self.ranks.start_again(order["local"])
-            elif order["do"] == "kill":
-                self.ranks.kill(order["local"])
         if self.launcher.is_gone:
             self.selector.unregister(descriptor)  # at its end it would be ready in every turn
 
@@ -273,10 +259,4 @@ class Agent:
             if number == signal.SIGCHLD:
                 self.torchrun.reap(self.shutdown.begun)
             elif not self.order["signalled_together"]:  # else the launcher has received it as well
-                self._abandon(f"the agent got {signal.Signals(number).name}")
-
-    def _abandon(self, reason: str) -> None:
-        """End the run on this host without an order; its ranks belong to no group any more."""
-        if self.membership and not self.shutdown.begun:
-            self.membership.end(reason)
-        self.shutdown.abandon(reason)
+                self.shutdown.abandon(f"the agent got {signal.Signals(number).name}")

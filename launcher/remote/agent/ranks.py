@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import socket
 from collections.abc import Iterator
 
 from launcher.remote.agent.frames import Launcher
-from launcher.remote.agent.membership import RankSockets
 from launcher.remote.agent.nonblocking import LocalSocket
-from launcher.remote.agent.shim import AGAIN
 from launcher.remote.processes import look_up, oom_kills, send_signal
 
 
@@ -36,21 +33,11 @@ class LocalRank:
 class LocalRanks:
     """The socket that shims call, and the ranks whose shims have called."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        first_rank: int,
-        signalled_together: bool,
-        membership: RankSockets | None,
-    ) -> None:
-        """Take whether a signal that reaches a rank reaches the launcher as well.
-
-        `membership` is that of the ranks of an elastic run.
-        """
+    def __init__(self, launcher: Launcher, first_rank: int, signalled_together: bool) -> None:
+        """Take whether a signal that reaches a rank reaches the launcher as well."""
         self.launcher = launcher
         self.first_rank = first_rank
         self.signalled_together = signalled_together
-        self.membership = membership
         self.socket = LocalSocket(self._take, self._lose)
         self.by_local: dict[int, LocalRank] = {}
         self.last_signal = 0  # sent to all ranks, also to those that start later
@@ -79,19 +66,6 @@ class LocalRanks:
         for rank in self:
             rank.ask_to_end(signum)
 
-    def start_again(self, local: int) -> None:
-        """Have the shim of a rank that has ended start its command again."""
-        rank = self.by_local.get(local)
-        if rank is not None and rank.ended and not self.killing:
-            with contextlib.suppress(OSError):  # the shim has died
-                rank.connection.send(AGAIN)
-
-    def kill(self, local: int) -> None:
-        """Kill a rank that does not react any more; its shim reports that."""
-        rank = self.by_local.get(local)
-        if rank is not None:
-            rank.ask_to_end(signal.SIGKILL)
-
     def _take(self, connection: socket.socket, data: bytes) -> None:
         """Take what a shim reports: its command started or ended, or torchrun signalled it."""
         message = json.loads(data)
@@ -114,8 +88,6 @@ class LocalRanks:
                 self._end(local, event="ended", code=0, signal=int(signal.SIGKILL))
 
     def _end(self, local: int, **event: object) -> None:
-        if self.membership:
-            self.membership.close(local)  # what it has sent about its group comes before its end
         rank = self.by_local[local]
         rank.ended = True
         self.launcher.send_event(local, ordered=rank.signalled or self.killing, **event)

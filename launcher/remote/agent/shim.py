@@ -28,9 +28,6 @@ from launcher.remote.processes import (
     spawn,
 )
 
-AGAIN = b"a"
-"""From the agent to the shim of a rank that has ended: start its command again."""
-
 
 def serve(bundle: object) -> None:
     """Run the command of the rank whose agent has this script in its private folder."""
@@ -43,18 +40,17 @@ def run(scratch: str) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons of the rank become ours, to be ended with it
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # wakes `watch` when torchrun is killed
     shim = Shim(scratch, int(os.environ["LOCAL_RANK"]))
-    while True:
-        pid, signals = shim.start_command()
-        shim.report(event="started", shims=shim.pids, pid=pid)
-        code, signum = shim.watch(pid, parent, signals)
-        kill_descendants()  # what the rank left in the background holds its pipes and GPUs
-        shim.report(event="ended", code=code, signal=signum)
-        if not code and not signum:
-            return 0
-        # torchrun would end the others. The launcher decides that: in an elastic run the rank may
-        # start again; else the agent kills this shim, or is gone.
-        if shim.control.recv(1) != AGAIN:
-            shim.abandon()
+    pid, signals = shim.start_command()
+    shim.report(event="started", shims=shim.pids, pid=pid)
+    code, signum = shim.watch(pid, parent, signals)
+    kill_descendants()  # what the rank left in the background holds its pipes and GPUs
+    shim.report(event="ended", code=code, signal=signum)
+    if code or signum:
+        # torchrun would end the others. The launcher decides that: the agent kills this shim, or is
+        # gone.
+        shim.control.recv(1)
+        shim.abandon()
+    return 0
 
 
 class Shim:

@@ -2,10 +2,8 @@
 
 import json
 import os
-import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from launcher.catalog.ps import main, merged
 from launcher.commands.detached import main as look_after
 from launcher.commands.parse import work_of
 from launcher.detached import known_runs
-from launcher.detached.locate import plan_in
 from launcher.detached.stop import StopOptions, stop
 from launcher.lifecycle.task_check import refuse_absent_run
 from launcher.output.log_files import LogFiles
@@ -96,26 +93,6 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     assert any("failed (75)" in line for line in lines)
     files.plan.close()
     remote.plan.close()
-
-
-def test_followed_logs_have_those_of_hosts_that_an_elastic_run_gets(tmp_path: Path) -> None:
-    """Lines of a host that was added after `logs --follow` began carry its name."""
-    job, files = written(tmp_path / "runs", "live")
-    job.folder.log("gpu01", 0, "out").write_text("step 1\n")
-    command = [sys.executable, "-m", "rackrun", "logs", "--follow", str(job.folder.path)]
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
-    ) as follower:
-        assert follower.stdout is not None
-        assert follower.stdout.readline() == "step 1\n"
-        plan = plan_in(job.folder)
-        added = replace(plan.hosts[0], name="gpu02", node=1, first_rank=1)
-        files.add(added, plan.with_host(added))
-        job.folder.log("gpu02", 1, "out").write_text("joined\n")
-        assert follower.stdout.readline() == "gpu02:1 | joined\n"
-        files.close(ended(job, "done", 0, 5))
-        assert follower.wait(60) == 0
 
 
 def test_an_attached_run_is_found_by_the_start_of_its_id(

@@ -305,8 +305,7 @@ def test_no_option_belongs_to_the_launcher_and_to_a_task() -> None:
     doors = (LocalOptions, SshOptions, RayOptions, NodeOptions)
     launchers = set(ELSEWHERE).union(*map(names_of, doors))
     tasks = [Config, *(cls for task in TASKS for cls in recipes(task))]
-    shared = launchers & set().union(*map(names_of, tasks))
-    assert shared == {"--elastic"}  # which the launcher hands on: hidden among a task's options
+    assert not launchers & set().union(*map(names_of, tasks))
 
 
 def recipes(task: str) -> list[type[Config]]:

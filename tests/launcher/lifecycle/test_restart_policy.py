@@ -150,6 +150,19 @@ def test_a_run_goes_on_without_a_host_that_went_down(start_lab: Labs) -> None:
     assert verdicts == [75, 0]
 
 
+def test_fewer_hosts_need_a_task_whose_steps_fewer_ranks_can_take(start_lab: Labs) -> None:
+    """Where each rank adds images to a step, --min-hosts is refused before anything starts."""
+    lab = start_lab(2)
+    python = f"python={lab.cheap_python()}"
+    rules = ("--dry-run", "--max-restarts", "1", "--min-hosts", "1", "--workdir", str(lab.folder))
+    line = (*rules, str(lab.write_hosts(python, python)), "catdog", "--data", "/nowhere")
+    code, _, err = lab.result_of(*line)
+    assert code == 64
+    assert "--min-hosts 1: each rank adds --batch-size images" in err and "--exact-epochs" in err
+    _, _, err = lab.result_of(*line, "--exact-epochs")
+    assert "--min-hosts" not in err
+
+
 class Mortal(LocalTransport):
     """A place that dies at an order."""
 
