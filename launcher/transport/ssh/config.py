@@ -43,8 +43,11 @@ TWICE = re.compile(
 """What makes the client read the text again, with the name that it will connect to."""
 
 ALONE = ("canonical", "final")
-WITH_PATTERN = ("host", "originalhost", "user", "localuser", "exec")
-"""The criteria of Match that paramiko's parser knows; it takes all others for fulfilled."""
+WITH_PATTERN = (
+    *("host", "originalhost", "user", "localuser", "exec"),
+    *("tagged", "sessiontype", "localnetwork", "command", "version"),  # of newer clients
+)
+"""The criteria of Match that `lookup` judges, or refuses where a block hangs on them."""
 
 OF_SEVERAL_WORDS = """
 canonicaldomains canonicalizepermittedcnames channeltimeout globalknownhostsfile ignoreunknown ipqos
@@ -251,7 +254,9 @@ class _ConfigLine:
                 expected = "a number" if "\\" in rule else rule.replace("|", ", ")
                 self.refuse(f"{self.name} {value}: write {expected}")
             return normal
-        return str(at_home(self.name, value)) if self.keyword in OF_KEYS else value
+        if self.keyword not in OF_KEYS or value == "SSH_AUTH_SOCK":
+            return value
+        return str(at_home(self.name, with_variables(value)))
 
     def condition(self) -> str:
         """Return a block's head as criteria of a Match line; empty for one that always applies."""
@@ -309,12 +314,11 @@ def paths(option: str, value: str, tokens: Mapping[str, str]) -> list[Path]:
     `tokens` has the values of `%h` and the like by their letter; `none` is an empty file.
     """
 
-    def path(name: str) -> Path:
-        if name.lower() == "none":
-            return Path(os.devnull)
-        if not name:
-            raise UsageError(f"ssh_config: {option} names a file without a name")
-        return at_home(option, PLACEHOLDER.sub(filled, name))
+    return [file_named(option, name, tokens) for name in shlex.split(value)]
+
+
+def file_named(option: str, name: str, tokens: Mapping[str, str]) -> Path:
+    """Return the one file of this name, as `paths` does."""
 
     def filled(placeholder: re.Match[str]) -> str:
         variable = placeholder["variable"]
@@ -325,7 +329,20 @@ def paths(option: str, value: str, tokens: Mapping[str, str]) -> list[Path]:
             raise UsageError(f"ssh_config: {option} {name}: there is no {what} {placeholder[0]}")
         return text
 
-    return [path(name) for name in shlex.split(value)]
+    if name.lower() == "none":
+        return Path(os.devnull)
+    if not name:
+        raise UsageError(f"ssh_config: {option} names a file without a name")
+    return at_home(option, PLACEHOLDER.sub(filled, name))
+
+
+def with_variables(name: str) -> str:
+    """Return a name with `${NAME}`, or a whole `$NAME`, replaced by that variable."""
+
+    def value(match: re.Match[str]) -> str:
+        return os.environ.get(match[1] or match[2], match[0])
+
+    return re.sub(r"\$\{(\w+)\}|^\$(\w+)$", value, name)
 
 
 def at_home(option: str, name: str) -> Path:

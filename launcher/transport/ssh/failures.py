@@ -6,7 +6,12 @@ from contextlib import contextmanager
 
 import paramiko
 from paramiko.auth_strategy import AuthFailure
-from paramiko.ssh_exception import BadAuthenticationType, ChannelException, IncompatiblePeer
+from paramiko.ssh_exception import (
+    BadAuthenticationType,
+    ChannelException,
+    IncompatiblePeer,
+    PartialAuthentication,
+)
 
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.transport.ssh.identities import CUT_SHORT, PublicKeyLogin
@@ -94,13 +99,21 @@ def _login_refused(route: SshRoute, error: BaseException) -> str:
     strategy = error.result.strategy if isinstance(error, AuthFailure) else None
     if not isinstance(strategy, PublicKeyLogin):
         return f"login as {user} at {route.target} failed: {message_of(error)}"
+    tried = error.result if isinstance(error, AuthFailure) else ()
+    partial = [each.result for each in tried if isinstance(each.result, PartialAuthentication)]
+    if partial:
+        wanted = ", ".join(one_line(kind)[:40] for kind in partial[0].allowed_types[:10])
+        return (
+            f"{route.target} took a key of {user}, and also wants: {wanted}; a launch logs in with"
+            " keys alone. Where this is a gateway, log in to it once with ssh -M and write for the"
+            f" hosts behind it: ProxyCommand ssh -W %h:%p {route.connection.host}"
+        )
     if strategy.locked:
         file = strategy.locked[0]
         return f"the key {file} needs a passphrase; type: ssh-add {file}"
     if strategy.exposed:
         file = strategy.exposed[0]
         return f"other accounts may read the key {file}, so it is not used; type: chmod 600 {file}"
-    tried = error.result if isinstance(error, AuthFailure) else ()
     refusals = [each.result for each in tried if isinstance(each.result, BadAuthenticationType)]
     kinds = {one_line(kind)[:40] for refusal in refusals for kind in refusal.allowed_types}
     if kinds and "publickey" not in kinds:
@@ -114,6 +127,15 @@ def _login_refused(route: SshRoute, error: BaseException) -> str:
     if not strategy.tried:  # ssh-copy-id would have nothing to copy
         keys = "there is no key to log in with"
         hint = f"ssh-keygen -t ed25519, then {hint}"
+    if "too many" in strategy.disconnect_reason.lower():
+        hint = f"ssh-keygen -l, to find the right key, and write for {route.connection.host} in"
+        hint = f"{hint} ~/.ssh/config: IdentitiesOnly yes, IdentityFile FILE"
+    if strategy.unread:
+        file = strategy.unread[0]
+        keys += f"; {file} holds no private key that can be read here (try ssh-keygen -p -f {file})"
+    if strategy.silent_agent:
+        keys += f"; the ssh-agent at {strategy.silent_agent} (SSH_AUTH_SOCK) does not answer"
+        hint = "eval $(ssh-agent), then ssh-add, or log in to this machine anew"
     reason = f" ({strategy.disconnect_reason})" if strategy.disconnect_reason else ""
     return f"login as {user} at {route.target} refused{reason}, {keys}; type: {hint}"
 

@@ -1,7 +1,9 @@
 """Login with keys, from an ssh-agent and from files."""
 
 import base64
+import io
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -9,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from fabric import Config
 from paramiko.agent import AgentSSH
 from paramiko.auth_strategy import (
@@ -19,11 +27,19 @@ from paramiko.auth_strategy import (
     SourceResult,
 )
 from paramiko.pkey import UnknownKeyType
+from paramiko.ssh_exception import PartialAuthentication
 
 from launcher.transport.ssh.certificates import CERTIFICATE, certificate_of
 from launcher.transport.ssh.protocol import SshProtocol
 from launcher.transport.ssh.restrictions import allowed, rsa_bits, signatures
 
+PRIVATE_KEY = re.compile(
+    rb"-----BEGIN ((?:[A-Z]+ )?PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL
+)
+OPENSSH_KEY = re.compile(
+    rb"-----BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END OPENSSH PRIVATE KEY-----", re.DOTALL
+)
+OPENSSH_MAGIC = b"openssh-key-v1\0"
 CUT_SHORT = "the connection was closed in the middle of the login"
 _DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 
@@ -46,6 +62,10 @@ class PublicKeyLogin(AuthStrategy):
         )
         self.locked: list[Path] = []
         self.exposed: list[Path] = []
+        self.unread: list[Path] = []
+        """Files that hold no private key, or one of a kind that is not known here."""
+        self.silent_agent = ""
+        """The socket of an agent that does not answer."""
         self.tried = 0
         self.disconnect_reason = ""
 
@@ -71,6 +91,7 @@ class PublicKeyLogin(AuthStrategy):
         names = self._settings.get("identityfile", _DEFAULT_KEYS)
         files = {Path(name).expanduser(): _public_blob(Path(name).expanduser()) for name in names}
         agent = _KeyAgent(self._settings.get("identityagent", "SSH_AUTH_SOCK"))
+        self.silent_agent = agent.silent
         held = {key.asbytes(): key for key in agent.get_keys()}
         only_named = self._settings.get("identitiesonly", "no") == "yes"
         named = [blob for blob in files.values() if blob in held]
@@ -104,7 +125,7 @@ class PublicKeyLogin(AuthStrategy):
         self.tried += 1
         # paramiko gives each key this long; ours is a limit for all of them together.
         self._transport.auth_timeout = max(0.0, self._deadline - time.monotonic())
-        yield InMemoryPrivateKey(self._username, key)
+        yield _PublicKey(self._username, key)
 
     def _load(self, file: Path) -> paramiko.PKey | None:
         try:
@@ -113,12 +134,51 @@ class PublicKeyLogin(AuthStrategy):
             if status.st_uid == os.getuid() and status.st_mode & 0o077:
                 self.exposed.append(file)
                 return None
-            return paramiko.PKey.from_path(file)
+            try:
+                return paramiko.PKey.from_path(file)
+            except (ValueError, paramiko.SSHException):
+                return _of_pem(file)
         except TypeError:  # paramiko's sign of a key with a passphrase
             self.locked.append(file)
-        except (OSError, ValueError, UnknownKeyType):
-            pass  # no such file, or a public key whose private key only an agent has
+        except OSError:
+            pass  # there is no such file
+        except (ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
+            if file.suffix != ".pub":  # a public key, whose private key only an agent has
+                self.unread.append(file)
         return None
+
+
+class _PublicKey(InMemoryPrivateKey):
+    """A login with one key; a host that wants more than that has not let us in."""
+
+    def authenticate(self, transport: paramiko.Transport) -> list[str]:
+        """Return nothing; raise PartialAuthentication with the ways that the host still wants."""
+        wanted: list[str] = super().authenticate(transport)
+        if not transport.is_authenticated():
+            raise PartialAuthentication(wanted)
+        return wanted
+
+
+def _of_pem(file: Path) -> paramiko.PKey:
+    """Return a key in PKCS#8, or behind curve parameters, which ssh reads and paramiko does not.
+
+    Raises SSHException or ValueError for anything else.
+    """
+    match = PRIVATE_KEY.search(file.read_bytes())
+    if match is None:
+        raise ValueError(f"{file}: no private key")
+    loaded = serialization.load_pem_private_key(match[0], None)
+    if not isinstance(loaded, RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey):
+        raise ValueError(f"{file}: of no kind that is used here")
+    form = (Encoding.PEM, PrivateFormat.OpenSSH, serialization.NoEncryption())
+    text = loaded.private_bytes(*form).decode()
+    kind: type[paramiko.PKey] = paramiko.Ed25519Key
+    if isinstance(loaded, RSAPrivateKey):
+        kind = paramiko.RSAKey
+    elif isinstance(loaded, EllipticCurvePrivateKey):
+        kind = paramiko.ECDSAKey
+    key: paramiko.PKey = kind.from_private_key(io.StringIO(text))
+    return key
 
 
 class _KeyAgent(AgentSSH):
@@ -128,6 +188,7 @@ class _KeyAgent(AgentSSH):
         super().__init__()
         named = os.environ.get("SSH_AUTH_SOCK", "none")
         path = named if identity_agent == "SSH_AUTH_SOCK" else identity_agent
+        self.silent = ""
         if path == "none":
             return
         sock = socket.socket(socket.AF_UNIX)
@@ -135,6 +196,7 @@ class _KeyAgent(AgentSSH):
             sock.connect(path)
         except OSError:
             sock.close()
+            self.silent = path
         else:
             self._connect(sock)  # type: ignore[attr-defined]
 
@@ -148,4 +210,20 @@ def _public_blob(file: Path) -> bytes:
     try:
         return base64.b64decode(public.read_text().split()[1], validate=True)
     except (OSError, IndexError, ValueError):
+        return _public_part(file)
+
+
+def _public_part(file: Path) -> bytes:
+    """Return the public part of a private key; OpenSSH's form has it in clear, also if locked."""
+    try:
+        match = OPENSSH_KEY.search(file.read_bytes())
+        data = base64.b64decode(match[1]) if match else b""
+    except (OSError, ValueError):
         return b""
+    if not data.startswith(OPENSSH_MAGIC):
+        return b""
+    message = paramiko.Message(data[len(OPENSSH_MAGIC) :])
+    for _ in ("cipher", "derivation", "its options"):
+        message.get_binary()
+    message.get_int()  # the number of keys
+    return message.get_binary()

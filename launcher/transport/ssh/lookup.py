@@ -20,7 +20,11 @@ from typing import Any
 import paramiko
 from paramiko.config import SSHConfigDict
 
+from rackrun.errors import UsageError
+
 BETWEEN = "\x1f"  # between the patterns of a Host line, where a comma is a part of one
+UNJUDGED = ("localnetwork", "command", "version")
+"""Criteria of Match whose truth is not known here."""
 PROXIES = ("proxycommand", "proxyjump")
 
 Options = SSHConfigDict
@@ -93,14 +97,23 @@ class _Reading:
     def enters(self, criteria: Sequence[Criterion]) -> bool:
         """Return whether the block with these criteria applies."""
         number, result = "", True
+        unjudged: list[Criterion] = []
         for criterion in criteria:
             if criterion["type"] == "block":
                 number = criterion["param"]
+            elif criterion["type"] in UNJUDGED:
+                unjudged.append(criterion)
             elif criterion["type"] == "exec":  # not run where the block does not apply anyway
                 result = result and self._succeeds(criterion) != criterion["negate"]
             else:
                 holds = self._holds(criterion["type"], criterion["param"])
                 result = result and holds != criterion["negate"]
+        if result and unjudged:
+            written = f"Match {unjudged[0]['type']} {unjudged[0]['param']}"
+            raise UsageError(
+                f"ssh_config: {written}: not looked at here, and {self.name} hangs on it; add"
+                " `host PATTERN` to that line, or give --ssh-config another file"
+            )
         if number:
             self.applies[number] = result
         return result
@@ -117,6 +130,10 @@ class _Reading:
             return matches(self.target if self.is_second else written, value.lower().split(","))
         if kind == "originalhost":
             return matches(self.name, value.lower().split(","))
+        if kind == "tagged":
+            return matches(self.options.get("tag", ""), value.split(","))
+        if kind == "sessiontype":
+            return matches("exec", value.split(","))
         user = getpass.getuser()
         return matches(self.options.get("user", user) if kind == "user" else user, value.split(","))
 

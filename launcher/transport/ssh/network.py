@@ -18,7 +18,7 @@ from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
 from launcher.run.settings import ReachOptions
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.ssh.config import Directives, expanded, paths
+from launcher.transport.ssh.config import Directives, expanded, file_named, paths
 from launcher.transport.ssh.connect import close_route, open_gateway, open_route
 from launcher.transport.ssh.failures import translated
 from launcher.transport.ssh.host_key_policy import HostKeyPolicy
@@ -142,6 +142,10 @@ class Network:
         strict = settings.get("stricthostkeychecking", "ask")
         alias = settings.get("hostkeyalias")
         tokens = _tokens(name, connection, settings)
+        for option in ("certificatefile", "identityagent"):  # paramiko fills in no tokens there
+            value = settings.get(option, "none")
+            if value.lower() not in ("none", "ssh_auth_sock"):
+                connection.ssh_config[option] = str(file_named(option, value, tokens))
         user_setting = settings.get("userknownhostsfile", USER_KNOWN_HOSTS)
         user_files = paths("UserKnownHostsFile", user_setting, tokens)
         # ssh takes no tokens in this one

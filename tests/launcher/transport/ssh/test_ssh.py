@@ -410,6 +410,111 @@ def test_an_agent_serves_its_keys_and_identities_only_holds_them_back(
     assert len(network(lab).connect([lab.hosts[0].host])) == 1
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        ("-algorithm", "rsa", "-pkeyopt", "rsa_keygen_bits:2048"),
+        ("-algorithm", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+    ],
+    ids=lambda words: words[1],
+)
+def test_a_key_in_pkcs8_lets_us_in(start_lab: Labs, network, form: tuple[str, ...]) -> None:
+    """As `openssl genpkey` writes one, and ssh reads it; a file that is no key stands before it."""
+    lab = start_lab(1)
+    key, junk = lab.folder / "pk8", lab.folder / "junk"
+    junk.write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")
+    subprocess.run(["openssl", "genpkey", *form, "-out", key], capture_output=True, check=True)
+    key.chmod(0o600)
+    junk.chmod(0o600)
+    public = subprocess.check_output(["ssh-keygen", "-y", "-f", key], text=True)
+    (lab.folder / "authorized_keys").write_text("")
+    lab.config.write_text(
+        f"UserKnownHostsFile {lab.known_hosts}\nIdentityAgent none\n"
+        f"IdentityFile {junk}\nIdentityFile {key}\n"
+    )
+    with pytest.raises(AccessRefused, match=f"1 key .*; {junk} holds no private key that can be"):
+        network(lab).connect([lab.hosts[0].host])
+    (lab.folder / "authorized_keys").write_text(public)
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+
+
+def test_a_locked_key_that_the_agent_holds_needs_no_public_file(
+    start_lab: Labs, network, key_agent: Path
+) -> None:
+    """The public part stands in clear in the private file, which IdentitiesOnly names."""
+    lab = start_lab(1)
+    environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}
+    subprocess.run(["ssh-add", "-q", lab.key], env=environment, check=True)
+    lock = ["ssh-keygen", "-q", "-p", "-N", "pass phrase", "-f", lab.key]
+    subprocess.run(lock, stdout=subprocess.DEVNULL, check=True)
+    lab.key.with_suffix(".pub").unlink()
+    lab.configure(f"IdentityAgent {key_agent}\nIdentitiesOnly yes")
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+
+
+def test_names_of_key_files_may_have_variables_and_tokens(
+    start_lab: Labs, network, key_agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`${NAME}` and `%u` in IdentityFile, `$NAME` in IdentityAgent, as with ssh."""
+    lab = start_lab(1)
+    monkeypatch.setenv("KEYS", str(lab.folder))
+    monkeypatch.setenv("OUR_AGENT", str(key_agent))
+    known = f"UserKnownHostsFile {lab.known_hosts}\n"
+    lab.config.write_text(f"{known}IdentityAgent none\nIdentityFile ${{KEYS}}/{lab.key.name}\n")
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+    environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}
+    subprocess.run(["ssh-add", "-q", lab.key], env=environment, check=True)
+    lab.key.unlink()
+    lab.config.write_text(f"{known}IdentityAgent $OUR_AGENT\nIdentityFile ${{NO_SUCH}}/x\n")
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+
+
+def test_an_agent_that_is_gone_is_named(
+    start_lab: Labs, network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket of an earlier login, as in tmux: no new key would help."""
+    lab = start_lab(1)
+    lab.config.write_text(f"UserKnownHostsFile {lab.known_hosts}\nIdentityFile /none\n")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/gone/agent.1")
+    with pytest.raises(AccessRefused, match="agent at /tmp/gone/agent.1 .* does not answer; type"):
+        network(lab).connect([lab.hosts[0].host])
+
+
+@pytest.mark.parametrize("second", ["password", "publickey"])
+def test_a_host_that_wants_more_than_a_key(start_lab: Labs, network, second: str) -> None:
+    """A second key lets us in; a second factor is named, and is no fault of the network."""
+    lab = start_lab(0)
+    methods = f"AuthenticationMethods publickey,{second}"
+    ours = f"Match user {getpass.getuser()}\n  PasswordAuthentication yes\n  {methods}\n"
+    host = lab.start(extra=ours)
+    wait_for_banner(host.address, host.port)
+    lab.trust()
+    other = make_key(lab.folder / "other")
+    with (lab.folder / "authorized_keys").open("a") as file:
+        file.write(Path(f"{other}.pub").read_text())
+    lab.configure(f"IdentityFile {lab.key}", f"IdentityFile {other}")
+    if second == "publickey":
+        assert len(network(lab).connect([host.host])) == 1
+        return
+    with pytest.raises(AccessRefused, match="took a key of .*, and also wants: password; a launch"):
+        network(lab).connect([host.host])
+
+
+def test_criteria_of_newer_clients_do_not_end_a_launch_to_other_hosts(
+    start_lab: Labs, network
+) -> None:
+    """`Match localnetwork` for other hosts is passed over, `tagged` is judged; else it is said."""
+    lab = start_lab(1)
+    lab.configure(
+        "Match host *.office.example localnetwork 203.0.113.0/24\n  ProxyJump none",
+        "Match tagged lab\n  User nobody",
+    )
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
+    lab.configure("Match localnetwork 203.0.113.0/24\n  ProxyJump none")
+    with pytest.raises(UsageError, match="Match localnetwork 203.0.113.0/24: not looked at here"):
+        network(lab).connect([lab.hosts[0].host])
+
+
 @pytest.mark.parametrize("where", ["file", "agent"])
 def test_a_certificate_file_lets_its_key_in(
     start_lab: Labs, network, key_agent: Path, where: str
@@ -760,7 +865,7 @@ def test_a_host_that_has_enough_of_our_keys_is_quoted(start_lab: Labs, network) 
     keys = [make_key(lab.folder / f"key{number}") for number in range(4)]
     (lab.folder / "authorized_keys").write_text("")
     lab.configure(*(f"IdentityFile {key}" for key in keys))
-    with pytest.raises(AccessRefused, match="refused .*Too many authentication failures"):
+    with pytest.raises(AccessRefused, match="refused .*Too many .*: IdentitiesOnly yes, Identity"):
         network(lab).connect([server.host])
 
 
