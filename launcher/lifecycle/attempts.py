@@ -143,17 +143,11 @@ class Launch:
     # -- between attempts; a state of None ends the launch
 
     def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
-        settings = self.spec.settings
-        following: RestartState | None = state
-        if attempt.hurried:
+        following = None if attempt.hurried else state.after(self.final)
+        if following is None:
             return None
-        if self.final.gave_way:
-            settings, line = settings.queued_now(), "waits to continue"
-        elif following := state.after(self.final):
-            most = settings.restarts.max_restarts
-            settings, line = settings.before_all(), f"restart {following.restarts} of {most}"
-        else:
-            return None
+        settings = self.spec.settings.before_all()
+        line = f"restart {following.restarts} of {settings.restarts.max_restarts}"
         self.spec = replace(self.spec, settings=settings)
         self._runs.insert(0, str(settings.jobs.runs / self.final.folder.name))
         self.observer.say(line)

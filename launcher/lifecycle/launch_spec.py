@@ -15,7 +15,6 @@ from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.preflight.checks import check_allowed
 from launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
-from launcher.remote.locks import POLITE
 from launcher.run.container import container_of
 from launcher.run.hosts import Host
 from launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
@@ -92,12 +91,6 @@ class LaunchSettings:
     """Plain lines instead of the dashboard."""
     wait: bool = False
     """Wait for hosts that other runs use."""
-    polite: bool = False
-    """Give way to launches that wait."""
-
-    def queued_now(self) -> LaunchSettings:
-        """Return the same settings for a launch that gave way: it waits, after all others."""
-        return replace(self, wait=True, needs=replace(self.needs, turn=_turn(self.polite)))
 
     def before_all(self) -> LaunchSettings:
         """Return the same settings for a restart, which comes before launches that wait."""
@@ -119,7 +112,7 @@ def resolved(
         python=options.python,
         environment=(*jobs.environment, *jobs.secrets),
         port=options.port,
-        turn=_turn(options.polite),
+        turn=_turn(),
         image=container_of(options.image, options.volume),
         synced=synced,
     )
@@ -131,10 +124,9 @@ def resolved(
         options.ignore_check,
         plain=options.plain,
         wait=options.wait,
-        polite=options.polite,
     )
 
 
-def _turn(is_polite: bool) -> str:
+def _turn() -> str:
     """Return a turn in the queue, as text to sort, after all that were given before."""
-    return f"{time.time():.6f}-{secrets.token_hex(4)}{POLITE if is_polite else ''}"
+    return f"{time.time():.6f}-{secrets.token_hex(4)}"

@@ -117,6 +117,5 @@ def planned_host(
         env=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         agent_python=basics["python"],
         locks=facts.locks,
-        polite=settings.polite,
         container=container.docker_run(basics, folder, Path(scratch).name) if container else (),
     )

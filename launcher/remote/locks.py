@@ -22,10 +22,6 @@ SIGNATURE_BYTES = 1 << 12
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
 HOLD_SECONDS = 0.3  # removing a free lock takes it for a moment
 TICKET = ".wait-"
-POLITE = "-polite"
-"""Ends the place of a launch that would give way itself: no run gives way to it."""
-
-LAST = "~"  # a place behind all others
 HELD: dict[str, int] = {}
 """Locks and tickets that a probe holds, path -> descriptor; the agent of its process goes on."""
 
@@ -144,10 +140,8 @@ def queue(path: str, parts: list[str], turn: str) -> None:
     HELD.update(tickets)
 
 
-def first_in_line(path: str, parts: list[str], turn: str, besides: str = "\0") -> str:
+def first_in_line(path: str, parts: list[str], turn: str) -> str:
     """Return the first ticket before a turn, for these parts of a lock; empty when there is none.
-
-    `besides`: what is in the names of tickets that do not count.
 
     The lock of a whole host excludes all of its parts, and each part the whole host.
     """
@@ -157,17 +151,10 @@ def first_in_line(path: str, parts: list[str], turn: str, besides: str = "\0") -
         lock_name, mark, ahead = file.partition(TICKET)
         part = lock_name[len(name) :]
         concerns_us = "" in parts or part in ("", *parts)
-        counts = mark and ahead < turn and besides not in ahead
+        counts = mark and ahead < turn
         if counts and lock_name.startswith(name) and concerns_us:
             line.append((ahead, os.path.join(folder, file)))
     return next((ticket for _, ticket in sorted(line) if is_held(ticket)), "")
-
-
-def impatient_ticket(locks: list[tuple[str, bool]]) -> str:
-    """Return the ticket of a launch that waits for what these locks hold, unless it is polite."""
-    base = os.path.commonprefix([path for path, _ in locks])
-    parts = [path[len(base) :] for path, is_shared in locks if not is_shared]
-    return first_in_line(base, parts, LAST, besides=f"{POLITE}-")
 
 
 def is_held(path: str) -> bool:

@@ -168,14 +168,6 @@ class Unreached:
 
 
 @dataclass(frozen=True)
-class Awaited:
-    """A launch of this account's user waits for the host, and the run is one that gives way."""
-
-    node: Node
-    user: Annotated[str, AtMost(256)]
-
-
-@dataclass(frozen=True)
 class Stopping:
     """The agent ends the run on its host on its own account: lease, end of stream, a signal."""
 
@@ -255,7 +247,6 @@ Event: TypeAlias = (
     | Frozen
     | Joined
     | Unreached
-    | Awaited
     | Stopping
     | Closed
     | Lost

@@ -61,8 +61,6 @@ class PlannedHost:
     """What goes before the agent's own command line, so that it runs in a container."""
     locks: tuple[tuple[str, bool], ...] = ()
     """Files that the agent locks, so that no other run uses the host; True: others may share it."""
-    polite: bool = False
-    """The agent reports who waits for the host, and the run gives way."""
     gpus: bool = False
     """The ranks were counted by the GPUs here, and are to use them."""
     gpu_model: str = ""

@@ -47,7 +47,6 @@ class LaunchOptions(TypedDict, total=False):
     workdir: str
     port: int
     wait: bool
-    polite: bool
     max_restarts: int
     spares: int
     min_hosts: int

@@ -10,8 +10,6 @@ from typing import Any
 
 from launcher.run.incidents import LETTERS, Incident, Kind
 
-GAVE_WAY = "gave way to a launch that waits (--polite)"
-
 
 @dataclass(frozen=True)
 class Result:
@@ -42,11 +40,6 @@ class Result:
     """What happened to hosts, by their names."""
     read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """With --cache, by host: bytes of data from its own cache, from peers, and from the origin."""
-
-    @property
-    def gave_way(self) -> bool:
-        """Return True for a --polite run that has to be continued."""
-        return self.verdict == "interrupted" and self.cause == GAVE_WAY
 
     @property
     def port_was_taken(self) -> bool:

@@ -214,8 +214,6 @@ class HostOptions(RankOptions):
     """Port of the rendezvous (MASTER_PORT); 0: a free one on the first host."""
     wait: bool = False
     """Wait until busy hosts are free, instead of refusing to start."""
-    polite: bool = False
-    """Give way to launches that wait: save, queue again, and continue from the checkpoint."""
     max_restarts: int = 0
     """Restarts after failures; a task resumes from its newest checkpoint."""
     spares: int = 0

@@ -11,7 +11,6 @@ from launcher.remote import service
 from launcher.remote.agent import agent, frames, rank_server, shim
 from launcher.run.events import (
     AskedToStop,
-    Awaited,
     Closed,
     Computing,
     Event,
@@ -94,7 +93,6 @@ HOST_EVENTS: dict[str, type[Event]] = {
     "torchrun-ended": TorchrunEnded,
     "usage": Usage,
     "stopping": Stopping,
-    "awaited": Awaited,
     "unreached": Unreached,
     "refused": Lost,
     "closed": Closed,
@@ -110,7 +108,6 @@ class Decoder:
 
     def __init__(self, plan: HostPlan) -> None:
         self._node = plan.node
-        self._is_polite = plan.polite
         self._ranks: dict[int, int | None] = {frames.NO_RANK: None}
         """Global ranks by local ones."""
         for local in range(plan.processes):
@@ -170,8 +167,6 @@ class Decoder:
         name = message.pop("event", None) if isinstance(message, dict) else None
         if isinstance(name, str) and name in RANK_EVENTS:
             return self._shaped(RANK_EVENTS[name], {**message, "rank": rank})
-        if name == "awaited" and not self._is_polite:  # only a polite run ends for those who wait
-            raise Misshapen("event: of a polite run")
         if isinstance(name, str) and name in HOST_EVENTS:
             # Not from the message: no host may choose the exit code of the run.
             ours = {"exit_code": PreflightRefused.exit_code} if name == "refused" else {}

@@ -13,11 +13,11 @@ from launcher.output.log_files import LogFiles
 from launcher.run.incidents import AT_FAULT, Incident
 from launcher.run.job import Job
 from launcher.run.plan import Plan
-from launcher.run.result import GAVE_WAY, Result, moved
+from launcher.run.result import Result, moved
 from launcher.run.state import RunState
 from launcher.supervision.hangs import Hang
 from launcher.supervision.root_cause import LOST, Cause, FailureLog, signal_name
-from launcher.supervision.signals import GIVE_WAY, STOP_SIGNAL, TIME_LIMIT
+from launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT
 from rackrun.commands import called
 from rackrun.terminal import one_line
 
@@ -119,12 +119,6 @@ def _interruption(number: int) -> _Interruption:
         signal.SIGUSR1: _Interruption("SIGUSR1", LOST),  # a scheduler starts the run again
         STOP_SIGNAL: _Interruption(called("stop"), 128 + signal.SIGINT),  # as at Ctrl-C
         TIME_LIMIT: _Interruption("--time-limit", OUT_OF_TIME, "time limit reached: stopping"),
-        GIVE_WAY: _Interruption(
-            "--polite",
-            LOST,
-            "stopping to give way; the run queues again, and continues by itself",
-            GAVE_WAY,
-        ),
     }
     # The launcher of another node names the signal that it got, so it may be any number.
     return interruptions.get(number, _Interruption(signal_name(number), 128 + number))

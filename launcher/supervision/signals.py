@@ -15,8 +15,6 @@ STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends a launcher or a cont
 
 TIME_LIMIT = signal.SIGALRM  # what the supervisor gives itself when --time-limit is reached
 
-GIVE_WAY = signal.SIGURG  # what the supervisor of a --polite run gives itself when others wait
-
 _HANDLED = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
     *(signal.SIGUSR1, STOP_SIGNAL, signal.SIGTSTP),

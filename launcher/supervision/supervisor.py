@@ -17,7 +17,6 @@ from launcher.output.console import Display, ranges
 from launcher.output.log_files import LogFiles
 from launcher.output.on_event import EventCommand, EventName
 from launcher.run.events import (
-    Awaited,
     Event,
     Lost,
     Output,
@@ -34,7 +33,7 @@ from launcher.supervision.hangs import Hang, HangDetector, find_unprotected, lon
 from launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
 from launcher.supervision.root_cause import Cause, FailureLog
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
-from launcher.supervision.signals import GIVE_WAY, TIME_LIMIT, SignalQueue
+from launcher.supervision.signals import TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
@@ -150,8 +149,6 @@ class Supervisor:
             case PeerFailed() | PeerStops() | PeerHangLimit():
                 self._take_from_peer(event)
                 return  # it is about no host of ours
-            case Awaited() if not self.shutdown.ordered:
-                self._give_way(event)
             case Lost() if self.run.host(event.node).over:
                 return  # known already: the launcher has closed that channel itself
             case Output():
@@ -177,12 +174,6 @@ class Supervisor:
             case PeerHangLimit():
                 assert self.peers is not None  # who else would send it
                 self.peers.take_hang_limit(event)
-
-    def _give_way(self, event: Awaited) -> None:
-        """Stop the run, and have its launch queue again."""
-        host = self.run.plan.host(event.node).name
-        self.display.note(f"{host}: {one_line(event.user)} waits for it")
-        self.signals.add(GIVE_WAY)
 
     # -- decisions
 

@@ -27,6 +27,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--no-blur-pool": "only --recipe ffcv16 blurs before strided convolutions",
         "--no-tiles": "leave it out: images keep their bytes",
         "--plateau-factor": "--lr-schedule plateau divides the learning rate by ten",
+        "--polite": "stop the run yourself, and type it again with --wait and --resume",
         "--preset": "add --short-side 256 --quality 90",
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--sidecars": "convert, then type: wds2idx, widsindex or energon prepare",

@@ -28,7 +28,6 @@ EVENTS = {
     "frozen": {"names": ["rank 3"]},
     "joined": {},
     "stopping": {"reason": "x"},
-    "awaited": {"user": "alice"},
     "unreached": {"addresses": ["10.0.0.0"]},
     "refused": {"reason": "y"},
     "closed": {"survivors": ["7 (x)"]},

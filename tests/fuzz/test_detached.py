@@ -16,7 +16,6 @@ from launcher.detached.record import begin, encoded
 from launcher.detached.replies import RunFacts, RunListing
 from launcher.run.events import (
     AskedToStop,
-    Awaited,
     Closed,
     Computing,
     Event,
@@ -56,7 +55,6 @@ HAPPENED: tuple[Event, ...] = (
     AskedToStop(0, 1, 15),
     RankEnded(0, 1, 0, 9, oom=True),
     TorchrunEnded(0, 1),
-    Awaited(1, "alice"),
     Stopping(1, "lease"),
     Lost(1, "gone"),
     Swept(1, ("5 (python)",)),

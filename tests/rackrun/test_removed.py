@@ -30,6 +30,7 @@ OPTIONS: tuple[str, ...] = (
     "local --nproc 2 --elastic",
     "node --elastic",
     "ssh --elastic",
+    "ssh --polite",
     "ssh --scaling",
 )
 """Command lines, each with one removed option as its last word.

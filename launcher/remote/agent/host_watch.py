@@ -10,14 +10,11 @@ from launcher.remote.agent.ranks import LocalRanks
 from launcher.remote.agent.reports import Reports
 from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.agent.usage import UsageMeter
-from launcher.remote.holders import waiter
-from launcher.remote.locks import impatient_ticket
 from launcher.remote.processes import processor_ticks, state_of
 
 COMPUTING_SHARE = 0.05
 """Of a core, or of a GPU, that a rank uses if it computes; one that waits uses less."""
 USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
-AWAITED_SECONDS = 30.0  # after a report that a launch waits: it may have found a host meanwhile
 
 
 class HostWatch:
@@ -41,10 +38,6 @@ class HostWatch:
         interface = dict(order["defaults"]).get("GLOO_SOCKET_IFNAME", "")  # where ranks meet
         self.usage = UsageMeter(min(USAGE_SECONDS, order["lease_seconds"] / 3), interface)
         self.stopped: list[str] = []
-        self.held: list[tuple[str, bool]] = order["locks"] if order["polite"] else []
-        """The locks of a run that gives way to launches that wait for them."""
-        self.ticket = ""
-        self.report_again_at = 0.0
 
     def due(self, now: float) -> bool:
         """Return whether it is time for a report."""
@@ -55,7 +48,6 @@ class HostWatch:
         self.launcher.send_event(event="usage", **self.usage.measure(now))
         self.report_computing(now)
         self.look_for_stopped()
-        self.look_for_waiters(now)
         self.torchrun.look_for_it(now, bool(self.ranks.by_local))
 
     def look_for_stopped(self) -> None:
@@ -67,16 +59,6 @@ class HostWatch:
         if stopped != self.stopped:
             self.stopped = stopped
             self.launcher.send_event(event="frozen", names=stopped)
-
-    def look_for_waiters(self, now: float) -> None:
-        """Report who waits for this host; at the second look, as many take it without waiting."""
-        if not self.held or now < self.report_again_at:
-            return
-        before, self.ticket = self.ticket, impatient_ticket(self.held)
-        waiting = waiter(self.ticket) if self.ticket and self.ticket == before else None
-        if waiting is not None:
-            self.report_again_at = now + AWAITED_SECONDS
-            self.launcher.send_event(event="awaited", user=waiting["user"])
 
     def report_computing(self, now: float) -> None:
         """Report which ranks have computed, of those that have not shown how long a step takes."""

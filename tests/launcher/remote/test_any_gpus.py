@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.detached_lab import SHORT
 from tests.launcher.lab import Lab
 from tests.launcher.planted_rack import SLEEP, PlantedRack
 from tests.launcher.preflight.test_gpus import OLDER
@@ -147,48 +146,6 @@ def test_a_drained_host_is_no_spare_and_one_with_a_past_is(rack: PlantedRack) ->
     (history / "gpu01.jsonl").unlink()
     (history / "gpu02.jsonl").write_text(f"{json.dumps({**line, 'kind': 'lost'})}\n")
     assert [host for host, *_ in plan_of(rack, *spare)] == ["gpu01", "gpu03"]
-
-
-SAVES = """
-import pathlib, signal, sys, time
-state = pathlib.Path({!r})
-def save(*signal):
-    state.write_text("saved")
-    sys.exit(143)
-if state.exists():
-    sys.exit(print("continued"))
-signal.signal(signal.SIGTERM, save)
-print("here", flush=True)
-time.sleep(999)
-"""
-
-
-@pytest.mark.parametrize("how", ["attached", pytest.param("detached", marks=pytest.mark.long)])
-def test_a_polite_run_gives_way_and_comes_back(rack: PlantedRack, how: str) -> None:
-    """Not to a polite launch; to another one, after a checkpoint; and it continues by itself."""
-    hosts, lab = str(rack.hosts), rack.lab
-    saves = ("--", sys.executable, "-c", SAVES.format(str(lab.folder / "state")))
-    words = ("--polite", "--name", "nice", "--include", "gpu01", *SHORT, hosts, *saves)
-    if how == "attached":
-        nice = lab.run_ssh(*(word for word in words if word not in SHORT[-2:]))
-    else:
-        code, out, err = rack.result_of("--detach", *words)
-        assert code == 0, err
-        nice = lab.run_ssh(out.strip(), verb=("attach",))
-    logs = "runs/2*-nice/logs/gpu01/rank-1.out"
-    until(lambda: any(path.read_text() for path in lab.folder.glob(logs)), "it runs", 60)
-    other = lab.run_ssh("--polite", "--wait", "--include", "gpu01", hosts, *RANKS)
-    until(lambda: rack.inspect()["gpu01"]["queue"], "a polite one waits", 60)
-    time.sleep(8)
-    assert not (lab.folder / "state").exists(), "it gave way to a polite one"
-    urgent = lab.run_ssh("--wait", "--name", "urgent", "--include", "gpu01", hosts, *RANKS)
-    _, err = urgent.communicate(timeout=120)
-    assert urgent.returncode == 0, err
-    for polite in (other, nice):
-        out, err = polite.communicate(timeout=120)
-        assert polite.returncode == 0, err
-    assert "continued" in out
-    assert "waits for it" in err and "waits to continue" in err
 
 
 @pytest.fixture

@@ -90,7 +90,6 @@ def few_jobs() -> list[Job]:
     return [
         Job("first", (gpus, "4"), 3.0, waits=False),
         Job("dead", (gpus, "3", wait), 0.5, waits=True, kill_after=2.5),
-        Job("polite", (gpus, "1", wait, "--polite"), 0.5, waits=True),
         Job("whole", ("--include", "gpu02", wait), 0.5, waits=True),
         Job("all", (gpus, "4", wait), 0.5, waits=True),
     ]
@@ -109,7 +108,7 @@ def random_jobs(seed: int) -> Iterator[Job]:
             part = f":{','.join(map(str, gpus))}" if kind < 0.85 else ""
             args = ["--include", f"gpu{host + 1:02}{part}"]
         if waits:
-            args += ["--wait", *(["--polite"] if chance.random() < 0.08 else [])]
+            args += ["--wait"]
         dies = chance.uniform(0.5, 6) if chance.random() < 0.12 else None
         yield Job(f"j{number}", tuple(args), chance.uniform(0.1, 1.5), waits, dies)
 

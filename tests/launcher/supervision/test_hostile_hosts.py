@@ -26,7 +26,6 @@ SAID = {  # what the second host says: why it is lost
     "the end of another's rank": (event("opened", port=1) + event("ended", 1, **ENDED), NONSENSE),
     "no object": (frames.HEADER.pack(frames.EVENT, 0, 1) + b"5", NONSENSE),
     "deep": (frames.HEADER.pack(frames.EVENT, 0, 99_999) + b"[" * 99_999, NONSENSE),
-    "who waits": (event("awaited", user="alice"), NONSENSE),  # and the run is not polite
     "endless": (event("usage", **{**USAGE, "cpu": 2147483648}), NONSENSE),
     "a sequence": (
         event("stopping", reason="\x1b]0;PWNED\x07\nrackrun: done") + event("closed"),
