@@ -84,7 +84,7 @@ TESTED_ELSEWHERE = (
 NEEDS_MORE = (
     *("srun", "salloc", "sbatch", "mpirun", "NNODES", "local node", "run-ray", "--slurm"),
     *("--image ", ":0,1", "gpu01:8000", "--certificate", "timm:", "--hosts-needed", "--config"),
-    *(r"rerun (?!runs)", "lr-tenth", r"ssh .*\./own_task", "--gpus-needed", "--(?:un)?drain"),
+    *(r"rerun (?!runs)", "lr-tenth", r"ssh .*\./own_task", "--gpus-needed"),
     *(r"classify --data (?!.*--weights '')", r"hosts\.txt classify"),  # published weights
 )
 ONLY_READ = re.compile("|".join((*TESTED_ELSEWHERE, *NEEDS_MORE)))

@@ -19,7 +19,6 @@ from launcher.catalog.listed import ListedRun, table
 from launcher.detached.known_runs import hosts_of
 from launcher.errors import HostUnreachable
 from launcher.output.console import say, short_path
-from launcher.preflight.facts import remembered_of
 from launcher.run.hosts import Host, hosts_named
 from launcher.run.settings import ReachOptions
 from launcher.transport.parallel import each
@@ -75,11 +74,6 @@ def ps(options: PsOptions) -> int:
         sys.stdout.write(table(listed) if listed else "no run is known here\n")
     for error in errors:
         say(f"not asked: {error}")
-    for host in dict.fromkeys(host for run in listed for host in run.hosts):
-        past = remembered_of(host, "")
-        drained = past.drained.shown(time.time()) if past.drained else ""
-        if remark := "; ".join(filter(None, (drained, past.shown(time.time())))):
-            say(f"{host}: {remark}")
     return HostUnreachable.exit_code if errors and named else 0
 
 

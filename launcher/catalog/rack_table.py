@@ -32,7 +32,7 @@ def table(rack: Sequence[HostFacts], lines: int | None = None) -> str:
     If it would be longer than `lines`, it has the first hosts and troubles, and counts the others.
     """
     now = time.time()
-    health = {facts.host.label: one_line("; ".join(_health(facts, now))) for facts in rack}
+    health = {facts.host.label: one_line("; ".join(_health(facts))) for facts in rack}
     rows = [_row(facts, health[facts.host.label], now) for facts in rack]
     troubled = [f"{host}: {text}\n" for host, text in health.items() if text]
 
@@ -63,7 +63,7 @@ def _left_out(what: str, count: int, several: str = "") -> str:
 
 
 def _row(facts: HostFacts, health: str, now: float) -> tuple[str, ...]:
-    is_out = facts.error is not None or facts.drained(now)
+    is_out = facts.error is not None or facts["occupancy"]["drained"]
     mark = DRAINED if is_out else DOUBTFUL if health else ""
     if facts.error is not None:
         return (mark, facts.host.label, *[""] * 7)
@@ -87,7 +87,7 @@ def free_gpus(facts: HostFacts) -> list[int]:
     state = facts["occupancy"]
     locked = {use["part"] for use in state["uses"]}
     unfit = {n for n, gpu in _gpus(facts) if gpu["used"] > USED_MIB or troubles(gpu)}
-    is_out = "" in locked or facts.drained(time.time())
+    is_out = "" in locked or state["drained"]
     numbers = [] if is_out else range(state["gpus"])
     return [number for number in numbers if f".gpu{number}" not in locked and number not in unfit]
 
@@ -95,7 +95,7 @@ def free_gpus(facts: HostFacts) -> list[int]:
 def _free_in_words(facts: HostFacts) -> str:
     state = facts["occupancy"]
     if not state["gpus"]:
-        return "no" if state["uses"] or facts.drained(time.time()) else "yes"
+        return "no" if state["uses"] or state["drained"] else "yes"
     free = free_gpus(facts)
     return "all" if len(free) == state["gpus"] else f"{len(free)}: {ranges(free)}" if free else "no"
 
@@ -105,11 +105,11 @@ def _gpus(facts: HostFacts) -> list[tuple[int, Reply]]:
 
 
 def _users(state: Reply, now: float) -> Iterator[str]:
-    pid_of = itemgetter("pid")
-    for pid, group in groupby(sorted(state["uses"], key=pid_of), key=pid_of):
+    holder_of = itemgetter("user", "run", "name", "since")
+    for _, group in groupby(sorted(state["uses"], key=holder_of), key=holder_of):
         uses = list(group)
         use = uses[0]
-        run = name_of(use["name"]) if use["run"] else f"process {pid}"
+        run = name_of(use["name"]) if use["run"] else "starts"
         numbers = [int(one["part"].removeprefix(".gpu")) for one in uses if one["part"]]
         part = f"GPU {ranges(sorted(numbers))}: " if numbers else ""
         yield f"{part}{use['user'] or '?'}, {run}, {age(now - use['since'])}"
@@ -133,19 +133,19 @@ def _queue(rack: Sequence[HostFacts]) -> list[tuple[float, str]]:
     return sorted({(ticket["since"], ticket["user"]) for ticket in tickets})
 
 
-def _health(facts: HostFacts, now: float) -> Iterator[str]:
+def _health(facts: HostFacts) -> Iterator[str]:
     if facts.error is not None:
         yield str(facts.error).removeprefix(f"{facts.host.label}: ")
     sick = suspects(facts["gpus"], XID_SECONDS)
-    yield from filter(None, (facts.drained(now), sick, facts.past(now)))
-    if problem := facts["occupancy"].get("lock_problem"):
-        yield problem
+    state = facts["occupancy"]
+    if reason := state.get("drained"):
+        yield f"drained: {reason}"
+    yield from filter(None, (sick, state.get("lock_problem")))
 
 
 def _summary(rack: Sequence[HostFacts]) -> str:
     answered = [facts for facts in rack if facts.error is None]
-    now = time.time()
-    drained = [facts.host.label for facts in rack if facts.drained(now)]
+    drained = [facts.host.label for facts in rack if facts["occupancy"].get("drained")]
     gpus = sum(facts["occupancy"]["gpus"] for facts in answered)
     free = sum(len(free_gpus(facts)) for facts in answered)
     queue = _queue(answered)
@@ -162,15 +162,16 @@ def _summary(rack: Sequence[HostFacts]) -> str:
 
 def as_plain(facts: HostFacts) -> dict[str, Any]:
     """Return what is known of a host as `--json` has it."""
-    now = time.time()
     common = {
         "host": facts.host.label,
         "error": None if facts.error is None else str(facts.error),
-        "drained": facts.drained(now),
-        "troubles": [vars(incident) for incident in facts.history.troubles(now)],
     }
     if facts.error is not None:
         return common
-    state = {name: value for name, value in facts["occupancy"].items() if name != "history"}
     gpus = facts["gpus"].get("gpus", ())
-    return {**common, **state, "free": free_gpus(facts), "gpu_details": list(gpus)}
+    return {
+        **common,
+        **facts["occupancy"],
+        "free": free_gpus(facts),
+        "gpu_details": list(gpus),
+    }

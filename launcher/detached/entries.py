@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from launcher.run import events
 from launcher.run.events import Event, Report
 from launcher.run.hosts import MOST_SLOTS
-from launcher.run.incidents import MOST_OF_RUN, Incident
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
@@ -33,7 +32,6 @@ Name: TypeAlias = Annotated[str, Matches(r"[!-~]{1,300}")]
 Code: TypeAlias = Annotated[int, Between(-128, 255)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
 Size: TypeAlias = Annotated[int, Between(0, FRAME_BYTES)]
-Incidents: TypeAlias = Annotated[tuple[Incident, ...], AtMost(MOST_OF_RUN)]
 Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
 """What a rank has reported: only `fitting_fields` are kept of it."""
 
@@ -103,7 +101,6 @@ class Ending:
     report: Values
     folder: Folder
     saved: events.Count = 0
-    incidents: dict[Name, Incidents] = field(default_factory=dict)
     resume: str = ""
     """Never used: the machine that started the run knows the command itself."""
     read: dict[Name, dict[Literal["cache", "peers", "origin"], events.Count]] = field(

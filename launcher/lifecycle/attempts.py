@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results, fetch_returned
-from launcher.lifecycle.host_incidents import remember
 from launcher.lifecycle.launch_spec import LaunchSpec
 from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
 from launcher.lifecycle.restart_policy import RestartState, after
@@ -96,9 +95,6 @@ class Launch:
             with self._prepared(state) as attempt:
                 attend(attempt)
             self.result = attempt.result
-            remember(
-                attempt.plan, attempt.transports, self.final, attempt.doubtful, self.observer.say
-            )
             if not self.final.port_was_taken:
                 break
         return attempt
@@ -131,7 +127,7 @@ class Launch:
             with Session(
                 job, plan, agents, screen, versions=cluster.versions, alerts=self._alerts
             ) as session:
-                yield Attempt(session, transports, doubtful=cluster.doubtful)
+                yield Attempt(session, transports)
 
     def _timed(self, jobs: JobTemplate) -> JobTemplate:
         self._began = self._began or time.monotonic()
@@ -173,8 +169,6 @@ class Attempt:
     """The ways to the hosts of the plan, in its order, and behind them those to spares."""
     hurried: bool = False
     """The user did not wait for the results: no further attempt is to follow."""
-    doubtful: frozenset[str] = frozenset()
-    """Hosts to which something has happened before."""
 
     @property
     def result(self) -> Result:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.preflight.checks import DRAINED, HISTORY, LOCK, TableRow
+from launcher.preflight.checks import DRAINED, LOCK, TableRow
 from launcher.preflight.facts import ClusterFacts, HostFacts
 from launcher.preflight.gpus import USED_MIB, troubles
 from launcher.run.hosts import Host
@@ -74,8 +74,6 @@ class HostOffer:
     """GPUs that are fit, and not in use."""
     fit: int
     """GPUs that are fit, by number."""
-    is_doubtful: bool
-    """Something has happened there before."""
 
     @property
     def is_whole(self) -> bool:
@@ -96,15 +94,14 @@ def offers(cluster: ClusterFacts, rows: Sequence[TableRow], for_gpus: bool) -> l
         if row.level == "refused" and not row.is_busy and not (for_gpus and row.check in GPU_CHECKS)
     }
     busy = {row.host for row in rows if row.is_busy}
-    doubtful = {row.host for row in rows if row.check == HISTORY and row.level == "warning"}
     return [
-        _offer(facts, facts.host.label not in busy, facts.host.label in doubtful)
+        _offer(facts, facts.host.label not in busy)
         for facts in cluster.hosts
         if facts.error is None and facts.host.label not in unfit
     ]
 
 
-def _offer(facts: HostFacts, is_free: bool, is_doubtful: bool) -> HostOffer:
+def _offer(facts: HostFacts, is_free: bool) -> HostOffer:
     host, gpus = facts.host, facts["look"]["gpus"]
     described = facts["gpus"].get("gpus", ())
     sick = {number for number, gpu in enumerate(described) if troubles(gpu)}
@@ -114,13 +111,13 @@ def _offer(facts: HostFacts, is_free: bool, is_doubtful: bool) -> HostOffer:
     taken = used.union(facts["look"]["taken"])
     free = tuple(number for number in fit if number not in taken)
     most = gpus if host.slots is None else host.slots
-    return HostOffer(host, is_free, gpus, free[:most], min(len(fit), most), is_doubtful)
+    return HostOffer(host, is_free, gpus, free[:most], min(len(fit), most))
 
 
 def pick_hosts(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
-    """Return the first hosts that are free, doubtful ones last; None if they are too few."""
-    free = sorted((offer for offer in offered if offer.is_free), key=lambda o: o.is_doubtful)
-    return [offer.host for offer in free[:count]] if len(free) >= count else None
+    """Return the first hosts that are free; None if they are too few."""
+    free = [offer.host for offer in offered if offer.is_free]
+    return free[:count] if len(free) >= count else None
 
 
 def pick_gpus(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
@@ -131,17 +128,14 @@ def pick_gpus(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
     """
     taken: dict[str, Host] = {}
     left = count
-    for offer in sorted(offered, key=lambda o: (o.is_doubtful, -len(o.free))):
+    for offer in sorted(offered, key=lambda o: -len(o.free)):
         if offer.is_whole and len(offer.free) <= left:
             taken[offer.host.label] = offer.part(len(offer.free))
             left -= len(offer.free)
     others = [offer for offer in offered if offer.free and offer.host.label not in taken]
     while left and others:
         enough = [offer for offer in others if len(offer.free) >= left]
-        offer = min(
-            enough or others,
-            key=lambda o: (o.is_doubtful, len(o.free) if enough else -len(o.free)),
-        )
+        offer = min(enough or others, key=lambda o: len(o.free) if enough else -len(o.free))
         others.remove(offer)
         part = min(left, len(offer.free))
         taken[offer.host.label] = offer.part(part)
@@ -152,8 +146,6 @@ def pick_gpus(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
 
 
 def without_drained(hosts: Sequence[Host], rows: Sequence[TableRow]) -> list[Host]:
-    """Return hosts without those that are out of use; doubtful ones come last, as spares."""
+    """Return hosts without those that are out of use."""
     drained = {row.host for row in rows if row.check == DRAINED and row.level == "refused"}
-    doubtful = {row.host for row in rows if row.check == HISTORY and row.level == "warning"}
-    left = [host for host in hosts if host.label not in drained]
-    return sorted(left, key=lambda host: host.label in doubtful)
+    return [host for host in hosts if host.label not in drained]

@@ -14,7 +14,7 @@ from launcher.output.log_files import LogFiles, unfinished_run_notice, write_run
 from launcher.output.on_event import EventCommand
 from launcher.run.job import Job
 from launcher.run.plan import Plan
-from launcher.run.result import Result, with_incident
+from launcher.run.result import Result
 from launcher.supervision.agents import AgentGroup
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Supervisor
@@ -112,12 +112,11 @@ class Session:
                 journal.close()
             self.note(logs.close(self.result))  # a signal that comes now does not cost the result
         if self.result.verdict == "failed":
-            from launcher.lifecycle.host_incidents import sick_gpus  # rarely needed
+            from launcher.lifecycle.sick_gpus import sick_gpus  # rarely needed
 
             # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
             for host, problems in sick_gpus(self.plan, self._transports, self.result):
                 self.note(f"{host}: probable cause: {problems}")
-                self.result = with_incident(self.result, host, "gpu", problems)
         return self.result
 
     def note(self, text: str) -> None:

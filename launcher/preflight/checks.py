@@ -8,7 +8,6 @@ unless the check only warns, or `--ignore-check` names it.
 from __future__ import annotations
 
 import ipaddress
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from typing import Literal
 from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
 from launcher.preflight import gpus
 from launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
+from launcher.remote import probe
 from launcher.run.host_names import grouped
 from rackrun.commands import called
 from rackrun.contract import variables
@@ -31,7 +31,7 @@ Level = Literal["ok", "warning", "refused"]
 LEAST_DISK = 1 << 30
 LEAST_OPEN_FILES = 1024
 CLOCK_SECONDS = 10.0
-SHARDS, SPLITS, LOCK, DRAINED, HISTORY = "shards", "splits", "lock", "drained", "history"
+SHARDS, SPLITS, LOCK, DRAINED = "shards", "splits", "lock", "drained"
 BUSY = "in use by another run"
 QUEUED = "others wait for it"
 ENVIRONMENT = ("python", "torch", "cuda")
@@ -314,7 +314,7 @@ def _machine_again(host: HostFacts, cluster: ClusterFacts) -> str:
 def _no_tmp(host: HostFacts, cluster: ClusterFacts) -> str:
     error = host["hold"].get("error")
     unlocked = f"{host['look']['lock']} cannot be locked: {error}" if error else ""
-    return str(host["look"].get("tmp_problem", "")) or unlocked
+    return str(host["look"]["tmp_problem"] or host["look"]["lock_problem"] or unlocked)
 
 
 def _held(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -458,19 +458,11 @@ CHECKS = (
         _held,
         "type --wait to start when it is free; --include takes hosts and GPUs that are free",
     ),
-    Check("shared lock", _not_shown, _field("look", "lock_problem"), warns=True),
     Check(
         DRAINED,
         _not_shown,
-        lambda host, cluster: host.drained(time.time()).removeprefix("drained "),
-        f"leave it out with --exclude; to use it, type: {called('rack')} HOSTS --undrain HOST",
-    ),
-    Check(
-        HISTORY,
-        _not_shown,
-        lambda host, cluster: host.past(time.time()),
-        f"look at {called('rack')} HOSTS, which can also drain a host",
-        warns=True,
+        _field("look", "drained"),
+        f"leave it out with --exclude; root there removes {probe.DRAINED} to use it again",
     ),
     Check("machine", _not_shown, _machine_again, "for more processes write slots=N"),
 )

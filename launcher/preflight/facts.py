@@ -22,12 +22,10 @@ from typing import Any
 from launcher.errors import HostUnreachable
 from launcher.files.working_tree import WorkingTree
 from launcher.preflight.replies import believed
-from launcher.remote import history as remote_history
 from launcher.remote import network, probe
 from launcher.remote.gpus import VISIBLE
 from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
-from launcher.run.incidents import History, Incident, history
 from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import AT_ONCE, each
@@ -41,9 +39,6 @@ LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
 PROBE_SECONDS = 2 * FULL_SECONDS  # for a reply: a host that is late is given up before
 CLOCK_ROUNDS = 3
-ROOT = 0
-"""The account whose notes on a host all others obey."""
-
 CLOCK_SECONDS = 1.0  # known as exactly as that, a clock needs no further look
 
 
@@ -87,8 +82,6 @@ class HostFacts:
     error: Problem | None = None
     """Why nothing is known."""
     replies: Mapping[str, Reply] = field(default_factory=dict)
-    history: History = History()
-    """What happened to it, as far as this machine and the host itself remember."""
     client: RpcClient | None = field(default=None, compare=False)
     """The probe that answered, and still runs."""
 
@@ -98,25 +91,6 @@ class HostFacts:
         path = self["look"]["lock"]
         alone = tuple((path + part, False) for part in parts_of(self.host))
         return ((path, True), *alone) if self.host.devices else alone
-
-    def drained(self, now: float) -> str:
-        """Return by whom, when and why it was taken out of use: by this account, or by root."""
-        drained = self.history.drained
-        reasons = [drained.shown(now)] if drained else []
-        return "; ".join([*reasons, *(note.shown(now) for uid, note in self._notes if uid == ROOT)])
-
-    def past(self, now: float) -> str:
-        """Return what happened to it, and the notes of accounts that no launch has to obey."""
-        others = (note.shown(now) for uid, note in self._notes if uid != ROOT)
-        return "; ".join(filter(None, (self.history.shown(now), *others)))
-
-    @property
-    def _notes(self) -> list[tuple[int, Incident]]:
-        notes = (self["look"] or self["occupancy"]).get("notes", ())
-        return [
-            (each["uid"], Incident(each["at"], "drained", each["text"], by=each["user"][:64]))
-            for each in notes
-        ]
 
     def __getitem__(self, question: str) -> Reply:
         """Return the reply to a question; empty when it was not asked."""
@@ -142,12 +116,6 @@ class ClusterFacts:
     def ranks(self) -> int:
         """Return the number of ranks that these hosts would have together."""
         return sum(host.host.processes(host["look"]["gpus"]) for host in self.hosts)
-
-    @property
-    def doubtful(self) -> frozenset[str]:
-        """Return the hosts to which something has happened before."""
-        now = time.time()
-        return frozenset(facts.host.label for facts in self.hosts if facts.history.troubles(now))
 
     @property
     def versions(self) -> str:
@@ -340,7 +308,6 @@ class HostProbe:
             packages=requirements.task.imports,
             weights=requirements.task.weights,
             cache=requirements.task.cache,
-            name=host.label,
             chooses=requirements.chooses,
             visible=None if host.devices or requirements.chooses else self._visible(),
         )
@@ -358,7 +325,6 @@ class HostProbe:
         basics = self._note("look", reply)
         if "error" in basics:
             raise HostUnreachable(f"{host.label}: cannot look around there: {basics['error']}")
-        self.facts = replace(self.facts, history=remembered_of(host.label, basics["history"]))
         return basics
 
     def listen(self) -> tuple[str, int]:
@@ -409,8 +375,3 @@ class HostProbe:
             reason = "its login shell has started no program in time: what do ~/.bashrc and the"
             return HostUnreachable(f"{self.host.label}: {reason} like wait for there?")
         return HostUnreachable(f"{self.host.label}: does not answer our questions")
-
-
-def remembered_of(host: str, text: str) -> History:
-    """Return what this machine remembers of a host, and what the host itself does."""
-    return history(remote_history.read(host), text)

@@ -10,7 +10,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from launcher.remote import history, probe
+from launcher.remote import probe
 from launcher.transport.rpc import Reply
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
@@ -34,7 +34,7 @@ class AnAddress:
             raise Misshapen("not an address") from None
 
 
-LOCK = r"(/tmp|/[^\0-\x1f]{0,3000}/\.rackrun)/rackrun-[^\0-\x1f/]{1,200}\.lock"
+LOCK = r"/tmp/rackrun-[^\0-\x1f/]{1,200}\.lock"
 Text = Annotated[str, AtMost(4096)]
 """Text to be shown."""
 Name = Annotated[str, AtMost(255)]
@@ -48,8 +48,6 @@ Count = Annotated[int, Between(0, 2**53)]
 Number = Annotated[int, Between(0, 2**32)]
 Part = Annotated[str, Matches(r"(\.gpu[0-9]{1,4})?")]
 """Of a host, as the ending of a lock file: a GPU, or all of it."""
-HistoryText = Annotated[str, AtMost(history.MOST_BYTES)]
-"""What the account remembers of the host (see launcher/run/incidents.py)."""
 
 
 @shape
@@ -89,16 +87,6 @@ class Clock:
 
 
 @shape
-class HostNote:
-    """Another account's reason not to use the host."""
-
-    uid: Number
-    user: Name
-    text: Annotated[str, AtMost(history.NOTE_LETTERS)]
-    at: Annotated[float, Between(0, 1e11)]
-
-
-@shape
 class HostReply(Clock):
     """What the orders `look` and `occupancy` both report."""
 
@@ -106,8 +94,8 @@ class HostReply(Clock):
     gpus: Annotated[int, Between(0, MOST_GPUS)]
     disk_free: Count
     lock_problem: Text
-    history: HistoryText
-    notes: Annotated[tuple[HostNote, ...], AtMost(history.MOST_NOTES)]
+    drained: Text
+    """Why root has taken it out of use; empty: it is in use."""
 
 
 @shape
@@ -228,22 +216,19 @@ class HeldReply:
 
 @shape
 class Use:
-    """A run, or another process, that has locked a part of the host."""
+    """Who has locked a part of the host; empty where that is not known."""
 
     part: Part
-    pid: Number
     user: Name
     since: Annotated[float, Between(0, 1e11)]
     run: Run
     name: Name
-    is_ours: bool = False
 
 
 @shape
 class Waiter:
-    """A launch that waits for a part of the host."""
+    """A launch that waits for the host."""
 
-    part: Part
     user: Name
     since: Annotated[float, Between(0, 1e11)]
 
@@ -285,8 +270,6 @@ SHAPES: dict[str, type] = {
     "hold": HeldReply,
     "unlock": DoneReply,
     "occupancy": OccupancyReply,
-    "remember": DoneReply,
-    "note": DoneReply,
 }
 """By question; instead of any but the time, a reply may be `ProbeFailed`."""
 

@@ -1,10 +1,13 @@
-"""Locks of a host: a file in /tmp for each, which every account may lock; its owner removes it.
+"""Locks of a host, and the launches that wait for it: files in /tmp, which all accounts share.
 
-A launch that waits holds a ticket: a locked file beside the lock. The kernel unlocks it when the
-launch dies, so the oldest ticket that is still locked is the next to be served.
+    rackrun-NAME.lock             held alone by a run on the whole host, shared by runs on parts
+    rackrun-NAME.lock.gpu3        held alone by a run on GPU 3
+    rackrun-NAME.lock.wait-TURN   a launch waits for the host; it touches the file at each look
+    rackrun-NAME.lock.gpu3.wait-TURN   the same for GPU 3
 
-Where the owner of a file shared its lock with another account that ended last, the file stays,
-empty and unlocked: /tmp is sticky. The owner's next launch on the host removes it.
+Lock files stay, with a mode that lets every account lock them. Who holds one alone writes into it
+who that is; without a lock, the text means nothing. The kernel unlocks a file when its process
+ends, however that happens. A ticket that was not touched for a minute is that of a dead launch.
 """
 
 from __future__ import annotations
@@ -14,70 +17,66 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import re
 import stat
 import time
+from typing import Any
 
-SIGNATURE_BYTES = 1 << 12
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
-HOLD_SECONDS = 0.3  # removing a free lock takes it for a moment
+HOLD_SECONDS = 0.3
+DEAD_SECONDS = 60.0
+"""A launch that waits touches its tickets every 5 seconds."""
+HOLDER_BYTES = 1 << 12
 TICKET = ".wait-"
+TURN = r"[0-9]{10}\.[0-9]{6}-[0-9a-f]{8}"
+"""When a launch was typed, and its id: the same on every host, so one order holds on all."""
+
 HELD: dict[str, int] = {}
-"""Locks and tickets that a probe holds, path -> descriptor; the agent of its process goes on."""
+"""Locks that a probe holds, path -> descriptor; the agent of its process goes on with them."""
+TICKETS: set[str] = set()
+"""The tickets of this program."""
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # there may be a link, or a pipe
-
-
-def lock_path(name: str) -> tuple[str, str]:
-    """Return the file that runs on this host lock: in /tmp, which all accounts share.
-
-    Any account may put there what cannot be locked, and no other account may remove it: it is
-    returned, too. The launches of this account then exclude one another by a file in its home, and
-    no longer those of others.
-    """
-    path = f"/tmp/rackrun-{name}.lock"
-    folder, start = os.path.split(path)
-    for file in os.listdir(folder):
-        planted = os.path.join(folder, file)
-        if file.startswith(start) and TICKET not in file and not _is_lockable(planted):
-            home = os.path.expanduser("~/.rackrun")
-            os.makedirs(home, mode=0o700, exist_ok=True)
-            return os.path.join(home, os.path.basename(path)), planted
-    return path, ""
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK  # another account may have put a link there, or a pipe
 
 
-def _is_lockable(path: str) -> bool:
-    try:
-        descriptor = os.open(path, _FLAGS)
-    except OSError as error:
-        return error.errno == errno.ENOENT  # it has just been removed
-    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    os.close(descriptor)
-    return is_file
+def lock_path(name: str) -> str:
+    """Return the file that runs on this host lock."""
+    return f"/tmp/rackrun-{name}.lock"
 
 
-def lock(path: str, shared: bool, seconds: float = LOCK_SECONDS) -> int:
+# -- holding locks
+
+
+def lock(
+    path: str, shared: bool, run: str = "", name: str = "", seconds: float = LOCK_SECONDS
+) -> int:
     """Lock a file and return its descriptor, which holds the lock until this process ends.
 
     A lock that the probe before us holds stays locked, so that no other launch comes in between.
     Raise OSError when another run holds it for longer, or when it is not a plain file.
     """
-    held = HELD.pop(path, None)
-    if held is not None:
-        if _lies_at(held, path):
-            return held
-        os.close(held)
+    descriptor = HELD.pop(path, None)
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        descriptor = open_lock(path)
-        with contextlib.suppress(BlockingIOError):
-            flock(descriptor, shared)
-            # The last holder removes the file, and a lock on a removed file excludes no other run.
-            if _lies_at(descriptor, path):
-                return descriptor
-        os.close(descriptor)
-        time.sleep(0.05)
-    raise BlockingIOError("another run holds this host; type --wait, or --check to see which")
+    while descriptor is None or not _lies_at(descriptor, path):  # a cleaner of /tmp was there
+        if descriptor is not None:
+            os.close(descriptor)
+        descriptor = _open_lock(path)
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            descriptor = None
+            if time.monotonic() >= deadline:
+                hint = "type --wait, or --check to see which"
+                raise BlockingIOError(f"another run holds this host; {hint}") from None
+            time.sleep(0.05)
+    if not shared:
+        holder = {"user": user_name(os.getuid()), "run": run, "name": name, "since": time.time()}
+        with contextlib.suppress(OSError):  # a full disk: locked all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    return descriptor
 
 
 def hold(path: str, shared: bool) -> bool:
@@ -86,111 +85,47 @@ def hold(path: str, shared: bool) -> bool:
     Raise OSError when it is not a plain file.
     """
     try:
-        HELD[path] = lock(path, shared, HOLD_SECONDS)
+        HELD[path] = lock(path, shared, seconds=HOLD_SECONDS)
     except BlockingIOError:
         return False
     return True
 
 
-def sign(path: str, descriptor: int, run: str, name: str) -> None:
-    """Write into an exclusive lock which run holds it, for launches that find it locked."""
-    with contextlib.suppress(OSError):  # another user's file, or a full disk: locked all the same
-        writing = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            if os.path.samestat(os.fstat(writing), os.fstat(descriptor)):
-                os.ftruncate(writing, 0)
-                os.write(writing, json.dumps({"run": run, "name": name}).encode())
-        finally:
-            os.close(writing)
+def unlock() -> None:
+    """Let go of the locks of this program."""
+    while HELD:
+        os.close(HELD.popitem()[1])
 
 
-def signature(path: str, owner: int) -> tuple[str, str]:
-    """Return run and name from a lock that this owner has written; empty where there is none."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        descriptor = os.open(path, _FLAGS)
-        try:
-            fields = json.loads(os.read(descriptor, SIGNATURE_BYTES))
-            is_theirs = os.fstat(descriptor).st_uid == owner
-        finally:
-            os.close(descriptor)
-        if is_theirs and isinstance(fields, dict):
-            run, name = str(fields.get("run")), str(fields.get("name"))
-            if re.fullmatch("[0-9a-f]{32}", run) and re.fullmatch("[A-Za-z0-9._-]{1,255}", name):
-                return run, name
-    return "", ""
+def release() -> None:
+    """Let go of the locks of this program, and leave the queue."""
+    unlock()
+    _remove_tickets(set(TICKETS))
 
 
-def take_ticket(path: str, turn: str) -> tuple[str, int]:
-    """Queue for a lock; return the ticket and its descriptor, which holds the place in the queue.
+def _open_lock(path: str) -> int:
+    """Open a lock file, and make it where there is none; follow no link.
 
-    A launch may ask two probes on a host, each with a ticket for its turn: the process id keeps
-    them apart.
-    """
-    ticket = f"{path}{TICKET}{turn}-{os.getpid()}"
-    return ticket, HELD[ticket] if ticket in HELD else lock(ticket, shared=False)
-
-
-def queue(path: str, parts: list[str], turn: str) -> None:
-    """Hold a ticket for each of these parts of a host, and for no other."""
-    for ticket in [held for held in HELD if TICKET in held and not os.path.exists(held)]:
-        os.close(HELD.pop(ticket))  # a cleaner of /tmp was there
-    tickets = dict(take_ticket(path + part, turn) for part in parts)
-    for ticket in [held for held in HELD if TICKET in held and held not in tickets]:
-        remove_lock(ticket, HELD.pop(ticket))
-    HELD.update(tickets)
-
-
-def first_in_line(path: str, parts: list[str], turn: str) -> str:
-    """Return the first ticket before a turn, for these parts of a lock; empty when there is none.
-
-    The lock of a whole host excludes all of its parts, and each part the whole host.
-    """
-    folder, name = os.path.split(path)
-    line = []
-    for file in os.listdir(folder) if turn else ():
-        lock_name, mark, ahead = file.partition(TICKET)
-        part = lock_name[len(name) :]
-        concerns_us = "" in parts or part in ("", *parts)
-        counts = mark and ahead < turn
-        if counts and lock_name.startswith(name) and concerns_us:
-            line.append((ahead, os.path.join(folder, file)))
-    return next((ticket for _, ticket in sorted(line) if is_held(ticket)), "")
-
-
-def is_held(path: str) -> bool:
-    """Return whether a process holds a lock; remove the file when none does."""
-    with contextlib.suppress(OSError):  # it has just gone, or is not a lock
-        descriptor = os.open(path, _FLAGS)
-        try:
-            flock(descriptor, shared=True)
-        except BlockingIOError:
-            os.close(descriptor)
-            return True
-        remove_lock(path, descriptor)
-    return False
-
-
-def flock(descriptor: int, shared: bool) -> None:
-    """Lock an open file, or raise BlockingIOError at once when it is held."""
-    fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-
-
-def open_lock(path: str) -> int:
-    """Open a plain file that every account may lock and only its owner may change.
-
-    Another account may have put a link there, or a pipe, whose opening waits for another end.
+    First without O_CREAT, which the kernel may refuse for another account's file in /tmp
+    (fs.protected_regular).
     """
     while True:
-        with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(path, _FLAGS)
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return descriptor
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "is not a plain file; have it removed", path)
-        with contextlib.suppress(FileExistsError):
-            descriptor = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL)
-            os.fchmod(descriptor, 0o644)  # whatever the umask is
+        try:
+            descriptor = os.open(path, os.O_RDWR | _FLAGS)
+        except FileNotFoundError:
+            mask = os.umask(0)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+            except FileExistsError:
+                continue
+            finally:
+                os.umask(mask)
+        status = os.fstat(descriptor)
+        # A second name may be that of a file which is not ours to write to.
+        if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
             return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a plain file", path)
 
 
 def _lies_at(descriptor: int, path: str) -> bool:
@@ -199,26 +134,166 @@ def _lies_at(descriptor: int, path: str) -> bool:
     return False
 
 
-def remove_lock(path: str, descriptor: int) -> None:
-    """Remove the file of a lock, unless others hold it too, and close it.
+# -- who holds them
 
-    Root could also remove a pipe that another account has put there, which is no lock of a run.
+
+def lock_problem(paths: list[str]) -> str:
+    """Return why one of these files, if it is there, cannot be locked; empty if all can be."""
+    for path in paths:
+        try:
+            if os.path.lexists(path):
+                os.close(_open_lock(path))
+        except OSError as error:
+            with contextlib.suppress(OSError):  # it has just been removed
+                owner = user_name(os.lstat(path).st_uid)
+                return f"{path} of {owner} cannot be locked: {error.strerror}; have it removed"
+    return ""
+
+
+def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
+    """Return who holds these parts of a host, or else who has waited for it since before `turn`.
+
+    A run on the whole host holds all of its parts; locks of this program block no one. No turn
+    comes before all others.
     """
-    with contextlib.suppress(OSError):  # others share it, or it is another user's file
-        flock(descriptor, shared=False)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode) and _lies_at(descriptor, path):
-            os.unlink(path)
-    os.close(descriptor)
+    others = _locks_of_gpus(lock) if "" in parts else [lock + part for part in parts]
+    for path in (lock, *others):
+        if is_locked(path):
+            return _in_words(holder_in(path))
+    for ahead, part, waiter in tickets(lock) if turn else ():
+        # A launch that waits for the whole host waits for all of its parts.
+        if ahead < turn and (part in ("", *parts) or "" in parts):
+            return {"holder": f"{waiter['user']}, since {_clock(waiter['since'])}", "queued": True}
+    return {"holder": ""}
 
 
-def release() -> None:
-    """Remove all locks and tickets of this program, but for those that others share."""
-    while HELD:
-        remove_lock(*HELD.popitem())
+def taken_gpus(lock: str, count: int, turn: str) -> list[int]:
+    """Return the GPUs that a launch with this place in the queue cannot have now."""
+    return [
+        number for number in range(count) if in_the_way(lock, [f".gpu{number}"], turn)["holder"]
+    ]
 
 
-def remove_free_locks(locks: list[tuple[str, bool]]) -> None:
-    """Remove the files of locks that a killed agent has left, unless another process holds them."""
-    for path, _ in locks:
+def uses(lock: str, count: int) -> list[dict[str, Any]]:
+    """Return who uses the whole host, or which of this number of GPUs, and since when."""
+    parts = ["", *(f".gpu{number}" for number in range(count))]
+    return [{"part": part, **holder_in(lock + part)} for part in parts if is_locked(lock + part)]
+
+
+def is_locked(path: str) -> bool:
+    """Return whether another program holds a lock alone."""
+    if path in HELD:
+        return False
+    with contextlib.suppress(OSError):  # there is none
+        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def holder_in(path: str) -> dict[str, Any]:
+    """Return what the holder of a lock has written: its user, run and name, and since when.
+
+    Any account can write there: a text of another shape says nothing, and the user is only named.
+    """
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+        try:
+            fields = json.loads(os.read(descriptor, HOLDER_BYTES))
+        finally:
+            os.close(descriptor)
+        keys = ("user", "run", "name", "since")
+        if isinstance(fields, dict) and _is_holder(*map(fields.get, keys)):
+            return {key: fields[key] for key in keys}
+    return {"user": "", "run": "", "name": "", "since": 0.0}
+
+
+def _is_holder(
+    user: object = None, run: object = None, name: object = None, since: object = None
+) -> bool:
+    return (
+        isinstance(user, str)
+        and re.fullmatch(r"[^\0-\x1f\ud800-\udfff]{1,255}", user) is not None
+        and isinstance(run, str)
+        and re.fullmatch(r"([0-9a-f]{32})?", run) is not None
+        and isinstance(name, str)
+        and re.fullmatch(r"[A-Za-z0-9._-]{0,255}", name) is not None
+        and isinstance(since, float)
+        and 0 <= since < 1e11
+    )
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number when it has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _locks_of_gpus(lock: str) -> list[str]:
+    folder, name = os.path.split(lock)
+    ours = re.compile(re.escape(name) + r"\.gpu[0-9]{1,4}")
+    return [os.path.join(folder, file) for file in os.listdir(folder) if ours.fullmatch(file)]
+
+
+def _in_words(holder: dict[str, Any]) -> dict[str, Any]:
+    if not holder["user"]:
+        return {"holder": "another launch"}
+    who = f"{holder['user']}, since {_clock(holder['since'])}"
+    if not holder["run"]:
+        return {"holder": who}
+    is_ours = holder["user"] == user_name(os.getuid())
+    named = f"run {holder['run'][:8]} ({holder['name']}) of {who}"
+    return {"holder": named, "run": holder["run"] if is_ours else ""}
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+# -- who waits for them
+
+
+def take_tickets(lock: str, parts: list[str], turn: str) -> None:
+    """Wait for these parts of a host, and for no others: make the tickets, or touch them."""
+    current = {f"{lock}{part}{TICKET}{turn}" for part in parts}
+    for ticket in current:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(ticket, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644))
+        os.utime(ticket, follow_symlinks=False)
+    _remove_tickets(TICKETS - current)
+    TICKETS.update(current)
+
+
+def _remove_tickets(paths: set[str]) -> None:
+    for path in paths:
         with contextlib.suppress(OSError):
-            remove_lock(path, os.open(path, _FLAGS))
+            os.unlink(path)
+    TICKETS.difference_update(paths)
+
+
+def tickets(lock: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the turn of each living launch that waits, for which part, and whose it is.
+
+    The first one comes first.
+    """
+    folder, name = os.path.split(lock)
+    ticket = re.compile(re.escape(name) + r"(|\.gpu[0-9]{1,4})" + re.escape(TICKET) + f"({TURN})")
+    living = []
+    for match in filter(None, map(ticket.fullmatch, os.listdir(folder))):
+        path, (part, turn) = os.path.join(folder, match[0]), match.groups()
+        with contextlib.suppress(OSError):  # it has just gone, or is not ours to remove
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if abs(time.time() - status.st_mtime) < DEAD_SECONDS:
+                since = float(turn.partition("-")[0])
+                living.append((turn, part, {"user": user_name(status.st_uid), "since": since}))
+            else:
+                os.unlink(path)
+    return sorted(living, key=lambda waiter: waiter[:2])

@@ -7,7 +7,6 @@ where it is needed, since every launch waits for this program to start.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -17,21 +16,32 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.remote import gpus, history, locks, network, service
+from launcher.remote import gpus, locks, network, service
 from launcher.remote.files import INSTALLED, file_digest
 from launcher.remote.gpus import gpu_count
-from launcher.remote.holders import holder_of, in_the_way, taken_gpus, user_name, uses, waiting
-from launcher.remote.locks import HELD, TICKET, queue, release, remove_lock
+from launcher.remote.locks import (
+    in_the_way,
+    lock_path,
+    lock_problem,
+    release,
+    take_tickets,
+    taken_gpus,
+    tickets,
+    user_name,
+    uses,
+)
 from launcher.remote.waiting import find_program, lines_of, output_of, within
 from rackrun.contract.cores import cores
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0
-HOME_SECONDS = 2.0  # for what is remembered of hosts, which a launch can do without
 SILENT_SECONDS = 600  # a launcher that lost its network leaves an SSH session that never ends
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
 MOST_WAITERS = 256
+DRAINED = "/etc/rackrun/drained"
+"""Where root writes why no run is to use this host."""
+REASON_BYTES = 300
 LEAST_TMP = 8 << 20  # for the agent of a run, and what torchrun writes about failures
 
 DESCRIBED: dict[tuple[str, str], dict[str, Any]] = {}
@@ -118,7 +128,6 @@ def basics(
     packages: Sequence[str] = (),
     weights: str = "",
     cache: str = "",
-    name: str = "",
     chooses: bool = False,
     visible: dict[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -129,19 +138,18 @@ def basics(
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
     `visible`: variables of the ranks that choose GPUs, over this account's; None: by number.
-    `cache`: a folder to be written. `name`: what hosts.txt calls the host. `chooses`: return which
-    GPUs are taken.
+    `cache`: a folder to be written. `chooses`: return which GPUs are taken.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
-    lock, planted = lock_of_host()
-    queue(lock, parts if waits else [], turn)
+    lock = lock_of_host()
+    take_tickets(lock, parts if waits else [], turn)
     # A container may see other files, so what its ranks need is not looked up on the host.
     files = ("", "", "") if contained else (python, weights, cache)
     try:
         facts = within(FOLDER_SECONDS, lambda: disk_facts(workdir, *files))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
-    shared = facts_of_host(lock, planted, name)
+    shared = facts_of_host(lock, parts)
     interpreter = (python or "python3") if contained else facts["python"]
     described = (interpreter, workdir)
     # A launch that waits for hosts to choose from asks again and again.
@@ -180,37 +188,44 @@ def disk_facts(workdir: str, python: str, weights: str, cache: str) -> dict[str,
     }
 
 
-def occupancy(workdir: str, name: str) -> dict[str, Any]:
-    """Return who uses this host and waits for it, how busy it is, and what happened to it."""
-    lock, planted = lock_of_host()
+def occupancy(workdir: str) -> dict[str, Any]:
+    """Return who uses this host and waits for it, and how busy it is."""
+    lock = lock_of_host()
     try:
         free = within(FOLDER_SECONDS, lambda: disk_free(os.path.expanduser(workdir)))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
-    shared = facts_of_host(lock, planted, name)
-    parts = ["", *(f".gpu{number}" for number in range(shared["gpus"]))]
+    shared = facts_of_host(lock, [""])
     return {
         **shared,
         "load": os.getloadavg()[0],
-        "uses": list(uses(lock, parts)),
-        "queue": list(waiting(lock))[:MOST_WAITERS],
+        "uses": uses(lock, shared["gpus"]),
+        "queue": [waiter for _, _, waiter in tickets(lock)][:MOST_WAITERS],
         "disk_free": free,
     }
 
 
-def facts_of_host(lock: str, planted: str, name: str) -> dict[str, Any]:
+def facts_of_host(lock: str, parts: list[str]) -> dict[str, Any]:
     """Return what `basics` and `occupancy` both report."""
-    remembered = ""
-    with contextlib.suppress(TimeoutError):  # the home does not answer
-        remembered = str(within(HOME_SECONDS, lambda: history.read(name)))
     return {
         **clock(),
         "cores": cores(),
         "gpus": gpu_count(),
-        "lock_problem": _lock_problem(planted),
-        "history": remembered,
-        "notes": history.notes(lock),
+        "lock_problem": lock_problem([lock, *(lock + part for part in parts)]),
+        "drained": drained(),
     }
+
+
+def drained() -> str:
+    """Return why root has taken this host out of use: the first line of a file; empty: in use."""
+    try:
+        with open(DRAINED, "rb") as file:
+            line = file.readline(REASON_BYTES).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{DRAINED}: {error.strerror}"
+    return line or f"{DRAINED} gives no reason"
 
 
 def clock() -> dict[str, Any]:
@@ -224,23 +239,11 @@ def own_endpoint() -> list[str]:
     return fields[2:] if len(fields) == 4 else []
 
 
-def lock_of_host() -> tuple[str, str]:
-    """Return the lock of this host, and what is in its way; each sshd on loopback is a host."""
+def lock_of_host() -> str:
+    """Return the lock of this host; each sshd on loopback is a host."""
     address = own_endpoint()
     on_loopback = bool(address) and address[0].startswith("127.")
-    return locks.lock_path("-".join(address) if on_loopback else machine())
-
-
-def _lock_problem(planted: str) -> str:
-    with contextlib.suppress(OSError):  # it has just been removed
-        owner = user_name(os.lstat(planted).st_uid) if planted else ""
-        shown = os.fsencode(planted).decode(errors="replace")
-        if owner:
-            return (
-                f"{shown} cannot be locked, so runs of other accounts may use this host at the "
-                f"same time; ask {owner}, who owns it, to remove it"
-            )
-    return ""
+    return lock_path("-".join(address) if on_loopback else machine())
 
 
 def machine() -> str:
@@ -384,33 +387,20 @@ def shards(**options: Any) -> dict[str, Any]:
     return shard_access.shards(**options)
 
 
-# -- what is kept: locks until this program ends, incidents and notes beyond that
+# -- locks, which last until this program ends
 
 
 def hold(path: str, shared: bool) -> dict[str, Any]:
     """Lock a file until this program ends; return its holder when another process has it."""
     if locks.hold(path, shared):
         return {"holder": ""}
-    holder = holder_of([path])
+    holder = in_the_way(path, [""], "")
     return {**holder, "holder": holder["holder"] or "another launch"}
 
 
 def unlock() -> dict[str, Any]:
-    """Remove the locks that `hold` has made, but not the tickets."""
-    for path in [path for path in HELD if TICKET not in path]:
-        remove_lock(path, HELD.pop(path))
-    return {}
-
-
-def remember(name: str, lines: str) -> dict[str, Any]:
-    """Keep lines about this host, as hosts.txt calls it, in the home of this account."""
-    within(HOME_SECONDS, lambda: history.append(name, lines))
-    return {}
-
-
-def note(text: str, at: float) -> dict[str, Any]:
-    """Leave other accounts a note why this host is not to be used; no text: it may be."""
-    history.put_note(lock_of_host()[0], text, at)
+    """Let go of the locks that `hold` has taken, but stay in the queue."""
+    locks.unlock()
     return {}
 
 
@@ -430,6 +420,4 @@ ORDERS: dict[str, Callable[..., dict[str, Any]]] = {
     "hold": hold,
     "unlock": unlock,
     "occupancy": occupancy,
-    "remember": remember,
-    "note": note,
 }

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from launcher.run.incidents import LETTERS, Incident, Kind
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,6 @@ class Result:
     """The step of the newest checkpoint; 0: there is none."""
     resume: str = ""
     """The command that continues from it; empty when there is no checkpoint, or it is done."""
-    incidents: Mapping[str, tuple[Incident, ...]] = field(default_factory=dict)
-    """What happened to hosts, by their names."""
     read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """With --cache, by host: bytes of data from its own cache, from peers, and from the origin."""
 
@@ -46,13 +41,6 @@ class Result:
         """Return True when no rank started because the master's port was taken."""
         started = any(code is not None for code in self.codes.values())
         return not started and "EADDRINUSE" in self.cause
-
-
-def with_incident(result: Result, host: str, kind: Kind, text: str) -> Result:
-    """Return the result of a run in which this happened to a host as well."""
-    incident = Incident(time.time(), kind, text[:LETTERS], result.folder.name)
-    earlier = result.incidents.get(host, ())
-    return replace(result, incidents={**result.incidents, host: (*earlier, incident)})
 
 
 def as_plain(result: Result) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.incidents import IncidentLog
 from launcher.run.plan import HostPlan, Plan
 from launcher.run.stragglers import (
     STEPS_JUDGED,
@@ -183,7 +182,6 @@ class RunState:
             for host in plan.hosts
             for number in range(host.first_rank, host.first_rank + host.processes)
         ]
-        self.incidents = IncidentLog()
         self._late: SlowRank | None = None
         """The straggler by what ranks reported of their own part of steps."""
 
@@ -192,7 +190,6 @@ class RunState:
         host = self.host(event.node)
         if isinstance(event, Opened | Joined):
             self.gathering_at = now
-        self.incidents.take(event, host.plan.name)
         match event:
             case Output():
                 pass  # first, as most events are output
@@ -208,11 +205,6 @@ class RunState:
         match event:
             case Report():
                 rank.report(event.fields, now)
-                for number in event.fields.get("liars", ()):
-                    liar = self.host_of(number)
-                    if liar and liar is not host:
-                        text = f"of its cache, for {host.plan.name}"
-                        self.incidents.add(liar.plan.name, "bytes", text)
                 if rank is self.lead:
                     self._compare_parts()
             case RankStarted():

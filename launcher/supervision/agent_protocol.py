@@ -63,7 +63,7 @@ def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> byte
 
 def sweep_order(plan: HostPlan) -> bytes:
     """Order the end of all processes that a lost agent has left."""
-    return order(do="sweep", scratch=plan.scratch, locks=plan.locks)
+    return order(do="sweep", scratch=plan.scratch)
 
 
 def stop_order(signum: int, grace_seconds: float) -> bytes:

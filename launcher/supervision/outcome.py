@@ -8,9 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import DataRefused, HostLost
 from launcher.output.log_files import LogFiles
-from launcher.run.incidents import AT_FAULT, Incident
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
@@ -54,28 +52,12 @@ def result_of(
         folder=job.folder.path,
         saved=saved,
         resume=shlex.join(job.resume) if saved and verdict != "done" else "",
-        incidents=_incidents(run, cause, verdict, job.folder.path.name),
         read={
             host.plan.name: counts
             for host in run.hosts
             if (counts := run.bytes_read(host.plan.node))
         },
     )
-
-
-def _incidents(
-    run: RunState, cause: Cause, verdict: str, name: str
-) -> dict[str, tuple[Incident, ...]]:
-    # A failure is recorded only where its host may be to blame: most are the program's own.
-    if verdict == "failed" and cause.node is not None:
-        host = run.host(cause.node)
-        is_killed = cause.exit_code > 128 or cause.exit_code == HostLost.exit_code
-        if cause.exit_code == DataRefused.exit_code and cause.rank is not None:
-            run.incidents.add(host.plan.name, "bytes", cause.text)
-        elif not host.lost and (is_killed or AT_FAULT.search(cause.text)):
-            run.incidents.add(host.plan.name, "failed", cause.text)
-    hosts = [host.plan.name for host in run.hosts]
-    return run.incidents.of_run(name, hosts, verdict == "interrupted")
 
 
 def final_cause(run: RunState, failures: FailureLog, interrupted: int) -> Cause:

@@ -65,9 +65,6 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("checkpoint", "cache_bytes", "peer_bytes", "origin_bytes"), _is_count),
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
     "slow_rank": lambda value: type(value) is int and -1 <= value <= _LARGEST,  # -1: none
-    "liars": lambda value: (  # ranks whose cache had wrong bytes
-        isinstance(value, list) and len(value) <= 64 and all(map(_is_count, value))
-    ),
     "share": lambda value: isinstance(value, int | float) and 0 <= value <= 1,
     **dict.fromkeys(("data_seconds", "compute_seconds"), _is_seconds),
 }

@@ -254,8 +254,6 @@ class Supervisor:
         if slow and self.slow != before:
             host = self.run.slow_host
             who = f"{host.plan.name} is slow: " if host else ""
-            if host:
-                self.run.incidents.add(host.plan.name, "slow", slow.text)
             self.display.note(f"{who}{one_line(slow.text)}")
 
     def _report_unprotected(self) -> None:

@@ -39,9 +39,7 @@ COMMANDS = {
         "Train", "Train on this node of a scheduler's job.", "launcher.commands.node"
     ),
     "check": ModuleCommand("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
-    "rack": ModuleCommand(
-        "Runs", "Show all hosts in a table; drain a host.", "launcher.catalog.rack"
-    ),
+    "rack": ModuleCommand("Runs", "Show all hosts in a table.", "launcher.catalog.rack"),
     "ps": ModuleCommand("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
     "rerun": ModuleCommand("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
     "report": ModuleCommand(

@@ -12,6 +12,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
         "--collective-timeout-seconds": "it is 20 minutes; a launcher notices hangs earlier, by"
         " --hang-seconds",
+        "--drain": "as root, write the reason into /etc/rackrun/drained on that host",
         "--elastic": "type --max-restarts 3 --min-hosts 1, and --exact-epochs behind the task",
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
@@ -33,6 +34,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--sidecars": "convert, then type: wds2idx, widsindex or energon prepare",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",
         "--tiles": "add --short-side 256, which makes reading twice as fast",
+        "--undrain": "as root, remove /etc/rackrun/drained on that host",
         "--val-shards": "leave it out: shards that are not of train have about 64 MiB",
     }
 )

@@ -48,7 +48,7 @@ def fuzz_probe_answer(data: bytes) -> None:
 LOOK: dict[str, Any] = {
     **{"time": 1.0, "machine": "a", "address": "10.0.0.1", "holder": "", "workdir": "/w"},
     **{"lock": "/tmp/rackrun-a.lock", "workdir_problem": "", "tmp_problem": ""},
-    "lock_problem": "",
+    **{"lock_problem": "", "drained": ""},
     **{"python": "/p", "cores": 1, "gpus": 0},
     **{"user": {"uid": 0, "gid": 0, "name": "root"}, "disk_free": 1 << 40, "open_files": -1},
     "interpreter": {"version": "3.11.7", "torch": "2", "cuda": ""},

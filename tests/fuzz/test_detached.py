@@ -33,7 +33,6 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.incidents import Incident
 from launcher.run.job import Command, Job
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
@@ -65,8 +64,7 @@ HAPPENED: tuple[Event, ...] = (
 def result() -> Result:
     output = ("failed", 137, "exit code 137", "node2", 2, FOLDER / "logs/node2/rank-2.err", "")
     parts = ({0: 0, 1: None, 2: 137}, {"node1": "clean"}, 7.5, {"final": "x"}, FOLDER)
-    incidents = {"node2": (Incident(5.0, "lost", "no heartbeat", FOLDER.name),)}
-    return Result(*output, "", *parts, incidents=incidents)
+    return Result(*output, "", *parts)
 
 
 def record_entries() -> list[dict[str, Any]]:

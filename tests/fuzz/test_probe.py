@@ -72,15 +72,10 @@ ANSWERS = {
     "unlock": {},
     "occupancy": {
         **{"time": 1.0, "load": 0.5, "cores": 8, "gpus": 2, "disk_free": 1, "lock_problem": ""},
-        "uses": [
-            {"part": ".gpu0", "pid": 7, "user": "a", "since": 1.0, "run": "ab" * 16, "name": "x"}
-        ],
-        "queue": [{"part": "", "user": "b", "since": 2.0}],
-        "history": '{"at": 1.0, "kind": "lost"}',
-        "notes": [{"uid": 1, "user": "c", "text": "fan", "at": 3}],
+        "uses": [{"part": ".gpu0", "user": "a", "since": 1.0, "run": "ab" * 16, "name": "x"}],
+        "queue": [{"user": "b", "since": 2.0}],
+        "drained": "fan is broken",
     },
-    "remember": {},
-    "note": {},
 }
 
 

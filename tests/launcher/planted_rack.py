@@ -19,13 +19,22 @@ done; echo '</nvidia_smi_log>';;
 --query-gpu=compute_cap) for gpu in {folder}/gpu*.xml; do echo 9.0; done;;
 esac
 """
+DRAIN = """\
+cp -a /etc "$0" && mkdir -p "$0/rackrun" && printf '%s\\nmore\\n' "$1" > "$0/rackrun/drained" &&
+mount --bind "$0" /etc && shift && exec "$@"
+"""
+"""Runs a command where root has drained the host, for it alone."""
 WITHOUT_PROCESSES = HEALTHY.partition("<processes>")[0]
 
 
 class PlantedRack:
     """Hosts gpu01, gpu02, ... with some GPUs each, and a launcher's machine."""
 
-    def __init__(self, lab: Lab, gpus: Sequence[int], extra: str = "") -> None:
+    def __init__(
+        self, lab: Lab, gpus: Sequence[int], extra: str = "", drained: str = "", why: str = ""
+    ) -> None:
+        """Start a host for each number of GPUs; one may be drained by root, with a reason."""
+        self.drained, self.why = drained, why
         self.lab = lab
         self.names = [f"gpu{number:02}" for number, _ in enumerate(gpus, start=1)]
         for name, count in zip(self.names, gpus, strict=True):
@@ -48,8 +57,11 @@ class PlantedRack:
             self.set_gpu(name, number)
         nodes = " ".join(f"nvidia{number}" for number in range(gpus))
         devices = DEVICES.replace("nvidia0 nvidia1", nodes)
-        command = ("unshare", "--mount", "sh", "-c", devices, str(folder / "dev"))
-        self.lab.start(command=command if gpus else (), extra=extra + with_path(smi.parent))
+        command = ("unshare", "--mount", "sh", "-c", devices, str(folder / "dev")) if gpus else ()
+        if name == self.drained:
+            etc = ("unshare", "--mount", "sh", "-c", DRAIN, str(folder / "etc"), self.why)
+            command = (*etc, *command)
+        self.lab.start(command=command, extra=extra + with_path(smi.parent))
 
     def set_gpu(self, name: str, number: int, text: str = WITHOUT_PROCESSES) -> None:
         """Let nvidia-smi of a host say this of one of its GPUs."""

@@ -32,6 +32,8 @@ OPTIONS: tuple[str, ...] = (
     "ssh --elastic",
     "ssh --polite",
     "ssh --scaling",
+    "rack hosts.txt --drain",
+    "rack hosts.txt --undrain",
 )
 """Command lines, each with one removed option as its last word.
 

@@ -33,7 +33,7 @@ from shards.peers.client import Peer
 from shards.peers.protocol import TOKEN_BYTES
 from shards.peers.source import PeerSource, PeerTable
 from shards.source import Source
-from shards.traffic import MOST_LIARS, ReadBytes
+from shards.traffic import ReadBytes
 from training.ranks import Ranks
 
 MOST_MESSAGE_BYTES = 4096
@@ -91,13 +91,13 @@ class NodeCache:
         if not self._sources:
             return {}
         total = ReadBytes()
-        liars = set[int]()
         for source in self._sources:
             total = total.plus(source.traffic.total())
-            liars |= source.traffic.liars()
-        counts = {"cache_bytes": total.cache, "peer_bytes": total.peers}
-        counts["origin_bytes"] = total.origin
-        return counts | ({"liars": sorted(liars)[:MOST_LIARS]} if liars else {})
+        return {
+            "cache_bytes": total.cache,
+            "peer_bytes": total.peers,
+            "origin_bytes": total.origin,
+        }
 
     def missing(self, part: int, parts: int) -> list[MissingBlock]:
         """Return every `parts`-th block, from number `part` on, that this host is yet to store."""

@@ -34,14 +34,7 @@ from launcher.remote.agent.reports import Reports
 from launcher.remote.agent.shutdown import HostShutdown, sweep
 from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.files import explained, identities_in, remove_folder, write_new
-from launcher.remote.locks import (
-    HELD,
-    lock,
-    release,
-    remove_free_locks,
-    remove_lock,
-    sign,
-)
+from launcher.remote.locks import HELD, lock, release
 from launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -65,9 +58,8 @@ def serve(bundle: Any) -> None:
         return  # the launcher gave the host up while we started
     if order["do"] == "sweep":
         survivors = sweep(order["scratch"])
-        remove_free_locks(order.get("locks", []))
     else:
-        guard = _begin_guarded(order["scratch"], order["locks"])
+        guard = _begin_guarded(order["scratch"])
         survivors = Agent(order, launcher, guard).run(bundle)
         if os.getppid() == guard:
             send_signal(guard, signal.SIGCONT)  # stopped, it would stay when the agent has ended
@@ -75,7 +67,7 @@ def serve(bundle: Any) -> None:
     launcher.flush_all()
 
 
-def _begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
+def _begin_guarded(scratch: str) -> int:
     """Continue as the child of a guard, and return the guard's process id.
 
     The guard ends and removes what a killed agent leaves. It takes no signal, holds none of the
@@ -100,7 +92,6 @@ def _begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
         kill_descendants()
     if identities_in(scratch)[1] == identity(guard):
         remove_folder(scratch)
-    remove_free_locks(locks)  # also of an agent that was killed before it had a folder
     os._exit(0)
 
 
@@ -133,9 +124,8 @@ class Agent:
             self.launcher.send_event(event="refused", reason=reason)
         else:
             self._relay_all()
-        finally:
-            for path, descriptor in self.locks.items():
-                remove_lock(path, descriptor)
+        for descriptor in self.locks.values():
+            os.close(descriptor)
         return self.shutdown.survivors
 
     def _relay_all(self) -> None:
@@ -171,9 +161,7 @@ class Agent:
     def _prepare(self, bundle: Any) -> None:
         run, name = self.scratch.split("-")[1], os.path.basename(self.order["folder"])
         for path, shared in self.order["locks"]:
-            self.locks[path] = lock(path, shared)
-            if not shared:
-                sign(path, self.locks[path], run, name)
+            self.locks[path] = lock(path, shared, run, name)
         release()  # our place in the queue, and what the launch has only tried
         if not os.path.isdir(self.order["workdir"]):
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")

@@ -666,24 +666,3 @@ def test_runs_on_different_gpus_of_a_host_share_it(start_lab: Labs) -> None:
         assert "in use by another run" in err
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=60)
-
-
-@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-def test_what_is_planted_in_place_of_the_lock_blocks_no_host(
-    start_lab: Labs, tmp_path: Path, kind: str
-) -> None:
-    """PROC-3: a foreign link is not followed, and nothing that cannot be locked is in the way."""
-    lab = start_lab(1)
-    target = tmp_path / "target"
-    target.write_text("mine")
-    host = lab.hosts[0]
-    planted = Path(f"/tmp/rackrun-{host.address}-{host.port}.lock")
-    {"link": lambda path: path.symlink_to(target), "folder": Path.mkdir, "pipe": os.mkfifo}[kind](
-        planted
-    )
-    try:
-        code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
-    finally:
-        planted.rmdir() if kind == "folder" else planted.unlink()
-    assert code == 0, err
-    assert target.read_text() == "mine"

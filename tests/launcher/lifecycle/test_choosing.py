@@ -8,10 +8,10 @@ from launcher.lifecycle.choosing import HostOffer, pick_gpus, pick_hosts
 from launcher.run.hosts import Host
 
 
-def offer(name: str, free: str, gpus: int = 4, doubtful: bool = False) -> HostOffer:
+def offer(name: str, free: str, gpus: int = 4) -> HostOffer:
     """Return an offer of a host with GPUs of these numbers."""
     numbers = tuple(map(int, free))
-    return HostOffer(Host(name), len(numbers) == gpus, gpus, numbers, gpus, doubtful)
+    return HostOffer(Host(name), len(numbers) == gpus, gpus, numbers, gpus)
 
 
 def taken(offers: list[HostOffer], count: int) -> dict[str, str] | None:
@@ -54,14 +54,11 @@ def test_a_large_host_is_better_than_two_small_ones() -> None:
     assert taken(offers, 12) == {"a": "all", "c": "all"}
 
 
-def test_a_host_with_a_past_is_taken_last() -> None:
-    """Both of hosts and of GPUs."""
-    offers = [offer("a", "0123", doubtful=True), offer("b", "0123"), offer("c", "03")]
-    assert taken(offers, 4) == {"b": "all"}
-    assert taken(offers, 6) == {"b": "all", "c": "03"}
-    assert taken(offers, 10) == {"a": "all", "b": "all", "c": "03"}
-    picked = pick_hosts(offers, 2)
-    assert picked is not None and [host.name for host in picked] == ["b", "a"]
+def test_the_first_free_hosts_are_taken() -> None:
+    """In their order; None if there are too few."""
+    offers = [offer("a", "01"), offer("b", "0123"), offer("c", "0123")]
+    picked = pick_hosts(offers, 1)
+    assert picked is not None and [host.name for host in picked] == ["b"]
     assert pick_hosts(offers, 3) is None
 
 
@@ -74,7 +71,7 @@ def test_in_every_situation_exactly_that_many_free_gpus_are_taken() -> None:
             gpus = chance.choice((1, 2, 4, 8))
             free = sorted(chance.sample(range(gpus), chance.randrange(gpus + 1)))
             numbers = "".join(map(str, free))
-            offers.append(offer(f"h{number}", numbers, gpus, chance.random() < 0.2))
+            offers.append(offer(f"h{number}", numbers, gpus))
         unused = sum(len(each.free) for each in offers)
         count = chance.randrange(1, 20)
         hosts = pick_gpus(offers, count)

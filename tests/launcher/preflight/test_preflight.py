@@ -45,6 +45,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "workdir_problem": "",
         "tmp_problem": "",
         "lock_problem": "",
+        "drained": "",
         "python": "/w/.venv/bin/python",
         "interpreter": {"version": "3.11.7", "torch": "2.13.0", "cuda": "13.0"},
         "cores": 8,

@@ -1,11 +1,9 @@
 """The probe on a host: strangers at its port, foreign locks, devices, dead disks."""
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,31 +78,6 @@ def test_a_silent_master_is_given_up_within_its_time() -> None:
 
 
 # -- locks
-
-
-@pytest.fixture
-def disks(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield two disks; the first file of each has the same inode number."""
-    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
-    both = tmp_path / "one", tmp_path / "other"
-    for folder in both:
-        folder.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "disk", folder], check=True)
-    yield both
-    for folder in both:
-        subprocess.run(["umount", folder], check=True)
-
-
-def test_a_lock_of_the_same_number_on_another_disk_holds_nothing(disks: tuple[Path, Path]) -> None:
-    """PROC-4: any process may lock any file; only who has locked ours is named."""
-    ours, other = (folder / "file.lock" for folder in disks)
-    for path in (ours, other):
-        path.touch()
-    assert ours.stat().st_ino == other.stat().st_ino
-    with other.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert probe.holder_of([str(ours)]) == {"holder": ""}
-        assert f"process {os.getpid()}" in probe.holder_of([str(ours), str(other)])["holder"]
 
 
 # -- devices

@@ -1,19 +1,25 @@
 """Hosts that several people use: who holds them, waiting, taking what is free, and ends."""
 
 import json
+import os
+import pwd
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.commands.settings import SshOptions
+from launcher.remote import locks
 from rackrun.errors import UsageError
 from rackrun.units import seconds_in
 from tests.launcher.detached_lab import SHORT, WAIT, DetachedLab
-from tests.launcher.lab import Lab
+from tests.launcher.lab import ROOT, Lab
 from tests.waiting import until
 
 WAITING = ("--", sys.executable, "-c", WAIT)
@@ -42,7 +48,7 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None
     run = json.loads((folder / "plan.json").read_text())["run_id"]
     code, _, err = rack.result_of("-H", "gpu1", *common, *OVER)
     assert code == 78
-    for args in (f"run {run[:8]} ({folder.name}), ", "'s process ", f"stop {run[:8]}", "--wait"):
+    for args in (f"run {run[:8]} ({folder.name}) of ", ", since ", f"stop {run[:8]}", "--wait"):
         assert args in err
     code, out, err = rack.result_of("-H", "gpu1,gpu2", "--hosts-needed", "1", *common, *OVER)
     assert (code, out) == (0, "over\n"), err
@@ -122,3 +128,178 @@ def test_what_cannot_be_meant_is_refused_before_a_host_is_asked(
     """The message repeats what was typed, and names what to type."""
     with pytest.raises(UsageError, match=says):
         _ = SshOptions(**options).jobs
+
+
+# -- the files
+
+
+SOMEBODY = 65534
+HOLDER = """
+import os
+from launcher.remote import locks
+os.setuid({})
+locks.lock({!r}, False)
+print(1, flush=True)
+input()
+"""
+
+
+@contextmanager
+def holding(path: Path, user: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """Lock a file in a process of an account; the process is yielded."""
+    code = [sys.executable, "-c", HOLDER.format(user, str(path))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(code, cwd=ROOT, umask=0o077, **pipes) as process:
+        assert process.stdout and process.stdout.readline() == b"1\n"
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def lock() -> Iterator[Path]:
+    """Yield the path of a lock in /tmp, which all accounts share."""
+    path = Path(f"/tmp/rackrun-test-{os.getpid()}.lock")
+    yield path
+    for left in path.parent.glob(f"{path.name}*"):
+        left.unlink()
+
+
+def test_a_lock_is_for_all_accounts_and_goes_with_its_process(lock: Path) -> None:
+    """PROC-4: whoever made the file, whatever the umask is, also by kill -9; the file stays."""
+    for user in (SOMEBODY, 0, SOMEBODY):
+        with holding(lock, user) as process:
+            assert lock.stat().st_mode & 0o777 == 0o666
+            assert lock.stat().st_uid == SOMEBODY
+            assert locks.is_locked(str(lock))
+            name = pwd.getpwuid(user).pw_name
+            assert locks.in_the_way(str(lock), [""], "")["holder"].startswith(f"{name}, since ")
+            with pytest.raises(BlockingIOError, match="another run holds this host"):
+                locks.lock(str(lock), False, seconds=0.1)
+            process.kill()
+            process.wait()
+        assert locks.in_the_way(str(lock), [""], "") == {"holder": ""}
+        os.close(locks.lock(str(lock), False))
+
+
+def test_parts_of_a_host_exclude_the_whole_and_the_other_way_round(lock: Path) -> None:
+    """Runs on parts share the lock of the host, and each has that of its GPU alone."""
+    shared = locks.lock(str(lock), True)
+    with holding(Path(f"{lock}.gpu1")):
+        assert not locks.is_locked(str(lock))
+        assert locks.in_the_way(str(lock), [""], "")["holder"]
+        assert locks.in_the_way(str(lock), [".gpu0", ".gpu1"], "")["holder"]
+        assert locks.in_the_way(str(lock), [".gpu0"], "") == {"holder": ""}
+        assert locks.taken_gpus(str(lock), 3, "") == [1]
+        assert [use["part"] for use in locks.uses(str(lock), 3)] == [".gpu1"]
+    os.close(shared)
+    with holding(lock):
+        assert locks.taken_gpus(str(lock), 2, "") == [0, 1]
+        with pytest.raises(BlockingIOError):
+            locks.lock(str(lock), True, seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"[" * 4000,
+        b"\xff",
+        b'{"user": 5, "run": "", "name": "", "since": 1.0}',
+        b'{"user": "a\\u001b[2J", "run": "", "name": "", "since": 1.0}',
+        b'{"user": "a\\ud800", "run": "", "name": "", "since": 1.0}',
+        b'{"user": "a", "run": "../x", "name": "", "since": 1.0}',
+        b'{"user": "a", "run": "", "name": "", "since": NaN}',
+        b'{"user": "a", "run": "", "name": "", "since": 1e300}',
+        b'{"user": "a", "run": "", "name": "' + b"x" * 5000 + b'", "since": 1.0}',
+    ],
+)
+def test_what_no_holder_writes_says_nothing(lock: Path, text: bytes) -> None:
+    """PROC-5: any account can write into a lock: what has not the shape is passed over."""
+    with holding(lock):
+        lock.write_bytes(text)
+        assert locks.in_the_way(str(lock), [""], "") == {"holder": "another launch"}
+
+
+def test_no_lock_leads_to_another_file(lock: Path, tmp_path: Path) -> None:
+    """PROC-3: a link, a second name of a file, a pipe and a folder are refused, not written to."""
+    target = tmp_path / "target"
+    target.write_text("mine")
+    second = Path(f"/tmp/rackrun-test-{os.getpid()}-target")
+    second.write_text("mine")
+    plant = {
+        "link": lambda: lock.symlink_to(target),
+        "second name": lambda: lock.hardlink_to(second),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }
+    try:
+        for what, make in plant.items():
+            make()
+            with pytest.raises(OSError, match=str(lock)):
+                locks.lock(str(lock), False, seconds=0.1)
+            assert "cannot be locked" in locks.lock_problem([str(lock)]), what
+            lock.rmdir() if what == "folder" else lock.unlink()
+        assert target.read_text() == second.read_text() == "mine"
+    finally:
+        second.unlink()
+
+
+def test_a_lock_whose_file_was_removed_is_taken_anew(lock: Path) -> None:
+    """By a cleaner of /tmp: others would lock the next file of that name."""
+    assert locks.hold(str(lock), shared=False)
+    lock.unlink()
+    descriptor = locks.lock(str(lock), False)
+    assert os.path.samestat(os.fstat(descriptor), lock.stat())
+    os.close(descriptor)
+
+
+# -- the queue
+
+EARLY, LATE = ("1700000001.000000-00000001", "1700000002.000000-00000000")
+
+
+def test_tickets_that_cross_on_two_hosts_have_one_order(lock: Path) -> None:
+    """The late launch is the first to arrive on the second host; the early one has both."""
+    other = Path(f"{lock}-other.lock")
+    for path, turns in ((lock, (EARLY, LATE)), (other, (LATE, EARLY))):
+        for turn in turns:
+            Path(f"{path}{locks.TICKET}{turn}").touch()
+        assert [turn for turn, *_ in locks.tickets(str(path))] == [EARLY, LATE]
+        assert locks.in_the_way(str(path), [""], EARLY) == {"holder": ""}
+        assert locks.in_the_way(str(path), [".gpu1"], LATE)["queued"]
+        assert locks.in_the_way(str(path), [""], "") == {"holder": ""}, "a restart does not queue"
+
+
+def test_gpus_have_queues_of_their_own(lock: Path) -> None:
+    """But for launches that wait for the whole host, and those behind them."""
+    locks.take_tickets(str(lock), [".gpu0", ".gpu1"], EARLY)
+    assert locks.in_the_way(str(lock), [".gpu1"], LATE)["queued"]
+    assert locks.in_the_way(str(lock), [""], LATE)["queued"]
+    assert locks.in_the_way(str(lock), [".gpu2"], LATE) == {"holder": ""}
+    locks.take_tickets(str(lock), [".gpu2"], EARLY)
+    assert [part for _, part, _ in locks.tickets(str(lock))] == [".gpu2"]
+    locks.release()
+    assert locks.tickets(str(lock)) == []
+
+
+def test_a_ticket_that_nobody_touches_is_that_of_a_dead_launch(lock: Path) -> None:
+    """It is removed after a minute; a launch that was only suspended gets its place again."""
+    locks.take_tickets(str(lock), [""], EARLY)
+    ticket = Path(f"{lock}{locks.TICKET}{EARLY}")
+    now = time.time()
+    os.utime(ticket, (now - 50, now - 50))
+    assert locks.in_the_way(str(lock), [""], LATE)["queued"]
+    os.utime(ticket, (now - 70, now - 70))
+    assert locks.in_the_way(str(lock), [""], LATE) == {"holder": ""}
+    assert not ticket.exists()
+    locks.take_tickets(str(lock), [""], EARLY)
+    assert locks.in_the_way(str(lock), [""], LATE)["queued"]
+    locks.release()
+
+
+@pytest.mark.parametrize("turn", ["1", "1e300", "x", f"{EARLY}-polite", f"{EARLY}\n"])
+def test_a_file_that_is_no_ticket_ends_no_look(lock: Path, turn: str) -> None:
+    """Any account may leave a file of such a name."""
+    Path(f"{lock}{locks.TICKET}{turn}").touch()
+    assert locks.in_the_way(str(lock), [""], LATE) == {"holder": ""}

@@ -7,7 +7,6 @@ locked. A fourth account leaves files of all kinds beside the locks.
     RACK_FIRST=100 RACK_JOBS=50 RACK_SEED=28 pytest --long ...  those from the 101st on
 """
 
-import fcntl
 import os
 import random
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.remote import locks
 from tests import warm
 from tests.launcher.lab import ROOT, Lab
 from tests.launcher.planted_rack import PlantedRack
@@ -222,13 +222,13 @@ class Campaign:
             time.sleep(0.1)
 
     def leftovers(self) -> set[Path]:
-        """Return the locks and tickets that are left on the hosts.
-
-        A file that its owner shared with another account, which ended last and may not remove it,
-        waits, empty and unlocked, for the next launch of either.
-        """
+        """Return the tickets, and the locks that are held, that are left on the hosts."""
         left = {path for lock in self._locks() for path in Path("/tmp").glob(f"{lock[5:]}*")}
-        return {path for path in left - self.planted if not is_free_lock(path)}
+        return {
+            path
+            for path in left - self.planted
+            if ".wait-" in path.name or locks.is_locked(str(path))
+        }
 
     def close(self, jobs: Sequence[Job]) -> None:
         """End what still runs, wait until the hosts are clean, and remove what was planted."""
@@ -243,29 +243,16 @@ class Campaign:
         assert left == set()
 
 
-def is_free_lock(path: Path) -> bool:
-    """Return whether this is the lock of a whole host, and no process has it locked."""
-    if path.suffix != ".lock":
-        return False
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        path.unlink()
-    return True
-
-
 def planted_beside(lock: str) -> Iterator[Path]:
-    """Leave files of an account that has no run: a lock, tickets of all kinds, a note."""
+    """Leave files of an account that has no run: a lock, and tickets that are none."""
     (file := Path(f"{lock}.gpu0")).touch()
-    (ticket := Path(f"{lock}.wait-0000000001.000000-1")).touch()
-    (pipe := Path(f"{lock}.wait-0000000002.000000-1")).unlink(missing_ok=True)
+    file.chmod(0o666)
+    (ticket := Path(f"{lock}.wait-0000000001")).touch()
+    (pipe := Path(f"{lock}.wait-0000000002.000000-00000001")).unlink(missing_ok=True)
     os.mkfifo(pipe)
-    (folder := Path(f"{lock}.wait-0000000003.000000-1")).mkdir()
-    (link := Path(f"{lock}.wait-0000000004.000000-1")).symlink_to("/etc/passwd")
-    (note := Path(f"{lock}.drained-{NOBODY}")).write_text('{"text": "mine", "at": 1}')
-    for path in (file, ticket, pipe, folder, link, note):
+    (folder := Path(f"{lock}.wait-0000000003.000000-00000001")).mkdir()
+    (link := Path(f"{lock}.wait-0000000004.000000-00000001")).symlink_to("/etc/passwd")
+    for path in (file, ticket, pipe, folder, link):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
         yield path
 

@@ -130,27 +130,12 @@ DATES = {
     "hosts._detached",
     "ps._recorded",
     "known_runs.remember",
-    "journal.at",  # of a state, and when a line of usage.jsonl was measured
     "journal.show",
     "metrics._write",  # when a line of metrics.jsonl was written
     "launch_spec._turn",  # who of two waiting launches came first
-    # When something happened to a host, who has used it since when, and how long ago that was:
-    *(
-        "facts.doubtful",
-        "holders.described",
-        "incidents.add",
-        "host_incidents.remember",
-        "ps.ps",
-        "rack.move",
-        "rack_table._free_in_words",
-    ),
-    *(
-        "rack_table._summary",
-        "rack_table.as_plain",
-        "rack_table.free_gpus",
-        "rack_table.table",
-        "result.with_incident",
-    ),
+    # Who has used a host since when, how long ago that was, and who waits for it:
+    *("locks.lock", "locks.tickets"),
+    "rack_table.table",
 }
 """Who may ask what the time is: what is compared with dates in files, or shown to people."""
 

@@ -11,10 +11,8 @@ import time
 from pathlib import Path
 from subprocess import PIPE
 
-import pytest
-
 from launcher.errors import HostLost
-from launcher.remote import locks, probe, service
+from launcher.remote import locks, service
 from launcher.remote.agent import frames
 from launcher.run.events import (
     Closed,
@@ -85,75 +83,6 @@ def test_a_full_disk_leaves_no_folder_behind(tmp_path: Path) -> None:
     refused = [event for event in heard(channel, plan) if isinstance(event, Lost)]
     assert f"cannot prepare the run: {plan.scratch}: File too large" in refused[0].reason
     assert not Path(plan.scratch).exists()
-
-
-def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
-    tmp_path: Path,
-) -> None:
-    """Whatever the umask is; who looked at a host and lost the network holds it no more."""
-    path = tmp_path / "lock"
-    before = os.umask(0o077)
-    try:
-        os.close(locks.open_lock(str(path)))
-        assert path.stat().st_mode & 0o777 == 0o644
-        path.unlink()
-        script = "from launcher.remote import probe; probe.SILENT_SECONDS = 1; probe.serve(b'')"
-        with subprocess.Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE) as silent:
-            assert silent.stdin and silent.stdout
-            silent.stdin.write(bootstrap.order(do="hold", path=str(path), shared=False))
-            silent.stdin.flush()
-            held = service.MARKER + b'14\n{"holder": ""}'
-            assert silent.stdout.read(len(held)) == held
-            assert path.stat().st_mode & 0o777 == 0o644
-            assert silent.wait() == 1
-        assert not path.exists()
-    finally:
-        os.umask(before)
-
-
-def test_a_lock_goes_with_a_launcher_that_is_killed_before_it_takes_an_answer(
-    tmp_path: Path,
-) -> None:
-    """The probe finds nobody to answer, and removes what it has locked all the same."""
-    path = tmp_path / "lock"
-    script = "from launcher.remote import probe; probe.serve(b'')"
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=PIPE, stdout=PIPE, stderr=PIPE
-    ) as process:
-        assert process.stdin and process.stdout and process.stderr
-        process.stdin.write(bootstrap.order(do="hold", path=str(path), shared=False))
-        process.stdin.flush()
-        held = service.MARKER + b'14\n{"holder": ""}'
-        assert process.stdout.read(len(held)) == held
-        assert path.exists()
-        process.stdout.close()
-        process.stdin.write(bootstrap.order(do="clock"))
-        process.stdin.flush()
-        assert b"BrokenPipeError" in process.stderr.read()
-    assert not path.exists()
-
-
-def test_a_lock_on_a_file_that_was_just_removed_is_taken_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would exclude nobody, since others lock the next file of that name."""
-    path = tmp_path / "lock"
-    opened = locks.open_lock
-    removals = iter([True])
-
-    def open_and_remove(name: str) -> int:
-        descriptor = opened(name)
-        if next(removals, False):
-            path.unlink()  # as its last holder does
-        return descriptor
-
-    monkeypatch.setattr(locks, "open_lock", open_and_remove)
-    for _ in range(2):
-        assert locks.hold(str(path), shared=False)
-        with path.open() as other, pytest.raises(BlockingIOError):
-            locks.flock(other.fileno(), shared=True)
-        path.unlink()  # a cleaner of /tmp; asked again, it is locked again
-    locks.release()
 
 
 def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
@@ -291,69 +220,34 @@ def wait_for(channel: LocalChannel, decoder: agent_protocol.Decoder, kind: type[
         pass
 
 
+def is_free(path: Path) -> bool:
+    """Return whether no process holds a lock."""
+    return not locks.is_locked(str(path))
+
+
 def test_a_lock_stays_young_and_goes_with_its_run(tmp_path: Path) -> None:
-    """PROC-4: a cleaner of /tmp does not find it old; however the agent ends, it is gone."""
+    """PROC-4: a cleaner of /tmp does not find it old; it names the run; kill -9 sets it free."""
     plan, path = locked(tmp_path, "sleep", "98764")
     channel = started(plan)
     wait_for(channel, agent_protocol.Decoder(plan), Opened)
     os.utime(path, (0, 0))
     until(lambda: path.stat().st_mtime > 0)
+    holder = locks.holder_in(str(path))
+    assert (holder["run"], holder["name"]) == (plan.scratch.split("-")[1], Path(plan.folder).name)
     agent_pid, *_ = json.loads(Path(plan.scratch, "agent.pid").read_text())
     os.kill(agent_pid, signal.SIGKILL)
-    until(lambda: not path.exists() and not Path(plan.scratch).exists())
+    until(lambda: is_free(path) and not Path(plan.scratch).exists())
     channel.close()
     while channel.receive():
         pass
 
 
-def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> None:
-    """A refused start leaves none; a sweep removes one that is not held, and no other."""
+def test_a_lock_goes_with_a_refusal(tmp_path: Path) -> None:
+    """A start that is refused holds the host no longer."""
     plan, path = locked(tmp_path, "true")
     refused = HostPlan(**{**vars(plan), "workdir": "/no/such"})
     assert any(isinstance(event, Lost) for event in heard(started(refused), refused))
-    assert not path.exists()
-    for held in (False, True):
-        descriptor = locks.lock(str(path), False)
-        if not held:
-            os.close(descriptor)
-        channel = LocalTransport("here").open(bootstrap.bootstrap())
-        channel.send(agent_protocol.opening(agent_protocol.sweep_order(plan)))
-        assert heard(channel, plan) == [Closed(0)]
-        assert path.exists() == held
-    os.close(descriptor)
-
-
-def test_the_oldest_ticket_that_is_held_is_the_next_to_be_served(tmp_path: Path) -> None:
-    """GPUs have lines of their own, but for launches that wait for the whole host."""
-    path = str(tmp_path / "lock")
-    first, second, third = (locks.take_ticket(path + part, position) for part, position in LINE)
-    for parts, position, expected in (
-        ([""], "1", ""),
-        ([""], "9", first[0]),
-        ([".gpu1"], "9", third[0]),
-        ([".gpu0"], "2", first[0]),
-        ([".gpu1"], "", ""),
-    ):
-        assert locks.first_in_line(path, parts, position) == expected
-    os.close(first[1])  # as when its launch dies
-    assert locks.first_in_line(path, [""], "9") == second[0]
-    assert not Path(first[0]).exists()
-    os.close(second[1])
-    os.close(third[1])
-
-
-@pytest.mark.parametrize(("location", "queues"), [("1", True), ("1e300", False), ("1x", False)])
-def test_a_ticket_that_is_none_of_a_launch_ends_no_look(
-    location: str, queues: bool, tmp_path: Path
-) -> None:
-    """Any account may leave a file of such a name: its time is read, or passed over."""
-    path = str(tmp_path / "lock")
-    _, descriptor = locks.take_ticket(path, location)
-    assert probe.in_the_way(path, [""], "9").get("queued", False) == queues
-    os.close(descriptor)
-
-
-LINE = ((".gpu0", "1"), (".gpu0", "2"), ("", "3"))
+    assert is_free(path)
 
 
 def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -> None:

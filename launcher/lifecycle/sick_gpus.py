@@ -1,0 +1,49 @@
+"""After a failed run: its hosts are asked whether their GPUs are the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+
+from launcher.preflight.gpus import suspects
+from launcher.preflight.replies import believed
+from launcher.remote import probe
+from launcher.run.plan import HostPlan, Plan
+from launcher.run.result import Result
+from launcher.transport.base import Transport
+from launcher.transport.bootstrap import order
+from launcher.transport.parallel import each
+from launcher.transport.rpc import RpcClient
+from rackrun.errors import Problem
+from rackrun.shapes import Misshapen
+from rackrun.terminal import one_line
+
+GPU_SECONDS = 20.0  # nvidia-smi takes seconds on a host with many GPUs
+BEFORE_SECONDS = 60  # errors that are so much older than the run are of no concern
+
+
+def sick_gpus(
+    plan: Plan, transports: Sequence[Transport], result: Result
+) -> Iterator[tuple[str, str]]:
+    """Yield each host with a sick GPU, and what is wrong; none for hosts that do not answer."""
+
+    def problems_of(host: HostPlan, transport: Transport) -> str:
+        first = order(do="gpus", full=True)
+        with (
+            suppress(Misshapen),
+            closing(RpcClient(transport, probe, host.agent_python, first, GPU_SECONDS)) as client,
+        ):
+            reply = believed("gpus", client.reply())
+            return suspects(reply, int(result.seconds) + BEFORE_SECONDS)
+        return ""
+
+    # The others may not answer, or are still being cleaned up.
+    pairs = [
+        (host, transport)
+        for host, transport in zip(plan.hosts, transports, strict=False)
+        if host.gpus and result.hosts.get(host.name) == "clean"
+    ]
+    outcomes = each(lambda pair: problems_of(*pair), pairs, seconds=GPU_SECONDS)
+    for (host, _), problems in zip(pairs, outcomes, strict=True):
+        if problems and not isinstance(problems, Problem):
+            yield host.name, one_line(problems)
